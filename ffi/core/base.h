@@ -1,0 +1,39 @@
+// What every core header needs: the host/device marker and bit casts.
+//
+// The files under ffi/core define each bit decision of the package once. CPU handlers and CUDA kernels call them.
+// They hold no state, allocate nothing and use no standard containers. Everything is forced inline: one header is
+// compiled into several translation units with different instruction sets, and an out-of-line copy picked by the
+// linker could use instructions that the machine lacks.
+#pragma once
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define S24_HD __host__ __device__ __forceinline__
+#else
+#define S24_HD inline __attribute__((always_inline))
+#endif
+
+#if defined(__CUDACC__) || defined(__clang__)
+#define S24_UNROLL _Pragma("unroll")
+#else
+#define S24_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace s24 {
+
+S24_HD uint32_t bits_of(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, sizeof u);
+  return u;
+}
+
+S24_HD float float_of(uint32_t u) {
+  float f;
+  __builtin_memcpy(&f, &u, sizeof f);
+  return f;
+}
+
+S24_HD uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+S24_HD uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+}  // namespace s24

@@ -1,0 +1,73 @@
+// The floating types as bit patterns, and their exact conversions from and to float32 (round to nearest even).
+//
+// All conversions are integer arithmetic, or float arithmetic that neither takes nor gives a subnormal, so they do not
+// depend on the flush-to-zero mode of the thread. A NaN survives the way to float32 and back with its bits unchanged.
+#pragma once
+#include "base.h"
+
+namespace s24 {
+
+constexpr uint32_t kF32Magnitude = 0x7fffffffu;
+constexpr uint32_t kF32Inf = 0x7f800000u;
+constexpr uint32_t kF32MinNormal = 0x00800000u;
+
+struct F32 {
+  using Bits = uint32_t;
+  static constexpr Bits kMagnitude = 0x7fffffffu;
+  static constexpr Bits kInf = 0x7f800000u;
+  static S24_HD uint32_t to_f32(Bits b) { return b; }
+  static S24_HD Bits from_f32(uint32_t u) { return u; }
+};
+
+struct BF16 {
+  using Bits = uint16_t;
+  static constexpr Bits kMagnitude = 0x7fffu;
+  static constexpr Bits kInf = 0x7f80u;
+  static S24_HD uint32_t to_f32(Bits b) { return uint32_t(b) << 16; }
+  static S24_HD Bits from_f32(uint32_t u) {
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    // A NaN is truncated; the quiet bit is set only if nothing of its payload is left.
+    const uint32_t nan = (u >> 16) | ((u & 0x007f0000u) == 0 ? 0x40u : 0u);
+    return Bits((u & kF32Magnitude) > kF32Inf ? nan : rounded);
+  }
+};
+
+struct F16 {
+  using Bits = uint16_t;
+  static constexpr Bits kMagnitude = 0x7fffu;
+  static constexpr Bits kInf = 0x7c00u;
+  static S24_HD uint32_t to_f32(Bits b) {
+    const uint32_t a = uint32_t(b) & 0x7fffu;
+    const uint32_t sign = (uint32_t(b) & 0x8000u) << 16;
+    const uint32_t subnormal = bits_of(float(int32_t(a)) * 0x1p-24f);
+    const uint32_t normal = (a << 13) + (112u << 23);
+    const uint32_t special = (a << 13) | kF32Inf;
+    return sign | (a >= 0x7c00u ? special : (a < 0x0400u ? subnormal : normal));
+  }
+  static S24_HD Bits from_f32(uint32_t u) {
+    const uint32_t a = u & kF32Magnitude;
+    const uint32_t sign = (u >> 16) & 0x8000u;
+    const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    // 0.5 has the ulp of the smallest half: the addition does the rounding.
+    const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - 0x3f000000u;
+    const uint32_t nan = 0x7c00u | ((a >> 13) & 0x3ffu) | ((a & 0x007fe000u) == 0 ? 0x200u : 0u);
+    const uint32_t finite = a < 0x38800000u ? subnormal : normal;
+    const uint32_t over = a > kF32Inf ? nan : 0x7c00u;
+    return Bits(sign | (a >= 0x477ff000u ? over : finite));
+  }
+};
+
+// |x| as float32 bits, subnormals flushed. Orders like the value, as an integer.
+S24_HD uint32_t flushed_magnitude(uint32_t u) {
+  const uint32_t a = u & kF32Magnitude;
+  return a < kF32MinNormal ? 0u : a;
+}
+
+// Round a float32 to T; a result of zero is +0.
+template <class T>
+S24_HD typename T::Bits round_positive_zero(uint32_t u) {
+  const typename T::Bits b = T::from_f32(u);
+  return (b & T::kMagnitude) == 0 ? typename T::Bits(0) : b;
+}
+
+}  // namespace s24

@@ -1,0 +1,46 @@
+// The nibble of a group: idx0 | idx1 << 2 with idx0 < idx1, the positions of the two kept elements.
+// A metadata byte holds the nibble of group 2b in its low half and of group 2b+1 in its high half.
+#pragma once
+#include "base.h"
+
+namespace s24 {
+
+constexpr uint8_t kEmptyNibble = 0x4;  // positions 0 and 1: what stands for a group that does not exist
+
+template <class K>
+S24_HD K nibble_of(const K keep[4]) {
+  const K low = keep[0] ? K(0) : (keep[1] ? K(1) : K(2));
+  const K high = keep[3] ? K(12) : (keep[2] ? K(8) : K(4));
+  return K(low | high);
+}
+
+// The kept pair, in index order.
+template <class B>
+S24_HD void take_kept(const B x[4], const B keep[4], B pair[2]) {
+  pair[0] = keep[0] ? x[0] : (keep[1] ? x[1] : x[2]);
+  pair[1] = keep[3] ? x[3] : (keep[2] ? x[2] : x[1]);
+}
+
+template <class B>
+S24_HD B take_one(const B x[4], B index) {
+  const B low = (index & B(1)) ? x[1] : x[0];
+  const B high = (index & B(1)) ? x[3] : x[2];
+  return (index & B(2)) ? high : low;
+}
+
+// The elements at the positions that a nibble names.
+template <class B>
+S24_HD void take_nibble(const B x[4], B nibble, B pair[2]) {
+  pair[0] = take_one(x, B(nibble & B(3)));
+  pair[1] = take_one(x, B((nibble >> 2) & B(3)));
+}
+
+// Inverse of take_nibble: zeros elsewhere.
+template <class B>
+S24_HD void put_nibble(const B pair[2], B nibble, B x[4]) {
+  const B first = nibble & B(3), second = (nibble >> 2) & B(3);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) x[i] = second == B(i) ? pair[1] : (first == B(i) ? pair[0] : B(0));
+}
+
+}  // namespace s24

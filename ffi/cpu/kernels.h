@@ -1,0 +1,105 @@
+// The kernels that are compiled once per instruction set, behind a table of function pointers.
+//
+// Kernels see plain contiguous memory and a range of work units; they know neither XLA nor threads. Any split of the
+// units over threads gives the same bits.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../core/base.h"
+
+namespace s24 {
+
+enum class Dtype : int32_t { kF32, kBF16, kF16 };
+
+// An array seen as (outer, len, inner), with groups of four along len.
+struct Groups {
+  int64_t outer, len, inner;
+  S24_HD int64_t count() const { return outer * (len / 4) * inner; }
+};
+
+struct Key {
+  uint32_t k0, k1;
+};
+
+enum class MapOp : int32_t { kMask, kPrune, kSoft, kMvueExact, kMvueSequential };
+
+// x -> an array of the same shape (bytes for kMask). Units are groups, in row-major order; the unit is also the counter
+// of the random words.
+struct MapArgs {
+  MapOp op;
+  Dtype dtype;
+  const void* x;
+  void* out;
+  Groups groups;
+  Key key;
+};
+
+enum class TileOp : int32_t { kTransposableMask, kPruneColumnsFirst, kPruneRowsFirst };
+
+// w (rows, cols) -> the same shape, by tiles of 4x4. Units are rows of tiles.
+struct TileArgs {
+  TileOp op;
+  Dtype dtype;
+  const void* w;
+  void* out;
+  int64_t rows, cols;
+};
+
+enum class PackOp : int32_t { kPlain, kMasked, kSquaredRelu, kMvueExact, kMvueSequential, kGather, kUnpack };
+
+// dense (outer, len, inner) <-> values (outer, inner, len/2), metadata (outer, inner, ceil(len/8)).
+// kUnpack writes dense; kGather reads metadata; the others write metadata. Units: see pack_units.
+struct PackArgs {
+  PackOp op;
+  Dtype dtype;
+  void* dense;
+  const uint8_t* mask;
+  void* values;
+  uint8_t* metadata;
+  Groups groups;
+  Key key;
+};
+
+constexpr int64_t kPackGroups = 128;       // groups of one unit when the group axis is contiguous
+constexpr int64_t kPackTileGroups = 16;    // otherwise a unit is a tile of this many groups
+constexpr int64_t kPackTileLanes = 64;     // times this many neighbours along inner
+
+S24_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+S24_HD int64_t pack_units(const Groups& g) {
+  if (g.inner == 1) return g.outer * ceil_div(g.len / 4, kPackGroups);
+  return g.outer * ceil_div(g.inner, kPackTileLanes) * ceil_div(g.len / 4, kPackTileGroups);
+}
+
+// out(R, N) = P(R, K) D(K, N), or the transposes; P is packed along K.
+struct MatmulArgs {
+  Dtype in, out_dtype;
+  const void* values;
+  const uint8_t* metadata;
+  const void* dense;
+  void* out;
+  int64_t rows, depth, cols;  // R, K, N
+  bool dense_k_last, out_packed_last;
+};
+
+constexpr int64_t kMatmulRows = 240, kMatmulCols = 512;  // of a block, at most
+constexpr size_t kMatmulScratch = 1 << 20;
+
+struct MatmulBlock {
+  int64_t row0, row1, col0, col1;
+};
+
+struct Kernels {
+  const char* isa;
+  void (*map)(const MapArgs&, int64_t begin, int64_t end);
+  void (*tile)(const TileArgs&, int64_t begin, int64_t end);
+  void (*pack)(const PackArgs&, int64_t begin, int64_t end);
+  // One block of the output; scratch is kMatmulScratch bytes, aligned to 64.
+  void (*matmul)(const MatmulArgs&, const MatmulBlock&, void* scratch);
+};
+
+// The table for this machine, chosen once.
+const Kernels& kernels();
+
+}  // namespace s24

@@ -1,0 +1,245 @@
+// out = P D with P packed along the contraction axis; float32 accumulation. Compiled once per instruction set, with
+// contraction allowed (FMA).
+//
+// The position of a kept element is one scalar per (row, kept k), so vectors of D need no permutation: a panel of D lies
+// in cache as float32 [k][kPanel], P is decoded into (value, offset into the panel), and each kept element costs one
+// broadcast and one FMA with a memory operand per vector of columns. That is half of the dense FMAs.
+//
+// Blocking: a task owns rows x cols of the output. For each block of kDepth along K it fills the panels, then for each
+// chunk of kChunk rows decodes P once and goes over the panels (first-level cache), over tiles of kTileRows rows
+// (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
+#include "../core/floats.h"
+#include "variant.h"
+
+namespace s24 {
+namespace S24_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16, kTileRows = 6, kTileVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8, kTileRows = 3, kTileVectors = 4;
+#else
+constexpr int kWidth = 4, kTileRows = 3, kTileVectors = 4;
+#endif
+constexpr int kPanel = kWidth * kTileVectors;
+constexpr int kDepth = 96;
+constexpr int kChunk = 48;
+constexpr int kRows = kMatmulRows, kCols = kMatmulCols;
+static_assert(kDepth % 16 == 0 && kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
+static_assert(kCols % kPanel == 0, "blocking");
+
+typedef float Vec __attribute__((vector_size(4 * kWidth)));
+
+struct Entry {
+  float value;
+  int32_t offset;  // bytes into the panel
+};
+
+struct Scratch {
+  float sums[kCols / kPanel][kRows][kPanel];
+  float panels[kCols / kPanel][kDepth][kPanel];
+  float stripe[kWidth][kDepth];
+  Entry entries[kChunk / kTileRows][kDepth / 2][kTileRows];
+};
+
+static_assert(sizeof(Scratch) <= kMatmulScratch, "scratch");
+
+// ---- registers ----------------------------------------------------------------------------------------------------
+
+S24_HD Vec splat(float f) { return f - Vec{}; }
+
+// kTileRows x (kVectors * kWidth) sums over `kept` entries per row.
+template <int kVectors>
+void multiply(const Entry* __restrict__ e, int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
+              bool accumulate) {
+  Vec acc[kTileRows][kVectors];
+  S24_UNROLL
+  for (int r = 0; r < kTileRows; ++r) {
+    S24_UNROLL
+    for (int v = 0; v < kVectors; ++v)
+      acc[r][v] = accumulate ? *reinterpret_cast<const Vec*>(sums + r * kPanel + v * kWidth) : Vec{};
+  }
+  for (int64_t j = 0; j < kept; ++j, e += kTileRows) {
+    S24_UNROLL
+    for (int r = 0; r < kTileRows; ++r) {
+      const Vec a = splat(e[r].value);
+      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + e[r].offset);
+      S24_UNROLL
+      for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
+    }
+  }
+  S24_UNROLL
+  for (int r = 0; r < kTileRows; ++r) {
+    S24_UNROLL
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Vec*>(sums + r * kPanel + v * kWidth) = acc[r][v];
+  }
+}
+
+// Interleaving the halves log2(kWidth) times transposes a square of vectors.
+#if defined(__AVX512F__)
+#define S24_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define S24_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX2__)
+#define S24_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define S24_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define S24_LOW 0, 4, 1, 5
+#define S24_HIGH 2, 6, 3, 7
+#endif
+
+// to[j][i] = from[i][j] for a square of kWidth; steps are floats between rows.
+S24_HD void transpose(const float* from, int64_t from_step, float* to, int64_t to_step) {
+  Vec a[kWidth], b[kWidth];
+  S24_UNROLL
+  for (int i = 0; i < kWidth; ++i) __builtin_memcpy(&a[i], from + i * from_step, sizeof(Vec));
+  S24_UNROLL
+  for (int step = 1; step < kWidth; step *= 2) {
+    S24_UNROLL
+    for (int i = 0; i < kWidth / 2; ++i) {
+      b[2 * i] = __builtin_shufflevector(a[i], a[i + kWidth / 2], S24_LOW);
+      b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + kWidth / 2], S24_HIGH);
+    }
+    S24_UNROLL
+    for (int i = 0; i < kWidth; ++i) a[i] = b[i];
+  }
+  S24_UNROLL
+  for (int i = 0; i < kWidth; ++i) __builtin_memcpy(to + i * to_step, &a[i], sizeof(Vec));
+}
+
+// ---- packing of operands ------------------------------------------------------------------------------------------
+
+template <class T>
+S24_HD void widen(const typename T::Bits* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = float_of(T::to_f32(from[i]));
+}
+
+// D[k0:k1, col0:col1] -> panels, zeros in the columns that fill up the last vector.
+template <class T>
+void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t k1, Scratch& s) {
+  const auto* dense = static_cast<const typename T::Bits*>(a.dense);
+  const int64_t cols = m.col1 - m.col0, depth = k1 - k0;
+  if (!a.dense_k_last) {
+    for (int64_t c = 0; c < cols; c += kPanel) {
+      const int64_t n = cols - c < kPanel ? cols - c : kPanel;
+      for (int64_t k = 0; k < depth; ++k) {
+        float* to = s.panels[c / kPanel][k];
+        const auto* from = dense + (k0 + k) * a.cols + m.col0 + c;
+        if (n == kPanel) {
+          widen<T>(from, kPanel, to);
+        } else {
+          for (int i = 0; i < kPanel; ++i) to[i] = 0.0f;
+          widen<T>(from, n, to);
+        }
+      }
+    }
+    return;
+  }
+  for (int64_t c = 0; c < cols; c += kWidth) {
+    for (int i = 0; i < kWidth; ++i) {
+      if (c + i < cols) {
+        widen<T>(dense + (m.col0 + c + i) * a.depth + k0, depth, s.stripe[i]);
+      } else {
+        for (int64_t k = 0; k < depth; ++k) s.stripe[i][k] = 0.0f;
+      }
+    }
+    float* to = &s.panels[c / kPanel][0][c % kPanel];
+    for (int64_t k = 0; k < depth; k += kWidth) transpose(s.stripe[0] + k, kDepth, to + k * kPanel, kPanel);
+  }
+}
+
+// Rows [row0, row1) of P at k0..k1 -> entries of tiles; rows that fill up the last tile get zeros.
+template <class T>
+void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t k1, Scratch& s) {
+  const int64_t value_step = a.depth / 2, byte_step = ceil_div(a.depth, 8), groups = (k1 - k0) / 4;
+  for (int64_t i = 0; i < ceil_div(row1 - row0, kTileRows) * kTileRows; ++i) {
+    Entry* e = &s.entries[i / kTileRows][0][i % kTileRows];
+    if (row0 + i >= row1) {
+      for (int64_t j = 0; j < 2 * groups; ++j) e[j * kTileRows] = Entry{0.0f, 0};
+      continue;
+    }
+    const auto* v = static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2;
+    const uint8_t* m = a.metadata + (row0 + i) * byte_step + k0 / 8;
+    constexpr int32_t kStep = kPanel * sizeof(float);
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint32_t nibble = uint32_t(m[g / 2]) >> (4 * (g & 1));
+      const int32_t k = int32_t(4 * g);
+      e[(2 * g) * kTileRows] = Entry{float_of(T::to_f32(v[2 * g])), (k + int32_t(nibble & 3)) * kStep};
+      e[(2 * g + 1) * kTileRows] = Entry{float_of(T::to_f32(v[2 * g + 1])), (k + int32_t(nibble >> 2 & 3)) * kStep};
+    }
+  }
+}
+
+// ---- results ------------------------------------------------------------------------------------------------------
+
+template <class T>
+S24_HD void narrow(const float* from, int64_t n, typename T::Bits* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = T::from_f32(bits_of(from[i]));
+}
+
+// Sums of one panel and one chunk of rows -> out[row.., col..], or its transpose.
+template <class T>
+void write(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  auto* out = static_cast<typename T::Bits*>(a.out);
+  if (!a.out_packed_last) {
+    for (int64_t r = 0; r < rows; ++r) narrow<T>(sums[r], cols, out + (row + r) * a.cols + col);
+    return;
+  }
+  float turned[kPanel][kChunk];
+  for (int64_t r = 0; r < rows; r += kWidth)
+    for (int64_t c = 0; c < cols; c += kWidth) transpose(sums[r] + c, kPanel, turned[c] + r, kChunk);
+  for (int64_t c = 0; c < cols; ++c) narrow<T>(turned[c], rows, out + (col + c) * a.rows + row);
+}
+
+void write_any(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  switch (a.out_dtype) {
+    case Dtype::kF32: return write<F32>(a, sums, row, rows, col, cols);
+    case Dtype::kBF16: return write<BF16>(a, sums, row, rows, col, cols);
+    case Dtype::kF16: return write<F16>(a, sums, row, rows, col, cols);
+  }
+}
+
+// ---- a task -------------------------------------------------------------------------------------------------------
+
+void multiply_tile(const Entry* e, int64_t kept, const float* panel, float* sums, int64_t cols, bool accumulate) {
+  switch (ceil_div(cols < kPanel ? cols : kPanel, kWidth)) {
+    case 1: return multiply<1>(e, kept, panel, sums, accumulate);
+    case 2: return multiply<2>(e, kept, panel, sums, accumulate);
+    case 3: return multiply<3>(e, kept, panel, sums, accumulate);
+    default: return multiply<4>(e, kept, panel, sums, accumulate);
+  }
+}
+
+template <class T>
+void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
+  const int64_t rows = m.row1 - m.row0, cols = m.col1 - m.col0;
+  for (int64_t k0 = 0; k0 < a.depth; k0 += kDepth) {
+    const int64_t k1 = a.depth - k0 < kDepth ? a.depth : k0 + kDepth;
+    fill_panels<T>(a, m, k0, k1, s);
+    for (int64_t r0 = 0; r0 < rows; r0 += kChunk) {
+      const int64_t r1 = rows - r0 < kChunk ? rows : r0 + kChunk;
+      decode<T>(a, m.row0 + r0, m.row0 + r1, k0, k1, s);
+      for (int64_t c = 0; c < cols; c += kPanel) {
+        float(*sums)[kPanel] = s.sums[c / kPanel] + r0;
+        for (int64_t r = 0; r < r1 - r0; r += kTileRows)
+          multiply_tile(s.entries[r / kTileRows][0], (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
+        if (k1 == a.depth)
+          write_any(a, sums, m.row0 + r0, r1 - r0, m.col0 + c, cols - c < kPanel ? cols - c : kPanel);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void matmul(const MatmulArgs& a, const MatmulBlock& m, void* scratch) {
+  Scratch& s = *static_cast<Scratch*>(scratch);
+  switch (a.in) {
+    case Dtype::kF32: return matmul_typed<F32>(a, m, s);
+    case Dtype::kBF16: return matmul_typed<BF16>(a, m, s);
+    case Dtype::kF16: return matmul_typed<F16>(a, m, s);
+  }
+}
+
+}  // namespace S24_ISA
+}  // namespace s24

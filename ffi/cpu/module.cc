@@ -1,0 +1,55 @@
+// jax_sparse24._cpu: the FFI targets as capsules, and thin entry points of ffi/core for tests.
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "../core/philox.h"
+#include "../core/tiles.h"
+#include "handlers.h"
+#include "kernels.h"
+
+namespace py = pybind11;
+
+static void add(py::dict& all, const s24::Target* targets) {
+  for (; targets->name != nullptr; ++targets)
+    all[targets->name] = py::capsule(reinterpret_cast<void*>(targets->handler), "xla._CUSTOM_CALL_TARGET");
+}
+
+PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
+  m.doc() = "CPU kernels of jax_sparse24 as XLA FFI targets.";
+  m.def(
+      "registrations",
+      [] {
+        py::dict all;
+        add(all, s24::kProducerTargets);
+        add(all, s24::kPackTargets);
+        add(all, s24::kMatmulTargets);
+        return all;
+      },
+      "Target name -> capsule, for jax.ffi.register_ffi_target.");
+  m.def(
+      "ffi_api_version", [] { return py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
+      "(major, minor) of the XLA FFI headers that this module was built with.");
+  m.def(
+      "isa", [] { return s24::kernels().isa; }, "The instruction set that run-time detection chose.");
+  m.def(
+      "tile_patterns",
+      [] {
+        py::list all;
+        for (const s24::TilePattern& t : s24::kTiles.at) all.append(py::make_tuple(t.p[0], t.p[1], t.p[2], t.p[3]));
+        return all;
+      },
+      "The 90 transposable patterns, one column pair per row.");
+  m.def(
+      "philox",
+      [](uint32_t k0, uint32_t k1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+        const uint32_t counter[4] = {c0, c1, c2, c3};
+        uint32_t w[4];
+        s24::philox4x32(k0, k1, counter, w);
+        return py::make_tuple(w[0], w[1], w[2], w[3]);
+      },
+      py::arg("key0"), py::arg("key1"), py::arg("c0"), py::arg("c1"), py::arg("c2"), py::arg("c3"),
+      "Philox4x32-10: four random words.");
+}

@@ -1,0 +1,14 @@
+// What one instruction set provides (S24_ISA names it); variant.cc puts it into a table.
+#pragma once
+#include "kernels.h"
+
+namespace s24 {
+namespace S24_ISA {
+
+void map(const MapArgs&, int64_t begin, int64_t end);
+void tile(const TileArgs&, int64_t begin, int64_t end);
+void pack(const PackArgs&, int64_t begin, int64_t end);
+void matmul(const MatmulArgs&, const MatmulBlock&, void* scratch);
+
+}  // namespace S24_ISA
+}  // namespace s24

@@ -1,0 +1,122 @@
+"""Builds the native module `jax_sparse24._cpu`. Project metadata are in pyproject.toml.
+
+The kernels are compiled several times with different instruction sets; the module picks one at run time. The XLA FFI
+headers come from the jaxlib of the build environment: the oldest supported one, because a handler runs on the FFI
+version it was built with and on newer ones, never on older ones.
+"""
+
+import importlib.util
+import os
+import platform
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CPU = Path("ffi/cpu")
+HANDLERS = ["module", "producer_handlers", "pack_handlers", "matmul_handlers", "isa"]
+PRODUCERS = ["packing", "maps", "variant"]  # compiled per instruction set, every rounding as written
+PRODUCTS = ["matmul"]  # compiled per instruction set, FMA welcome
+AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+VARIANTS = {"generic": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    VARIANTS |= {"avx2": AVX2, "avx512": AVX512}
+COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+
+def jaxlib_include():
+    """Folder of the XLA FFI headers, found without importing jaxlib."""
+    spec = importlib.util.find_spec("jaxlib")
+    if spec is None:
+        raise SystemExit("jax_sparse24: building needs jaxlib (its FFI headers): pip install jaxlib==0.10.2")
+    include = Path(spec.origin).parent / "include"
+    if not (include / "xla/ffi/api/ffi.h").is_file():
+        raise SystemExit(f"jax_sparse24: no xla/ffi/api/ffi.h under {include}; install jaxlib==0.10.2")
+    return str(include)
+
+
+def translation_units():
+    """Yield (source, folder of the object, flags)."""
+    for name in HANDLERS:
+        flags = ["-O2", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O2"]
+        yield CPU / f"{name}.cc", "handlers", flags
+    for isa, arch in VARIANTS.items():
+        for names, contract in ((PRODUCERS, "off"), (PRODUCTS, "fast")):
+            for name in names:
+                yield CPU / f"{name}.cc", isa, ["-O3", f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+
+
+class BuildNative(build_ext):
+    """Compiles each translation unit with its own flags, two at a time, and only what is out of date."""
+
+    def build_extension(self, ext):
+        self._require_cpp17()
+        root = Path(__file__).parent.resolve()
+        newest = max(p.stat().st_mtime for p in [*(root / "ffi").rglob("*.h"), Path(__file__).resolve()])
+        includes = [flag for folder in ext.include_dirs + self.include_dirs for flag in ("-isystem", folder)]
+        objects = []
+
+        def compile_one(unit):
+            source, folder, flags = unit
+            target = Path(self.build_temp) / folder / f"{source.stem}.o"
+            newer = max(newest, (root / source).stat().st_mtime)
+            if not self.force and target.exists() and target.stat().st_mtime > newer:
+                return str(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._run([*self._compiler(), *COMMON, *flags, *includes, "-c", str(source), "-o", str(target)])
+            return str(target)
+
+        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+            objects = list(pool.map(compile_one, translation_units()))
+        output = self.get_ext_fullpath(ext.name)
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, output, target_lang="c++")
+
+    def _compiler(self):
+        # CXX as the user set it, else what Python was built with.
+        return (os.environ.get("CXX") or self.compiler.compiler_so_cxx[0]).split()
+
+    @staticmethod
+    def _run(command):
+        try:
+            subprocess.run(command, check=True)
+        except subprocess.CalledProcessError as e:
+            raise SystemExit(f"jax_sparse24: the compiler failed ({e.returncode}): {' '.join(command)}") from None
+
+    def _require_cpp17(self):
+        compiler = self._compiler()
+        with tempfile.TemporaryDirectory() as folder:
+            probe = Path(folder) / "probe.cc"
+            probe.write_text("#include <type_traits>\nstatic_assert(std::is_invocable_r_v<int, int (*)()>);\n")
+            try:
+                command = [*compiler, "-std=c++17", "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
+                done = subprocess.run(command, capture_output=True, text=True)
+                why = done.stderr.strip()[-400:] if done.returncode else None
+            except OSError as e:
+                why = str(e)
+        if why is not None:
+            raise SystemExit(
+                f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). Install g++ >= 9 or "
+                "clang >= 9 (Debian and Ubuntu: apt-get install g++), or name one in CXX."
+            )
+
+
+def cpu_extension():
+    import pybind11
+
+    sources = sorted({str(source) for source, _, _ in translation_units()})
+    headers = sorted(str(p) for p in Path("ffi").rglob("*.h"))
+    return Extension(
+        "jax_sparse24._cpu",
+        sources,
+        include_dirs=[jaxlib_include(), pybind11.get_include()],
+        depends=headers,
+        language="c++",
+    )
+
+
+setup(ext_modules=[cpu_extension()], cmdclass={"build_ext": BuildNative})
