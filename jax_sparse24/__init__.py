@@ -1,0 +1,52 @@
+"""Hardware sparsity for pre-training transformers in JAX."""
+
+import importlib
+
+from jax_sparse24 import methods as methods
+from jax_sparse24.engine import sparse_dot as sparse_dot
+from jax_sparse24.engine import sparse_ffn as sparse_ffn
+from jax_sparse24.formats import Packed24 as Packed24
+from jax_sparse24.monitor import density as density
+from jax_sparse24.monitor import flip_rate as flip_rate
+from jax_sparse24.monitor import kept_share as kept_share
+from jax_sparse24.ops.mask import mask24 as mask24
+from jax_sparse24.ops.mask import transposable_mask24 as transposable_mask24
+from jax_sparse24.ops.matmul import matmul as matmul
+from jax_sparse24.ops.mvue import mvue24 as mvue24
+from jax_sparse24.ops.pack import pack24 as pack24
+from jax_sparse24.ops.prune import double_prune24 as double_prune24
+from jax_sparse24.ops.prune import prune24 as prune24
+from jax_sparse24.ops.prune import soft24 as soft24
+from jax_sparse24.ops.squared_relu import squared_relu24 as squared_relu24
+from jax_sparse24.report import explain as explain
+from jax_sparse24.report import info as info
+from jax_sparse24.schedule import Phase as Phase
+from jax_sparse24.schedule import Schedule as Schedule
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that the functional core needs neither flax nor optax.
+_LAZY = {
+    "nn": ("jax_sparse24.nn", None),
+    "optim": ("jax_sparse24.optim", None),
+    "refresh": ("jax_sparse24.nn", "refresh"),
+}
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'jax_sparse24' has no attribute {name!r}")
+    module_name, attribute = _LAZY[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name in ("flax", "optax"):
+            raise ModuleNotFoundError(
+                f"s24.{name} needs {error.name}: pip install {error.name}", name=error.name
+            ) from error
+        raise
+    return getattr(module, attribute) if attribute else module
+
+
+def __dir__():
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,54 @@
+"""What a method is: a plan, its state and its hooks."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from jax_sparse24.engine import LINEAR, Plan, ffn_plan
+from jax_sparse24.schedule import Phase, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Base of all methods: frozen and hashable, so it is static under jit. This base itself is dense.
+
+    A paper subclasses it with its table (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ),
+    its state (`init`, `refresh`, `refresh_every`) and its hooks (`decay`, `schedule`). State is a dict of
+    arrays per weight matrix.
+
+    decay: rate of masked decay on gradients; 0 for none.
+    refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh.
+    """
+
+    decay: ClassVar[float] = 0.0
+    refresh_every: ClassVar[int] = 0
+
+    def linear_plan(self) -> Plan:
+        """Rows for the products fwd, dgrad, wgrad of `Y = X W`."""
+        return Plan.of(LINEAR)
+
+    def ffn_plan(self) -> Plan:
+        """Rows for F1, F2, B1 to B4; by default both matrices as in `linear_plan`."""
+        return ffn_plan(self.linear_plan())
+
+    def init(self, w: jax.Array) -> dict[str, jax.Array]:
+        """State for a weight (..., in, out)."""
+        return {}
+
+    def refresh(self, state: dict[str, jax.Array], w: jax.Array) -> dict[str, jax.Array]:
+        """State recomputed from the current weight."""
+        return state
+
+    def fresh_mask(self, w: jax.Array) -> jax.Array | None:
+        """The mask the method would choose for `w` now (for monitors), or None if it masks no weight."""
+        return None
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether products draw random numbers, so that calls need a key."""
+        return self.linear_plan().stochastic or self.ffn_plan().stochastic
+
+    def schedule(self, total_steps: int) -> Schedule:
+        """Phases of a run of `total_steps` optimiser steps."""
+        return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))

@@ -1,0 +1,10 @@
+"""No sparsity: the baseline, and what every schedule may end with."""
+
+import dataclasses
+
+from jax_sparse24.methods.base import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Method):
+    """Every product dense."""

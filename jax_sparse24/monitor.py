@@ -1,0 +1,38 @@
+"""Quantities that tell whether sparse training is healthy."""
+
+import jax
+import jax.numpy as jnp
+
+
+def flip_rate(old, new) -> jax.Array:
+    """Share of mask entries that differ, over all leaves of two trees of bool arrays (2409.09099: `|m_t xor
+    m_{t-1}| / D`).
+
+    Give it freshly computed masks (`method.fresh_mask(w)`) of two steps, not the cached ones. Returns a
+    float32 scalar in [0, 1]. Raises ValueError if the trees, shapes or dtypes do not match."""
+    old_leaves, new_leaves = jax.tree.leaves(old), jax.tree.leaves(new)
+    if jax.tree.structure(old) != jax.tree.structure(new) or not old_leaves:
+        raise ValueError("flip_rate: needs two non-empty trees of masks with the same structure.")
+    for a, b in zip(old_leaves, new_leaves, strict=True):
+        if a.shape != b.shape or a.dtype != jnp.bool_ or b.dtype != jnp.bool_:
+            raise ValueError(
+                f"flip_rate: masks must be bool of equal shape, got {a.dtype} {a.shape} "
+                f"and {b.dtype} {b.shape}."
+            )
+    flips = sum(jnp.sum(a ^ b, dtype=jnp.float32) for a, b in zip(old_leaves, new_leaves, strict=True))
+    return flips / sum(a.size for a in old_leaves)
+
+
+def density(x) -> jax.Array:
+    """Share of elements of `x` that are not zero, a float32 scalar in [0, 1]; NaN counts as not zero."""
+    x = jnp.asarray(x)
+    return jnp.mean(x != 0, dtype=jnp.float32)
+
+
+def kept_share(w, mask) -> jax.Array:
+    """`sum |w| mask / sum |w|`, the share of magnitude a mask keeps, over all leaves; 1 for all-zero weights.
+    A float32 scalar."""
+    leaves = list(zip(jax.tree.leaves(w), jax.tree.leaves(mask), strict=True))
+    total = sum(jnp.sum(jnp.abs(a), dtype=jnp.float32) for a, _ in leaves)
+    kept = sum(jnp.sum(jnp.where(m, jnp.abs(a), 0), dtype=jnp.float32) for a, m in leaves)
+    return jnp.where(total == 0, 1.0, kept / jnp.where(total == 0, 1.0, total))

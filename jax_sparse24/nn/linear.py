@@ -1,0 +1,114 @@
+"""The sparse linear layer."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from jax_sparse24 import patterns
+from jax_sparse24.engine import LINEAR, sparse_dot
+from jax_sparse24.methods import Dense
+from jax_sparse24.methods.base import Method
+
+_KERNEL_INIT = nnx.initializers.lecun_normal()
+_BIAS_INIT = nnx.initializers.zeros_init()
+
+
+class SparseState(nnx.Variable):
+    """What evolves in a sparse layer besides its parameters: masks, noise key, step. It belongs in the
+    checkpoint."""
+
+
+class Linear(nnx.Module):
+    """`y = x @ kernel + bias` whose three products run as `method` says; a drop-in for `nnx.Linear`.
+
+    Parameters have the names, shapes and dtypes of `nnx.Linear`: kernel (in_features, out_features), bias
+    (out_features,). Everything else is `SparseState`: `state` (what `method.init` returned), `key` (uint32
+    (2,), if the method draws noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
+    A call is pure. Noise depends on (key, step, product); two calls of one layer in one step draw the same
+    noise unless `s24.nn.fold_key` separates them. Raises like `sparse_dot`; features must be multiples of 4
+    where the method's groups lie along them."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        method: Method | None = None,
+        use_bias: bool = True,
+        dtype=None,
+        param_dtype=jnp.float32,
+        kernel_init=_KERNEL_INIT,
+        bias_init=_BIAS_INIT,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.method = Dense() if method is None else method
+        if not isinstance(self.method, Method):
+            raise TypeError(f"Linear: method must be one of s24.methods, such as FST(), got {method!r}.")
+        _check_features(self.method, in_features, out_features)
+        self.in_features, self.out_features = in_features, out_features
+        self.dtype, self.param_dtype = dtype, param_dtype
+        self.implementation = implementation
+        self.sparse = True
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
+        self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
+        # Drawn for every method: models that differ only in their methods start from the same parameters.
+        noise_key = rngs.params()
+        self.state = nnx.Dict(
+            {name: SparseState(value) for name, value in self.method.init(self.kernel[...]).items()}
+        )
+        if self.method.stochastic:
+            self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))
+        self.step = SparseState(jnp.zeros((), jnp.int32))
+
+    @property
+    def active(self) -> bool:
+        """Whether products run as the method says (see `s24.nn.set_sparse`)."""
+        return self.sparse and bool(self.method.ffn_plan().rows)
+
+    def noise_key(self) -> jax.Array | None:
+        """The key of this step's draws, or None if the method draws none."""
+        if not self.method.stochastic:
+            return None
+        return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), self.step[...])
+
+    def method_state(self) -> dict[str, jax.Array]:
+        return {name: value[...] for name, value in self.state.items()}
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        bias = None if self.bias is None else self.bias[...]
+        x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
+        if self.active:
+            key = self.noise_key()
+            y = sparse_dot(
+                x, kernel, self.method, self.method_state(), key, implementation=self.implementation
+            )
+        else:
+            y = x @ kernel
+        return y if bias is None else y + bias
+
+    def refresh(self, step=None) -> None:
+        """See `s24.refresh`; leading axes of stacked layers are allowed."""
+        if step is not None:
+            self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
+        every, old = self.method.refresh_every, self.method_state()
+        if not every or not old or not self.active:
+            return
+        kernel = self.kernel[...]
+        if step is None:
+            new = self.method.refresh(old, kernel)
+        else:
+            new = jax.lax.cond(step % every == 0, self.method.refresh, lambda state, _: state, old, kernel)
+        for name, value in new.items():
+            self.state[name][...] = value
+
+
+def _check_features(method: Method, in_features: int, out_features: int) -> None:
+    for name, row in method.linear_plan().rows:
+        if row.operand == "w":
+            contracted = dict(LINEAR[name])["w"]
+            for axis in row.by.divides:
+                patterns.check_divides(
+                    "Linear", (in_features, out_features), axis or contracted, what="kernel"
+                )

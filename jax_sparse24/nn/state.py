@@ -1,0 +1,72 @@
+"""Walking a model: sparse layers, their masks, modes and refreshes."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse24.nn.linear import Linear, SparseState
+
+
+def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
+    """(path, layer) of every `Linear` of this package in the model whose method is not dense, in the order of
+    the graph."""
+    return [
+        (path, m) for path, m in nnx.iter_modules(model) if isinstance(m, Linear) and m.method.ffn_plan().rows
+    ]
+
+
+def refresh(model: nnx.Module, step=None) -> None:
+    """Recomputes cached masks, in place. Call it once per optimiser step, before that step's forward pass.
+
+    step: the optimiser step, an int or a traced int32. It is recorded in every layer, where it enters the
+    noise key, and a layer's state is recomputed when its method's `refresh_every` divides it. Without `step`,
+    all state is recomputed now. Layers in dense mode only record the step. Never call it in evaluation or per
+    micro-batch. Works inside jit and with stacked layers."""
+    for _, layer in sparse_layers(model):
+        layer.refresh(step)
+
+
+def set_sparse(model: nnx.Module, sparse: bool) -> None:
+    """Switches every sparse layer between its method's products and dense ones, in place; parameters and
+    state stay.
+
+    The mode is static: a compiled function is compiled anew after a switch.
+    """
+    for _, layer in sparse_layers(model):
+        layer.sparse = bool(sparse)
+
+
+def masks(model: nnx.Module):
+    """A tree like `nnx.state(model, nnx.Param)` whose leaves are the masks in use: bool, True where a weight
+    is kept.
+
+    Parameters without a mask get a scalar True. For `s24.optim.masked_decay`.
+    """
+    in_use = {
+        (*path, "kernel"): layer.state["mask"][...]
+        for path, layer in sparse_layers(model)
+        if layer.sparse and "mask" in layer.state
+    }
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return nnx.from_flat_state(
+        [(path, v.replace(in_use.get(path, jnp.ones((), bool)))) for path, v in params]
+    )
+
+
+def fold_key(state: nnx.State, data) -> nnx.State:
+    """A copy of a state of `SparseState` variables in which every noise key is folded with `data`, such as a
+    micro-batch index.
+
+    Give the copy to the loss, so that every micro-batch of a step draws its own noise; keep the original.
+    """
+
+    def fold(path, variable):
+        if path[-1] != "key" or not issubclass(variable.type, SparseState):
+            return variable
+        words = variable[...]
+        folded = jax.random.fold_in
+        for _ in words.shape[:-1]:
+            folded = jax.vmap(folded, in_axes=(0, None))
+        return variable.replace(jax.random.key_data(folded(jax.random.wrap_key_data(words), data)))
+
+    return nnx.from_flat_state([(path, fold(path, v)) for path, v in nnx.to_flat_state(state)])

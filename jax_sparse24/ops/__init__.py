@@ -1,0 +1,1 @@
+"""Operations on sparse arrays: each validates, chooses an implementation and calls it."""

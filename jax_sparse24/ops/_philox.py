@@ -1,0 +1,29 @@
+"""Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011), in jnp."""
+
+import jax.numpy as jnp
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def _multiply(constant: int, x):
+    """High and low 32 bits of constant * x, without 64-bit integers."""
+    low16 = jnp.uint32(0xFFFF)
+    a_hi, a_lo = jnp.uint32(constant >> 16), jnp.uint32(constant & 0xFFFF)
+    x_hi, x_lo = x >> 16, x & low16
+    low = a_lo * x_lo
+    mid = a_hi * x_lo + (low >> 16)
+    mid2 = a_lo * x_hi + (mid & low16)
+    return a_hi * x_hi + (mid >> 16) + (mid2 >> 16), jnp.uint32(constant) * x
+
+
+def philox4x32(key, counter):
+    """Four uint32 words for a key of two and a counter of four uint32 arrays (broadcast together)."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        hi0, lo0 = _multiply(_MULTIPLIERS[0], c0)
+        hi1, lo1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        k0, k1 = k0 + jnp.uint32(_WEYL[0]), k1 + jnp.uint32(_WEYL[1])
+    return c0, c1, c2, c3

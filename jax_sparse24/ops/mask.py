@@ -1,0 +1,55 @@
+"""Which elements to keep: boolean masks."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse24 import patterns
+from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops._choose import run
+
+
+def like(x, dtype=None):
+    return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
+
+
+def mask24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
+    """Keep mask of the two largest |x| in every four consecutive elements along `axis`.
+
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. Returns bool of the same shape,
+    exactly two per group: ties keep the lower index, NaN outranks everything, a subnormal outranks zero. Not
+    differentiable (no gradient flows). Raises TypeError (dtype, axis type), ValueError (axis, size not a
+    multiple of 4), RuntimeError (implementation)."""
+    x = patterns.as_array("mask24", "x", x)
+    return _mask(lax.stop_gradient(x), patterns.check_grouped("mask24", x, axis), implementation)
+
+
+@partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _mask(x, axis, implementation):
+    def kernel(x):
+        return _ffi.call("s24_mask", like(x, jnp.bool_), x, trailing=-1 - axis)
+
+    return run("mask24", x.dtype, implementation, kernel, lambda x: reference.mask24(x, axis), x)
+
+
+def transposable_mask24(w, *, implementation: str | None = None) -> jax.Array:
+    """Mask that is 2:4 along both of the last two axes and keeps the most |w| in every 4x4 tile.
+
+    w: (..., rows, columns), both multiples of 4; float32, bfloat16, float16. Returns bool of the same shape.
+    The best of the 90 tiles with two per row and two per column is found exactly (2102.08124; 2404.01847,
+    section 5); scores are float32 sums `(row 0 + row 1) + (row 2 + row 3)` and ties go to the tile that keeps
+    lower columns in upper rows. In a tile with NaN or Inf as many of these as possible are kept. Not
+    differentiable (no gradient flows). Raises like `mask24`."""
+    w = patterns.as_array("transposable_mask24", "w", w)
+    patterns.check_matrix("transposable_mask24", w)
+    return _transposable(lax.stop_gradient(w), implementation)
+
+
+@partial(jax.jit, static_argnums=(1,), inline=True)
+def _transposable(w, implementation):
+    def kernel(w):
+        return _ffi.call("s24_transposable_mask", like(w, jnp.bool_), w)
+
+    return run("transposable_mask24", w.dtype, implementation, kernel, reference.transposable_mask24, w)

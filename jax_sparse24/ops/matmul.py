@@ -1,0 +1,111 @@
+"""Products of which one operand may be packed."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse24 import patterns
+from jax_sparse24.formats import Packed24
+from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops._choose import run
+from jax_sparse24.ops.pack import gather24
+
+
+def matmul(a, b, *, implementation: str | None = None, preferred_element_type=None) -> jax.Array:
+    """`a @ b` for matrices, either of which may be `Packed24` along the contraction axis.
+
+    a: (..., M, K), b: (..., K, N), arrays or Packed24 (`a` packed along axis -1 or `b` along axis -2; not
+    both), with equal leading dimensions or none on one side; float32, bfloat16, float16. Sums are float32;
+    the result (..., M, N) has the promoted dtype of the operands, or `preferred_element_type`. Differentiable
+    in both operands and in packed values; those gradients are dense products (training with sparse backward
+    products is `sparse_dot`). Raises TypeError (dtype, both packed), ValueError (shapes, axis of the
+    packing)."""
+    for name, operand, side in (("a", a, -1), ("b", b, -2)):
+        if isinstance(operand, Packed24) and operand.axis != side:
+            raise ValueError(
+                f"matmul: {name} of shape {operand.shape} is packed along axis {operand.axis}, but "
+                f"the product contracts axis {side}. Pack it with pack24({name}, axis={side})."
+            )
+    if isinstance(a, Packed24) and isinstance(b, Packed24):
+        raise TypeError(
+            "matmul: both operands are packed; sparse hardware takes one. Call todense() on either."
+        )
+    a = a if isinstance(a, Packed24) else patterns.as_array("matmul", "a", a)
+    b = b if isinstance(b, Packed24) else patterns.as_array("matmul", "b", b)
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"matmul: shapes {a.shape} and {b.shape} do not multiply; need (..., M, K) and (..., K, N)."
+        )
+    if a.ndim > 2 and b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(f"matmul: leading dimensions differ: {a.shape} and {b.shape}.")
+    batch = (-1,) * (max(a.ndim, b.ndim) - 2)
+    product = partial(
+        contract, a_axis=-1, b_axis=-2, implementation=implementation, out_dtype=preferred_element_type
+    )
+    for level in reversed(range(len(batch))):
+        product = jax.vmap(
+            product, in_axes=(0 if a.ndim > 2 + level else None, 0 if b.ndim > 2 + level else None)
+        )
+    return product(a, b)
+
+
+def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, out_dtype=None) -> jax.Array:
+    """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
+    axis of b).
+
+    Either may be Packed24 along its contracted axis, in which case no operand is ever transposed in memory.
+    Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
+    -2."""
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    patterns.check_dtype("matmul", "operands", dtype)
+    out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
+    if isinstance(a, Packed24):
+        values, dense, dense_k_last, out_packed_last, metadata = a.values, b, b_axis == -1, False, a.metadata
+    elif isinstance(b, Packed24):
+        values, dense, dense_k_last, out_packed_last, metadata = b.values, a, a_axis == -1, True, b.metadata
+    else:
+        return lax.dot_general(
+            a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
+            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+        ).astype(out_dtype)  # fmt: skip
+    args = (dense_k_last, out_packed_last, out_dtype, implementation)
+    return _product(values.astype(dtype), dense.astype(dtype), metadata, *args)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
+def _product(values, dense, metadata, dense_k_last, out_packed_last, out_dtype, implementation):
+    rows, n = values.shape[-2], dense.shape[-2 if dense_k_last else -1]
+    out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
+    fast = out_dtype in (jnp.float32, values.dtype)
+
+    def kernel(values, dense, metadata):
+        result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
+        flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
+        return _ffi.call("s24_matmul", result, values, metadata, dense, **flags).astype(out_dtype)
+
+    def fallback(values, dense, metadata):
+        return reference.matmul(
+            Packed24(values, metadata, -1), dense, dense_k_last, out_packed_last, out_dtype
+        )
+
+    return run("matmul", values.dtype, implementation, kernel, fallback, values, dense, metadata)
+
+
+def _product_fwd(values, dense, metadata, *static):
+    return _product(values, dense, metadata, *static), (values, dense, metadata)
+
+
+def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, residuals, ct):
+    values, dense, metadata = residuals
+    packed = Packed24(values, metadata, -1)
+    ct_rn = ct.T if out_packed_last else ct
+    weights = packed.todense(implementation=implementation)
+    d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
+    d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=values.dtype)  # (R, K)
+    return gather24(d_weights, metadata, -1, implementation), d_dense.T if dense_k_last else d_dense, None
+
+
+_product.defvjp(_product_fwd, _product_bwd)

@@ -1,0 +1,92 @@
+"""Minimum-variance unbiased 2:4 estimators, for neural gradients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24 import patterns
+from jax_sparse24.formats import Packed24
+from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops._choose import run
+from jax_sparse24.ops.mask import like
+from jax_sparse24.ops.pack import packed_types
+
+
+def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
+    """A random 2:4 array along `axis` whose expectation is `g`.
+
+    key: a JAX PRNG key, typed or raw. g: any shape whose `axis` is a multiple of 4; float32, bfloat16,
+    float16. exact=True draws with the inclusion probabilities of least variance, `min(1, 2|g|/sum|g|)` with
+    the capped case, by systematic sampling (2203.10991). exact=False draws two entries one after the other,
+    in proportion to |g|, as the code of 2404.01847 does; unbiased too, 6 % more variance on Gaussian data.
+    Kept entries are `g / probability`. The draw depends on the key and the group's row-major index only: the
+    same bits in every implementation. A group with NaN or Inf is cut by magnitude, unscaled, so that it
+    reaches the loss; float32 subnormals count as zero. It estimates gradients and has no derivative of its
+    own: differentiating raises. Raises like `mask24`; TypeError for a key that is none."""
+    g = patterns.as_array("mvue24", "g", g)
+    axis = patterns.check_grouped("mvue24", g, axis)
+    return _mvue(g, key_words("mvue24", key), axis, bool(exact), implementation)
+
+
+def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> Packed24:
+    """`pack24(mvue24(key, g, axis, exact), axis)` in one pass."""
+    g = patterns.as_array("mvue24", "g", g)
+    axis = patterns.check_grouped("mvue24", g, axis)
+    return _mvue_pack(g, key_words("mvue24", key), axis, bool(exact), implementation)
+
+
+def key_words(op: str, key) -> jax.Array:
+    """uint32 (2,) from a PRNG key of any implementation."""
+    dtype = getattr(key, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        words = jax.random.key_data(key)
+        if key.shape == () and words.shape != (2,):
+            words = jax.random.bits(key, (2,), jnp.uint32)
+    else:
+        words = key
+    if getattr(words, "dtype", None) != jnp.uint32 or words.shape != (2,):
+        got = f"{words.dtype} {words.shape}" if hasattr(words, "shape") else repr(key)
+        raise TypeError(f"{op}: key must be one PRNG key such as jax.random.key(0), got {got}.")
+    return words
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _mvue(g, words, axis, exact, implementation):
+    return _mvue_jit(g, words, axis, exact, implementation)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _mvue_jit(g, words, axis, exact, implementation):
+    def kernel(g, words):
+        return _ffi.call("s24_mvue", like(g), words, g, trailing=-1 - axis, exact=exact)
+
+    return run(
+        "mvue24",
+        g.dtype,
+        implementation,
+        kernel,
+        lambda g, words: reference.mvue24(words, g, axis, exact),
+        g,
+        words,
+    )
+
+
+@_mvue.defjvp
+def _mvue_jvp(axis, exact, implementation, primals, tangents):
+    raise TypeError(
+        "mvue24 estimates gradients and has no derivative of its own. Apply it to cotangents, or wrap the "
+        "argument in jax.lax.stop_gradient."
+    )
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _mvue_pack(g, words, axis, exact, implementation):
+    def kernel(g, words):
+        types = packed_types(g, axis)
+        return Packed24(*_ffi.call("s24_mvue_pack", types, words, g, trailing=-1 - axis, exact=exact), axis)
+
+    def fallback(g, words):
+        return reference.pack24(reference.mvue24(words, g, axis, exact), axis)
+
+    return run("mvue24", g.dtype, implementation, kernel, fallback, g, words)

@@ -1,0 +1,299 @@
+"""The truth, in jnp: every operation as its definition says, on any backend, for float16, bfloat16, float32
+and float64.
+
+All functions take validated arguments and an axis counted from the end. The CPU and CUDA kernels must agree
+with them bit for bit, except for the sums of `matmul`."""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from jax_sparse24.formats import Packed24
+from jax_sparse24.ops._groups import (
+    GROUP,
+    any_of,
+    bits,
+    compute_format,
+    flush,
+    is_nan,
+    join,
+    key,
+    magnitude_bits,
+    rank_below_two,
+    running_sums,
+    split,
+    tree_sum,
+    with_sign,
+)
+from jax_sparse24.ops._philox import philox4x32
+from jax_sparse24.patterns import PAIRS, TILES
+
+
+def mask24(x, axis):
+    return join(rank_below_two([key(m) for m in split(x, axis)]), axis)
+
+
+def prune24(x, axis):
+    return jnp.where(mask24(x, axis), x, jnp.zeros_like(x))
+
+
+def double_prune24(w, axis):
+    return prune24(prune24(w, axis), -3 - axis)
+
+
+def soft24(x, axis):
+    fmt = compute_format(x.dtype)
+    inputs = split(x, axis)
+    members = [m.astype(fmt.dtype) for m in inputs]
+    a = [flush(jnp.abs(m)) for m in members]
+    # Integer minima and maxima order NaN and Inf too and never flush.
+    k = [key(m) for m in a]
+    low = jnp.minimum(jnp.maximum(k[0], k[1]), jnp.maximum(k[2], k[3]))
+    threshold_key = jnp.minimum(jnp.maximum(jnp.minimum(k[0], k[1]), jnp.minimum(k[2], k[3])), low)
+    infinite = threshold_key >= fmt.uint(fmt.infinity)
+    threshold = jnp.where(infinite, 0, lax.bitcast_convert_type(threshold_key, fmt.dtype))
+    kept = rank_below_two(k)
+    has_nan = any_of([is_nan(m) for m in members])
+    out = []
+    for i in range(GROUP):
+        finite = magnitude_bits(a[i]) < fmt.uint(fmt.infinity)
+        r = flush(jnp.where(finite & ~infinite, a[i] - threshold, 0))
+        r = jnp.where(magnitude_bits(a[i]) > threshold_key, r, 0)
+        y = with_sign(r, members[i]).astype(x.dtype)
+        passes = jnp.where(has_nan, is_nan(members[i]), ~finite) & kept[i]
+        y = jnp.where(has_nan, jnp.zeros_like(y), y)
+        out.append(jnp.where(passes, inputs[i], y))
+    return join(out, axis)
+
+
+def squared_relu(x):
+    fmt = compute_format(x.dtype)
+    y = x.astype(fmt.dtype)
+    a = jnp.where(bits(y) < fmt.uint(fmt.sign), flush(y), 0)
+    return jnp.where(is_nan(x), x, flush(a * a).astype(x.dtype))
+
+
+def transposable_mask24(w):
+    """Score of a tile: `(row 0 + row 1) + (row 2 + row 3)` of the kept |w|, after an exact scaling by a power
+    of two."""
+    fmt = compute_format(w.dtype)
+    *lead, rows, cols = w.shape
+    tiles = w.astype(fmt.dtype).reshape(*lead, rows // GROUP, GROUP, cols // GROUP, GROUP)
+    tiles = jnp.swapaxes(tiles, -3, -2)  # (..., R/4, C/4, row, column)
+    magnitude = magnitude_bits(tiles)
+    exponent = jnp.maximum(magnitude >> fmt.mantissa, 1)
+    hidden = jnp.where(magnitude >> fmt.mantissa > 0, fmt.uint(1 << fmt.mantissa), fmt.uint(0))
+    significand = (magnitude & fmt.uint((1 << fmt.mantissa) - 1)) | hidden
+    top = jnp.max(exponent, axis=(-2, -1), keepdims=True)
+    bias = fmt.max_exponent >> 1
+    below = top - exponent
+    score = significand.astype(fmt.dtype) * fmt.power_of_two(bias - jnp.minimum(below, bias - 1))
+    score = jnp.where(below > bias - 1, 0, score)
+    infinity = fmt.uint(fmt.infinity)
+    broken = jnp.where(magnitude > infinity, 256.0, jnp.where(magnitude == infinity, 16.0, 0.0)).astype(
+        fmt.dtype
+    )
+    score = jnp.where(jnp.any(magnitude >= infinity, axis=(-2, -1), keepdims=True), broken, score)
+
+    first, second = (jnp.asarray([pair[k] for pair in PAIRS]) for k in (0, 1))
+    pairs = score[..., first] + score[..., second]  # (..., R/4, C/4, row, pair)
+    upper = pairs[..., 0, :, None] + pairs[..., 1, None, :]
+    lower = pairs[..., 2, :, None] + pairs[..., 3, None, :]
+    codes = jnp.asarray(TILES).T
+    best = jnp.argmax(upper[..., codes[0], codes[1]] + lower[..., codes[2], codes[3]], axis=-1)
+    masks = jnp.asarray([[[c in PAIRS[p] for c in range(GROUP)] for p in tile] for tile in TILES], bool)
+    return jnp.swapaxes(masks[best], -3, -2).reshape(w.shape)
+
+
+# ---- packing
+
+
+def _positions(keep):
+    """First and second kept index of each group, from four masks of which exactly two hold."""
+    first = jnp.where(keep[0], 0, jnp.where(keep[1], 1, 2)).astype(jnp.uint8)
+    second = jnp.where(keep[3], 3, jnp.where(keep[2], 2, 1)).astype(jnp.uint8)
+    return first, second
+
+
+def _pick(members, index):
+    return jnp.where(
+        index == 0,
+        members[0],
+        jnp.where(index == 1, members[1], jnp.where(index == 2, members[2], members[3])),
+    )
+
+
+def _pack(members, keep, axis):
+    first, second = _positions(keep)
+    nibbles = jnp.moveaxis(first | second << 2, axis, -1)
+    if nibbles.shape[-1] % 2:
+        nibbles = jnp.pad(nibbles, [(0, 0)] * (nibbles.ndim - 1) + [(0, 1)], constant_values=4)
+    metadata = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    values = jnp.moveaxis(join([_pick(members, first), _pick(members, second)], axis), axis, -1)
+    return Packed24(values, metadata, axis)
+
+
+def pack24(x, axis):
+    members = split(x, axis)
+    return _pack(members, rank_below_two([key(m) for m in members]), axis)
+
+
+def pack24_masked(x, mask, axis):
+    members, allowed = split(x, axis), split(mask, axis)
+    keys = [key(m) for m in members]
+    keep = []
+    for i in range(GROUP):
+        ahead = []
+        for j in range(GROUP):
+            if j == i:
+                continue
+            beats = keys[j] >= keys[i] if j < i else keys[j] > keys[i]
+            ahead.append(jnp.where(allowed[i] == allowed[j], beats, allowed[j]).astype(jnp.uint8))
+        keep.append(sum(ahead) < 2)
+    kept = [jnp.where(a, m, jnp.zeros_like(m)) for m, a in zip(members, allowed, strict=True)]
+    return _pack(kept, keep, axis)
+
+
+def _unpack_positions(metadata, groups):
+    nibbles = jnp.stack([metadata & 15, metadata >> 4], axis=-1).reshape(*metadata.shape[:-1], -1)[
+        ..., :groups
+    ]
+    return nibbles & 3, nibbles >> 2
+
+
+def unpack24(packed):
+    values = packed.values
+    first, second = _unpack_positions(packed.metadata, values.shape[-1] // 2)
+    v0, v1 = values[..., 0::2], values[..., 1::2]
+    zero = jnp.zeros((), values.dtype)
+    members = [jnp.where(first == i, v0, jnp.where(second == i, v1, zero)) for i in range(GROUP)]
+    return jnp.moveaxis(join(members, -1), -1, packed.axis)
+
+
+def gather24(x, metadata, axis):
+    """The values of `x` at the positions that `metadata` names."""
+    members = [jnp.moveaxis(m, axis, -1) for m in split(x, axis)]
+    first, second = _unpack_positions(metadata, members[0].shape[-1])
+    return join([_pick(members, first), _pick(members, second)], -1)
+
+
+def squared_relu24(x, axis):
+    return pack24(squared_relu(x), axis)
+
+
+def matmul(packed, dense, dense_k_last, out_packed_last, out_dtype):
+    """`P D` with P (..., R, K) of the stored form, D (..., K, N) or (..., N, K); the result is (..., R, N) or
+    (..., N, R)."""
+    p = unpack24(Packed24(packed.values, packed.metadata, -1))
+    d = jnp.swapaxes(dense, -1, -2) if dense_k_last else dense
+    accumulator = compute_format(dense.dtype).dtype
+    precision = lax.Precision.HIGHEST if dense.dtype in (jnp.float32, jnp.float64) else None
+    out = jnp.matmul(p, d, precision=precision, preferred_element_type=accumulator)
+    return (jnp.swapaxes(out, -1, -2) if out_packed_last else out).astype(out_dtype)
+
+
+# ---- minimum-variance unbiased estimators
+
+
+def _uniforms(key_words, shape, fmt):
+    """Two uniforms in [0, 1) for every group, keyed by (key, index of the group in row-major order)."""
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    zero = jnp.uint32(0)
+    words = philox4x32((key_words[0], key_words[1]), (index, zero, zero, zero))
+    return [(w >> 9).astype(fmt.dtype) * fmt.dtype.type(2.0**-23) for w in words[:2]]
+
+
+def _first_above(sums, point):
+    """Index of the first running sum above `point`."""
+    return jnp.minimum(sum((s <= point).astype(jnp.int32) for s in sums), GROUP - 1)
+
+
+def _exact_magnitudes(b, u, unscale, underflow):
+    """Magnitudes after systematic sampling with the optimal inclusion probabilities, and whether an entry
+    stays as it is."""
+    top = b[0]
+    for m in b[1:]:
+        top = jnp.maximum(top, m)
+    largest = jnp.where(b[0] == top, 0, jnp.where(b[1] == top, 1, jnp.where(b[2] == top, 2, 3)))
+    others = [jnp.where(largest == i, 0, b[i]) for i in range(GROUP)]
+    rest = tree_sum(others)
+    capped = top > rest
+
+    sums = running_sums(others)
+    partner = _first_above(sums, u * sums[3])
+    lone = jnp.where(rest < underflow, 0, rest * unscale)
+
+    sums = running_sums(b)
+    half = sums[3] * 0.5
+    point = u * half
+    first = _first_above(sums, point)
+    second = _first_above([s - half for s in sums], point)
+    second = jnp.where(second == first, jnp.where(first < 3, first + 1, 2), second)
+    both = half * unscale
+
+    magnitudes, untouched = [], []
+    for i in range(GROUP):
+        in_pair = ((first == i) | (second == i)) & (b[i] > 0)
+        alone = (partner == i) & (others[i] > 0)
+        magnitudes.append(jnp.where(capped, jnp.where(alone, lone, 0), jnp.where(in_pair, both, 0)))
+        untouched.append(capped & (largest == i))
+    return magnitudes, untouched
+
+
+def _sequential_magnitudes(b, u, v, unscale, underflow):
+    """Magnitudes after drawing two entries one after the other, each in proportion to its size."""
+    weights = [m + m.dtype.type(2.0**-23) for m in b]
+    sums = running_sums(weights)
+    first = _first_above(sums, u * sums[3])
+    others = running_sums([jnp.where(first == i, 0, weights[i]) for i in range(GROUP)])
+    second = _first_above(others, v * others[3])
+    second = jnp.where(second == first, jnp.where(first < 3, first + 1, 2), second)
+
+    def without(members, i):
+        return tree_sum([jnp.zeros_like(m) if j == i else m for j, m in enumerate(members)])
+
+    odds = [(weights[i] / sums[3]) / without(weights, i) for i in range(GROUP)]
+    inverse = 1 / sums[3]
+    magnitudes = []
+    for i in range(GROUP):
+        probability = weights[i] * (inverse + without(odds, i))
+        ratio = b[i] / probability
+        drawn = ((first == i) | (second == i)) & (b[i] > 0) & (ratio >= underflow)
+        magnitudes.append(jnp.where(drawn, ratio * unscale, 0))
+    return magnitudes
+
+
+def mvue24(key_words, x, axis, exact):
+    """`key_words`: uint32 (2,). Groups are scaled by a power of two first, so that no sum overflows or
+    underflows."""
+    fmt = compute_format(x.dtype)
+    inputs = split(x, axis)
+    members = [m.astype(fmt.dtype) for m in inputs]
+    a = [flush(jnp.abs(m)) for m in members]
+    exponents = [magnitude_bits(m) >> fmt.mantissa for m in a]
+    top = jnp.maximum(jnp.maximum(exponents[0], exponents[1]), jnp.maximum(exponents[2], exponents[3]))
+    last, bias = fmt.max_exponent - 1, fmt.max_exponent >> 1
+    finite = top <= last
+    top = jnp.clip(top, 1, last)  # an all-zero group has nothing to scale
+    scale = fmt.power_of_two(jnp.maximum(last - top, 1))
+    unscale = fmt.power_of_two(jnp.minimum(top, last - 1))
+    # Scaled magnitudes below this would come out subnormal.
+    underflow = jnp.where(top <= bias, fmt.power_of_two(jnp.maximum(bias + 1 - jnp.minimum(top, bias), 1)), 0)
+    b = [flush(jnp.where(finite, m, 0) * scale) for m in a]
+    u, v = _uniforms(key_words, b[0].shape, fmt)
+    if exact:
+        magnitudes, untouched = _exact_magnitudes(b, u, unscale, underflow)
+    else:
+        magnitudes, untouched = (
+            _sequential_magnitudes(b, u, v, unscale, underflow),
+            [jnp.zeros_like(finite)] * GROUP,
+        )
+    kept = rank_below_two([key(m) for m in inputs])
+    zero = jnp.zeros((), x.dtype)
+    out = []
+    for i in range(GROUP):
+        y = with_sign(magnitudes[i], members[i]).astype(x.dtype)
+        y = jnp.where(untouched[i] & (a[i] > 0), inputs[i], y)
+        out.append(jnp.where(finite, y, jnp.where(kept[i], inputs[i], zero)))
+    return join(out, axis)

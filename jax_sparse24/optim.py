@@ -1,0 +1,37 @@
+"""Optax transformations that sparse training needs."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
+    """Adds `rate * (1 - M) * w` to the gradients: decay of the pruned weights, seen by both Adam moments
+    (2404.01847, section 4).
+
+    Place it after clipping and before the optimiser:
+
+        optax.chain(optax.clip_by_global_norm(1.0), masked_decay(6e-5), optax.adamw(lr))
+
+    `update` takes `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves
+    are bool arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing.
+    The term is computed in float32, is not scaled by the learning rate, and must be applied once per
+    optimiser step. Raises ValueError for a negative rate, or when parameters or masks are missing."""
+    if not rate >= 0:
+        raise ValueError(f"masked_decay: rate={rate!r} must be 0 or positive.")
+
+    def update(updates, state, params=None, *, masks=None, **_):
+        if rate == 0 or masks is None or (isinstance(masks, dict) and not masks):
+            return updates, state
+        if params is None:
+            raise ValueError(
+                "masked_decay: needs the parameters; call update(grads, state, params, masks=...)."
+            )
+
+        def decay(g, w, mask):
+            pull = jnp.where(mask, 0.0, rate * w.astype(jnp.float32))
+            return (g.astype(jnp.float32) + pull).astype(g.dtype)
+
+        return jax.tree.map(decay, updates, params, masks), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -1,0 +1,121 @@
+"""What runs, where and why: `explain` for methods and models, `info` for the installation."""
+
+import importlib.metadata
+import os
+import platform
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.engine import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
+from jax_sparse24.methods.base import Method
+from jax_sparse24.ops import _ffi
+from jax_sparse24.ops._choose import choose
+
+_SYMBOLS = {
+    "fwd": "X W", "dgrad": "dY Wᵀ", "wgrad": "Xᵀ dY",
+    "F1": "X W1", "F2": "Y2 W2", "B1": "dY3 W2ᵀ", "B2": "Y2ᵀ dY3", "B3": "dY1 W1ᵀ", "B4": "Xᵀ dY1",
+}  # fmt: skip
+_AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "dy1": "Tf", "dy3": "Td"}
+
+
+def explain(what, *, dtype=jnp.float32, implementation: str | None = None) -> None:
+    """Prints what becomes sparse in which product, by which implementation, and why.
+
+    what: a method from `s24.methods`, or a model, for which its sparse layers are listed with the table of
+    each method. dtype: that of the products. Raises TypeError for anything else, RuntimeError or ValueError
+    for an implementation that cannot run."""
+    if isinstance(what, Method):
+        print(_method_table(what, dtype, implementation))
+        return
+    from flax import nnx
+
+    if not isinstance(what, nnx.Module):
+        raise TypeError(
+            f"explain: needs a method from s24.methods or an nnx.Module, got {type(what).__name__}."
+        )
+    from jax_sparse24.nn import sparse_layers
+
+    by_method = {}
+    for path, layer in sparse_layers(what):
+        by_method.setdefault((layer.method, layer.implementation), []).append((path, layer))
+    if not by_method:
+        print("No sparse layers: every product is dense.")
+    for (method, chosen), layers in by_method.items():
+        print(f"{len(layers)} layers with {method}:")
+        for path, layer in layers:
+            mode = "" if layer.sparse else "   (dense mode)"
+            print(f"  {'.'.join(map(str, path)) or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
+        print(_method_table(method, dtype, chosen))
+
+
+def _method_table(method: Method, dtype, implementation) -> str:
+    name, reason = choose("explain", jnp.dtype(dtype), implementation)
+    how = {"auto": "ffi" if jax.default_backend() == "cpu" else "reference"}.get(name, name)
+    if name == "auto" and how == "reference":
+        reason = f"no kernels for {jax.default_backend()} yet"
+    rows = [("product", "in an FFN", "computes", "sparse operand", "by", "groups along", "implementation")]
+    linear = method.linear_plan()
+    inside = {linear_name: "/".join(n[linear_name] for n in LINEAR_IN_FFN.values()) for linear_name in LINEAR}
+    plans = [(LINEAR, linear)]
+    if method.ffn_plan() != ffn_plan(linear):
+        plans.append((FFN, method.ffn_plan()))
+    for products, plan in plans:
+        for product in products:
+            row = plan.row(product)
+            place = inside.get(product, product)
+            if row is None:
+                rows.append((product, place, _SYMBOLS[product], "none", "", "", "XLA dense product"))
+                continue
+            axis = dict(products[product])[row.operand]
+            dense_values = hasattr(row.by, "of")
+            along = _AXES[row.operand][row.by.axis if dense_values else axis]
+            runs = "XLA dense product" if dense_values else f"{how}: {reason}"
+            rows.append((product, place, _SYMBOLS[product], row.operand, str(row.by), along, runs))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def info() -> None:
+    """Prints versions, devices, and which implementations are on or off and why (also `python -m
+    jax_sparse24.info`)."""
+    print("\n".join(_info_lines()))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _dotted(version) -> str:
+    return ".".join(map(str, version))
+
+
+def _info_lines() -> list[str]:
+    lines = [
+        f"jax_sparse24 {_version('jax_sparse24')}, Python {platform.python_version()}, {platform.platform()}"
+    ]
+    lines.append("packages:")
+    for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets"):
+        lines.append(f"  {package:20} {_version(package)}")
+    lines.append("devices:")
+    for device in jax.devices():
+        lines.append(f"  {device.platform}:{device.id} {device.device_kind}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines.append(f"  CPU cores usable: {cores}")
+    available, reason = _ffi.available()
+    lines.append("implementations:")
+    lines.append("  reference   on    jnp, any device")
+    built = _ffi.versions()
+    detail = (
+        f"CPU kernels for {built.get('isa')}, FFI API {_dotted(built.get('ffi_built'))}"
+        if available
+        else reason
+    )
+    lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
+    lines.append("  cusparselt  off   needs the CUDA module, which this version does not have yet")
+    return lines
