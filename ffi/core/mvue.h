@@ -118,7 +118,7 @@ S24_HD void mvue_sequential_magnitudes(const ScaledGroup& s, float u0, float u1,
   running_sums(o, d);
   const int32_t i2 = other_than(first_above(d, u1 * d[3]), i1);
   S24_UNROLL
-  for (int j = 0; j < 4; ++j) k[j] = (b[j] / c[3]) / sum_without(b, j);
+  for (int j = 0; j < 4; ++j) k[j] = b[j] / (c[3] * sum_without(b, j));  // one division: XLA merges two
   const float r = 1.0f / c[3];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
