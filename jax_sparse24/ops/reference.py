@@ -253,7 +253,7 @@ def _sequential_magnitudes(b, u, v, unscale, underflow):
     def without(members, i):
         return tree_sum([jnp.zeros_like(m) if j == i else m for j, m in enumerate(members)])
 
-    odds = [(weights[i] / sums[3]) / without(weights, i) for i in range(GROUP)]
+    odds = [weights[i] / (sums[3] * without(weights, i)) for i in range(GROUP)]
     inverse = 1 / sums[3]
     magnitudes = []
     for i in range(GROUP):
