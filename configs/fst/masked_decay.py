@@ -1,0 +1,36 @@
+"""FST: fully sparse training with transposable masks, MVUE gradients and masked decay (arXiv 2404.01847)."""
+
+import jax_sparse24 as s24
+from experiments.config import Config, Data, Model, Optim, Train
+
+
+def config() -> Config:
+    """GPT-2 size (124M), the paper's recipe: for an accelerator."""
+    return Config(
+        name="fst-124m",
+        model=Model(layers=12, d=768, f=3072, heads=12, scan=True, remat=True, dtype="bfloat16"),
+        data=Data(seq=1024, batch=512),
+        optim=Optim(lr=1.5e-4, final=1 / 15, warmup=3000),
+        train=Train(
+            steps=300_000,
+            accumulate=16,
+            log_every=10,
+            eval_every=1000,
+            eval_batches=4,
+            monitor_every=100,
+            checkpoint_every=1000,
+        ),
+        method=s24.methods.FST(decay=6e-5, mvue="approximate"),
+    )
+
+
+def cpu() -> Config:
+    """Small enough for a laptop's processor: some minutes."""
+    return Config(
+        name="fst-cpu",
+        model=Model(layers=4, d=128, f=512, heads=4),
+        data=Data(seq=128, batch=16),
+        optim=Optim(lr=3e-3, warmup=50),
+        train=Train(steps=600),
+        method=s24.methods.FST(decay=1e-3),
+    )

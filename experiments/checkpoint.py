@@ -1,0 +1,108 @@
+"""Checkpoints: the state of a run and its position in the data, through orbax; a signal that asks for a stop."""
+
+import signal
+import threading
+from pathlib import Path
+
+import grain
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from experiments.config import UserError, require
+
+
+def plain(tree):
+    """The tree with NNX states as plain dictionaries, which is what is stored: names without NNX's own words."""
+    is_state = lambda x: isinstance(x, nnx.State)  # noqa: E731
+    return jax.tree.map(lambda x: nnx.to_pure_dict(x) if is_state(x) else x, tree, is_leaf=is_state)
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints; a context manager that finishes writing when it is left."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        self.folder, self.manager = Path(folder).resolve(), ocp.CheckpointManager(Path(folder).resolve(), options=options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.manager.wait_until_finished()
+        self.manager.close()
+
+    @property
+    def latest(self) -> int | None:
+        """The newest complete step, or None."""
+        return self.manager.latest_step()
+
+    def save(self, step: int, state, iterator):
+        """Start writing the state and the iterator's position; the arrays are copied before this returns."""
+        if self.latest != step:
+            items = {"state": ocp.args.StandardSave(plain(state)), "data": grain.checkpoint.CheckpointSave(iterator)}
+            self.manager.save(step, args=ocp.args.Composite(**items))
+
+    def restore(self, step: int, abstract, iterator=None):
+        """The state saved at this step, and the iterator set to its position.
+
+        Raises UserError for a checkpoint of another model (the first leaf that differs) and for a damaged one.
+        """
+        template = plain(abstract)
+        items = {"state": ocp.args.StandardRestore(template)}
+        if iterator is not None:
+            items["data"] = grain.checkpoint.CheckpointRestore(iterator)
+        where = self.folder / str(step)
+        try:
+            stored = self.manager.item_metadata(step)["state"].tree
+            self._check_same_model(where, stored, template)
+            state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
+        except UserError:
+            raise
+        except Exception as error:  # orbax and tensorstore raise many types for damaged files
+            others = [other for other in self.manager.all_steps() if other != step]
+            fix = f"Delete it to continue from step {max(others)}." if others else "There is no other; start a new run."
+            reason = str(error).strip().split("\n")[0][:200]
+            raise UserError(f"The checkpoint {where} cannot be read: it is damaged or incomplete. {fix} ({reason})") from error
+        return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state))
+
+    def _check_same_model(self, where, stored, template):
+        def shapes(tree):
+            leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+            return {"/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): leaf for path, leaf in leaves}
+
+        stored, wanted = shapes(stored), shapes(template)
+        for name in sorted(wanted.keys() | stored.keys()):
+            sides = [f"{tuple(x[name].shape)} {x[name].dtype}" if name in x else "absent" for x in (stored, wanted)]
+            require(
+                sides[0] == sides[1],
+                f"The checkpoint {where} belongs to another model: {name} is {sides[0]} there, {sides[1]} in this model.",
+            )
+
+
+class StopSignal:
+    """While active, SIGTERM and Ctrl-C ask the training loop to save and stop; a second Ctrl-C interrupts at once.
+
+    With several processes, all must stop at one step: then jax.distributed agrees on it through orbax.
+    """
+
+    def __init__(self, manager: ocp.CheckpointManager):
+        self.manager, self.asked, self._old = manager, False, {}
+
+    def __enter__(self):
+        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+            self._old = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def at(self, step: int) -> bool:
+        """Whether the run must stop before this step."""
+        return self.asked or (jax.process_count() > 1 and self.manager.reached_preemption(step))

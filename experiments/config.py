@@ -1,0 +1,278 @@
+"""What a run is: frozen dataclasses, the config files that return them, and their JSON form.
+
+A config file is Python: functions that take nothing and return a `Config`. `path/to/file.py` names its function
+`config`, `path/to/file.py:other` names another one. The launcher overrides single fields on the command line.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import json
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import jax_sparse24 as s24
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class UserError(ValueError):
+    """A mistake that the user can correct: shown as one message, without a traceback."""
+
+
+def require(condition: bool, message: str):
+    """Raise UserError with this message unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The decoder-only language model."""
+
+    layers: int = 4
+    """number of blocks"""
+    d: int = 128
+    """model width"""
+    f: int = 512
+    """FFN width"""
+    heads: int = 4
+    """attention heads; d / heads must be even (rotary positions turn pairs)"""
+    ffn: Literal["squared_relu", "swiglu"] = "squared_relu"
+    """FFN: act(x W1) W2 with squared ReLU, or (silu(x Wg) * x W1) W2"""
+    tied: bool = True
+    """use the embedding as output head"""
+    scan: bool = False
+    """one scanned block with stacked parameters instead of unrolled blocks: compiles faster"""
+    remat: bool = False
+    """recompute each block in the backward pass: less memory, more time"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the products; parameters stay float32"""
+
+    def __post_init__(self):
+        for name in ("layers", "d", "f", "heads"):
+            require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
+        require(
+            self.d % (2 * self.heads) == 0,
+            f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
+            "Choose d as a multiple of 2 * heads.",
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text: bytes, packed into sequences."""
+
+    corpus: str = "stdlib"
+    """`stdlib` (the Python standard library's own source files) or a folder of text files"""
+    patterns: tuple[str, ...] = ("*.txt", "*.md", "*.rst", "*.py")
+    """which files of a folder to take (not used for stdlib)"""
+    root: str = "data"
+    """where prepared corpora are kept"""
+    seq: int = 128
+    """tokens that the model sees at once"""
+    batch: int = 16
+    """sequences per optimiser step, over all processes and micro-batches"""
+
+    def __post_init__(self):
+        for name in ("seq", "batch"):
+            require(getattr(self, name) > 0, f"data.{name} must be positive, got {getattr(self, name)}.")
+        require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW, clipping and the learning-rate schedule."""
+
+    lr: float = 1e-3
+    """peak learning rate"""
+    final: float = 0.1
+    """learning rate at the end, as a share of the peak"""
+    warmup: int = 50
+    """steps of linear warm-up"""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """cosine, or warm-up, stable, linear decay"""
+    decay_share: float = 0.2
+    """wsd only: share of all steps spent decaying"""
+    b1: float = 0.9
+    b2: float = 0.95
+    weight_decay: float = 0.1
+    """decoupled decay of the matrices (norm scales are left alone)"""
+    clip: float = 1.0
+    """largest global gradient norm"""
+
+    def __post_init__(self):
+        for name in ("lr", "clip"):
+            require(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
+        for name in ("warmup", "weight_decay"):
+            require(getattr(self, name) >= 0, f"optim.{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("final", "decay_share", "b1", "b2"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"optim.{name} is a share and must lie in [0, 1], got {value}.")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Length of the run and what is recorded when. All intervals count optimiser steps; 0 means never."""
+
+    steps: int = 600
+    """optimiser steps"""
+    accumulate: int = 1
+    """micro-batches per optimiser step; divides data.batch"""
+    log_every: int = 1
+    """steps between rows of loss, learning rate, gradient norm and speed"""
+    eval_every: int = 100
+    """steps between evaluations (one more at the end)"""
+    eval_batches: int = 16
+    """validation batches per evaluation"""
+    monitor_every: int = 10
+    """steps between measurements of flip rate and kept share of |w|"""
+    checkpoint_every: int = 200
+    """steps between checkpoints (one more at the end)"""
+    keep: int = 2
+    """newest checkpoints to keep"""
+    tensorboard: bool = False
+    """also write TensorBoard events (needs tensorboardX)"""
+
+    def __post_init__(self):
+        for name in ("steps", "accumulate", "log_every", "eval_batches", "keep"):
+            require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}.")
+        for name in ("eval_every", "monitor_every", "checkpoint_every"):
+            require(getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training run, complete."""
+
+    name: str = "run"
+    """name of the run folder"""
+    seed: int = 0
+    """of initialisation, data order and the method's noise"""
+    model: Model = Model()
+    data: Data = Data()
+    optim: Optim = Optim()
+    train: Train = Train()
+    method: object = s24.methods.Dense()
+
+    def __post_init__(self):
+        batch, parts = self.data.batch, self.train.accumulate
+        require(
+            batch % parts == 0,
+            f"train.accumulate must divide data.batch, got accumulate={parts} and batch={batch}.",
+        )
+        require(
+            self.optim.warmup < self.train.steps,
+            f"optim.warmup must be shorter than train.steps, got {self.optim.warmup} and {self.train.steps}.",
+        )
+
+
+def load(spec: str) -> Config:
+    """The config named by `path/to/file.py` or `path/to/file.py:function`.
+
+    Raises UserError with the nearest file or function when the name does not exist.
+    """
+    path, _, function = spec.partition(":")
+    functions = functions_of(find(path))
+    function = function or "config"
+    if function not in functions:
+        near = difflib.get_close_matches(function, functions, n=1)
+        hint = f" Did you mean {path}:{near[0]}?" if near else ""
+        raise UserError(f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}.{hint}")
+    config = functions[function]()
+    require(
+        isinstance(config, Config),
+        f"{path}:{function} must return an experiments.config.Config, not {type(config).__name__}.",
+    )
+    return config
+
+
+def find(path: str) -> Path:
+    """The config file, looked up from the current folder and then from the repository; UserError when absent."""
+    for candidate in (Path(path), REPOSITORY / path):
+        if candidate.is_file():
+            return candidate.resolve()
+    known = [str(file) for file in listing()]
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(f"There is no config file {path!r}.{hint}")
+
+
+def listing() -> list[Path]:
+    """The config files of this repository, relative to it."""
+    files = sorted((REPOSITORY / "configs").rglob("*.py"))
+    return [file.relative_to(REPOSITORY) for file in files if file.name != "__init__.py"]
+
+
+def functions_of(path: Path) -> dict:
+    """The functions that a config file offers: public, defined there, without required arguments."""
+    name = "config_file_" + str(path).replace("/", "_").removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == name and not key.startswith("_")
+    }
+
+
+def to_dict(value) -> dict:
+    """A config as JSON data; a method carries its class name."""
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        is_method = type(value) not in (Config, Model, Data, Optim, Train)
+        return {"class": type(value).__name__, **fields} if is_method else fields
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_dict(data: dict, kind=Config):
+    """The config that `to_dict` wrote. Raises UserError on an unknown field or method."""
+    data = dict(data)
+    if kind is object:
+        name = data.pop("class", None)
+        kind = getattr(s24.methods, str(name), None)
+        require(kind is not None, f"config.json names the method {name!r}, which jax_sparse24.methods does not have.")
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    require(not unknown, f"config.json has fields that {kind.__name__} does not know: {', '.join(unknown)}.")
+    for key, value in data.items():
+        if isinstance(value, dict):
+            data[key] = from_dict(value, hints[key])
+        elif isinstance(value, list):
+            data[key] = tuple(value)
+    return kind(**data)
+
+
+def write(config: Config, path: Path):
+    """Write the resolved config as JSON."""
+    path.write_text(json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def read(path: Path) -> Config:
+    """Read what `write` wrote; UserError when it is not readable JSON."""
+    try:
+        data = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}).") from error
+    return from_dict(data)
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Lines `field: old -> new` for every field in which two configs differ."""
+    a, b = flatten(to_dict(old)), flatten(to_dict(new))
+    keys = list(a) + [key for key in b if key not in a]
+    return [f"{key}: {a.get(key, 'absent')} -> {b.get(key, 'absent')}" for key in keys if a.get(key) != b.get(key)]
+
+
+def flatten(data: dict, prefix: str = "") -> dict:
+    """Nested dictionaries as one, keys joined by dots."""
+    flat = {}
+    for key, value in data.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat

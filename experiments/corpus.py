@@ -1,0 +1,165 @@
+"""Text corpora as tensorflow-datasets builders in ArrayRecord: no TensorFlow, nothing downloaded.
+
+A record is a piece of one file, at most 4 KiB, cut at a line end, so that shuffling records mixes files. The split is
+by file: the hash of a file's relative path decides, so it does not depend on the machine or on other files.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import logging
+import platform
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from experiments.config import Data, UserError, require
+
+RECORD_BYTES = 4096
+VALIDATION_SHARE = 0.05
+# Installed packages are not the standard library, test folders are mostly tables of cases, and pydoc_data is one
+# generated file of manual text, a sixteenth of all.
+STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"}
+
+
+@dataclasses.dataclass(eq=False)
+class TextConfig(tfds.core.BuilderConfig):
+    """Which files a corpus holds; the name carries a fingerprint of them, so changed files are prepared anew."""
+
+    folder: str = ""
+    files: tuple[str, ...] = ()
+
+
+class TextFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Files of text under one folder: records {"text": bytes, "path": bytes}, splits train and validation."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    # No URLs, hence no checksums; looking for their file would need the package importlib_resources.
+    url_infos = None
+
+    def __init__(self, *, file_format="array_record", **kwargs):
+        # The default format, TFRecord, would need TensorFlow.
+        super().__init__(file_format=file_format, **kwargs)
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "path": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, description=self.__doc__, features=features)
+
+    def _split_generators(self, dl_manager):
+        train, validation = split_by_file(self.builder_config.files)
+        return {"train": self._generate_examples(train), "validation": self._generate_examples(validation)}
+
+    def _generate_examples(self, files):
+        for file in files:
+            text = (Path(self.builder_config.folder) / file).read_bytes()
+            for start, piece in pieces(text):
+                yield f"{file}:{start}", {"text": piece, "path": file}
+
+
+class StdlibText(TextFiles):
+    """The Python standard library's own source files, found on this machine."""
+
+
+class LocalText(TextFiles):
+    """Text files of a folder that the user names."""
+
+
+def prepare(data: Data) -> tfds.core.DatasetBuilder:
+    """The prepared corpus of these data settings; prepares it when it is not there yet.
+
+    Raises UserError, before anything is written, when there are no files or too few to split.
+    """
+    stdlib = data.corpus == "stdlib"
+    folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else data.corpus).expanduser().resolve()
+    files = stdlib_files(folder) if stdlib else local_files(folder, data)
+    label = f"{platform.python_implementation().lower()}-{platform.python_version()}" if stdlib else folder.name
+    kind = StdlibText if stdlib else LocalText
+    config = TextConfig(name=f"{label}-{fingerprint(folder, files)}", folder=str(folder), files=tuple(files))
+    with quiet():
+        builder = kind(data_dir=str(Path(data.root).resolve()), config=config)
+        # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
+        with tempfile.TemporaryDirectory() as unused:
+            builder.download_and_prepare(download_dir=unused)
+    return builder
+
+
+def stdlib_files(folder: Path) -> list[str]:
+    """Source files of the standard library, relative and sorted."""
+    files = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    files = [str(path) for path in files if not STDLIB_WITHOUT & set(path.parts)]
+    require(
+        len(files) > 1,
+        f"This Python keeps no source files under {folder}. Name a folder of your own text: --data.corpus FOLDER.",
+    )
+    return sorted(files)
+
+
+def local_files(folder: Path, data: Data) -> list[str]:
+    """Non-empty files of the folder that match the patterns, relative and sorted; hidden folders are left out."""
+    if not folder.is_dir():
+        raise UserError(f"data.corpus must be 'stdlib' or a folder of text files; {str(folder)!r} is not a folder.")
+    found = {path for pattern in data.patterns for path in folder.rglob(pattern) if path.is_file()}
+    files = [path.relative_to(folder) for path in found if path.stat().st_size]
+    files = sorted(str(path) for path in files if not any(part.startswith(".") for part in path.parts))
+    patterns = ", ".join(data.patterns)
+    require(
+        bool(files),
+        f"The corpus folder {folder} has no non-empty file that matches {patterns}. "
+        "Put text there, or name other patterns: --data.patterns '*.tex' '*.c'.",
+    )
+    require(
+        len(files) > 1,
+        f"The corpus folder {folder} has one file that matches {patterns} ({files[0]}), but the split into training "
+        "and validation is by file. Divide the text into two files or more.",
+    )
+    return files
+
+
+def split_by_file(files) -> tuple[list[str], list[str]]:
+    """Files for training and for validation; neither is empty."""
+
+    def place(file):  # in [0, 1), the same on every machine
+        return int.from_bytes(hashlib.sha256(file.encode()).digest()[:8], "big") / 2**64
+
+    order = sorted(files, key=place)
+    held_out = sum(place(file) < VALIDATION_SHARE for file in order)
+    held_out = min(max(held_out, 1), len(order) - 1)
+    return sorted(order[held_out:]), sorted(order[:held_out])
+
+
+def pieces(text: bytes):
+    """Yield (start, piece) that together are the text; each piece ends with a line unless that line is too long."""
+    start = 0
+    while start < len(text):
+        end = start + RECORD_BYTES
+        if end < len(text):
+            end = text.rfind(b"\n", start, end) + 1 or end
+        yield start, text[start:end]
+        start = end
+
+
+def fingerprint(folder: Path, files) -> str:
+    """A short hash of names, sizes and times: another content is another dataset, without reading every byte."""
+    digest = hashlib.sha256()
+    for file in files:
+        stat = (folder / file).stat()
+        digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def quiet():
+    """Hide tensorflow-datasets' progress bars and its talk of downloading."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tfds.enable_progress_bar()
+        logger.setLevel(level)

@@ -1,0 +1,113 @@
+"""From a prepared corpus to batches of tokens, read through grain; the position in the data is checkpointable.
+
+Tokens are bytes; 256 marks the end of a record. Shapes: B sequences in the local batch, L tokens per sequence.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import grain
+import jax
+import numpy as np
+
+from experiments import corpus as corpora
+from experiments.config import Data, require
+
+SEPARATOR = 256
+VOCABULARY = 257
+SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus: record sources of both splits and statistics of the training text."""
+
+    name: str
+    train: object
+    validation: object
+    statistics: dict
+
+
+def open_corpus(data: Data) -> Corpus:
+    """Prepare (once) and open the corpus. Raises UserError when there is no text."""
+    builder = corpora.prepare(data)
+    sources = {}
+    for split in ("train", "validation"):
+        sources[split] = builder.as_data_source(split)
+        # A format that loses records on the way must not go unnoticed.
+        expected, found = builder.info.splits[split].num_examples, len(sources[split])
+        require(expected == found, f"The {split} split of {builder.data_dir} has {found} records, not {expected}.")
+    path = Path(builder.data_dir) / "statistics.json"
+    if not path.exists() and jax.process_index() == 0:
+        path.write_text(json.dumps(statistics(sources["train"])))
+    known = json.loads(path.read_text()) if path.exists() else statistics(sources["train"])
+    return Corpus(builder.name, sources["train"], sources["validation"], known)
+
+
+def tokens_of(record) -> dict:
+    """A record as tokens: its bytes, then the separator."""
+    return {"tokens": np.append(np.frombuffer(record["text"], np.uint8), SEPARATOR).astype(np.int32)}
+
+
+def sequences(source, data: Data, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
+    """Packed sequences of L + 1 tokens in an order fixed by the seed; `shard` is (index, count) of processes."""
+    index, count = shard
+    records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
+    records = (records.repeat() if repeat else records).map(tokens_of).to_iter_dataset()
+    packed = grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
+    return grain.experimental.WindowShuffleIterDataset(packed, window_size=SHUFFLE_WINDOW, seed=seed)
+
+
+def train_batches(corpus: Corpus, data: Data, seed: int):
+    """An endless iterator over {"tokens": int32 (B, L + 1)} for this process, with get_state and set_state."""
+    count = jax.process_count()
+    require(
+        data.batch % jax.device_count() == 0,
+        f"data.batch must be a multiple of the number of devices, got {data.batch} and {jax.device_count()} devices.",
+    )
+    require(
+        len(corpus.train) >= count,
+        f"The training split of {corpus.name} has {len(corpus.train)} records, too few for {count} processes.",
+    )
+    stream = sequences(corpus.train, data, seed, repeat=True, shard=(jax.process_index(), count))
+    return iter(stream.batch(data.batch // count))
+
+
+def validation_batches(corpus: Corpus, data: Data, count: int) -> list[np.ndarray]:
+    """At most `count` batches int32 (B, L + 1), the same ones whatever the run's seed; every process gets them all."""
+    batches = []
+    for batch in sequences(corpus.validation, data, 0, repeat=False).batch(data.batch, drop_remainder=True):
+        if (batch["tokens_segment_ids"] > 0).all():  # the last sequence of the split may be padded
+            batches.append(batch["tokens"].astype(np.int32))
+        if len(batches) == count:
+            break
+    require(
+        bool(batches),
+        f"The validation split of {corpus.name} has less than one batch of {data.batch} x {data.seq + 1} tokens. "
+        "Add text, or lower data.batch or data.seq.",
+    )
+    return batches
+
+
+def statistics(source) -> dict:
+    """Bytes, and the entropies in nats of a byte alone (order 0) and given the byte before (order 1)."""
+    pairs = np.zeros(256 * 256, np.int64)
+    firsts = np.zeros(256, np.int64)
+    for index in range(len(source)):
+        text = np.frombuffer(source[index]["text"], np.uint8).astype(np.int64)
+        pairs += np.bincount(text[:-1] * 256 + text[1:], minlength=pairs.size)
+        firsts += np.bincount(text[:1], minlength=256)
+    pairs = pairs.reshape(256, 256)
+    singles = pairs.sum(0) + firsts
+
+    def entropy(counts):
+        shares = counts[counts > 0] / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+    return {
+        "bytes": int(singles.sum()),
+        "records": len(source),
+        "order0_nats": entropy(singles),
+        "order1_nats": entropy(pairs) - entropy(pairs.sum(1)),
+    }

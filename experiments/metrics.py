@@ -1,0 +1,113 @@
+"""Where numbers of a running training go: metrics.jsonl, TensorBoard, the progress bar; and the clock behind tokens/s."""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import jax
+from tqdm import tqdm
+
+from experiments.config import UserError
+
+
+class Writer:
+    """Appends rows to metrics.jsonl (process 0 only) and, if asked, to TensorBoard."""
+
+    def __init__(self, out: Path, tensorboard: bool):
+        self.folder, self.main = out, jax.process_index() == 0
+        self.file = (out / "metrics.jsonl").open("a") if self.main else None
+        self.events = summary_writer()(str(out / "tensorboard")) if tensorboard and self.main else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.main:
+            self.file.close()
+        if self.events:
+            self.events.close()
+
+    def write(self, kind: str, step: int, values: dict):
+        """One row: `kind` is train, monitor, eval or event."""
+        if not self.main:
+            return
+        # JSON knows no NaN: what is not finite is written as null.
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            if self.events and isinstance(value, float):
+                self.events.add_scalar(f"{kind}/{name}", value, step)
+
+
+def summary_writer():
+    """The class tensorboardX.SummaryWriter; UserError when the package is missing."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise UserError("train.tensorboard needs tensorboardX: pip install tensorboardX, or set it to False.") from error
+    return SummaryWriter
+
+
+class Clock:
+    """Training time: runs from the first `tick`, stands still while something else is done."""
+
+    def __init__(self):
+        self._last = None
+
+    def tick(self, steps: int) -> float | None:
+        """Steps per second since the last tick; None the first time."""
+        now = time.perf_counter()
+        rate = steps / (now - self._last) if self._last is not None and steps else None
+        self._last = now
+        return rate
+
+    @contextlib.contextmanager
+    def paused(self):
+        start = time.perf_counter()
+        yield
+        if self._last is not None:
+            self._last += time.perf_counter() - start
+
+
+class Progress:
+    """A bar with loss, tokens/s and time left; on a pipe or file, a plain line at every tenth of the run.
+
+    `show`: True for the bar, False for silence, None to decide by whether stderr is a terminal.
+    """
+
+    FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
+
+    def __init__(self, label: str, start: int, total: int, show: bool | None):
+        main = jax.process_index() == 0
+        self.label, self.total = label, total
+        self.lines = main and show is None and not sys.stderr.isatty()
+        bar = main and (sys.stderr.isatty() if show is None else show)
+        self.bar = tqdm(
+            total=total, initial=start, desc=label, bar_format=self.FORMAT, disable=not bar, file=sys.stderr, dynamic_ncols=True
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.bar.close()
+
+    def update(self, done: int, phase: str, loss: float, tokens_per_s: float | None):
+        """`done` optimiser steps are complete."""
+        speed = f", {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
+        self.bar.set_postfix_str(f"{phase}, loss {loss:.3f}{speed}", refresh=False)
+        self.bar.update(done - self.bar.n)
+        tenth = max(self.total // 10, 1)
+        if self.lines and (done % tenth == 0 or done == self.total):
+            print(f"{self.label}: step {done}/{self.total}, {phase}, loss {loss:.3f}{speed}", file=sys.stderr, flush=True)
+
+    def note(self, text: str):
+        """A line above the bar."""
+        if self.lines:
+            print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+        elif not self.bar.disable:
+            self.bar.write(f"{self.label}: {text}", file=sys.stderr)

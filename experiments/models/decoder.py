@@ -1,0 +1,114 @@
+"""A decoder-only language model: RMSNorm, rotary positions, causal attention, a feed-forward of jax_sparse24.
+
+Shape suffixes: B sequences, L tokens, d width, H heads, h head width, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config, Model
+
+ROPE_BASE = 10_000.0
+
+
+def rotate(x_BLHh):
+    """Rotary positions (arXiv 2104.09864): turn each pair (i, i + h/2) by position * base^(-2i/h), in float32."""
+    length, half = x_BLHh.shape[1], x_BLHh.shape[-1] // 2
+    frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
+    cos, sin = jnp.cos(angle)[None, :, None], jnp.sin(angle)[None, :, None]
+    a, b = jnp.split(x_BLHh.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with rotary positions; its products stay dense."""
+
+    def __init__(self, model: Model, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        self.heads = model.heads
+        self.qkv = nnx.Linear(model.d, 3 * model.d, use_bias=False, dtype=dtype, rngs=rngs)
+        self.out = nnx.Linear(model.d, model.d, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x_BLd):
+        batch, length, d = x_BLd.shape
+        qkv = self.qkv(x_BLd).reshape(batch, length, 3, self.heads, d // self.heads)
+        q_BLHh, k_BLHh, v_BLHh = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        y_BLHh = jax.nn.dot_product_attention(rotate(q_BLHh), rotate(k_BLHh), v_BLHh, is_causal=True)
+        return self.out(y_BLHh.reshape(batch, length, d))
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, model: Model, method, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        feed_forward = s24.nn.GatedFFN if model.ffn == "swiglu" else s24.nn.FFN
+        activation = "silu" if model.ffn == "swiglu" else "squared_relu"
+        self.norm1 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        self.attention = Attention(model, rngs=rngs)
+        self.norm2 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        self.ffn = feed_forward(model.d, model.f, method=method, activation=activation, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x_BLd):
+        x_BLd = x_BLd + self.attention(self.norm1(x_BLd))
+        return x_BLd + self.ffn(self.norm2(x_BLd))
+
+
+class Decoder(nnx.Module):
+    """Logits of the next token at every position; no position sees a later one.
+
+    With `scan`, `blocks` is one Block whose variables carry a leading layer axis; the parameters are bit for bit
+    those of the unrolled model with the same seed, stacked.
+    """
+
+    def __init__(self, model: Model, method, vocabulary: int, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        self.model = model
+        self.embedding = nnx.Embed(
+            vocabulary, model.d, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs
+        )
+        blocks = [Block(model, method, rngs=rngs) for _ in range(model.layers)]
+        self.blocks = stack(blocks) if model.scan else nnx.List(blocks)
+        self.norm = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        if not model.tied:
+            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens_BL):
+        """int32 (B, L) to float32 logits (B, L, V)."""
+        x_BLd = self.embedding(tokens_BL)
+        x_BLd = self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd)
+        x_BLd = self.norm(x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
+        return logits_BLV.astype(jnp.float32)
+
+    def _unrolled(self, x_BLd):
+        for block in self.blocks:
+            x_BLd = _run_block(self.model, *nnx.split(block), x_BLd)
+        return x_BLd
+
+    def _scanned(self, x_BLd):
+        graphdef, stacked = nnx.split(self.blocks)
+        return jax.lax.scan(lambda x, state: (_run_block(self.model, graphdef, state, x), None), x_BLd, stacked)[0]
+
+
+def _run_block(model: Model, graphdef, state, x_BLd):
+    def run(state, x):
+        return nnx.merge(graphdef, state)(x)
+
+    return (jax.checkpoint(run) if model.remat else run)(state, x_BLd)
+
+
+def stack(blocks) -> Block:
+    """Blocks of equal structure as one, every variable with a leading layer axis."""
+    graphdef = nnx.graphdef(blocks[0])
+    return nnx.merge(graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, blocks)))
+
+
+def create(config: Config, vocabulary: int) -> Decoder:
+    """The model of a config, initialised from its seed (the same for every method)."""
+    # Noise keys of a method come from the default stream, so they do not shift the parameters.
+    rngs = nnx.Rngs(params=config.seed, default=config.seed + 1)
+    return Decoder(config.model, config.method, vocabulary, rngs=rngs)

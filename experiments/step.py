@@ -1,0 +1,131 @@
+"""The compiled training step: refresh masks, accumulate gradients, update.
+
+The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments). A phase of the
+method's schedule is static, so each has its own compiled step.
+Shapes: A micro-batches, B sequences per micro-batch, L tokens.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jax_sparse24 as s24
+from experiments.config import Config, UserError, require
+from experiments.data import VOCABULARY
+from experiments.models import decoder
+from experiments.optimiser import optimiser
+
+
+def loss_of(model, tokens_BL):
+    """Mean cross entropy in nats of each token given those before it."""
+    logits_BLV = model(tokens_BL[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:]).mean()
+
+
+def graphdefs_of(config: Config) -> dict:
+    """The model's structure with dense and with sparse products, {False: ..., True: ...}; computes nothing."""
+    try:
+        model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"This model cannot be built: {error}") from error
+    graphdefs = {}
+    for sparse in (False, True):
+        s24.nn.set_sparse(model, sparse)
+        graphdefs[sparse] = nnx.graphdef(model)
+    return graphdefs
+
+
+class Program:
+    """Everything of a run that is compiled: initial state and one training step per kind of phase.
+
+    Data-parallel over all devices of all processes: the state is replicated, micro-batches are split.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.tx = optimiser(config)
+        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self.split = NamedSharding(mesh, PartitionSpec(None, "data"))
+        self._compiled = {}
+        micro = config.data.batch // config.train.accumulate
+        require(
+            micro % jax.device_count() == 0,
+            f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple of the number of "
+            f"devices, {jax.device_count()}.",
+        )
+        self.graphdefs = graphdefs_of(config)
+
+    def _initial(self):
+        _, params, sparse = nnx.split(decoder.create(self.config, VOCABULARY), nnx.Param, s24.nn.SparseState)
+        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
+
+    def initial_state(self):
+        """The state before the first step, from the config's seed."""
+        return jax.jit(self._initial, out_shardings=self.replicated)()
+
+    def abstract_state(self):
+        """Shapes, dtypes and shardings of the state; computes nothing."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated), jax.eval_shape(self._initial)
+        )
+
+    def batch(self, tokens):
+        """This process's int32 (A * B, L + 1) as a global array (A, B, L + 1)."""
+        parts = self.config.train.accumulate
+        tokens_ABL = tokens.reshape(parts, tokens.shape[0] // parts, tokens.shape[1])
+        return jax.make_array_from_process_local_data(self.split, tokens_ABL)
+
+    def is_compiled(self, sparse: bool) -> bool:
+        return sparse in self._compiled
+
+    def step(self, sparse: bool):
+        """The compiled `(state, tokens_ABL) -> (state, {"loss", "grad_norm"})`; the state is donated."""
+        if sparse not in self._compiled:
+            data, parts = self.config.data, self.config.train.accumulate
+            tokens = jax.ShapeDtypeStruct((parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split)
+            run = jax.jit(self._step(self.graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated)
+            try:
+                lowered = run.lower(self.abstract_state(), tokens)
+            except (ValueError, TypeError) as error:
+                raise UserError(f"This training step cannot be built: {error}") from error
+            self._compiled[sparse] = lowered.compile()
+        return self._compiled[sparse]
+
+    def _step(self, graphdef, sparse_phase: bool):
+        def loss_and_grad(params, sparse, tokens_BL, index):
+            noise = s24.nn.fold_key(sparse, index)
+            return jax.value_and_grad(lambda p: loss_of(nnx.merge(graphdef, p, noise), tokens_BL))(params)
+
+        def mean_over(params, sparse, tokens_ABL):
+            parts = tokens_ABL.shape[0]
+            if parts == 1:
+                return loss_and_grad(params, sparse, tokens_ABL[0], 0)
+
+            def add(total, part):
+                return jax.tree.map(jnp.add, total, loss_and_grad(params, sparse, *part)), None
+
+            zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+            total, _ = jax.lax.scan(add, zero, (tokens_ABL, jnp.arange(parts)))
+            return jax.tree.map(lambda x: x / parts, total)
+
+        def step(state, tokens_ABL):
+            model = nnx.merge(graphdef, state["params"], state["sparse"])
+            masks = {}
+            if sparse_phase:
+                s24.refresh(model, step=state["step"])
+                masks = s24.nn.masks(model)
+            _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
+            loss, grads = mean_over(params, sparse, tokens_ABL)
+            updates, opt = self.tx.update(grads, state["opt"], params, masks=masks)
+            state = {
+                "step": state["step"] + 1,
+                "params": optax.apply_updates(params, updates),
+                "sparse": sparse,
+                "opt": opt,
+            }
+            return state, {"loss": loss, "grad_norm": optax.global_norm(grads)}
+
+        return step

@@ -1,0 +1,165 @@
+"""The training loop. Everything that can be wrong is found before the run folder is made."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from experiments import data, rundir
+from experiments.checkpoint import Checkpoints, StopSignal
+from experiments.config import Config, UserError
+from experiments.evaluate import Evaluator
+from experiments.metrics import Clock, Progress, Writer, summary_writer
+from experiments.monitor import Monitor
+from experiments.optimiser import learning_rate
+from experiments.processes import first_process_first, wait_for_all
+from experiments.step import Program
+
+
+class Diverged(UserError):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended."""
+
+    out: Path
+    step: int
+    finished: bool
+    losses: dict
+    """last evaluation: {"dense": nats, "sparse": nats}; {} if none was made"""
+
+
+def train(config: Config, out: Path, *, resume: bool = False, show: bool | None = None, label: str = "") -> Result:
+    """Train a config into a run folder, or continue it; see Progress for `show`.
+
+    Raises UserError for a mistake in config, folder or corpus (nothing is written then) and Diverged when the loss is
+    no longer finite (metrics and earlier checkpoints are kept).
+    """
+    out = Path(out)
+    rundir.check_new(out, config, resume)
+    if config.train.tensorboard:
+        summary_writer()
+    schedule = config.method.schedule(config.train.steps)
+    program = Program(config)
+    with first_process_first("corpus"):
+        corpus = data.open_corpus(config.data)
+    batches = data.validation_batches(corpus, config.data, config.train.eval_batches)
+    iterator = data.train_batches(corpus, config.data, config.seed)
+    if not resume:
+        program.step(schedule.phase_at(0).sparse)
+        wait_for_all("checked")
+        rundir.create(out, config)
+    with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
+        start, state = 0, None
+        if resume and checkpoints.latest is not None:
+            start = checkpoints.latest
+            state = checkpoints.restore(start, program.abstract_state(), iterator)
+            rundir.truncate_metrics(out, start)
+        state = program.initial_state() if state is None else state
+        with (
+            Writer(out, config.train.tensorboard) as writer,
+            Progress(label or config.name, start, config.train.steps, show) as progress,
+            StopSignal(checkpoints.manager) as stop,
+        ):
+            writer.write("event", start, {"event": "resume" if resume else "start", "corpus": corpus.statistics})
+            evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
+            loop = Loop(config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop)
+            return Result(out, *loop.run(start, state))
+
+
+class Loop:
+    """The steps of one run from `start` to its end or to a stop signal."""
+
+    def __init__(self, config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop):
+        self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
+        self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
+        self.writer, self.progress = writer, progress
+        self.clock, self.monitor = Clock(), Monitor(config.method)
+        self.rate = learning_rate(config.optim, config.train.steps)
+        self.pending = None  # the step just dispatched, logged after the next one is dispatched
+        self.unlogged = 0
+
+    def run(self, start: int, state):
+        """(last step, whether the run is complete, last evaluation)."""
+        train, losses = self.config.train, {}
+        first_masks = self._first_masks(state) if train.monitor_every else None
+        for step in range(start, train.steps):
+            if self.stop.at(step):
+                self._flush()
+                self.checkpoints.save(step, state, self.iterator)
+                self.progress.note(f"stopped by a signal and saved at step {step}")
+                return step, False, losses
+            phase = self.schedule.phase_at(step)
+            advance = self._compiled(phase)
+            watched = due(step, train.monitor_every)
+            if watched:
+                self._flush()
+                with self.clock.paused():
+                    before = jax.block_until_ready(self.monitor.masks(state["params"]))
+            batch = self.program.batch(next(self.iterator)["tokens"])
+            state, metrics = advance(state, batch)
+            previous, self.pending = self.pending, (step, phase.name, metrics)
+            self._log(previous)
+            done = step + 1
+            if watched:
+                self._flush()
+                with self.clock.paused():
+                    values = self.monitor.compare(before, self.monitor.masks(state["params"]), first_masks, state["params"])
+                    self.writer.write("monitor", step, {k: float(v) for k, v in values.items()})
+            if due(done, train.eval_every) or done == train.steps:
+                self._flush()
+                with self.clock.paused():
+                    losses = self.evaluator(state["params"], state["sparse"])
+                    self.writer.write("eval", done, losses)
+            if due(done, train.checkpoint_every) or done == train.steps:
+                self._flush()
+                with self.clock.paused():
+                    self.checkpoints.save(done, state, self.iterator)
+        return train.steps, True, losses
+
+    def _first_masks(self, state):
+        # Of the initial weights, which the seed determines, so that they need no place in the checkpoint.
+        params = state["params"] if int(state["step"]) == 0 else self.program.initial_state()["params"]
+        return jax.block_until_ready(self.monitor.masks(params))
+
+    def _compiled(self, phase):
+        if not self.program.is_compiled(phase.sparse):
+            self._flush()
+            with self.clock.paused():
+                return self.program.step(phase.sparse)
+        return self.program.step(phase.sparse)
+
+    def _flush(self):
+        self._log(self.pending)
+        self.pending = None
+
+    def _log(self, item):
+        """Wait for a dispatched step and record it; a loss that is not finite ends the run."""
+        if item is None:
+            return
+        step, phase, metrics = item
+        loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
+        self.unlogged += 1
+        finite = math.isfinite(loss)
+        if due(step, self.config.train.log_every) or not finite:
+            rate = self.clock.tick(self.unlogged)
+            self.unlogged = 0
+            speed = rate and rate * self.config.data.batch * self.config.data.seq
+            row = {"phase": phase, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
+            self.writer.write("train", step, {**row, "steps_per_s": rate, "tokens_per_s": speed})
+            self.progress.update(step + 1, phase, loss, speed)
+        if not finite:
+            self.writer.write("event", step, {"event": "diverged"})
+            raise Diverged(
+                f"The loss became {loss} at step {step} (phase {phase}, gradient norm {norm}): the run has diverged and was "
+                f"stopped. Metrics are kept in {self.writer.folder}. Lower --optim.lr, lengthen --optim.warmup, or "
+                "lower --optim.clip, and start another run."
+            )
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something done every `every` steps (0: never) is due at this step."""
+    return every > 0 and step % every == 0
