@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24 import patterns
+from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_words
@@ -252,8 +253,8 @@ def _prepare(op: str, plan: Plan, state, key, x, **weights):
     else:
         key = None
     dtype = jnp.result_type(x, *weights.values())
-    tokens = x.reshape(-1, x.shape[-1]).astype(dtype)
-    return tokens, [w.astype(dtype) for w in weights.values()], state or {}, key
+    tokens = reverse_only(op, x.reshape(-1, x.shape[-1]).astype(dtype))
+    return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
 
 
 def _check_state(op: str, plan: Plan, state, shapes: Mapping[str, tuple[int, ...]], nested: bool) -> None:
@@ -286,7 +287,7 @@ def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None
     tokens, (w,), state, key = _prepare("sparse_dot", plan, state, key, x, w=w)
     _check_state("sparse_dot", plan, state, {"w": w.shape}, nested=False)
     run = Execution("sparse_dot", "linear", plan, implementation)
-    out = _reverse_only("sparse_dot", _linear, run, tokens, w, state, key)
+    out = _linear(run, tokens, w, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")
 
 
@@ -322,17 +323,5 @@ def sparse_ffn(
         b1 = jnp.asarray(b1).astype(tokens.dtype)
     _check_state("sparse_ffn", plan, state, {"w1": w1.shape, "w2": w2.shape}, nested=True)
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
-    out = _reverse_only("sparse_ffn", _ffn, run, tokens, w1, w2, b1, state, key)
+    out = _ffn(run, tokens, w1, w2, b1, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")
-
-
-def _reverse_only(op, function, *args):
-    try:
-        return function(*args)
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise TypeError(
-            f"{op} is differentiable in reverse mode only, because its backward products are not the "
-            f"transpose of its forward one. Use jax.grad or jax.vjp; for jvp, use the dense product x @ w."
-        ) from error
