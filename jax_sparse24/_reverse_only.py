@@ -1,8 +1,7 @@
 """A readable error where forward-mode differentiation meets a `custom_vjp`, under jit too.
 
-`reverse_only(op, x)` is the identity. Its tangent passes through a linear primitive that transposes, so reverse mode
-goes through, and that refuses to be evaluated, which only forward mode would do.
-"""
+`reverse_only(op, x)` is the identity. Its tangent passes through a linear primitive that transposes, so
+reverse mode goes through, and that refuses to be evaluated, which only forward mode would do."""
 
 from functools import partial
 
@@ -13,8 +12,8 @@ from jax.interpreters import ad, batching, mlir
 
 def _refuse(*_, op):
     raise TypeError(
-        f"{op} is differentiable in reverse mode only, because its backward products are not the transpose of its "
-        f"forward one. Use jax.grad or jax.vjp; for jvp, use the dense product x @ w."
+        f"{op} is differentiable in reverse mode only, because its backward products are not the "
+        f"transpose of its forward one. Use jax.grad or jax.vjp; for jvp, use the dense product x @ w."
     )
 
 
