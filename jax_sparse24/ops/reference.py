@@ -185,11 +185,11 @@ def squared_relu24(x, axis):
 def matmul(packed, dense, dense_k_last, out_packed_last, out_dtype):
     """`P D` with P (..., R, K) of the stored form, D (..., K, N) or (..., N, K); the result is (..., R, N) or
     (..., N, R)."""
-    p = unpack24(Packed24(packed.values, packed.metadata, -1))
-    d = jnp.swapaxes(dense, -1, -2) if dense_k_last else dense
+    # Widened first: XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed.
     accumulator = compute_format(dense.dtype).dtype
-    precision = lax.Precision.HIGHEST if dense.dtype in (jnp.float32, jnp.float64) else None
-    out = jnp.matmul(p, d, precision=precision, preferred_element_type=accumulator)
+    p = unpack24(Packed24(packed.values, packed.metadata, -1)).astype(accumulator)
+    d = (jnp.swapaxes(dense, -1, -2) if dense_k_last else dense).astype(accumulator)
+    out = jnp.matmul(p, d, precision=lax.Precision.HIGHEST)
     return (jnp.swapaxes(out, -1, -2) if out_packed_last else out).astype(out_dtype)
 
 
