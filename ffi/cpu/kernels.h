@@ -83,8 +83,8 @@ struct MatmulArgs {
   bool dense_k_last, out_packed_last;
 };
 
-constexpr int64_t kMatmulRows = 240, kMatmulCols = 512;  // of a block, at most
-constexpr size_t kMatmulScratch = 1 << 20;
+constexpr int64_t kMatmulRows = 384, kMatmulCols = 512;  // of a block, at most
+constexpr size_t kMatmulScratch = 2 << 20;
 
 struct MatmulBlock {
   int64_t row0, row1, col0, col1;

@@ -23,13 +23,14 @@ constexpr int kWidth = 8, kTileRows = 3, kTileVectors = 4;
 constexpr int kWidth = 4, kTileRows = 3, kTileVectors = 4;
 #endif
 constexpr int kPanel = kWidth * kTileVectors;
-constexpr int kDepth = 96;
+constexpr int kDepth = 256;
 constexpr int kChunk = 48;
 constexpr int kRows = kMatmulRows, kCols = kMatmulCols;
 static_assert(kDepth % 16 == 0 && kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
 static_assert(kCols % kPanel == 0, "blocking");
 
 typedef float Vec __attribute__((vector_size(4 * kWidth)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kWidth)));
 
 struct Entry {
   float value;
@@ -40,18 +41,28 @@ struct Scratch {
   float sums[kCols / kPanel][kRows][kPanel];
   float panels[kCols / kPanel][kDepth][kPanel];
   float stripe[kWidth][kDepth];
-  Entry entries[kChunk / kTileRows][kDepth / 2][kTileRows];
+  Entry entries[kChunk][kDepth / 2];
 };
 
 static_assert(sizeof(Scratch) <= kMatmulScratch, "scratch");
 
 // ---- registers ----------------------------------------------------------------------------------------------------
 
-S24_HD Vec splat(float f) { return f - Vec{}; }
+S24_HD Vec splat(float f) {
+#if defined(__AVX512F__)
+  // Through a general register: the FMAs keep the vector load ports busy, and a broadcast from memory would use them.
+  int32_t bits = int32_t(bits_of(f));
+  asm("" : "+r"(bits));
+  const IntVec v = IntVec{} + bits;
+  return reinterpret_cast<const Vec&>(v);
+#else
+  return f - Vec{};
+#endif
+}
 
 // kTileRows x (kVectors * kWidth) sums over `kept` entries per row.
 template <int kVectors>
-void multiply(const Entry* __restrict__ e, int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
+void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
               bool accumulate) {
   Vec acc[kTileRows][kVectors];
   S24_UNROLL
@@ -60,11 +71,11 @@ void multiply(const Entry* __restrict__ e, int64_t kept, const float* __restrict
     for (int v = 0; v < kVectors; ++v)
       acc[r][v] = accumulate ? *reinterpret_cast<const Vec*>(sums + r * kPanel + v * kWidth) : Vec{};
   }
-  for (int64_t j = 0; j < kept; ++j, e += kTileRows) {
+  for (int64_t j = 0; j < kept; ++j) {
     S24_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
-      const Vec a = splat(e[r].value);
-      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + e[r].offset);
+      const Vec a = splat(e[r][j].value);
+      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + e[r][j].offset);
       S24_UNROLL
       for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
     }
@@ -120,11 +131,12 @@ void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t 
   const auto* dense = static_cast<const typename T::Bits*>(a.dense);
   const int64_t cols = m.col1 - m.col0, depth = k1 - k0;
   if (!a.dense_k_last) {
-    for (int64_t c = 0; c < cols; c += kPanel) {
-      const int64_t n = cols - c < kPanel ? cols - c : kPanel;
-      for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const auto* row = dense + (k0 + k) * a.cols + m.col0;
+      for (int64_t c = 0; c < cols; c += kPanel) {
+        const int64_t n = cols - c < kPanel ? cols - c : kPanel;
         float* to = s.panels[c / kPanel][k];
-        const auto* from = dense + (k0 + k) * a.cols + m.col0 + c;
+        const auto* from = row + c;
         if (n == kPanel) {
           widen<T>(from, kPanel, to);
         } else {
@@ -148,24 +160,44 @@ void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t 
   }
 }
 
-// Rows [row0, row1) of P at k0..k1 -> entries of tiles; rows that fill up the last tile get zeros.
+// Rows [row0, row1) of P at k0..k1 -> entries; rows that fill up the last tile get zeros.
 template <class T>
 void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t k1, Scratch& s) {
-  const int64_t value_step = a.depth / 2, byte_step = ceil_div(a.depth, 8), groups = (k1 - k0) / 4;
+  const int64_t kept = (k1 - k0) / 2, value_step = a.depth / 2, byte_step = ceil_div(a.depth, 8);
+  constexpr int32_t kStep = kPanel * sizeof(float);
+  IntVec shift, base;
+  for (int j = 0; j < kWidth; ++j) {
+    shift[j] = 2 * j;
+    base[j] = j / 2 * 4 * kStep;
+  }
   for (int64_t i = 0; i < ceil_div(row1 - row0, kTileRows) * kTileRows; ++i) {
-    Entry* e = &s.entries[i / kTileRows][0][i % kTileRows];
+    Entry* e = s.entries[i];
     if (row0 + i >= row1) {
-      for (int64_t j = 0; j < 2 * groups; ++j) e[j * kTileRows] = Entry{0.0f, 0};
+      for (int64_t j = 0; j < kept; ++j) e[j] = Entry{0.0f, 0};
       continue;
     }
     const auto* v = static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2;
     const uint8_t* m = a.metadata + (row0 + i) * byte_step + k0 / 8;
-    constexpr int32_t kStep = kPanel * sizeof(float);
-    for (int64_t g = 0; g < groups; ++g) {
-      const uint32_t nibble = uint32_t(m[g / 2]) >> (4 * (g & 1));
-      const int32_t k = int32_t(4 * g);
-      e[(2 * g) * kTileRows] = Entry{float_of(T::to_f32(v[2 * g])), (k + int32_t(nibble & 3)) * kStep};
-      e[(2 * g + 1) * kTileRows] = Entry{float_of(T::to_f32(v[2 * g + 1])), (k + int32_t(nibble >> 2 & 3)) * kStep};
+    int64_t j = 0;
+    // The positions of consecutive kept elements are consecutive fields of two bits.
+    for (; j + kWidth <= kept; j += kWidth) {
+      uint32_t fields = 0;
+      __builtin_memcpy(&fields, m + j / 4, kWidth / 4);
+      const IntVec index = ((IntVec{} + int32_t(fields)) >> shift) & 3;
+      const IntVec offset = index * kStep + base + int32_t(j * 2 * kStep);
+      float wide[kWidth];
+      widen<T>(v + j, kWidth, wide);
+      Vec value;
+      __builtin_memcpy(&value, wide, sizeof value);
+      const Vec offset_bits = reinterpret_cast<const Vec&>(offset);
+      const Vec low = __builtin_shufflevector(value, offset_bits, S24_LOW);
+      const Vec high = __builtin_shufflevector(value, offset_bits, S24_HIGH);
+      __builtin_memcpy(e + j, &low, sizeof low);
+      __builtin_memcpy(e + j + kWidth / 2, &high, sizeof high);
+    }
+    for (; j < kept; ++j) {
+      const int32_t k = int32_t(j / 2 * 4 + ((m[j / 4] >> (2 * (j % 4))) & 3));
+      e[j] = Entry{float_of(T::to_f32(v[j])), k * kStep};
     }
   }
 }
@@ -201,7 +233,7 @@ void write_any(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, in
 
 // ---- a task -------------------------------------------------------------------------------------------------------
 
-void multiply_tile(const Entry* e, int64_t kept, const float* panel, float* sums, int64_t cols, bool accumulate) {
+void multiply_tile(const Entry (*e)[kDepth / 2], int64_t kept, const float* panel, float* sums, int64_t cols, bool accumulate) {
   switch (ceil_div(cols < kPanel ? cols : kPanel, kWidth)) {
     case 1: return multiply<1>(e, kept, panel, sums, accumulate);
     case 2: return multiply<2>(e, kept, panel, sums, accumulate);
@@ -222,7 +254,7 @@ void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
       for (int64_t c = 0; c < cols; c += kPanel) {
         float(*sums)[kPanel] = s.sums[c / kPanel] + r0;
         for (int64_t r = 0; r < r1 - r0; r += kTileRows)
-          multiply_tile(s.entries[r / kTileRows][0], (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
+          multiply_tile(s.entries + r, (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
         if (k1 == a.depth)
           write_any(a, sums, m.row0 + r0, r1 - r0, m.col0 + c, cols - c < kPanel ? cols - c : kPanel);
       }
