@@ -9,6 +9,7 @@ without a row is dense. The products and their contraction axes are fixed by the
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -220,7 +221,8 @@ def _ffn_bwd(run, residuals, dy3_Td):
     (operands["dy1"],) = activation_vjp(dy2_Tf)
     dx_Td = run.product("B3", operands, state, key)
     dw1_df = run.product("B4", operands, state, key)
-    db1_f = None if b1_f is None else operands["dy1"].astype(jnp.float32).sum(0).astype(b1_f.dtype)
+    sum_dtype = jnp.promote_types(dy3_Td.dtype, jnp.float32)
+    db1_f = None if b1_f is None else operands["dy1"].sum(0, dtype=sum_dtype).astype(b1_f.dtype)
     return dx_Td, dw1_df, dw2_fd, db1_f, None, None
 
 
@@ -228,6 +230,12 @@ _ffn.defvjp(_ffn_fwd, _ffn_bwd)
 
 
 # ---- entry points, shared by functions and layers
+
+
+def _plan(op: str, method, name: str) -> Plan:
+    if isinstance(method, type) or not hasattr(method, name):
+        raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
+    return getattr(method, name)()
 
 
 def _prepare(op: str, plan: Plan, state, key, x, **weights):
@@ -253,7 +261,7 @@ def _prepare(op: str, plan: Plan, state, key, x, **weights):
     else:
         key = None
     dtype = jnp.result_type(x, *weights.values())
-    tokens = reverse_only(op, x.reshape(-1, x.shape[-1]).astype(dtype))
+    tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
 
 
@@ -283,7 +291,7 @@ def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None
     has the promoted dtype. Reverse-mode differentiable: `w` gets the gradient its method defines, dense in
     shape. Products along the token axis need a multiple of four tokens, which is checked when a gradient is
     taken. Raises TypeError, ValueError (shapes, missing state or key), RuntimeError (implementation)."""
-    plan = method.linear_plan()
+    plan = _plan("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = _prepare("sparse_dot", plan, state, key, x, w=w)
     _check_state("sparse_dot", plan, state, {"w": w.shape}, nested=False)
     run = Execution("sparse_dot", "linear", plan, implementation)
@@ -313,14 +321,14 @@ def sparse_ffn(
         raise ValueError(
             f"sparse_ffn: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
         )
-    plan = method.ffn_plan()
+    plan = _plan("sparse_ffn", method, "ffn_plan")
     tokens, (w1, w2), state, key = _prepare("sparse_ffn", plan, state, key, x, w1=w1, w2=w2)
     if b1 is not None:
         if jnp.shape(b1) != (w1.shape[1],):
             raise ValueError(
                 f"sparse_ffn: b1 has shape {jnp.shape(b1)}, w1 of shape {w1.shape} needs ({w1.shape[1]},)."
             )
-        b1 = jnp.asarray(b1).astype(tokens.dtype)
+        b1 = reverse_only("sparse_ffn", jnp.asarray(b1).astype(tokens.dtype))
     _check_state("sparse_ffn", plan, state, {"w1": w1.shape, "w2": w2.shape}, nested=True)
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
     out = _ffn(run, tokens, w1, w2, b1, state, key)
