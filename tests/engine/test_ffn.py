@@ -1,0 +1,264 @@
+"""The FFN engine against float64 products, exact autodiff and the linear engine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from tests.engine import oracle
+from tests.engine.spy import Log, Spied
+from tests.engine.test_linear import METHODS
+
+T, d, f, out = 12, 16, 24, 8
+KEY = jax.random.key(7)
+PLACE = {"B2": 3, "B4": 5}  # of a product in the table: what its key is folded with
+ROUNDINGS = (
+    16  # along the longest chain: F1, bias, activation, slope, their product, B1, B3; GELU alone is eight
+)
+
+# dtype, implementation, activation, bias. The kink of relu makes 16-bit gradients incomparable near zero.
+RUNS = [("float32", "ffi", a, bias) for a in oracle.ACTIVATIONS for bias in (True, False)]
+RUNS += [("float32", "reference", "squared_relu", True)]
+RUNS += [(dt, "ffi", a, a == "gelu") for dt in ("bfloat16", "float16") for a in ("squared_relu", "gelu")]
+# The estimators take long to compile in jnp.
+CASES = [(m, *r) for m in METHODS for r in RUNS if not (m == "FST approximate" and r[1] == "reference")]
+CASES += [(m, dt, "reference", "gelu", False) for m in ("STE", "FST None") for dt in ("bfloat16", "float16")]
+
+
+def states(method, w1, w2):
+    return {"w1": method.init(w1), "w2": method.init(w2)}
+
+
+def cuts(name, state, log, key=KEY):
+    if name == "Dense":
+        return {}
+    if name == "STE":
+        prune = oracle.along(0)
+        return {("F1", "w1"): prune, ("F2", "w2"): prune, ("B1", "w2"): prune, ("B3", "w1"): prune}
+    m1, m2 = (oracle.masked(state[w]["mask"]) for w in ("w1", "w2"))
+    table = {("F1", "w1"): m1, ("F2", "w2"): m2, ("B1", "w2"): m2, ("B3", "w1"): m1}
+    if name != "FST None":
+        for product, operand in (("B2", "dy3"), ("B4", "dy1")):
+            cotangent = log[product][0]  # rounded as the engine rounds it: the draw depends on every bit
+            noise = s24.mvue24(jax.random.fold_in(key, PLACE[product]), cotangent, 0, name == "FST exact")
+            table[product, operand] = oracle.drawn(noise)
+    return table
+
+
+@pytest.mark.parametrize(("name", "dtype", "implementation", "activation", "bias"), CASES)
+def test_gradients_are_the_masked_dense_products(name, dtype, implementation, activation, bias):
+    method, log = METHODS[name], Log()
+    x, w1, w2, dy3, b1 = oracle.matrices(1, dtype, (T, d), (d, f), (f, out), (T, out), (f,))
+    state = states(method, w1, w2)
+
+    def run(x, w1, w2, b1):
+        options = {"b1": b1 if bias else None, "activation": activation, "implementation": implementation}
+        return s24.sparse_ffn(x, w1, w2, Spied(method, log), state, KEY, **options)
+
+    y, vjp = jax.vjp(run, x, w1, w2, b1)
+    got = dict(zip(("dx", "dw1", "dw2", "db1"), vjp(dy3), strict=True)) | {"y": y}
+    if not bias:
+        np.testing.assert_array_equal(got.pop("db1"), np.zeros(f))
+    want = oracle.ffn(x, w1, w2, b1 if bias else None, dy3, activation, cuts(name, state, log))
+    if name.startswith("FST") and name != "FST None":
+        np.testing.assert_array_equal(log["B2"][0], dy3)
+        got["dy1"] = log["B4"][0]
+    for what, value in got.items():
+        assert value.dtype == dtype
+        oracle.assert_close(value, want[what], dtype, K=f, roundings=ROUNDINGS, name=what)
+    axes = {"F1": -2, "F2": -2, "B1": -1, "B2": -2, "B3": -1, "B4": -2}
+    assert {product: axis for product, (_, axis, _) in log.items()} == {
+        product: axes[product] for product, _ in method.ffn_plan().rows
+    }
+
+
+@pytest.mark.parametrize("name", ["Dense", "STE", "FST None"])
+@pytest.mark.parametrize("activation", ["relu", "squared_relu"])
+def test_without_noise_it_is_autodiff_with_straight_through_weights(name, activation, implementation):
+    """Small whole numbers make every sum exact, so equality is to the bit; jit makes no difference."""
+    method = METHODS[name]
+    x, w1, w2, dy, b1 = oracle.integers(2, "float32", (T, d), (d, f), (f, out), (T, out), (f,), largest=2)
+    state = states(method, w1, w2)
+
+    def used(name, w):
+        if name == "STE":
+            return oracle.top2(oracle.wide(w), 0)
+        return oracle.wide(w) if name == "Dense" else np.where(method.init(w)["mask"], oracle.wide(w), 0)
+
+    u1, u2 = used(name, w1), used(name, w2)
+
+    def surrogate(x, w1, w2, b1):
+        y1 = x @ (w1 + jax.lax.stop_gradient(u1 - w1)) + b1
+        y2 = jnp.maximum(y1, 0)
+        y2 = y2 * y2 if activation == "squared_relu" else jnp.where(y1 > 0, y1, 0)
+        return y2 @ (w2 + jax.lax.stop_gradient(u2 - w2))
+
+    def engine(x, w1, w2, b1):
+        options = {"b1": b1, "activation": activation, "implementation": implementation}
+        return s24.sparse_ffn(x, w1, w2, method, state, KEY, **options)
+
+    @jax.jit
+    def gradients(x, w1, w2, b1):
+        runs = []
+        for function in (engine, surrogate):
+            y, vjp = jax.vjp(function, x, w1, w2, b1)
+            runs.append((y, *vjp(dy)))
+        return runs
+
+    got, want = gradients(x, w1, w2, b1)
+    assert float(jnp.abs(want[0]).max()) < 2**24
+    for what, a, b in zip(("y", "dx", "dw1", "dw2", "db1"), got, want, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+def test_both_weight_gradients_are_unbiased():
+    """Mean over keys within 6 standard errors of the gradients without noise (chance of a false alarm: 6e-7)."""
+    draws = 4000
+    x, w1, w2, dy = oracle.matrices(5, "float32", (8, 8), (8, 16), (16, 8), (8, 8))
+    state = states(METHODS["FST None"], w1, w2)
+
+    def gradients(method, key):
+        run = jax.vjp(lambda w1, w2: s24.sparse_ffn(x, w1, w2, method, state, key, activation="gelu"), w1, w2)
+        return run[1](dy)
+
+    @jax.jit
+    def moments(keys):
+        g = jax.vmap(lambda k: gradients(METHODS["FST exact"], k))(keys)
+        return [(a.mean(0), a.std(0)) for a in g]
+
+    expected = gradients(METHODS["FST None"], None)
+    for (mean, spread), want in zip(
+        moments(jax.random.split(jax.random.key(12), draws)), expected, strict=True
+    ):
+        error = np.abs(oracle.wide(mean) - oracle.wide(want))
+        assert (error <= 6 * oracle.wide(spread) / np.sqrt(draws) + 1e-5).all()
+        assert float(spread.mean()) > 0.1
+
+
+def test_the_two_noises_differ():
+    """With the same cotangent in both products, B2 and B4 still draw differently."""
+    log = Log()
+    method = Spied(METHODS["FST exact"], log)
+    (w1, w2, x) = oracle.matrices(6, "float32", (d, f), (f, d), (T, d))
+    state = states(method, w1, w2)
+    jax.vjp(lambda w: s24.sparse_ffn(x, w, w2, method, state, KEY), w1)[1](jnp.ones((T, d)))
+    words = [tuple(np.asarray(jax.random.key_data(log[p][2]))) for p in ("B2", "B4")]
+    assert words == [tuple(np.asarray(jax.random.key_data(jax.random.fold_in(KEY, i)))) for i in (3, 5)]
+
+
+def test_sums_are_float32(implementation):
+    """512 ones in bfloat16: a running sum would stop at 256, in each of the six products and in the bias."""
+    n, method = 512, METHODS["FST None"]
+    ones = jnp.ones((n, n), jnp.bfloat16)
+    state = states(method, ones, ones)
+
+    @jax.jit
+    def run(x, w1, w2, b1):
+        y, vjp = jax.vjp(
+            lambda *a: s24.sparse_ffn(
+                *a[:3], method, state, b1=a[3], activation="relu", implementation=implementation
+            ),
+            x, w1, w2, b1,
+        )  # fmt: skip
+        return y, *vjp(x)
+
+    half, b1 = n // 2, jnp.zeros(n, jnp.bfloat16)
+    y, dx, dw1, dw2, db1 = run(ones, ones, ones, b1)
+    for got, want in ((y, half * half), (dx, half * half), (dw1, half * n), (dw2, half * n), (db1, half * n)):
+        np.testing.assert_array_equal(got.astype(jnp.float32), np.full(got.shape, want))
+
+
+def test_dtypes_promote_and_gradients_keep_their_own():
+    method = METHODS["FST exact"]
+    x, w1, w2, b1 = oracle.matrices(7, "float32", (T, d), (d, f), (f, out), (f,))
+    x, w1, b1 = x.astype("bfloat16"), w1.astype("bfloat16"), b1.astype("float16")
+    state = states(method, w1, w2)
+    y, vjp = jax.vjp(
+        lambda x, w1, w2, b1: s24.sparse_ffn(x, w1, w2, method, state, KEY, b1=b1), x, w1, w2, b1
+    )
+    gradients = vjp(jnp.ones_like(y))
+    assert y.dtype == jnp.float32
+    assert [g.dtype for g in gradients] == [jnp.bfloat16, jnp.bfloat16, jnp.float32, jnp.float16]
+
+
+def test_float64():
+    """Every result, the bias gradient included, is as exact as float64 allows."""
+    method = METHODS["FST None"]
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(8)
+        shapes = ((T, d), (d, f), (f, out), (f,), (T, out))
+        x, w1, w2, b1, dy = (jnp.asarray(rng.normal(size=s)) for s in shapes)
+        state = states(method, w1, w2)
+        y, vjp = jax.vjp(lambda x, w1, w2, b1: s24.sparse_ffn(x, w1, w2, method, state, b1=b1), x, w1, w2, b1)
+        want = oracle.ffn(x, w1, w2, b1, dy, "squared_relu", cuts("FST None", state, None))
+        for name, got in zip(("y", "dx", "dw1", "dw2", "db1"), (y, *vjp(dy)), strict=True):
+            assert got.dtype == jnp.float64
+            oracle.assert_close(got, want[name], "float64", K=f, roundings=ROUNDINGS, name=name)
+
+
+@pytest.mark.parametrize("lead", [(), (2, 6), (0,)])
+def test_leading_dimensions(lead):
+    method = METHODS["STE"]
+    x, w1, w2 = oracle.integers(8, "float32", (*lead, d), (d, f), (f, out), largest=2)
+    y = s24.sparse_ffn(x, w1, w2, method, activation="relu")
+    hidden = np.maximum(oracle.wide(x) @ oracle.top2(oracle.wide(w1), 0), 0)
+    np.testing.assert_array_equal(y, hidden @ oracle.top2(oracle.wide(w2), 0))
+
+
+# ---- bad input
+
+W1, W2 = jnp.ones((d, f)), jnp.ones((f, out))
+STATE = {"w1": {"mask": jnp.ones((d, f), bool)}, "w2": {"mask": jnp.ones((f, out), bool)}}
+BAD = {
+    "activation": (
+        ValueError,
+        r"activation 'tanh' is unknown; use one of squared_relu, relu",
+        {"activation": "tanh"},
+    ),
+    "method by name": (TypeError, r"sparse_ffn: method must be one of s24.methods", {"method": "FST"}),
+    "dtype": (TypeError, r"sparse_ffn: w2 has dtype int32", {"w2": jnp.ones((f, out), int)}),
+    "chain": (ValueError, r"w2 of shape \(16, 8\) takes 16 features.*24", {"w2": jnp.ones((16, out))}),
+    "bias": (ValueError, r"b1 has shape \(8,\), w1 of shape \(16, 24\) needs \(24,\)", {"b1": jnp.ones(8)}),
+    "bias for broadcasting": (ValueError, r"b1 has shape \(1,\)", {"b1": jnp.ones(1)}),
+    "no key": (ValueError, r"pass key=", {"key": None}),
+    "no state": (ValueError, r"reads state\['w1'\]\['mask'\]", {"state": None}),
+    "flat state": (ValueError, r"reads state\['w1'\]\['mask'\]", {"state": STATE["w1"]}),
+    "half of the state": (ValueError, r"F2 reads state\['w2'\]\['mask'\]", {"state": {"w1": STATE["w1"]}}),
+    "states swapped": (
+        ValueError,
+        r"mask of w1 has shape \(24, 8\).*\(16, 24\)",
+        {"state": {"w1": STATE["w2"], "w2": STATE["w1"]}},
+    ),
+    "groups": (
+        ValueError,
+        r"operand w2 of product F2 of shape \(22, 8\) has size 22 along axis -2",
+        {"w1": jnp.ones((d, 22)), "w2": jnp.ones((22, out)), "method": s24.methods.STE()},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_raises_and_says_what_to_do(case):
+    error, message, arguments = BAD[case]
+    arguments = {"method": METHODS["FST exact"], "state": STATE, "key": KEY, "w1": W1, "w2": W2} | arguments
+    with pytest.raises(error, match=message):
+        s24.sparse_ffn(jnp.ones((T, d)), **arguments)
+
+
+def test_tokens_that_are_no_multiple_of_four():
+    log = Log()
+    method = Spied(METHODS["FST exact"], log)
+    x, w1, w2 = oracle.matrices(9, "float32", (10, d), (d, f), (f, out))
+    state = states(method, w1, w2)
+    y = s24.sparse_ffn(x, w1, w2, method, state, KEY)
+    want = oracle.ffn(x, w1, w2, None, jnp.zeros((10, out)), "squared_relu", cuts("FST None", state, None))
+    oracle.assert_close(y, want["y"], "float32", K=f, roundings=ROUNDINGS)
+    log.clear()
+    with pytest.raises(
+        ValueError,
+        match=r"sparse_ffn: the operand dy3 of product B2 of shape \(10, 8\) has size 10 along axis -2",
+    ):
+        jax.grad(lambda w: s24.sparse_ffn(x, w, w2, method, state, KEY).sum())(w1)
+    assert not log, "no sparsifier may run before the check"
+    jax.grad(lambda w: s24.sparse_ffn(x, w, w2, METHODS["FST None"], state).sum())(w1)
