@@ -1,8 +1,8 @@
 """Builds the native module `jax_sparse24._cpu`. Project metadata are in pyproject.toml.
 
-The kernels are compiled several times with different instruction sets; the module picks one at run time. The XLA FFI
-headers come from the jaxlib of the build environment: the oldest supported one, because a handler runs on the FFI
-version it was built with and on newer ones, never on older ones.
+The kernels are compiled several times with different instruction sets; the module picks one at run time.
+The XLA FFI headers come from the jaxlib of the build environment: the oldest supported one, because a handler
+runs on the FFI version it was built with and on newer ones, never on older ones.
 """
 
 import importlib.util
@@ -85,13 +85,14 @@ class BuildNative(build_ext):
         try:
             subprocess.run(command, check=True)
         except subprocess.CalledProcessError as e:
-            raise SystemExit(f"jax_sparse24: the compiler failed ({e.returncode}): {' '.join(command)}") from None
+            text = f"jax_sparse24: the compiler failed ({e.returncode}): {' '.join(command)}"
+            raise SystemExit(text) from None
 
     def _require_cpp17(self):
         compiler = self._compiler()
         with tempfile.TemporaryDirectory() as folder:
             probe = Path(folder) / "probe.cc"
-            probe.write_text("#include <type_traits>\nstatic_assert(std::is_invocable_r_v<int, int (*)()>);\n")
+            probe.write_text("#include <type_traits>\nstatic_assert(std::is_invocable_v<int (*)()>);\n")
             try:
                 command = [*compiler, "-std=c++17", "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
                 done = subprocess.run(command, capture_output=True, text=True)
@@ -100,8 +101,8 @@ class BuildNative(build_ext):
                 why = str(e)
         if why is not None:
             raise SystemExit(
-                f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). Install g++ >= 9 or "
-                "clang >= 9 (Debian and Ubuntu: apt-get install g++), or name one in CXX."
+                f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). "
+                "Install g++ >= 9 or clang >= 10 (Debian and Ubuntu: apt-get install g++), or name one in CXX."
             )
 
 

@@ -99,6 +99,15 @@ void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const flo
 #define S24_HIGH 2, 6, 3, 7
 #endif
 
+#if defined(__clang__)
+#define S24_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define S24_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+#endif
+
+S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_LOW); }
+S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_HIGH); }
+
 // to[j][i] = from[i][j] for a square of kWidth; steps are floats between rows.
 S24_HD void transpose(const float* from, int64_t from_step, float* to, int64_t to_step) {
   Vec a[kWidth], b[kWidth];
@@ -108,8 +117,8 @@ S24_HD void transpose(const float* from, int64_t from_step, float* to, int64_t t
   for (int step = 1; step < kWidth; step *= 2) {
     S24_UNROLL
     for (int i = 0; i < kWidth / 2; ++i) {
-      b[2 * i] = __builtin_shufflevector(a[i], a[i + kWidth / 2], S24_LOW);
-      b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + kWidth / 2], S24_HIGH);
+      b[2 * i] = interleave_low(a[i], a[i + kWidth / 2]);
+      b[2 * i + 1] = interleave_high(a[i], a[i + kWidth / 2]);
     }
     S24_UNROLL
     for (int i = 0; i < kWidth; ++i) a[i] = b[i];
@@ -190,8 +199,8 @@ void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t
       Vec value;
       __builtin_memcpy(&value, wide, sizeof value);
       const Vec offset_bits = reinterpret_cast<const Vec&>(offset);
-      const Vec low = __builtin_shufflevector(value, offset_bits, S24_LOW);
-      const Vec high = __builtin_shufflevector(value, offset_bits, S24_HIGH);
+      const Vec low = interleave_low(value, offset_bits);
+      const Vec high = interleave_high(value, offset_bits);
       __builtin_memcpy(e + j, &low, sizeof low);
       __builtin_memcpy(e + j + kWidth / 2, &high, sizeof high);
     }

@@ -24,7 +24,7 @@ inline int64_t product(const Dims& d, size_t begin, size_t end) {
 inline std::string text(const Dims& d) {
   std::string s = "(";
   for (size_t i = 0; i < d.size(); ++i) s += (i ? ", " : "") + std::to_string(d[i]);
-  return s + ")";
+  return s + (d.size() == 1 ? ",)" : ")");
 }
 
 // Collects the first violated rule of one call.

@@ -1,15 +1,17 @@
 """The native CPU kernels as JAX calls. The only file that uses `jax.ffi`.
 
-Importing registers the targets of `jax_sparse24._cpu`, if it is built. A handler built with newer FFI headers than the
-running jaxlib would make the CPU backend fail to start, so the versions are compared first.
+Importing registers the targets of `jax_sparse24._cpu`, if it is built. A handler built with newer FFI
+headers than the running jaxlib would make the CPU backend fail to start, so the versions are compared first.
 """
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
 
 import jax
 
+_MODULE = "jax_sparse24._cpu"
 _BUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inplace`) in the source folder"
 
 
@@ -19,7 +21,9 @@ def _runtime_version():
     try:
         text = header.read_text()
     except OSError as e:
-        raise ImportError(f"jax_sparse24: cannot read the FFI version of jaxlib ({e}); reinstall jaxlib") from None
+        raise ImportError(
+            f"jax_sparse24: cannot read the FFI version of jaxlib ({e}); reinstall jaxlib"
+        ) from None
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
     if None in found:
         raise ImportError(f"jax_sparse24: {header} names no FFI version; reinstall jaxlib")
@@ -27,13 +31,13 @@ def _runtime_version():
 
 
 def check_versions(built, runtime):
-    """Raise ImportError unless a module built with FFI API `built` runs on jaxlib's `runtime`, both (major, minor)."""
+    """Raise ImportError unless a module built with FFI `built` runs on `runtime`; both are (major, minor)."""
     if built[0] == runtime[0] and built[1] <= runtime[1]:
         return
     raise ImportError(
         f"jax_sparse24._cpu was built with XLA FFI {built[0]}.{built[1]} but the installed jaxlib "
-        f"({_jaxlib_version()}) has {runtime[0]}.{runtime[1]}. Reinstall jax_sparse24 (its build uses the oldest "
-        "supported jaxlib): pip install --force-reinstall --no-deps -e . or install a newer jaxlib."
+        f"({_jaxlib_version()}) has {runtime[0]}.{runtime[1]}. Reinstall jax_sparse24, which builds with "
+        "the oldest supported jaxlib (pip install --force-reinstall --no-deps -e .), or install a newer jaxlib."
     )
 
 
@@ -43,12 +47,12 @@ def _jaxlib_version():
 
 def _load():
     """(module, None), or (None, reason) if the native module is not built."""
-    if importlib.util.find_spec("jax_sparse24._cpu") is None:
-        return None, f"the native module jax_sparse24._cpu is not built; {_BUILD}"
+    if importlib.util.find_spec(_MODULE) is None:
+        return None, f"the native module {_MODULE} is not built; {_BUILD}"
     try:
-        module = importlib.import_module("jax_sparse24._cpu")
+        module = importlib.import_module(_MODULE)
     except ImportError as e:
-        return None, f"the native module jax_sparse24._cpu does not load ({e}); re{_BUILD}"
+        return None, f"the native module {_MODULE} does not load ({e}); re{_BUILD}"
     check_versions(module.ffi_api_version(), _runtime_version())
     for name, capsule in module.registrations().items():
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
@@ -64,7 +68,7 @@ def available():
 
 
 def versions():
-    """What `info` shows: whether the module is built, its FFI version and jaxlib's, the instruction set in use."""
+    """What `info` shows: is the module built, its FFI version and jaxlib's, the instruction set in use."""
     return {
         "built": _cpu is not None,
         "reason": _reason or "",
@@ -81,9 +85,10 @@ def call(name, out_types, *args, **attrs):
     Args:
       name: e.g. "s24_prune"; see ffi/cpu/*_handlers.cc.
       out_types: one `jax.ShapeDtypeStruct`, or a sequence of them. Shapes are those without vmap.
-      *args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped; handlers broadcast.
-      **attrs: integers or bools; handed over as int64 (FFI attributes are strictly typed, and one call with a wrong
-        type would spoil the compilation cache for the right one).
+      *args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped;
+        handlers broadcast.
+      **attrs: integers or bools; handed over as int64 (FFI attributes are strictly typed, and one call with
+        a wrong type would spoil the compilation cache for the right one).
 
     Returns: one array or a list of arrays, as `out_types`.
     """

@@ -1,0 +1,162 @@
+"""The native module: it imports, knows its versions, and its shared definitions are the published ones."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_sparse24.ops import _ffi
+
+_cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
+
+TARGETS = {
+    "s24_mask",
+    "s24_prune",
+    "s24_soft",
+    "s24_transposable_mask",
+    "s24_double_prune",
+    "s24_mvue",
+    "s24_mvue_pack",
+    "s24_pack",
+    "s24_pack_masked",
+    "s24_unpack",
+    "s24_gather",
+    "s24_squared_relu_pack",
+    "s24_matmul",
+}
+
+
+def test_available_and_versions():
+    assert _ffi.available() == (True, "")
+    versions = _ffi.versions()
+    assert set(versions["targets"]) == set(_cpu.registrations()) == TARGETS
+    assert versions["isa"] in ("avx512", "avx2", "generic")
+    assert versions["ffi_built"] == _cpu.ffi_api_version()
+    # Built with the oldest supported headers, so that every supported jaxlib accepts the handlers.
+    assert versions["ffi_built"] == (0, 3)
+    assert versions["ffi_built"] <= versions["ffi_runtime"]
+
+
+@pytest.mark.parametrize("built", [(0, 4), (1, 0), (1, 3)])
+def test_newer_build_is_refused(built):
+    with pytest.raises(ImportError, match=rf"{built[0]}\.{built[1]}.*0\.3.*[Rr]einstall"):
+        _ffi.check_versions(built, (0, 3))
+
+
+def test_older_build_is_accepted():
+    _ffi.check_versions((0, 3), (0, 3))
+    _ffi.check_versions((0, 3), (0, 5))
+
+
+def test_mismatch_registers_nothing(monkeypatch):
+    """A refused handler would keep the CPU backend from starting: the check comes first."""
+    registered = []
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append(a))
+    monkeypatch.setattr(_ffi, "_runtime_version", lambda: (0, 2))
+    with pytest.raises(ImportError, match=r"built with XLA FFI 0\.3 .* has 0\.2"):
+        _ffi._load()
+    assert not registered
+
+
+def test_missing_module_says_how_to_build(monkeypatch):
+    monkeypatch.setattr(_ffi, "_MODULE", "jax_sparse24._absent")
+    module, reason = _ffi._load()
+    assert module is None
+    assert "not built" in reason and "pip install" in reason
+    monkeypatch.setattr(_ffi, "_cpu", None)
+    monkeypatch.setattr(_ffi, "_reason", reason)
+    assert _ffi.available() == (False, reason)
+    assert _ffi.versions()["built"] is False
+    with pytest.raises(RuntimeError, match=r"cannot call s24_prune: .*not built"):
+        _ffi.call("s24_prune", jax.ShapeDtypeStruct((4,), jnp.float32), jnp.zeros(4), trailing=0)
+
+
+def test_philox_known_answers():
+    """The vectors published with Random123."""
+    ones = 0xFFFFFFFF
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    assert _cpu.philox(0, 0, 0, 0, 0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert _cpu.philox(*[ones] * 6) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    assert _cpu.philox(0xA4093822, 0x299F31D0, *pi) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+
+
+def test_tile_patterns():
+    """All choices of two columns per row that use every column twice, in lexicographic order."""
+    pairs = list(itertools.combinations(range(4), 2))
+    valid = [
+        code
+        for code in itertools.product(range(6), repeat=4)
+        if all(sum(column in pairs[p] for p in code) == 2 for column in range(4))
+    ]
+    assert len(valid) == 90
+    assert _cpu.tile_patterns() == valid
+
+
+def test_backstop_errors_name_the_value():
+    like = jax.ShapeDtypeStruct((6,), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"s24_prune.*\(6,\).*multiple of 4"):
+        jax.block_until_ready(_ffi.call("s24_prune", like, jnp.zeros(6), trailing=0))
+    integers = jax.ShapeDtypeStruct((8,), jnp.int32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="x must be float32, bfloat16 or float16"):
+        jax.block_until_ready(_ffi.call("s24_prune", integers, jnp.zeros(8, jnp.int32), trailing=0))
+
+
+def _pack(x):
+    rows, length = x.shape[-2:]
+    types = (
+        jax.ShapeDtypeStruct((rows, length // 2), x.dtype),
+        jax.ShapeDtypeStruct((rows, -(-length // 8)), jnp.uint8),
+    )
+    return _ffi.call("s24_pack", types, x, trailing=0)
+
+
+def test_concurrent_calls():
+    """Handlers share XLA's thread pool and take part in the work: nothing blocks, nothing mixes."""
+    x = jax.random.normal(jax.random.key(0), (16, 128, 512))
+    pack = jax.jit(_pack)
+    want = [np.asarray(pack(m)[0]) for m in x]
+    with ThreadPoolExecutor(16) as pool:
+        got = list(pool.map(lambda i: np.asarray(pack(x[i % 16])[0]), range(160)))
+    for i, values in enumerate(got):
+        np.testing.assert_array_equal(values, want[i % 16])
+
+
+def test_nested_vmap_over_different_operands():
+    """`expand_dims` gives an unmapped operand dimensions of size 1, and handlers broadcast them."""
+    p = jax.random.normal(jax.random.key(1), (3, 7, 24))
+    dense = jax.random.normal(jax.random.key(2), (2, 24, 9))
+    values, metadata = jax.vmap(_pack)(p)
+    result = jax.ShapeDtypeStruct((7, 9), jnp.float32)
+
+    def product(values, metadata, dense):
+        return _ffi.call("s24_matmul", result, values, metadata, dense, dense_k_last=0, out_packed_last=0)
+
+    over_packed = jax.vmap(product, in_axes=(0, 0, None))
+    got = jax.jit(jax.vmap(over_packed, in_axes=(None, None, 0)))(values, metadata, dense)
+    assert got.shape == (2, 3, 7, 9)
+    for i, j in itertools.product(range(2), range(3)):
+        np.testing.assert_array_equal(got[i, j], product(values[j], metadata[j], dense[i]))
+
+
+@pytest.mark.parametrize("dense_k_last", [0, 1])
+@pytest.mark.parametrize("out_packed_last", [0, 1])
+def test_matmul_does_not_depend_on_the_split(dense_k_last, out_packed_last):
+    """Rows of one large product equal the same rows multiplied alone (other tasks), bit for bit."""
+    p = jax.random.normal(jax.random.key(3), (500, 520))
+    dense = jax.random.normal(jax.random.key(4), (600, 520) if dense_k_last else (520, 600))
+    values, metadata = _pack(p)
+    flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
+
+    def product(values, metadata):
+        rows = values.shape[0]
+        shape = (600, rows) if out_packed_last else (rows, 600)
+        out = jax.ShapeDtypeStruct(shape, jnp.float32)
+        out = _ffi.call("s24_matmul", out, values, metadata, dense, **flags)
+        return np.asarray(out.T if out_packed_last else out)
+
+    whole = product(values, metadata)
+    np.testing.assert_array_equal(whole, product(values, metadata))
+    np.testing.assert_array_equal(whole[123:130], product(values[123:130], metadata[123:130]))
