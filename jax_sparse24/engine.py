@@ -151,11 +151,14 @@ class Execution:
             if row.by.stochastic:
                 key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
             own_state = state.get(row.operand, {}) if self.products == "ffn" else state
-            sparsify = partial(row.by, state=own_state, key=key, implementation=self.implementation)
-            if row.operand == a:
-                left = sparsify(left, a_axis)
-            else:
-                right = sparsify(right, b_axis)
+            axis = a_axis if row.operand == a else b_axis
+            sparse = row.by(operands[row.operand], axis, own_state, key, self.implementation)
+            if isinstance(sparse, Packed24) and sparse.axis != axis:
+                raise ValueError(
+                    f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
+                    f"{sparse.axis}; the product contracts axis {axis}."
+                )
+            left, right = (sparse, right) if row.operand == a else (left, sparse)
         return contract(left, right, a_axis, b_axis, self.implementation)
 
 
