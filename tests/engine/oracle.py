@@ -1,8 +1,8 @@
-"""What the engines compute, in float64 numpy, written from the papers' table of products and not from the engine's.
+"""What the engines compute, in float64 numpy, written from the papers' table and not from the engine's.
 
-Groups of four lie along the contraction axis of each product: F1 `X W1` along d, F2 `Y2 W2` along f, B1 `dY3 W2'` along
-the output width, B2 `Y2' dY3` along T, B3 `dY1 W1'` along f, B4 `X' dY1` along T. A `cut` maps (product, operand) to a
-function of (array, axis) that makes the operand sparse there.
+Groups of four lie along the contraction axis of each product: F1 `X W1` along d, F2 `Y2 W2` along f, B1
+`dY3 W2'` along the output width, B2 `Y2' dY3` along T, B3 `dY1 W1'` along f, B4 `X' dY1` along T. A `cut`
+maps (product, operand) to a function of (array, axis) that makes the operand sparse there.
 """
 
 import dataclasses
@@ -157,10 +157,11 @@ def ffn(x, w1, w2, b1, dy3, activation, cuts) -> dict[str, Real]:
 
 
 def assert_close(got, want: Real, dtype: str, K: int, roundings: int, name: str = "") -> None:
-    """Elementwise |got - want| <= roundings (u + K 2**-24) scale, and the same without the factor of chance in the norm.
+    """|got - want| <= roundings (u + K 2**-24) scale for every element; in the norm, less.
 
-    u is the roundoff of the dtype, K the longest contraction (sums are float32, or float64 for that dtype), `roundings` how
-    many results are rounded one after the other. In the norm, errors of random data average out: three roundings' worth.
+    u is the roundoff of the dtype, K the longest contraction (sums are float32, or float64 for that dtype),
+    `roundings` how many results are rounded one after the other. In the norm the errors of random data
+    average out, so that K enters by its root and the size of the result takes the place of the scale.
     """
     got = wide(got)
     assert got.shape == want.value.shape, f"{name}: shape {got.shape}, expected {want.value.shape}"
@@ -169,7 +170,8 @@ def assert_close(got, want: Real, dtype: str, K: int, roundings: int, name: str 
     bound = roundings * (u + K * sums) * want.scale
     worst = np.unravel_index(np.argmax(error - bound), error.shape)
     assert (error <= bound).all(), (
-        f"{name}{worst}: {got[worst]} is not {want.value[worst]} (error {error[worst]:.2e}, bound {bound[worst]:.2e})"
+        f"{name}{worst}: {got[worst]} is not {want.value[worst]} "
+        f"(error {error[worst]:.2e}, bound {bound[worst]:.2e})"
     )
     relative = np.linalg.norm(error) / np.linalg.norm(want.value)
     limit = 3 * roundings * (u + np.sqrt(K) * sums)

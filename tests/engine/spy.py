@@ -8,7 +8,7 @@ from jax_sparse24.methods.base import Method
 
 
 class Log(dict):
-    """product -> (operand array, axis, key) of its last execution; hashed by identity, so that it may be static."""
+    """product -> (operand array, axis, key) of its last execution; hashed by identity, to be static."""
 
     __hash__ = object.__hash__
 

@@ -113,7 +113,7 @@ def test_without_noise_it_is_autodiff_with_straight_through_weights(name, activa
 
 
 def test_both_weight_gradients_are_unbiased():
-    """Mean over keys within 6 standard errors of the gradients without noise (chance of a false alarm: 6e-7)."""
+    """Mean over keys within 6 standard errors of the noiseless gradients (a false alarm: 6e-7)."""
     draws = 4000
     x, w1, w2, dy = oracle.matrices(5, "float32", (8, 8), (8, 16), (16, 8), (8, 8))
     state = states(METHODS["FST None"], w1, w2)

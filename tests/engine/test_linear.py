@@ -21,7 +21,7 @@ METHODS = {
 WGRAD = 2  # place of the product in the table: what its key is folded with
 KEY = jax.random.key(7)
 
-# The sequential estimator takes long to compile in jnp, and its bits are compared per dtype where operations are tested.
+# The sequential estimator takes long to compile in jnp; its bits are compared where operations are tested.
 CASES = [
     (m, dt, i)
     for m in METHODS
@@ -32,7 +32,7 @@ CASES = [
 
 
 def cuts(name, state, dy, key=KEY):
-    """The sparse operands of a method, for the oracle; the noise is drawn again, from the key as documented."""
+    """The sparse operands of a method; the noise is drawn again, from the key as documented."""
     if name == "Dense":
         return {}
     if name == "STE":
@@ -142,7 +142,7 @@ def test_fst_weights_are_24_along_both_axes_with_the_values_of_the_master():
 
 @pytest.mark.parametrize("mvue", ["exact", "approximate"])
 def test_the_weight_gradient_is_unbiased(mvue):
-    """Mean over keys within 6 standard errors of the dense gradient everywhere (chance of a false alarm: 4e-7)."""
+    """Mean over keys within 6 standard errors of the dense gradient everywhere (a false alarm: 4e-7)."""
     method, draws = s24.methods.FST(mvue=mvue), 4000
     x, w, dy = oracle.matrices(5, "float32", (8, 12), (12, 16), (8, 16))
     state = method.init(w)
@@ -313,7 +313,7 @@ def test_bad_input_raises_and_says_what_to_do(case):
 
 @pytest.mark.parametrize("tokens", [1, 10, 14])
 def test_tokens_that_are_no_multiple_of_four(tokens):
-    """The forward product needs none; a gradient raises before anything runs, and names what does not divide."""
+    """The forward product needs none; a gradient raises before anything runs, with names."""
     log = Log()
     method = Spied(s24.methods.FST(), log)
     (w,) = oracle.matrices(9, "float32", (d, f))
@@ -330,7 +330,7 @@ def test_tokens_that_are_no_multiple_of_four(tokens):
     log.clear()
     with pytest.raises(
         ValueError,
-        match=rf"sparse_dot: the operand dy of product wgrad of shape \({tokens}, 24\) has size {tokens} along axis -2",
+        match=rf"the operand dy of product wgrad of shape \({tokens}, 24\) has size {tokens} along axis -2",
     ):
         jax.grad(lambda w: s24.sparse_dot(x, w, method, state, KEY).sum())(w)
     assert not log, "no sparsifier may run before the check"
