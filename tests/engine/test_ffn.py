@@ -46,7 +46,9 @@ def cuts(name, state, log, key=KEY):
     return table
 
 
-@pytest.mark.parametrize(("name", "dtype", "implementation", "activation", "bias"), CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "implementation", "activation", "bias"), CASES, indirect=["implementation"]
+)
 def test_gradients_are_the_masked_dense_products(name, dtype, implementation, activation, bias):
     method, log = METHODS[name], Log()
     x, w1, w2, dy3, b1 = oracle.matrices(1, dtype, (T, d), (d, f), (f, out), (T, out), (f,))

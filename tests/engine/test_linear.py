@@ -44,7 +44,7 @@ def cuts(name, state, dy, key=KEY):
     return table
 
 
-@pytest.mark.parametrize(("name", "dtype", "implementation"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "implementation"), CASES, indirect=["implementation"])
 def test_gradients_are_the_masked_dense_products(name, dtype, implementation):
     method, log = METHODS[name], Log()
     x, w, dy = oracle.matrices(1, dtype, (T, d), (d, f), (T, f))
