@@ -62,5 +62,5 @@ class FST(Method):
 
     def schedule(self, total_steps):
         dense = round(total_steps * self.dense_fraction)
-        phases = (Phase("sparse", total_steps - dense, sparse=True), Phase("dense", dense, sparse=False))
-        return Schedule(tuple(phase for phase in phases if phase.steps))
+        steps = {"sparse": total_steps - dense, "dense": dense}
+        return Schedule(tuple(Phase(name, n, sparse=name == "sparse") for name, n in steps.items() if n))
