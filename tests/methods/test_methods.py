@@ -1,0 +1,217 @@
+"""The table, the state and the hooks of every method."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.engine import FFN, LINEAR, Row
+from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Top2
+
+METHODS = [
+    s24.methods.Dense(),
+    s24.methods.STE(),
+    s24.methods.FST(),
+    s24.methods.FST(mvue="approximate", decay=0.0),
+    s24.methods.FST(mvue=None, refresh_every=1, dense_fraction=0),
+]
+STORED = Masked("mask", "transposable mask")
+
+
+def weight(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_methods_are_static_values(method):
+    """Frozen, hashable and equal by value, hence usable as static arguments of jit."""
+    twin = dataclasses.replace(method)
+    assert twin is not method
+    assert (twin, hash(twin)) == (method, hash(method))
+    assert all(method != other for other in METHODS if other is not method)
+    for field in dataclasses.fields(method):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, field.name, 1)
+    assert method.linear_plan() == twin.linear_plan()
+    hash(method.linear_plan()), hash(method.ffn_plan())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_tables_name_products_of_their_engine(method):
+    assert {name for name, _ in method.linear_plan().rows} <= set(LINEAR)
+    assert {name for name, _ in method.ffn_plan().rows} <= set(FFN)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_refresh_keeps_the_shape_of_the_state(method):
+    """Refreshing may happen in a traced branch, so shapes and dtypes are those of init."""
+    w = weight(3, 8, 16)
+    state = method.init(w)
+    new = method.refresh(state, w * 2 + 1)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), new) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), state
+    )
+
+
+def test_dense():
+    method = s24.methods.Dense()
+    assert (method.linear_plan().rows, method.ffn_plan().rows) == ((), ())
+    assert (method.init(weight(8, 8)), method.fresh_mask(weight(8, 8))) == ({}, None)
+    assert (method.decay, method.refresh_every, method.stochastic) == (0.0, 0, False)
+    assert method.schedule(10) == s24.Schedule((s24.Phase("train", 10, sparse=False),))
+    assert isinstance(method, Method)
+
+
+def test_ste():
+    method = s24.methods.STE()
+    prune = Top2()
+    assert dict(method.linear_plan().rows) == {
+        "fwd": Row("w", prune),
+        "dgrad": Row("w", DenseValues(prune, axis=-2)),
+    }
+    assert dict(method.ffn_plan().rows) == {
+        "F1": Row("w1", prune),
+        "F2": Row("w2", prune),
+        "B1": Row("w2", DenseValues(prune, axis=-2)),
+        "B3": Row("w1", DenseValues(prune, axis=-2)),
+    }
+    assert (method.decay, method.refresh_every, method.stochastic, method.init(weight(8, 8))) == (
+        0,
+        0,
+        False,
+        {},
+    )
+    assert method.schedule(10) == s24.Schedule((s24.Phase("train", 10, sparse=True),))
+    w = weight(8, 16)
+    np.testing.assert_array_equal(method.fresh_mask(w), s24.mask24(w, 0))
+
+
+@pytest.mark.parametrize(("mvue", "exact"), [("exact", True), ("approximate", False), (None, None)])
+def test_fst_table(mvue, exact):
+    method = s24.methods.FST(mvue=mvue)
+    linear = {"fwd": Row("w", STORED), "dgrad": Row("w", STORED)}
+    ffn = {"F1": Row("w1", STORED), "F2": Row("w2", STORED), "B1": Row("w2", STORED), "B3": Row("w1", STORED)}
+    if mvue:
+        linear["wgrad"] = Row("dy", MVUE(exact))
+        ffn |= {"B2": Row("dy3", MVUE(exact)), "B4": Row("dy1", MVUE(exact))}
+    assert dict(method.linear_plan().rows) == linear
+    assert dict(method.ffn_plan().rows) == ffn
+    assert method.stochastic == (mvue is not None)
+
+
+def test_fst_defaults_are_the_papers():
+    method = s24.methods.FST()
+    assert (method.refresh_every, method.mvue, method.dense_fraction, method.decay) == (
+        40,
+        "exact",
+        1 / 6,
+        6e-5,
+    )
+    assert s24.methods.FST(decay=2e-4).decay == 2e-4
+    with pytest.raises(TypeError):
+        s24.methods.FST(6e-5)  # by keyword only: an order of four numbers is no interface
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (3, 8, 12), (2, 2, 4, 4)])
+def test_fst_state_is_the_transposable_mask(shape):
+    method = s24.methods.FST()
+    w, later = weight(*shape), weight(*shape, seed=1)
+    state = method.init(w)
+    assert list(state) == ["mask"]
+    assert (state["mask"].dtype, state["mask"].shape) == (jnp.bool_, shape)
+    np.testing.assert_array_equal(state["mask"], s24.transposable_mask24(w))
+    np.testing.assert_array_equal(method.refresh(state, later)["mask"], s24.transposable_mask24(later))
+    np.testing.assert_array_equal(method.fresh_mask(later), s24.transposable_mask24(later))
+    assert not np.array_equal(method.fresh_mask(later), state["mask"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mvue": "exakt"}, r"mvue='exakt' is unknown; use 'exact', 'approximate' or None"),
+        ({"mvue": False}, r"mvue=False is unknown"),
+        ({"decay": -1e-4}, r"decay=-0.0001 must be 0 or positive"),
+        ({"decay": math.nan}, r"decay=nan must be 0 or positive"),
+        ({"refresh_every": 0}, r"refresh_every=0 must be a whole number of optimiser steps, >= 1"),
+        ({"refresh_every": 1.5}, r"refresh_every=1.5 must be a whole number"),
+        ({"refresh_every": True}, r"refresh_every=True must be a whole number"),
+        ({"dense_fraction": 1.1}, r"dense_fraction=1.1 must lie in \[0, 1\]"),
+        ({"dense_fraction": -0.1}, r"dense_fraction=-0.1 must lie in \[0, 1\]"),
+    ],
+)
+def test_fst_rejects_what_makes_no_sense(arguments, message):
+    with pytest.raises(ValueError, match="FST: " + message):
+        s24.methods.FST(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("total", "fraction", "sparse", "dense"),
+    [
+        (300_000, 1 / 6, 250_000, 50_000),  # the paper's GPT-2
+        (12, 1 / 6, 10, 2),
+        (7, 1 / 6, 6, 1),
+        (2, 1 / 6, 2, 0),
+        (10, 0, 10, 0),
+        (10, 1, 0, 10),
+        (10, 0.5, 5, 5),
+    ],
+)
+def test_fst_ends_dense(total, fraction, sparse, dense):
+    schedule = s24.methods.FST(dense_fraction=fraction).schedule(total)
+    assert schedule.total_steps == total
+    phases = [(p.name, p.steps, p.sparse) for p in schedule.phases]
+    assert phases == [p for p in (("sparse", sparse, True), ("dense", dense, False)) if p[1]]
+    if dense and sparse:
+        assert schedule.phase_at(sparse - 1).sparse
+        assert not schedule.phase_at(sparse).sparse
+
+
+# ---- sparsifiers
+
+X = weight(12, 16)
+KEY = jax.random.key(3)
+MASK = s24.transposable_mask24(X)
+SPARSIFIERS = [
+    (Top2(), lambda axis: s24.prune24(X, axis), "top-2 of 4"),
+    (Masked(), lambda axis: jnp.where(MASK, X, 0), "stored mask"),
+    (Masked("other", "label"), lambda axis: jnp.where(MASK, X, 0), "label"),
+    (MVUE(), lambda axis: s24.mvue24(KEY, X, axis), "MVUE, exact"),
+    (MVUE(exact=False), lambda axis: s24.mvue24(KEY, X, axis, exact=False), "MVUE, approximate"),
+]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(("by", "want", "label"), SPARSIFIERS, ids=lambda v: v if isinstance(v, str) else "")
+def test_sparsifiers_pack_along_the_contraction_axis(by, want, label, axis):
+    packed = by(X, axis, {"mask": MASK, "other": MASK}, KEY, None)
+    assert isinstance(packed, s24.Packed24)
+    assert (packed.axis, packed.shape) == (axis, X.shape)
+    np.testing.assert_array_equal(packed.todense(), want(axis))
+    assert str(by) == label
+    assert by.stochastic == isinstance(by, MVUE)
+    assert by.needs == ((by.entry,) if isinstance(by, Masked) else ())
+    hash(by)
+
+
+@pytest.mark.parametrize("fixed", [-1, -2])
+@pytest.mark.parametrize(("by", "want", "label"), SPARSIFIERS, ids=lambda v: v if isinstance(v, str) else "")
+def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
+    values = DenseValues(by, fixed)
+    for axis in (-1, -2):
+        got = values(X, axis, {"mask": MASK, "other": MASK}, KEY, None)
+        np.testing.assert_array_equal(got, want(fixed))
+    assert str(values) == f"values of {label}, dense product"
+    assert (values.divides, values.stochastic, values.needs) == ((fixed,), by.stochastic, by.needs)
+
+
+@pytest.mark.parametrize("by", [s for s, _, _ in SPARSIFIERS], ids=str)
+def test_sparsifiers_pass_the_implementation_on(by):
+    with pytest.raises(RuntimeError, match="cusparselt"):
+        by(X, -1, {"mask": MASK, "other": MASK}, KEY, "cusparselt")
+    with pytest.raises(RuntimeError, match="cusparselt"):
+        DenseValues(by, -1)(X, -1, {"mask": MASK, "other": MASK}, KEY, "cusparselt")

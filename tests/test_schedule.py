@@ -1,0 +1,43 @@
+"""Phases and their boundaries."""
+
+import dataclasses
+
+import pytest
+
+import jax_sparse24 as s24
+
+A, B, C = s24.Phase("warm", 2, False), s24.Phase("sparse", 5, True), s24.Phase("dense", 1, False)
+SCHEDULE = s24.Schedule((A, B, C))
+
+
+def test_every_step_belongs_to_one_phase():
+    assert SCHEDULE.total_steps == 8
+    assert SCHEDULE.boundaries() == ((0, 2, A), (2, 7, B), (7, 8, C))
+    assert [SCHEDULE.phase_at(i) for i in range(8)] == [A] * 2 + [B] * 5 + [C]
+
+
+@pytest.mark.parametrize("step", [-1, 8, 100])
+def test_steps_outside_raise(step):
+    with pytest.raises(ValueError, match=rf"step {step} is outside \[0, 8\)"):
+        SCHEDULE.phase_at(step)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.0, True, "5", None])
+def test_steps_must_be_a_positive_whole_number(steps):
+    with pytest.raises(ValueError, match=r"Phase 'x': steps=.*whole number of optimiser steps, >= 1"):
+        s24.Phase("x", steps, sparse=True)
+
+
+def test_a_schedule_needs_a_phase():
+    with pytest.raises(ValueError, match="at least one Phase"):
+        s24.Schedule(())
+    with pytest.raises(ValueError, match="at least one Phase"):
+        s24.methods.FST().schedule(0)
+
+
+def test_phases_and_schedules_are_static_values():
+    assert s24.Schedule((A, B, C)) == SCHEDULE
+    assert hash(s24.Schedule((A, B, C))) == hash(SCHEDULE)
+    assert s24.Schedule((A, C, B)) != SCHEDULE
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        A.steps = 3
