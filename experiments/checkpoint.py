@@ -1,7 +1,10 @@
-"""Checkpoints: the state of a run and its position in the data, through orbax; a signal that asks for a stop."""
+"""Checkpoints of a run, its state and its position in the data, through orbax; and the stop signal."""
 
+import contextlib
 import signal
+import sys
 import threading
+import time
 from pathlib import Path
 
 import grain
@@ -13,17 +16,43 @@ from experiments.config import UserError, require
 
 
 def plain(tree):
-    """The tree with NNX states as plain dictionaries, which is what is stored: names without NNX's own words."""
+    """The tree with NNX states as plain dictionaries: what is stored, under plain names."""
     is_state = lambda x: isinstance(x, nnx.State)  # noqa: E731
     return jax.tree.map(lambda x: nnx.to_pure_dict(x) if is_state(x) else x, tree, is_leaf=is_state)
+
+
+@contextlib.contextmanager
+def quiet_failure():
+    """Inside, a read that fails does not make the reads that orbax then abandons print a traceback each."""
+    before = sys.unraisablehook
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception:
+        time.sleep(0.5)  # until the abandoned reads have ended
+        raise
+    finally:
+        sys.unraisablehook = before
 
 
 class Checkpoints:
     """The folder of a run's checkpoints; a context manager that finishes writing when it is left."""
 
     def __init__(self, folder: Path, keep: int = 2):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
-        self.folder, self.manager = Path(folder).resolve(), ocp.CheckpointManager(Path(folder).resolve(), options=options)
+        self.folder = Path(folder).resolve()
+        self.manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "data": grain.checkpoint.CheckpointHandler(),
+            },
+        )
 
     def __enter__(self):
         return self
@@ -40,13 +69,17 @@ class Checkpoints:
     def save(self, step: int, state, iterator):
         """Start writing the state and the iterator's position; the arrays are copied before this returns."""
         if self.latest != step:
-            items = {"state": ocp.args.StandardSave(plain(state)), "data": grain.checkpoint.CheckpointSave(iterator)}
+            items = {
+                "state": ocp.args.StandardSave(plain(state)),
+                "data": grain.checkpoint.CheckpointSave(iterator),
+            }
             self.manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, step: int, abstract, iterator=None):
         """The state saved at this step, and the iterator set to its position.
 
-        Raises UserError for a checkpoint of another model (the first leaf that differs) and for a damaged one.
+        Raises UserError for a checkpoint of another model (naming the first leaf that differs) and
+        for a damaged one.
         """
         template = plain(abstract)
         items = {"state": ocp.args.StandardRestore(template)}
@@ -54,34 +87,49 @@ class Checkpoints:
             items["data"] = grain.checkpoint.CheckpointRestore(iterator)
         where = self.folder / str(step)
         try:
-            stored = self.manager.item_metadata(step)["state"].tree
-            self._check_same_model(where, stored, template)
-            state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
+            with quiet_failure():
+                stored = self.manager.item_metadata(step)["state"].tree
+                self._check_same_model(where, stored, template)
+                state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
         except UserError:
             raise
         except Exception as error:  # orbax and tensorstore raise many types for damaged files
             others = [other for other in self.manager.all_steps() if other != step]
-            fix = f"Delete it to continue from step {max(others)}." if others else "There is no other; start a new run."
+            fix = (
+                f"Delete it to continue from step {max(others)}."
+                if others
+                else "There is no other; start a new run."
+            )
             reason = str(error).strip().split("\n")[0][:200]
-            raise UserError(f"The checkpoint {where} cannot be read: it is damaged or incomplete. {fix} ({reason})") from error
+            raise UserError(
+                f"The checkpoint {where} cannot be read: it is damaged or incomplete. {fix} ({reason})"
+            ) from error
         return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state))
 
     def _check_same_model(self, where, stored, template):
+        def name_of(key):
+            return str(next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)))
+
         def shapes(tree):
             leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-            return {"/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): leaf for path, leaf in leaves}
+            return {"/".join(map(name_of, path)): leaf for path, leaf in leaves}
 
         stored, wanted = shapes(stored), shapes(template)
-        for name in sorted(wanted.keys() | stored.keys()):
-            sides = [f"{tuple(x[name].shape)} {x[name].dtype}" if name in x else "absent" for x in (stored, wanted)]
+        for name in sorted(
+            wanted.keys() | stored.keys(), key=lambda name: (not name.startswith("params"), name)
+        ):
+            sides = [
+                f"{tuple(x[name].shape)} {x[name].dtype}" if name in x else "absent" for x in (stored, wanted)
+            ]
             require(
                 sides[0] == sides[1],
-                f"The checkpoint {where} belongs to another model: {name} is {sides[0]} there, {sides[1]} in this model.",
+                f"The checkpoint {where} belongs to another model: {name} is {sides[0]} there, "
+                f"{sides[1]} in this model.",
             )
 
 
 class StopSignal:
-    """While active, SIGTERM and Ctrl-C ask the training loop to save and stop; a second Ctrl-C interrupts at once.
+    """While active, SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once.
 
     With several processes, all must stop at one step: then jax.distributed agrees on it through orbax.
     """
@@ -91,7 +139,9 @@ class StopSignal:
 
     def __enter__(self):
         if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._old = {
+                number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)
+            }
         return self
 
     def __exit__(self, *_):

@@ -1,7 +1,8 @@
 """What a run is: frozen dataclasses, the config files that return them, and their JSON form.
 
-A config file is Python: functions that take nothing and return a `Config`. `path/to/file.py` names its function
-`config`, `path/to/file.py:other` names another one. The launcher overrides single fields on the command line.
+A config file is Python: functions that take nothing and return a `Config`. `path/to/file.py` names its
+function `config`, `path/to/file.py:other` names another one. The launcher overrides single fields on the
+command line.
 """
 
 import dataclasses
@@ -109,7 +110,9 @@ class Optim:
         for name in ("lr", "clip"):
             require(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
         for name in ("warmup", "weight_decay"):
-            require(getattr(self, name) >= 0, f"optim.{name} must not be negative, got {getattr(self, name)}.")
+            require(
+                getattr(self, name) >= 0, f"optim.{name} must not be negative, got {getattr(self, name)}."
+            )
         for name in ("final", "decay_share", "b1", "b2"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"optim.{name} is a share and must lie in [0, 1], got {value}.")
@@ -142,7 +145,9 @@ class Train:
         for name in ("steps", "accumulate", "log_every", "eval_batches", "keep"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}.")
         for name in ("eval_every", "monitor_every", "checkpoint_every"):
-            require(getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}.")
+            require(
+                getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,9 @@ def load(spec: str) -> Config:
     if function not in functions:
         near = difflib.get_close_matches(function, functions, n=1)
         hint = f" Did you mean {path}:{near[0]}?" if near else ""
-        raise UserError(f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}.{hint}")
+        raise UserError(
+            f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}.{hint}"
+        )
     config = functions[function]()
     require(
         isinstance(config, Config),
@@ -192,7 +199,7 @@ def load(spec: str) -> Config:
 
 
 def find(path: str) -> Path:
-    """The config file, looked up from the current folder and then from the repository; UserError when absent."""
+    """The config file, relative to the current folder or to the repository; UserError when absent."""
     for candidate in (Path(path), REPOSITORY / path):
         if candidate.is_file():
             return candidate.resolve()
@@ -237,7 +244,10 @@ def from_dict(data: dict, kind=Config):
     if kind is object:
         name = data.pop("class", None)
         kind = getattr(s24.methods, str(name), None)
-        require(kind is not None, f"config.json names the method {name!r}, which jax_sparse24.methods does not have.")
+        require(
+            kind is not None,
+            f"config.json names the method {name!r}, which jax_sparse24.methods does not have.",
+        )
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(data) - set(hints))
     require(not unknown, f"config.json has fields that {kind.__name__} does not know: {', '.join(unknown)}.")
@@ -267,7 +277,9 @@ def differences(old: Config, new: Config) -> list[str]:
     """Lines `field: old -> new` for every field in which two configs differ."""
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
     keys = list(a) + [key for key in b if key not in a]
-    return [f"{key}: {a.get(key, 'absent')} -> {b.get(key, 'absent')}" for key in keys if a.get(key) != b.get(key)]
+    return [
+        f"{key}: {a.get(key, 'absent')} -> {b.get(key, 'absent')}" for key in keys if a.get(key) != b.get(key)
+    ]
 
 
 def flatten(data: dict, prefix: str = "") -> dict:

@@ -1,7 +1,8 @@
 """Text corpora as tensorflow-datasets builders in ArrayRecord: no TensorFlow, nothing downloaded.
 
-A record is a piece of one file, at most 4 KiB, cut at a line end, so that shuffling records mixes files. The split is
-by file: the hash of a file's relative path decides, so it does not depend on the machine or on other files.
+A record is a piece of one file, at most 4 KiB, cut at a line end, so that shuffling records mixes files. The
+split is by file: the hash of a file's relative path decides, so it does not depend on the machine or on
+other files.
 """
 
 import contextlib
@@ -20,14 +21,14 @@ from experiments.config import Data, UserError, require
 
 RECORD_BYTES = 4096
 VALIDATION_SHARE = 0.05
-# Installed packages are not the standard library, test folders are mostly tables of cases, and pydoc_data is one
-# generated file of manual text, a sixteenth of all.
+# Installed packages are not the standard library, test folders are mostly tables of cases, and pydoc_data is
+# one generated file of manual text, a sixteenth of all.
 STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"}
 
 
 @dataclasses.dataclass(eq=False)
 class TextConfig(tfds.core.BuilderConfig):
-    """Which files a corpus holds; the name carries a fingerprint of them, so changed files are prepared anew."""
+    """Which files a corpus holds; its name has their fingerprint, so changed files are prepared anew."""
 
     folder: str = ""
     files: tuple[str, ...] = ()
@@ -75,7 +76,9 @@ def prepare(data: Data) -> tfds.core.DatasetBuilder:
     stdlib = data.corpus == "stdlib"
     folder = Path(sysconfig.get_paths()["stdlib"] if stdlib else data.corpus).expanduser().resolve()
     files = stdlib_files(folder) if stdlib else local_files(folder, data)
-    label = f"{platform.python_implementation().lower()}-{platform.python_version()}" if stdlib else folder.name
+    label = (
+        f"{platform.python_implementation().lower()}-{platform.python_version()}" if stdlib else folder.name
+    )
     kind = StdlibText if stdlib else LocalText
     config = TextConfig(name=f"{label}-{fingerprint(folder, files)}", folder=str(folder), files=tuple(files))
     with quiet():
@@ -92,15 +95,18 @@ def stdlib_files(folder: Path) -> list[str]:
     files = [str(path) for path in files if not STDLIB_WITHOUT & set(path.parts)]
     require(
         len(files) > 1,
-        f"This Python keeps no source files under {folder}. Name a folder of your own text: --data.corpus FOLDER.",
+        f"This Python keeps no source files under {folder}. Name a folder of your own text: "
+        "--data.corpus FOLDER.",
     )
     return sorted(files)
 
 
 def local_files(folder: Path, data: Data) -> list[str]:
-    """Non-empty files of the folder that match the patterns, relative and sorted; hidden folders are left out."""
+    """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders."""
     if not folder.is_dir():
-        raise UserError(f"data.corpus must be 'stdlib' or a folder of text files; {str(folder)!r} is not a folder.")
+        raise UserError(
+            f"data.corpus must be 'stdlib' or a folder of text files; {str(folder)!r} is not a folder."
+        )
     found = {path for pattern in data.patterns for path in folder.rglob(pattern) if path.is_file()}
     files = [path.relative_to(folder) for path in found if path.stat().st_size]
     files = sorted(str(path) for path in files if not any(part.startswith(".") for part in path.parts))
@@ -112,8 +118,8 @@ def local_files(folder: Path, data: Data) -> list[str]:
     )
     require(
         len(files) > 1,
-        f"The corpus folder {folder} has one file that matches {patterns} ({files[0]}), but the split into training "
-        "and validation is by file. Divide the text into two files or more.",
+        f"The corpus folder {folder} has one file that matches {patterns} ({files[0]}), but the "
+        "split into training and validation is by file. Divide the text into two files or more.",
     )
     return files
 
@@ -131,7 +137,7 @@ def split_by_file(files) -> tuple[list[str], list[str]]:
 
 
 def pieces(text: bytes):
-    """Yield (start, piece) that together are the text; each piece ends with a line unless that line is too long."""
+    """Yield (start, piece) of consecutive pieces; each ends with a line unless that line is too long."""
     start = 0
     while start < len(text):
         end = start + RECORD_BYTES
@@ -142,7 +148,7 @@ def pieces(text: bytes):
 
 
 def fingerprint(folder: Path, files) -> str:
-    """A short hash of names, sizes and times: another content is another dataset, without reading every byte."""
+    """A short hash of names, sizes and times: notices new content without reading every byte."""
     digest = hashlib.sha256()
     for file in files:
         stat = (folder / file).stat()

@@ -1,6 +1,7 @@
-"""From a prepared corpus to batches of tokens, read through grain; the position in the data is checkpointable.
+"""From a prepared corpus to batches of tokens, through grain; the position in the data can be saved.
 
-Tokens are bytes; 256 marks the end of a record. Shapes: B sequences in the local batch, L tokens per sequence.
+Tokens are bytes; 256 marks the end of a record. Shapes: B sequences in the local batch, L tokens per
+sequence.
 """
 
 import json
@@ -37,7 +38,9 @@ def open_corpus(data: Data) -> Corpus:
         sources[split] = builder.as_data_source(split)
         # A format that loses records on the way must not go unnoticed.
         expected, found = builder.info.splits[split].num_examples, len(sources[split])
-        require(expected == found, f"The {split} split of {builder.data_dir} has {found} records, not {expected}.")
+        require(
+            expected == found, f"The {split} split of {builder.data_dir} has {found} records, not {expected}."
+        )
     path = Path(builder.data_dir) / "statistics.json"
     if not path.exists() and jax.process_index() == 0:
         path.write_text(json.dumps(statistics(sources["train"])))
@@ -51,7 +54,7 @@ def tokens_of(record) -> dict:
 
 
 def sequences(source, data: Data, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
-    """Packed sequences of L + 1 tokens in an order fixed by the seed; `shard` is (index, count) of processes."""
+    """Packed sequences of L + 1 tokens, ordered by the seed; `shard` is (index, count) of processes."""
     index, count = shard
     records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
     records = (records.repeat() if repeat else records).map(tokens_of).to_iter_dataset()
@@ -60,22 +63,24 @@ def sequences(source, data: Data, seed: int, *, repeat: bool, shard=(0, 1)) -> g
 
 
 def train_batches(corpus: Corpus, data: Data, seed: int):
-    """An endless iterator over {"tokens": int32 (B, L + 1)} for this process, with get_state and set_state."""
+    """An endless iterator over {"tokens": int32 (B, L + 1)} for this process; it can save its position."""
     count = jax.process_count()
     require(
         data.batch % jax.device_count() == 0,
-        f"data.batch must be a multiple of the number of devices, got {data.batch} and {jax.device_count()} devices.",
+        f"data.batch must be a multiple of the number of devices, got {data.batch} and "
+        f"{jax.device_count()} devices.",
     )
     require(
         len(corpus.train) >= count,
-        f"The training split of {corpus.name} has {len(corpus.train)} records, too few for {count} processes.",
+        f"The training split of {corpus.name} has {len(corpus.train)} records, too few for {count} "
+        "processes.",
     )
     stream = sequences(corpus.train, data, seed, repeat=True, shard=(jax.process_index(), count))
     return iter(stream.batch(data.batch // count))
 
 
 def validation_batches(corpus: Corpus, data: Data, count: int) -> list[np.ndarray]:
-    """At most `count` batches int32 (B, L + 1), the same ones whatever the run's seed; every process gets them all."""
+    """At most `count` batches int32 (B, L + 1), the same for every seed and every process."""
     batches = []
     for batch in sequences(corpus.validation, data, 0, repeat=False).batch(data.batch, drop_remainder=True):
         if (batch["tokens_segment_ids"] > 0).all():  # the last sequence of the split may be padded
@@ -84,7 +89,8 @@ def validation_batches(corpus: Corpus, data: Data, count: int) -> list[np.ndarra
             break
     require(
         bool(batches),
-        f"The validation split of {corpus.name} has less than one batch of {data.batch} x {data.seq + 1} tokens. "
+        f"The validation split of {corpus.name} has less than one batch of {data.batch} x "
+        f"{data.seq + 1} tokens. "
         "Add text, or lower data.batch or data.seq.",
     )
     return batches

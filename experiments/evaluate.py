@@ -1,7 +1,7 @@
 """Validation loss with dense and with sparse weights: `python -m experiments.evaluate RUN`.
 
-Dense: every product dense. Sparse: the method's own products with masks computed freshly from the weights; for a run
-without sparsity, FST's transposable masks, cut once from its dense weights.
+Dense: every product dense. Sparse: the method's own products with masks computed freshly from the weights;
+for a run without sparsity, FST's transposable masks, cut once from its dense weights.
 """
 
 import argparse
@@ -49,12 +49,14 @@ class Evaluator:
         self._losses = {"dense": jax.jit(dense_loss), "sparse": jax.jit(sparse_loss)}
 
     def __call__(self, params, sparse) -> dict:
-        losses = {name: [loss(params, sparse, b) for b in self.batches] for name, loss in self._losses.items()}
+        losses = {
+            name: [loss(params, sparse, b) for b in self.batches] for name, loss in self._losses.items()
+        }
         return {name: float(np.mean(jax.device_get(values))) for name, values in losses.items()}
 
 
 def load_state(out: Path, step: int | None = None):
-    """(config, program, step, state) of the newest or the given checkpoint of a run; UserError when there is none."""
+    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none."""
     config = rundir.open_run(out)
     folder = out / "checkpoints"
     require(folder.is_dir(), f"{out} has no checkpoints yet.")
@@ -74,7 +76,9 @@ def bits(nats: float) -> float:
 
 @command
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.evaluate", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.evaluate", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("run", type=Path, help="folder of a run, such as runs/demo/fst")
     parser.add_argument("--batches", type=int, default=200, help="validation batches (default: 200)")
     parser.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest)")
@@ -83,7 +87,9 @@ def main(argv=None):
     config, program, step, state = load_state(args.run, args.step)
     corpus = data.open_corpus(config.data)
     batches = data.validation_batches(corpus, config.data, args.batches)
-    losses = Evaluator(config, program.graphdefs, batches, program.replicated)(state["params"], state["sparse"])
+    losses = Evaluator(config, program.graphdefs, batches, program.replicated)(
+        state["params"], state["sparse"]
+    )
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
     for name, loss in losses.items():

@@ -59,7 +59,7 @@ def usage() -> str:
 
 
 def parse(argv) -> Launch:
-    """The launch that the command line describes. Raises UserError, or exits with tyro's message and status 2."""
+    """The launch that the command line describes; UserError, or tyro's own message and exit, if none."""
     spec, overrides = argv[0], argv[1:]
     require(not spec.startswith("-"), f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
     default = Launch(configs.load(spec))
@@ -85,7 +85,8 @@ def connect(launch: Launch):
         jax.distributed.initialize(*explicit)
     except ValueError as error:
         raise UserError(
-            f"jax.distributed found no cluster to join ({error}). Give --coordinator HOST:PORT --processes N --process I."
+            f"jax.distributed found no cluster to join ({error}). Give --coordinator HOST:PORT "
+            "--processes N --process I."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Where numbers of a running training go: metrics.jsonl, TensorBoard, the progress bar; and the clock behind tokens/s."""
+"""Where numbers of a running training go: metrics.jsonl, TensorBoard, progress bar; and its clock."""
 
 import contextlib
 import json
@@ -48,7 +48,9 @@ def summary_writer():
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError as error:
-        raise UserError("train.tensorboard needs tensorboardX: pip install tensorboardX, or set it to False.") from error
+        raise UserError(
+            "train.tensorboard needs tensorboardX: pip install tensorboardX, or set it to False."
+        ) from error
     return SummaryWriter
 
 
@@ -87,7 +89,13 @@ class Progress:
         self.lines = main and show is None and not sys.stderr.isatty()
         bar = main and (sys.stderr.isatty() if show is None else show)
         self.bar = tqdm(
-            total=total, initial=start, desc=label, bar_format=self.FORMAT, disable=not bar, file=sys.stderr, dynamic_ncols=True
+            total=total,
+            initial=start,
+            desc=label,
+            bar_format=self.FORMAT,
+            disable=not bar,
+            file=sys.stderr,
+            dynamic_ncols=True,
         )
 
     def __enter__(self):
@@ -103,7 +111,11 @@ class Progress:
         self.bar.update(done - self.bar.n)
         tenth = max(self.total // 10, 1)
         if self.lines and (done % tenth == 0 or done == self.total):
-            print(f"{self.label}: step {done}/{self.total}, {phase}, loss {loss:.3f}{speed}", file=sys.stderr, flush=True)
+            print(
+                f"{self.label}: step {done}/{self.total}, {phase}, loss {loss:.3f}{speed}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def note(self, text: str):
         """A line above the bar."""

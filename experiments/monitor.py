@@ -1,8 +1,8 @@
 """How the masks of the FFN kernels move: flip rate and kept share of |w|.
 
-Flip rate r_t = |m(w_t) xor m(w_t-1)| / D over the D weights of all FFN kernels (arXiv 2404.01847), always with masks
-computed freshly from the weights, whatever mask training is using. For a method that masks no weight, the transposable
-mask that its weights would get, so that all arms are measured alike.
+Flip rate r_t = |m(w_t) xor m(w_t-1)| / D over the D weights of all FFN kernels (arXiv 2404.01847), always
+with masks computed freshly from the weights, whatever mask training is using. For a method that masks no
+weight, the transposable mask that its weights would get, so that all arms are measured alike.
 """
 
 import jax

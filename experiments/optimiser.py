@@ -24,8 +24,8 @@ def learning_rate(optim: Optim, steps: int) -> optax.Schedule:
 def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
     """`update` takes `masks=`: the layers' current masks, or {} in a dense phase.
 
-    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments must see
-    it (FST, arXiv 2404.01847, section 4).
+    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments
+    must see it (FST, arXiv 2404.01847, section 4).
     """
     optim = config.optim
     adamw = optax.adamw(

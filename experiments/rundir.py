@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, environment.json, metrics.jsonl, checkpoints/, and never overwritten silently."""
+"""The folder of a run: config.json, environment.json, metrics.jsonl, checkpoints/."""
 
 import importlib.metadata
 import json
@@ -13,7 +13,7 @@ from experiments.config import Config, UserError, require
 
 
 def check_new(out: Path, config: Config, resume: bool):
-    """Before any work: raise UserError unless `out` can be started, or with `resume` continued, with this config."""
+    """Raise UserError unless `out` can be started, or with `resume` continued, with this config."""
     started = (out / "config.json").exists()
     if resume:
         require(started, f"There is no run to resume in {out}. Leave out --resume to start one.")
@@ -27,7 +27,8 @@ def check_new(out: Path, config: Config, resume: bool):
         return
     require(
         not started,
-        f"{out} already holds a run. Continue it with --resume, or start another one with --out OTHER_FOLDER.",
+        f"{out} already holds a run. Continue it with --resume, or start another one with --out "
+        "OTHER_FOLDER.",
     )
     occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
     require(not occupied, f"{out} exists and is not an empty folder. Choose another folder with --out.")
@@ -50,7 +51,17 @@ def open_run(out: Path) -> Config:
 
 def environment() -> dict:
     """What a reader needs to repeat or compare the run."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "jax_sparse24")
+    names = (
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "orbax-checkpoint",
+        "grain",
+        "tensorflow-datasets",
+        "numpy",
+        "jax_sparse24",
+    )
     return {
         "command": sys.argv,
         "python": platform.python_version(),

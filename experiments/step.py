@@ -1,7 +1,8 @@
 """The compiled training step: refresh masks, accumulate gradients, update.
 
-The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments). A phase of the
-method's schedule is static, so each has its own compiled step.
+The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments). A
+phase of the method's schedule is static, so each has its own compiled step.
+
 Shapes: A micro-batches, B sequences per micro-batch, L tokens.
 """
 
@@ -25,7 +26,7 @@ def loss_of(model, tokens_BL):
 
 
 def graphdefs_of(config: Config) -> dict:
-    """The model's structure with dense and with sparse products, {False: ..., True: ...}; computes nothing."""
+    """The model's structure with dense (False) and with sparse (True) products; computes nothing."""
     try:
         model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
     except (ValueError, TypeError) as error:
@@ -53,8 +54,8 @@ class Program:
         micro = config.data.batch // config.train.accumulate
         require(
             micro % jax.device_count() == 0,
-            f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple of the number of "
-            f"devices, {jax.device_count()}.",
+            f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple "
+            f"of the number of devices, {jax.device_count()}.",
         )
         self.graphdefs = graphdefs_of(config)
 
@@ -69,7 +70,8 @@ class Program:
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated), jax.eval_shape(self._initial)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated),
+            jax.eval_shape(self._initial),
         )
 
     def batch(self, tokens):
@@ -85,8 +87,12 @@ class Program:
         """The compiled `(state, tokens_ABL) -> (state, {"loss", "grad_norm"})`; the state is donated."""
         if sparse not in self._compiled:
             data, parts = self.config.data, self.config.train.accumulate
-            tokens = jax.ShapeDtypeStruct((parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split)
-            run = jax.jit(self._step(self.graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated)
+            tokens = jax.ShapeDtypeStruct(
+                (parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split
+            )
+            run = jax.jit(
+                self._step(self.graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated
+            )
             try:
                 lowered = run.lower(self.abstract_state(), tokens)
             except (ValueError, TypeError) as error:

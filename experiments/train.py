@@ -32,11 +32,13 @@ class Result:
     """last evaluation: {"dense": nats, "sparse": nats}; {} if none was made"""
 
 
-def train(config: Config, out: Path, *, resume: bool = False, show: bool | None = None, label: str = "") -> Result:
+def train(
+    config: Config, out: Path, *, resume: bool = False, show: bool | None = None, label: str = ""
+) -> Result:
     """Train a config into a run folder, or continue it; see Progress for `show`.
 
-    Raises UserError for a mistake in config, folder or corpus (nothing is written then) and Diverged when the loss is
-    no longer finite (metrics and earlier checkpoints are kept).
+    Raises UserError for a mistake in config, folder or corpus (nothing is written then) and Diverged when
+    the loss is no longer finite (metrics and earlier checkpoints are kept).
     """
     out = Path(out)
     rundir.check_new(out, config, resume)
@@ -64,7 +66,9 @@ def train(config: Config, out: Path, *, resume: bool = False, show: bool | None 
             Progress(label or config.name, start, config.train.steps, show) as progress,
             StopSignal(checkpoints.manager) as stop,
         ):
-            writer.write("event", start, {"event": "resume" if resume else "start", "corpus": corpus.statistics})
+            writer.write(
+                "event", start, {"event": "resume" if resume else "start", "corpus": corpus.statistics}
+            )
             evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
             loop = Loop(config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop)
             return Result(out, *loop.run(start, state))
@@ -107,7 +111,9 @@ class Loop:
             if watched:
                 self._flush()
                 with self.clock.paused():
-                    values = self.monitor.compare(before, self.monitor.masks(state["params"]), first_masks, state["params"])
+                    values = self.monitor.compare(
+                        before, self.monitor.masks(state["params"]), first_masks, state["params"]
+                    )
                     self.writer.write("monitor", step, {k: float(v) for k, v in values.items()})
             if due(done, train.eval_every) or done == train.steps:
                 self._flush()
@@ -154,9 +160,9 @@ class Loop:
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(
-                f"The loss became {loss} at step {step} (phase {phase}, gradient norm {norm}): the run has diverged and was "
-                f"stopped. Metrics are kept in {self.writer.folder}. Lower --optim.lr, lengthen --optim.warmup, or "
-                "lower --optim.clip, and start another run."
+                f"The loss became {loss} at step {step} (phase {phase}, gradient norm {norm}): the "
+                f"run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
+                "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
             )
 
 

@@ -14,7 +14,7 @@ ROPE_BASE = 10_000.0
 
 
 def rotate(x_BLHh):
-    """Rotary positions (arXiv 2104.09864): turn each pair (i, i + h/2) by position * base^(-2i/h), in float32."""
+    """Rotary positions (arXiv 2104.09864) in float32: turn pair (i, i + h/2) by position * base^(-2i/h)."""
     length, half = x_BLHh.shape[1], x_BLHh.shape[-1] // 2
     frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
@@ -50,7 +50,9 @@ class Block(nnx.Module):
         self.norm1 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
         self.attention = Attention(model, rngs=rngs)
         self.norm2 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
-        self.ffn = feed_forward(model.d, model.f, method=method, activation=activation, dtype=dtype, rngs=rngs)
+        self.ffn = feed_forward(
+            model.d, model.f, method=method, activation=activation, dtype=dtype, rngs=rngs
+        )
 
     def __call__(self, x_BLd):
         x_BLd = x_BLd + self.attention(self.norm1(x_BLd))
@@ -60,8 +62,8 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Logits of the next token at every position; no position sees a later one.
 
-    With `scan`, `blocks` is one Block whose variables carry a leading layer axis; the parameters are bit for bit
-    those of the unrolled model with the same seed, stacked.
+    With `scan`, `blocks` is one Block whose variables carry a leading layer axis; the parameters are bit for
+    bit those of the unrolled model with the same seed, stacked.
     """
 
     def __init__(self, model: Model, method, vocabulary: int, *, rngs):
@@ -91,7 +93,9 @@ class Decoder(nnx.Module):
 
     def _scanned(self, x_BLd):
         graphdef, stacked = nnx.split(self.blocks)
-        return jax.lax.scan(lambda x, state: (_run_block(self.model, graphdef, state, x), None), x_BLd, stacked)[0]
+        return jax.lax.scan(
+            lambda x, state: (_run_block(self.model, graphdef, state, x), None), x_BLd, stacked
+        )[0]
 
 
 def _run_block(model: Model, graphdef, state, x_BLd):

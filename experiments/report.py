@@ -1,0 +1,180 @@
+"""Run folders to a table and curves: `python -m experiments.report RUN [RUN ...] --out DIR`.
+
+report.md needs nothing beyond the training packages; loss.png and flip_rate.png need matplotlib.
+"""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments import rundir
+from experiments.cli import command
+from experiments.config import Config, UserError, require
+from experiments.evaluate import bits
+
+EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says: rows of metrics by kind, as arrays by column."""
+
+    label: str
+    out: Path
+    config: Config
+    rows: dict
+
+    def column(self, kind: str, name: str):
+        """(steps, values) of one quantity, without rows that lack it."""
+        pairs = [(row["step"], row[name]) for row in self.rows.get(kind, []) if row.get(name) is not None]
+        return tuple(np.array(values) for values in (zip(*pairs, strict=True) if pairs else ((), ())))
+
+    def last(self, kind: str, name: str):
+        values = self.column(kind, name)[1]
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def phases(self):
+        """(first step, step after the last, phase) of each phase."""
+        return self.config.method.schedule(self.config.train.steps).boundaries()
+
+    @property
+    def order1(self):
+        """Order-1 byte entropy of the training text, in nats."""
+        events = [row["corpus"]["order1_nats"] for row in self.rows.get("event", []) if "corpus" in row]
+        return events[-1] if events else None
+
+
+def read_run(out: Path, label: str) -> Run:
+    """Read one run folder; UserError when it is none or has no metrics."""
+    config, rows = rundir.open_run(out), {}
+    for row in rundir.read_metrics(out):
+        rows.setdefault(row["kind"], []).append(row)
+    return Run(label, out, config, rows)
+
+
+def read_runs(folders) -> list[Run]:
+    """Read run folders, labelled by the shortest ending of their paths that tells them apart."""
+    folders = [Path(folder) for folder in folders]
+    require(len(set(map(Path.resolve, folders))) == len(folders), "A run folder is given twice.")
+    if len(folders) == 1:
+        return [read_run(folders[0], folders[0].resolve().name)]
+    common = os.path.commonpath([folder.resolve() for folder in folders])
+    return [read_run(folder, str(folder.resolve().relative_to(common))) for folder in folders]
+
+
+def summary(run: Run) -> dict:
+    """The numbers of one run for the table; None where they were not measured."""
+    steps, flips = run.column("monitor", "flip_rate")
+    total = run.config.train.steps
+    _, speed = run.column("train", "steps_per_s")
+    dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
+    mean = lambda values: float(np.mean(values)) if len(values) else None  # noqa: E731
+    return {
+        "method": type(run.config.method).__name__,
+        "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
+        "val. loss, dense (nats)": dense,
+        "val. loss, sparse (nats)": sparse,
+        "bits per byte, dense": dense and bits(dense),
+        "bits per byte, sparse": sparse and bits(sparse),
+        "flip rate early": mean(flips[steps < EARLY * total]) if len(flips) else None,
+        "flip rate peak": float(flips.max()) if len(flips) else None,
+        "flip rate late": mean(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
+        "kept share of abs(w)": run.last("monitor", "kept_share"),
+        "steps/s": float(np.median(speed)) if len(speed) else None,
+    }
+
+
+def show(value) -> str:
+    """One cell of the table."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{value:.2e}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
+
+
+def table(runs) -> str:
+    """A Markdown table, one column per run, aligned so that it also reads well as plain text."""
+    columns = [summary(run) for run in runs]
+    lines = [["", *(run.label for run in runs)]]
+    lines += [[name, *(show(column[name]) for column in columns)] for name in columns[0]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    cells = [
+        [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in [lines[0], rule, *lines[1:]]
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+NOTES = f"""\
+Losses are means over the same validation text, in nats per byte. *Dense* evaluates every product dense.
+*Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
+sparsity, its dense weights cut once by FST's transposable mask. The flip rate is the share of mask entries of
+all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
+late over the last {EARLY:.0%}. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
+the last measurement. steps/s is the median, without evaluation, measurement and checkpoints."""
+
+
+def text(runs) -> str:
+    """The table and, below it, what to compare the losses with."""
+    lines = [table(runs)]
+    for order1 in sorted({run.order1 for run in runs if run.order1}):
+        lines.append(
+            "\nOrder-1 byte entropy of the training text (what knowing only the byte before gives): "
+            f"{order1:.3f} nats, "
+            f"{bits(order1):.3f} bits."
+        )
+    return "\n".join(lines)
+
+
+def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:
+    """Write report.md (and the plots, if matplotlib is there) for these run folders; return the table.
+
+    Raises UserError after writing the table when matplotlib is missing.
+    """
+    runs = read_runs(folders)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        from experiments import plots
+
+        images = plots.write(runs, out)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        images = None
+    pictures = "".join(f"\n![{name}]({name})\n" for name in images or ())
+    (out / "report.md").write_text(f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
+    if images is None:
+        raise UserError(
+            f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip "
+            "install '.[plots]' "
+            "and run the report again."
+        )
+    return text(runs)
+
+
+@command
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.report", description=__doc__.split(":")[0] + "."
+    )
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="run folders, such as runs/demo/dense"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for report.md and the PNG plots")
+    parser.add_argument("--title", default="Report")
+    args = parser.parse_args(argv)
+    print(write_report(args.runs, args.out, title=args.title))
+    print(f"\n{args.out / 'report.md'}")
+
+
+if __name__ == "__main__":
+    main()
