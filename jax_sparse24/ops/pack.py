@@ -131,6 +131,7 @@ def _unpack_bwd(axis, implementation, metadata, ct):
 _unpack.defvjp(_unpack_fwd, _unpack_bwd)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 @partial(jax.jit, static_argnums=(2, 3), inline=True)
 def gather24(x, metadata, axis, implementation=None):
     """The values of `x` at the positions of a given packing along `axis` (negative): the transpose of
@@ -142,3 +143,14 @@ def gather24(x, metadata, axis, implementation=None):
     return run(
         "gather24", x.dtype, implementation, kernel, lambda x, m: reference.gather24(x, m, axis), x, metadata
     )
+
+
+def _gather_fwd(x, metadata, axis, implementation):
+    return gather24(x, metadata, axis, implementation), metadata
+
+
+def _gather_bwd(axis, implementation, metadata, ct):
+    return _unpack(ct, metadata, axis, implementation), None
+
+
+gather24.defvjp(_gather_fwd, _gather_bwd)

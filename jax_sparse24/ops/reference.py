@@ -22,6 +22,7 @@ from jax_sparse24.ops._groups import (
     magnitude_bits,
     rank_below_two,
     running_sums,
+    select,
     split,
     tree_sum,
     with_sign,
@@ -29,13 +30,23 @@ from jax_sparse24.ops._groups import (
 from jax_sparse24.ops._philox import philox4x32
 from jax_sparse24.patterns import PAIRS, TILES
 
+# XLA:CPU slices, joins and selects bfloat16 through float32, which rewrites NaN: elements move as integers.
+
+
+def _split(x, axis):
+    return [lax.bitcast_convert_type(m, x.dtype) for m in split(bits(x), axis)]
+
+
+def _join(members, axis):
+    return lax.bitcast_convert_type(join([bits(m) for m in members], axis), members[0].dtype)
+
 
 def mask24(x, axis):
-    return join(rank_below_two([key(m) for m in split(x, axis)]), axis)
+    return join(rank_below_two([key(m) for m in _split(x, axis)]), axis)
 
 
 def prune24(x, axis):
-    return jnp.where(mask24(x, axis), x, jnp.zeros_like(x))
+    return select(mask24(x, axis), x)
 
 
 def double_prune24(w, axis):
@@ -44,34 +55,34 @@ def double_prune24(w, axis):
 
 def soft24(x, axis):
     fmt = compute_format(x.dtype)
-    inputs = split(x, axis)
+    inputs = _split(x, axis)
     members = [m.astype(fmt.dtype) for m in inputs]
     a = [flush(jnp.abs(m)) for m in members]
     # Integer minima and maxima order NaN and Inf too and never flush.
     k = [key(m) for m in a]
     low = jnp.minimum(jnp.maximum(k[0], k[1]), jnp.maximum(k[2], k[3]))
     threshold_key = jnp.minimum(jnp.maximum(jnp.minimum(k[0], k[1]), jnp.minimum(k[2], k[3])), low)
-    infinite = threshold_key >= fmt.uint(fmt.infinity)
-    threshold = jnp.where(infinite, 0, lax.bitcast_convert_type(threshold_key, fmt.dtype))
+    infinite = threshold_key >= fmt.uint(fmt.infinity << 1)
+    threshold = jnp.where(infinite, 0, lax.bitcast_convert_type(threshold_key >> 1, fmt.dtype))
     kept = rank_below_two(k)
     has_nan = any_of([is_nan(m) for m in members])
     out = []
     for i in range(GROUP):
         finite = magnitude_bits(a[i]) < fmt.uint(fmt.infinity)
         r = flush(jnp.where(finite & ~infinite, a[i] - threshold, 0))
-        r = jnp.where(magnitude_bits(a[i]) > threshold_key, r, 0)
+        r = jnp.where(k[i] > threshold_key, r, 0)
         y = with_sign(r, members[i]).astype(x.dtype)
         passes = jnp.where(has_nan, is_nan(members[i]), ~finite) & kept[i]
         y = jnp.where(has_nan, jnp.zeros_like(y), y)
-        out.append(jnp.where(passes, inputs[i], y))
-    return join(out, axis)
+        out.append(select(passes, inputs[i], y))
+    return _join(out, axis)
 
 
 def squared_relu(x):
     fmt = compute_format(x.dtype)
     y = x.astype(fmt.dtype)
     a = jnp.where(bits(y) < fmt.uint(fmt.sign), flush(y), 0)
-    return jnp.where(is_nan(x), x, flush(a * a).astype(x.dtype))
+    return select(is_nan(x), x, flush(a * a).astype(x.dtype))
 
 
 def transposable_mask24(w):
@@ -117,10 +128,10 @@ def _positions(keep):
 
 
 def _pick(members, index):
-    return jnp.where(
+    return select(
         index == 0,
         members[0],
-        jnp.where(index == 1, members[1], jnp.where(index == 2, members[2], members[3])),
+        select(index == 1, members[1], select(index == 2, members[2], members[3])),
     )
 
 
@@ -130,17 +141,17 @@ def _pack(members, keep, axis):
     if nibbles.shape[-1] % 2:
         nibbles = jnp.pad(nibbles, [(0, 0)] * (nibbles.ndim - 1) + [(0, 1)], constant_values=4)
     metadata = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
-    values = jnp.moveaxis(join([_pick(members, first), _pick(members, second)], axis), axis, -1)
+    values = jnp.moveaxis(_join([_pick(members, first), _pick(members, second)], axis), axis, -1)
     return Packed24(values, metadata, axis)
 
 
 def pack24(x, axis):
-    members = split(x, axis)
+    members = _split(x, axis)
     return _pack(members, rank_below_two([key(m) for m in members]), axis)
 
 
 def pack24_masked(x, mask, axis):
-    members, allowed = split(x, axis), split(mask, axis)
+    members, allowed = _split(x, axis), split(mask, axis)
     keys = [key(m) for m in members]
     keep = []
     for i in range(GROUP):
@@ -151,31 +162,29 @@ def pack24_masked(x, mask, axis):
             beats = keys[j] >= keys[i] if j < i else keys[j] > keys[i]
             ahead.append(jnp.where(allowed[i] == allowed[j], beats, allowed[j]).astype(jnp.uint8))
         keep.append(sum(ahead) < 2)
-    kept = [jnp.where(a, m, jnp.zeros_like(m)) for m, a in zip(members, allowed, strict=True)]
+    kept = [select(a, m) for m, a in zip(members, allowed, strict=True)]
     return _pack(kept, keep, axis)
 
 
 def _unpack_positions(metadata, groups):
-    nibbles = jnp.stack([metadata & 15, metadata >> 4], axis=-1).reshape(*metadata.shape[:-1], -1)[
-        ..., :groups
-    ]
+    halves = jnp.stack([metadata & 15, metadata >> 4], axis=-1)
+    nibbles = halves.reshape(*metadata.shape[:-1], 2 * metadata.shape[-1])[..., :groups]
     return nibbles & 3, nibbles >> 2
 
 
 def unpack24(packed):
     values = packed.values
     first, second = _unpack_positions(packed.metadata, values.shape[-1] // 2)
-    v0, v1 = values[..., 0::2], values[..., 1::2]
-    zero = jnp.zeros((), values.dtype)
-    members = [jnp.where(first == i, v0, jnp.where(second == i, v1, zero)) for i in range(GROUP)]
-    return jnp.moveaxis(join(members, -1), -1, packed.axis)
+    v0, v1 = (lax.bitcast_convert_type(bits(values)[..., i::2], values.dtype) for i in range(2))
+    members = [select(first == i, v0, select(second == i, v1)) for i in range(GROUP)]
+    return jnp.moveaxis(_join(members, -1), -1, packed.axis)
 
 
 def gather24(x, metadata, axis):
     """The values of `x` at the positions that `metadata` names."""
-    members = [jnp.moveaxis(m, axis, -1) for m in split(x, axis)]
+    members = [jnp.moveaxis(m, axis, -1) for m in _split(x, axis)]
     first, second = _unpack_positions(metadata, members[0].shape[-1])
-    return join([_pick(members, first), _pick(members, second)], -1)
+    return _join([_pick(members, first), _pick(members, second)], -1)
 
 
 def squared_relu24(x, axis):
@@ -268,7 +277,7 @@ def mvue24(key_words, x, axis, exact):
     """`key_words`: uint32 (2,). Groups are scaled by a power of two first, so that no sum overflows or
     underflows."""
     fmt = compute_format(x.dtype)
-    inputs = split(x, axis)
+    inputs = _split(x, axis)
     members = [m.astype(fmt.dtype) for m in inputs]
     a = [flush(jnp.abs(m)) for m in members]
     exponents = [magnitude_bits(m) >> fmt.mantissa for m in a]
@@ -290,10 +299,9 @@ def mvue24(key_words, x, axis, exact):
             [jnp.zeros_like(finite)] * GROUP,
         )
     kept = rank_below_two([key(m) for m in inputs])
-    zero = jnp.zeros((), x.dtype)
     out = []
     for i in range(GROUP):
         y = with_sign(magnitudes[i], members[i]).astype(x.dtype)
-        y = jnp.where(untouched[i] & (a[i] > 0), inputs[i], y)
-        out.append(jnp.where(finite, y, jnp.where(kept[i], inputs[i], zero)))
-    return join(out, axis)
+        y = select(untouched[i] & (a[i] > 0), inputs[i], y)
+        out.append(select(finite, y, select(kept[i], inputs[i])))
+    return _join(out, axis)
