@@ -25,6 +25,8 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefe
 VARIANTS = {"generic": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS |= {"avx2": AVX2, "avx512": AVX512}
+# Without the assumption that comparisons trap, conditionals become vector selections.
+OPTIMISE = ["-O3", "-fno-trapping-math"]
 COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
@@ -47,7 +49,7 @@ def translation_units():
     for isa, arch in VARIANTS.items():
         for names, contract in ((PRODUCERS, "off"), (PRODUCTS, "fast")):
             for name in names:
-                yield CPU / f"{name}.cc", isa, ["-O3", f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+                yield CPU / f"{name}.cc", isa, [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
 
 
 class BuildNative(build_ext):
@@ -102,7 +104,7 @@ class BuildNative(build_ext):
         if why is not None:
             raise SystemExit(
                 f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). "
-                "Install g++ >= 9 or clang >= 10 (Debian and Ubuntu: apt-get install g++), or name one in CXX."
+                "Install g++ >= 9 or clang >= 10 (Debian, Ubuntu: apt-get install g++), or name one in CXX."
             )
 
 

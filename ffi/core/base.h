@@ -33,6 +33,28 @@ S24_HD float float_of(uint32_t u) {
   return f;
 }
 
+// A condition as a mask, all ones or zero. Compilers vectorise selections between masked integers; of expressions over
+// bool they make branches.
+template <class K>
+S24_HD K mask_if(bool c) {
+  return K(K(0) - K(c));
+}
+
+template <class K>
+S24_HD K blend(K mask, K a, K b) {
+  return K((a & mask) | (b & K(~mask)));
+}
+
+S24_HD float blend(uint32_t mask, float a, float b) { return float_of(blend(mask, bits_of(a), bits_of(b))); }
+
+S24_HD float keep_if(uint32_t mask, float v) { return float_of(bits_of(v) & mask); }
+
+// Two or more of three.
+template <class K>
+S24_HD K majority(K a, K b, K c) {
+  return K((a & b) | (c & (a | b)));
+}
+
 S24_HD uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 S24_HD uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 

@@ -27,8 +27,8 @@ struct BF16 {
   static S24_HD Bits from_f32(uint32_t u) {
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     // A NaN is truncated; the quiet bit is set only if nothing of its payload is left.
-    const uint32_t nan = (u >> 16) | ((u & 0x007f0000u) == 0 ? 0x40u : 0u);
-    return Bits((u & kF32Magnitude) > kF32Inf ? nan : rounded);
+    const uint32_t nan = (u >> 16) | (mask_if<uint32_t>((u & 0x007f0000u) == 0) & 0x40u);
+    return Bits(blend(mask_if<uint32_t>((u & kF32Magnitude) > kF32Inf), nan, rounded));
   }
 };
 
@@ -42,7 +42,8 @@ struct F16 {
     const uint32_t subnormal = bits_of(float(int32_t(a)) * 0x1p-24f);
     const uint32_t normal = (a << 13) + (112u << 23);
     const uint32_t special = (a << 13) | kF32Inf;
-    return sign | (a >= 0x7c00u ? special : (a < 0x0400u ? subnormal : normal));
+    const uint32_t finite = blend(mask_if<uint32_t>(a < 0x0400u), subnormal, normal);
+    return sign | blend(mask_if<uint32_t>(a >= 0x7c00u), special, finite);
   }
   static S24_HD Bits from_f32(uint32_t u) {
     const uint32_t a = u & kF32Magnitude;
@@ -50,24 +51,25 @@ struct F16 {
     const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
     // 0.5 has the ulp of the smallest half: the addition does the rounding.
     const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - 0x3f000000u;
-    const uint32_t nan = 0x7c00u | ((a >> 13) & 0x3ffu) | ((a & 0x007fe000u) == 0 ? 0x200u : 0u);
-    const uint32_t finite = a < 0x38800000u ? subnormal : normal;
-    const uint32_t over = a > kF32Inf ? nan : 0x7c00u;
-    return Bits(sign | (a >= 0x477ff000u ? over : finite));
+    const uint32_t nan = 0x7c00u | ((a >> 13) & 0x3ffu) | (mask_if<uint32_t>((a & 0x007fe000u) == 0) & 0x200u);
+    const uint32_t finite = blend(mask_if<uint32_t>(a < 0x38800000u), subnormal, normal);
+    const uint32_t over = blend(mask_if<uint32_t>(a > kF32Inf), nan, uint32_t(0x7c00u));
+    return Bits(sign | blend(mask_if<uint32_t>(a >= 0x477ff000u), over, finite));
   }
 };
 
 // |x| as float32 bits, subnormals flushed. Orders like the value, as an integer.
 S24_HD uint32_t flushed_magnitude(uint32_t u) {
   const uint32_t a = u & kF32Magnitude;
-  return a < kF32MinNormal ? 0u : a;
+  return a & mask_if<uint32_t>(a >= kF32MinNormal);
 }
 
 // Round a float32 to T; a result of zero is +0.
 template <class T>
 S24_HD typename T::Bits round_positive_zero(uint32_t u) {
-  const typename T::Bits b = T::from_f32(u);
-  return (b & T::kMagnitude) == 0 ? typename T::Bits(0) : b;
+  using Bits = typename T::Bits;
+  const Bits b = T::from_f32(u);
+  return Bits(b & mask_if<Bits>((b & T::kMagnitude) != 0));
 }
 
 }  // namespace s24

@@ -1,5 +1,5 @@
 // The nibble of a group: idx0 | idx1 << 2 with idx0 < idx1, the positions of the two kept elements.
-// A metadata byte holds the nibble of group 2b in its low half and of group 2b+1 in its high half.
+// A metadata byte holds the nibble of group 2b in its low half and of group 2b+1 in the high half.
 #pragma once
 #include "base.h"
 
@@ -7,25 +7,25 @@ namespace s24 {
 
 constexpr uint8_t kEmptyNibble = 0x4;  // positions 0 and 1: what stands for a group that does not exist
 
+// keep: masks of which exactly two are set.
 template <class K>
 S24_HD K nibble_of(const K keep[4]) {
-  const K low = keep[0] ? K(0) : (keep[1] ? K(1) : K(2));
-  const K high = keep[3] ? K(12) : (keep[2] ? K(8) : K(4));
+  const K low = blend(keep[0], K(0), blend(keep[1], K(1), K(2)));
+  const K high = blend(keep[3], K(12), blend(keep[2], K(8), K(4)));
   return K(low | high);
 }
 
 // The kept pair, in index order.
 template <class B>
 S24_HD void take_kept(const B x[4], const B keep[4], B pair[2]) {
-  pair[0] = keep[0] ? x[0] : (keep[1] ? x[1] : x[2]);
-  pair[1] = keep[3] ? x[3] : (keep[2] ? x[2] : x[1]);
+  pair[0] = blend(keep[0], x[0], blend(keep[1], x[1], x[2]));
+  pair[1] = blend(keep[3], x[3], blend(keep[2], x[2], x[1]));
 }
 
 template <class B>
 S24_HD B take_one(const B x[4], B index) {
-  const B low = (index & B(1)) ? x[1] : x[0];
-  const B high = (index & B(1)) ? x[3] : x[2];
-  return (index & B(2)) ? high : low;
+  const B odd = mask_if<B>((index & B(1)) != 0);
+  return blend(mask_if<B>((index & B(2)) != 0), blend(odd, x[3], x[2]), blend(odd, x[1], x[0]));
 }
 
 // The elements at the positions that a nibble names.
@@ -38,9 +38,10 @@ S24_HD void take_nibble(const B x[4], B nibble, B pair[2]) {
 // Inverse of take_nibble: zeros elsewhere.
 template <class B>
 S24_HD void put_nibble(const B pair[2], B nibble, B x[4]) {
-  const B first = nibble & B(3), second = (nibble >> 2) & B(3);
+  const B first = B(nibble & B(3)), second = B((nibble >> 2) & B(3));
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) x[i] = second == B(i) ? pair[1] : (first == B(i) ? pair[0] : B(0));
+  for (int i = 0; i < 4; ++i)
+    x[i] = blend(mask_if<B>(second == B(i)), pair[1], B(pair[0] & mask_if<B>(first == B(i))));
 }
 
 }  // namespace s24

@@ -7,7 +7,6 @@
 #pragma once
 #include "philox.h"
 #include "select.h"
-#include "soft.h"
 
 namespace s24 {
 
@@ -17,7 +16,7 @@ struct ScaledGroup {
   float b[4];
   uint32_t exponent;  // of the largest magnitude, 1..254; 0: all are zero
   float unscale;
-  bool finite;
+  uint32_t finite;  // mask
 };
 
 template <class T>
@@ -31,22 +30,21 @@ S24_HD ScaledGroup scale_group(const typename T::Bits x[4]) {
     a[i] = flushed_magnitude(u);
   }
   const uint32_t largest = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3]));
-  s.finite = largest < kF32Inf;
+  s.finite = mask_if<uint32_t>(largest < kF32Inf);
   s.exponent = largest >> 23;
-  const float scale = float_of(s.exponent < 253u ? (254u - s.exponent) << 23 : kF32MinNormal);
+  const float scale = float_of((254u - min_u32(s.exponent, 253u)) << 23);
   s.unscale = float_of(min_u32(s.exponent, 253u) << 23);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float b = float_of(a[i]) * scale;
-    s.b[i] = b < 0x1p-126f ? 0.0f : b;
+    s.b[i] = float_of(flushed_magnitude(bits_of(float_of(a[i]) * scale)));
   }
   return s;
 }
 
-// v * unscale would be subnormal (then it counts as zero). 2^(1-E) is normal for E <= 127.
-S24_HD bool vanishes(float v, uint32_t exponent) {
-  const uint32_t e = exponent <= 127u ? 128u - exponent : 0u;
-  return (exponent <= 127u) & (v < float_of(e << 23));
+// Mask: v * unscale would be subnormal (then it counts as zero). 2^(1-E) is normal for E <= 127.
+S24_HD uint32_t vanishes(float v, uint32_t exponent) {
+  const uint32_t small = mask_if<uint32_t>(exponent <= 127u);
+  return small & mask_if<uint32_t>(v < float_of(((128u - exponent) & small) << 23));
 }
 
 S24_HD void running_sums(const float v[4], float c[4]) {
@@ -56,53 +54,61 @@ S24_HD void running_sums(const float v[4], float c[4]) {
   c[3] = c[2] + v[3];
 }
 
-S24_HD int32_t first_above(const float c[4], float level) {
-  const int32_t n = int32_t(c[0] <= level) + int32_t(c[1] <= level) + int32_t(c[2] <= level) + int32_t(c[3] <= level);
-  return n > 3 ? 3 : n;
+// Index of the first sum above level; the last one if there is none.
+S24_HD uint32_t first_above(const float c[4], float level) {
+  uint32_t n = 0;
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) n -= mask_if<uint32_t>(c[i] <= level);
+  return min_u32(n, 3u);
 }
 
-S24_HD int32_t other_than(int32_t second, int32_t first) {
-  return second != first ? second : (first < 3 ? first + 1 : 2);
+S24_HD uint32_t other_than(uint32_t second, uint32_t first) {
+  const uint32_t next = blend(mask_if<uint32_t>(first == 3u), uint32_t(2), uint32_t(first + 1u));
+  return blend(mask_if<uint32_t>(second == first), next, second);
 }
 
-// Magnitudes (float32) of the result and, for the exact form, the entry that keeps its own bits (-1: none).
-S24_HD int32_t mvue_exact_magnitudes(const ScaledGroup& s, float u0, float y[4]) {
+S24_HD uint32_t is_index(uint32_t index, int i) { return mask_if<uint32_t>(index == uint32_t(i)); }
+
+// Magnitudes (float32) of the result. Returns the index of the entry that keeps its own bits, 4 if none does.
+S24_HD uint32_t mvue_exact_magnitudes(const ScaledGroup& s, float u0, float y[4]) {
   const float* b = s.b;
-  int32_t top = 0;
+  uint32_t top = 0;
   float largest = b[0];
   S24_UNROLL
   for (int i = 1; i < 4; ++i) {
-    top = b[i] > largest ? i : top;
-    largest = b[i] > largest ? b[i] : largest;
+    const uint32_t above = mask_if<uint32_t>(b[i] > largest);
+    top = blend(above, uint32_t(i), top);
+    largest = blend(above, b[i], largest);
   }
   float o[4], d[4], c[4];
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = i == top ? 0.0f : b[i];
+  for (int i = 0; i < 4; ++i) o[i] = keep_if(~is_index(top, i), b[i]);
   const float rest = (o[0] + o[1]) + (o[2] + o[3]);
-  const bool capped = largest > rest;
+  const uint32_t capped = mask_if<uint32_t>(largest > rest);
 
   // Capped: the largest is kept as it is, one of the others stands for their sum.
   running_sums(o, d);
-  const int32_t drawn = first_above(d, u0 * d[3]);
-  const float z = vanishes(rest, s.exponent) ? 0.0f : rest * s.unscale;
+  const uint32_t drawn = first_above(d, u0 * d[3]);
+  const float z = keep_if(~vanishes(rest, s.exponent), rest * s.unscale);
 
   // Otherwise systematic sampling of two: both stand for half of the sum.
   running_sums(b, c);
   const float half = c[3] * 0.5f;
   const float p = u0 * half;
   const float shifted[4] = {c[0] - half, c[1] - half, c[2] - half, c[3] - half};
-  const int32_t i1 = first_above(c, p);
-  const int32_t i2 = other_than(first_above(shifted, p), i1);
+  const uint32_t i1 = first_above(c, p);
+  const uint32_t i2 = other_than(first_above(shifted, p), i1);
   const float h = half * s.unscale;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float one = i == drawn ? z : 0.0f;
-    const float two = ((i == i1) | (i == i2)) & (b[i] != 0.0f) ? h : 0.0f;
-    y[i] = capped ? one : two;
+    const float one = keep_if(is_index(drawn, i), z);
+    const float two = keep_if((is_index(i1, i) | is_index(i2, i)) & mask_if<uint32_t>(b[i] != 0.0f), h);
+    y[i] = blend(capped, one, two);
   }
-  return capped ? top : -1;
+  return blend(capped, top, uint32_t(4));
 }
 
+// The sum of the others than j, as a fixed tree.
 S24_HD float sum_without(const float v[4], int j) {
   return ((j == 0 ? 0.0f : v[0]) + (j == 1 ? 0.0f : v[1])) + ((j == 2 ? 0.0f : v[2]) + (j == 3 ? 0.0f : v[3]));
 }
@@ -112,41 +118,42 @@ S24_HD void mvue_sequential_magnitudes(const ScaledGroup& s, float u0, float u1,
   S24_UNROLL
   for (int i = 0; i < 4; ++i) b[i] = s.b[i] + 0x1p-23f;
   running_sums(b, c);
-  const int32_t i1 = first_above(c, u0 * c[3]);
+  const uint32_t i1 = first_above(c, u0 * c[3]);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = i == i1 ? 0.0f : b[i];
+  for (int i = 0; i < 4; ++i) o[i] = keep_if(~is_index(i1, i), b[i]);
   running_sums(o, d);
-  const int32_t i2 = other_than(first_above(d, u1 * d[3]), i1);
+  const uint32_t i2 = other_than(first_above(d, u1 * d[3]), i1);
   S24_UNROLL
   for (int j = 0; j < 4; ++j) k[j] = b[j] / (c[3] * sum_without(b, j));  // one division: XLA merges two
   const float r = 1.0f / c[3];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float inclusion = b[i] * (r + sum_without(k, i));
-    const float v = s.b[i] / inclusion;
-    const bool nonzero = ((i == i1) | (i == i2)) & (s.b[i] != 0.0f) & !vanishes(v, s.exponent);
-    y[i] = nonzero ? v * s.unscale : 0.0f;
+    const float v = s.b[i] / (b[i] * (r + sum_without(k, i)));
+    const uint32_t drawn = (is_index(i1, i) | is_index(i2, i)) & mask_if<uint32_t>(s.b[i] != 0.0f);
+    y[i] = keep_if(drawn & ~vanishes(v, s.exponent), v * s.unscale);
   }
 }
 
 // A group with a non-finite entry is pruned instead (its NaN or infinity must reach the result).
 template <class T, bool kExact>
 S24_HD void mvue24(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
+  using Bits = typename T::Bits;
   const ScaledGroup s = scale_group<T>(x);
   float y[4];
-  int32_t unchanged = -1;
+  uint32_t unchanged = 4;
   if (kExact) {
     unchanged = mvue_exact_magnitudes(s, uniform(w0), y);
   } else {
     mvue_sequential_magnitudes(s, uniform(w0), uniform(w1), y);
   }
-  typename T::Bits pruned[4];
+  const uint32_t nonzero = mask_if<uint32_t>(s.exponent != 0u);
+  Bits pruned[4];
   prune24<T>(x, pruned);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const typename T::Bits rounded = round_positive_zero<T>(bits_of(y[i]) | s.sign[i]);
-    const typename T::Bits usual = i == unchanged ? x[i] : rounded;
-    out[i] = s.finite ? (s.exponent == 0u ? typename T::Bits(0) : usual) : pruned[i];
+    const Bits rounded = round_positive_zero<T>(bits_of(y[i]) | s.sign[i]);
+    const Bits usual = Bits(blend(Bits(is_index(unchanged, i)), x[i], rounded) & Bits(nonzero));
+    out[i] = blend(Bits(s.finite), usual, pruned[i]);
   }
 }
 

@@ -7,19 +7,21 @@ namespace s24 {
 // An unsigned integer that orders like |x|, all NaN equal and above infinity. The top bit is always free.
 template <class T>
 S24_HD typename T::Bits magnitude_key(typename T::Bits x) {
-  const typename T::Bits a = x & T::kMagnitude;
-  return a > T::kInf ? T::kMagnitude : a;
+  using Bits = typename T::Bits;
+  const Bits a = Bits(x & T::kMagnitude);
+  return blend(mask_if<Bits>(a > T::kInf), Bits(T::kMagnitude), a);
 }
 
-// keep[i] is 1 for the two largest keys and 0 for the others.
+// keep[i]: a mask, all ones for the two largest keys.
 template <class K>
 S24_HD void keep_two(const K k[4], K keep[4]) {
-  const K b01 = k[0] >= k[1], b02 = k[0] >= k[2], b03 = k[0] >= k[3];
-  const K b12 = k[1] >= k[2], b13 = k[1] >= k[3], b23 = k[2] >= k[3];
-  keep[0] = K(b01 + b02 + b03) >= K(2);
-  keep[1] = K(b12 + b13) > b01;
-  keep[2] = K(b02 + b12) <= b23;
-  keep[3] = K(b03 + b13 + b23) <= K(1);
+  // bIJ: I comes before J.
+  const K b01 = mask_if<K>(k[0] >= k[1]), b02 = mask_if<K>(k[0] >= k[2]), b03 = mask_if<K>(k[0] >= k[3]);
+  const K b12 = mask_if<K>(k[1] >= k[2]), b13 = mask_if<K>(k[1] >= k[3]), b23 = mask_if<K>(k[2] >= k[3]);
+  keep[0] = majority(b01, b02, b03);
+  keep[1] = majority(K(~b01), b12, b13);
+  keep[2] = majority(K(~b02), K(~b12), b23);
+  keep[3] = K(~majority(b03, b13, b23));
 }
 
 template <class T>
@@ -36,18 +38,19 @@ S24_HD void prune24(const typename T::Bits x[4], typename T::Bits y[4]) {
   typename T::Bits keep[4];
   keep24<T>(x, keep);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) y[i] = keep[i] ? x[i] : typename T::Bits(0);
+  for (int i = 0; i < 4; ++i) y[i] = typename T::Bits(x[i] & keep[i]);
 }
 
 // Two of four where masked entries (mask[i] != 0) outrank all others; a kept unmasked entry becomes +0 in x.
 template <class T>
 S24_HD void keep24_masked(typename T::Bits x[4], const uint8_t mask[4], typename T::Bits keep[4]) {
-  typename T::Bits key[4];
+  using Bits = typename T::Bits;
+  Bits key[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const typename T::Bits first = mask[i] ? typename T::Bits(T::kMagnitude + 1) : typename T::Bits(0);
-    key[i] = magnitude_key<T>(x[i]) | first;
-    x[i] = mask[i] ? x[i] : typename T::Bits(0);
+    const Bits allowed = mask_if<Bits>(mask[i] != 0);
+    key[i] = Bits(magnitude_key<T>(x[i]) | (allowed & Bits(T::kMagnitude + 1)));
+    x[i] = Bits(x[i] & allowed);
   }
   keep_two(key, keep);
 }

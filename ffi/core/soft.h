@@ -8,7 +8,8 @@ namespace s24 {
 // if the threshold itself is infinite, the first two infinities pass.
 template <class T>
 S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
-  uint32_t sign[4], a[4];
+  using Bits = typename T::Bits;
+  uint32_t sign[4], a[4], passes[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const uint32_t u = T::to_f32(x[i]);
@@ -18,19 +19,19 @@ S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
   const uint32_t t = min_u32(max_u32(min_u32(a[0], a[1]), min_u32(a[2], a[3])),
                              min_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3])));
   const uint32_t largest = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3]));
-  const bool has_nan = largest > kF32Inf;
-  const bool special = has_nan | (t >= kF32Inf);
-  const uint32_t floor = has_nan ? kF32Inf + 1 : kF32Inf;  // in a special group: what passes
-  uint32_t passed = 0;
+  const uint32_t has_nan = mask_if<uint32_t>(largest > kF32Inf);
+  const uint32_t special = has_nan | mask_if<uint32_t>(t >= kF32Inf);
+  const uint32_t floor = kF32Inf - has_nan;  // what passes in a special group: NaN alone if there is one
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) passes[i] = mask_if<uint32_t>(a[i] >= floor);
+  passes[3] &= ~majority(passes[0], passes[1], passes[2]);
+  passes[2] &= ~(passes[0] & passes[1]);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const uint32_t qualifies = a[i] >= floor ? 1u : 0u;
-    const uint32_t passes = qualifies & (passed < 2u ? 1u : 0u);
-    passed += passes;
-    const float r = float_of(a[i]) - float_of(t);
-    const uint32_t magnitude = (a[i] > t) & (r >= 0x1p-126f) ? bits_of(r) : 0u;
-    const typename T::Bits usual = round_positive_zero<T>(magnitude == 0 ? 0u : (sign[i] | magnitude));
-    y[i] = special ? (passes ? x[i] : typename T::Bits(0)) : usual;
+    const uint32_t r = bits_of(float_of(a[i]) - float_of(t));
+    const uint32_t positive = mask_if<uint32_t>(int32_t(r) >= int32_t(kF32MinNormal));
+    const Bits usual = round_positive_zero<T>((sign[i] | r) & positive);
+    y[i] = blend(Bits(special), Bits(x[i] & Bits(passes[i])), usual);
   }
 }
 

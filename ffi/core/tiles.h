@@ -60,15 +60,16 @@ S24_HD void tile_scores(const uint32_t w[16], float b[16]) {
     top = max_u32(top, a[i]);
   }
   const int32_t largest_e = int32_t(max_u32(top >> 23, 1u));
-  const bool finite = top < kF32Inf;
+  const uint32_t finite = mask_if<uint32_t>(top < kF32Inf);
   S24_UNROLL
   for (int i = 0; i < 16; ++i) {
     const uint32_t field = a[i] >> 23;
-    const uint32_t significand = (a[i] & 0x007fffffu) | (field != 0 ? kF32MinNormal : 0u);
+    const uint32_t significand = (a[i] & 0x007fffffu) | (mask_if<uint32_t>(field != 0) & kF32MinNormal);
     const int32_t p = int32_t(max_u32(field, 1u)) - largest_e;
-    const float scaled = float(int32_t(significand)) * float_of(uint32_t(p < -126 ? 0 : p + 127) << 23);
-    const float special = a[i] > kF32Inf ? 256.0f : (a[i] == kF32Inf ? 16.0f : 0.0f);
-    b[i] = finite ? scaled : special;
+    const uint32_t power = uint32_t(p + 127) & mask_if<uint32_t>(p >= -126);
+    const float scaled = float(int32_t(significand)) * float_of(power << 23);
+    const float special = blend(mask_if<uint32_t>(a[i] > kF32Inf), 256.0f, 16.0f);
+    b[i] = blend(finite, scaled, keep_if(mask_if<uint32_t>(a[i] >= kF32Inf), special));
   }
 }
 
@@ -79,8 +80,9 @@ struct TileSearch {
     TileSearch<I - 1>::run(top, bottom, best, mask);
     constexpr TilePattern t = kTiles.at[I];
     const float score = top[6 * t.p[0] + t.p[1]] + bottom[6 * t.p[2] + t.p[3]];
-    mask = score > best ? t.mask : mask;
-    best = score > best ? score : best;
+    const uint32_t better = mask_if<uint32_t>(score > best);
+    mask = blend(better, t.mask, mask);
+    best = blend(better, score, best);
   }
 };
 

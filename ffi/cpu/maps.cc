@@ -1,24 +1,39 @@
 // Masks and pruned arrays. Compiled once per instruction set, with S24_ISA naming the namespace, and without
 // contraction of products and sums.
-#include "../core/mvue.h"
 #include "../core/select.h"
 #include "../core/soft.h"
 #include "../core/tiles.h"
-#include "lanes.h"
+#include "mvue_lanes.h"
 
 namespace s24 {
 namespace S24_ISA {
 
 // ---- maps: group -> group --------------------------------------------------------------------------------------
 
+// An operation that looks at each group by itself.
+template <class Op>
+struct EachGroup {
+  template <class T>
+  using Out = typename Op::template Out<T>;
+  template <class T>
+  static S24_HD void apply_lanes(Key, int64_t, const Quad<typename T::Bits>& in, Quad<Out<T>>& out) {
+    for (int l = 0; l < kLanes; ++l) {
+      const typename T::Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      Out<T> y[4];
+      Op::template apply<T>(x, y);
+      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+    }
+  }
+};
+
 struct MaskOp {
   template <class T>
   using Out = uint8_t;
   template <class T>
-  static S24_HD void apply(Key, int64_t, const typename T::Bits x[4], uint8_t y[4]) {
+  static S24_HD void apply(const typename T::Bits x[4], uint8_t y[4]) {
     typename T::Bits keep[4];
     keep24<T>(x, keep);
-    for (int j = 0; j < 4; ++j) y[j] = uint8_t(keep[j]);
+    for (int j = 0; j < 4; ++j) y[j] = uint8_t(keep[j] & 1);
   }
 };
 
@@ -26,7 +41,7 @@ struct PruneOp {
   template <class T>
   using Out = typename T::Bits;
   template <class T>
-  static S24_HD void apply(Key, int64_t, const typename T::Bits x[4], typename T::Bits y[4]) {
+  static S24_HD void apply(const typename T::Bits x[4], typename T::Bits y[4]) {
     prune24<T>(x, y);
   }
 };
@@ -35,7 +50,7 @@ struct SoftOp {
   template <class T>
   using Out = typename T::Bits;
   template <class T>
-  static S24_HD void apply(Key, int64_t, const typename T::Bits x[4], typename T::Bits y[4]) {
+  static S24_HD void apply(const typename T::Bits x[4], typename T::Bits y[4]) {
     soft24<T>(x, y);
   }
 };
@@ -45,10 +60,8 @@ struct MvueOp {
   template <class T>
   using Out = typename T::Bits;
   template <class T>
-  static S24_HD void apply(Key key, int64_t group, const typename T::Bits x[4], typename T::Bits y[4]) {
-    uint32_t words[4];
-    group_words(key.k0, key.k1, uint64_t(group), words);
-    mvue24<T, kExact>(x, words[0], words[1], y);
+  static S24_HD void apply_lanes(Key key, int64_t q, const Quad<Out<T>>& in, Quad<Out<T>>& out) {
+    mvue_lanes<T, kExact>(key, q, in, out);
   }
 };
 
@@ -61,12 +74,7 @@ void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
   for (int64_t q = begin; q < end; q += kLanes) {
     const int64_t n = end - q < kLanes ? end - q : kLanes;
     load_quads(static_cast<const Bits*>(a.x), a.groups, q, n, in);
-    for (int l = 0; l < kLanes; ++l) {
-      const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-      Out y[4];
-      Op::template apply<T>(a.key, q + l, x, y);
-      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
-    }
+    Op::template apply_lanes<T>(a.key, q, in, out);
     store_quads(static_cast<Out*>(a.out), a.groups, q, n, out);
   }
 }
@@ -74,9 +82,9 @@ void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
 template <class T>
 void map_typed(const MapArgs& a, int64_t begin, int64_t end) {
   switch (a.op) {
-    case MapOp::kMask: return map_groups<T, MaskOp>(a, begin, end);
-    case MapOp::kPrune: return map_groups<T, PruneOp>(a, begin, end);
-    case MapOp::kSoft: return map_groups<T, SoftOp>(a, begin, end);
+    case MapOp::kMask: return map_groups<T, EachGroup<MaskOp>>(a, begin, end);
+    case MapOp::kPrune: return map_groups<T, EachGroup<PruneOp>>(a, begin, end);
+    case MapOp::kSoft: return map_groups<T, EachGroup<SoftOp>>(a, begin, end);
     case MapOp::kMvueExact: return map_groups<T, MvueOp<true>>(a, begin, end);
     case MapOp::kMvueSequential: return map_groups<T, MvueOp<false>>(a, begin, end);
   }

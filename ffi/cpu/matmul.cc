@@ -54,7 +54,7 @@ S24_HD Vec splat(float f) {
   int32_t bits = int32_t(bits_of(f));
   asm("" : "+r"(bits));
   const IntVec v = IntVec{} + bits;
-  return reinterpret_cast<const Vec&>(v);
+  return (Vec)v;
 #else
   return f - Vec{};
 #endif
@@ -198,7 +198,7 @@ void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t
       widen<T>(v + j, kWidth, wide);
       Vec value;
       __builtin_memcpy(&value, wide, sizeof value);
-      const Vec offset_bits = reinterpret_cast<const Vec&>(offset);
+      const Vec offset_bits = (Vec)offset;
       const Vec low = interleave_low(value, offset_bits);
       const Vec high = interleave_high(value, offset_bits);
       __builtin_memcpy(e + j, &low, sizeof low);

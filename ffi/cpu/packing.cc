@@ -1,30 +1,21 @@
 // Packed arrays. Compiled once per instruction set, like maps.cc.
 #include "../core/metadata.h"
-#include "../core/mvue.h"
 #include "../core/select.h"
 #include "../core/squared_relu.h"
-#include "lanes.h"
+#include "mvue_lanes.h"
 
 namespace s24 {
 namespace S24_ISA {
 
 // One lane: x (its mask, its nibble for kGather) -> the kept pair and the nibble.
 template <class T, PackOp kOp>
-S24_HD void pack_lane(Key key, int64_t group, typename T::Bits x[4], const uint8_t mask[4], typename T::Bits& nibble,
+S24_HD void pack_lane(typename T::Bits x[4], const uint8_t mask[4], typename T::Bits& nibble,
                       typename T::Bits pair[2]) {
   using Bits = typename T::Bits;
   if (kOp == PackOp::kGather) return take_nibble(x, nibble, pair);
   if (kOp == PackOp::kSquaredRelu) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) x[j] = squared_relu<T>(x[j]);
-  }
-  if (kOp == PackOp::kMvueExact || kOp == PackOp::kMvueSequential) {
-    Bits y[4];
-    uint32_t words[4];
-    group_words(key.k0, key.k1, uint64_t(group), words);
-    mvue24<T, kOp == PackOp::kMvueExact>(x, words[0], words[1], y);
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) x[j] = y[j];
   }
   Bits keep[4];
   if (kOp == PackOp::kMasked) {
@@ -41,11 +32,16 @@ template <class T, PackOp kOp>
 S24_HD void pack_lanes(Key key, int64_t first, const Quad<typename T::Bits>& in, const Quad<uint8_t>& mask,
                        uint8_t nibbles[kLanes], typename T::Bits pairs[2][kLanes]) {
   using Bits = typename T::Bits;
+  if (kOp == PackOp::kMvueExact || kOp == PackOp::kMvueSequential) {
+    Quad<Bits> estimate;
+    mvue_lanes<T, kOp == PackOp::kMvueExact>(key, first, in, estimate);
+    return pack_lanes<T, PackOp::kPlain>(key, first, estimate, mask, nibbles, pairs);
+  }
   for (int l = 0; l < kLanes; ++l) {
     Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
     const uint8_t m[4] = {mask.at[0][l], mask.at[1][l], mask.at[2][l], mask.at[3][l]};
     Bits nibble = nibbles[l], pair[2];
-    pack_lane<T, kOp>(key, first + l, x, m, nibble, pair);
+    pack_lane<T, kOp>(x, m, nibble, pair);
     nibbles[l] = uint8_t(nibble);
     pairs[0][l] = pair[0];
     pairs[1][l] = pair[1];

@@ -36,8 +36,8 @@ def check_versions(built, runtime):
         return
     raise ImportError(
         f"jax_sparse24._cpu was built with XLA FFI {built[0]}.{built[1]} but the installed jaxlib "
-        f"({_jaxlib_version()}) has {runtime[0]}.{runtime[1]}. Reinstall jax_sparse24, which builds with "
-        "the oldest supported jaxlib (pip install --force-reinstall --no-deps -e .), or install a newer jaxlib."
+        f"({_jaxlib_version()}) has {runtime[0]}.{runtime[1]}. Reinstall jax_sparse24, built with "
+        "the oldest supported jaxlib (pip install --force-reinstall --no-deps -e .), or use a newer jaxlib."
     )
 
 
