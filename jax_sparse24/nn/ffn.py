@@ -40,7 +40,7 @@ class FFN(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
-        if not up.active:
+        if not (up.active and down.active):
             return down(ACTIVATIONS[self.activation](up(x)))
         params = [None if p is None else p[...] for p in (up.kernel, up.bias, down.kernel, down.bias)]
         x, w1, b1, w2, b2 = dtypes.promote_dtype((x, *params), dtype=up.dtype)

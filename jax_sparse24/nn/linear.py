@@ -96,12 +96,17 @@ class Linear(nnx.Module):
         if not every or not old or not self.active:
             return
         kernel = self.kernel[...]
-        if step is None:
-            new = self.method.refresh(old, kernel)
+        due = step is None or step % every == 0
+        if isinstance(due, jax.core.Tracer):
+            new = jax.lax.cond(due, self.method.refresh, _keep, old, kernel)
         else:
-            new = jax.lax.cond(step % every == 0, self.method.refresh, lambda state, _: state, old, kernel)
+            new = self.method.refresh(old, kernel) if due else {}
         for name, value in new.items():
             self.state[name][...] = value
+
+
+def _keep(state, kernel):
+    return state
 
 
 def _check_features(method: Method, in_features: int, out_features: int) -> None:
