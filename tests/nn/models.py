@@ -66,7 +66,11 @@ def assert_same(got, want):
         np.testing.assert_array_equal(got[path], value, err_msg=str(path))
 
 
-def noise(model, x=None):
+@nnx.jit
+def _gradient(model, x):
+    return nnx.grad(lambda m: (m(x) ** 2).mean())(model)
+
+
+def noise(model):
     """The gradient of all parameters, which holds the noise of the weight-gradient products."""
-    x = inputs() if x is None else x
-    return arrays(nnx.grad(lambda m: (m(x) ** 2).mean())(model))
+    return arrays(_gradient(model, inputs()))

@@ -1,0 +1,165 @@
+"""Masked decay: its arithmetic, its place in a chain, its arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jax_sparse24 as s24
+
+RATE = 6e-5
+G = {"kernel": jnp.array([[1.0, -2.0, 0.5, 0.0]]), "bias": jnp.array([0.25, -0.25])}
+W = {"kernel": jnp.array([[3.0, -0.1, 0.7, 1000.0]]), "bias": jnp.array([1.0, 2.0])}
+M = {"kernel": jnp.array([[True, False, False, False]]), "bias": jnp.ones((), bool)}
+
+
+def decayed(rate, g, w, mask):
+    """rate (1 - M) w in float32, the sum in float32, then the dtype of g: each rounding where it belongs."""
+    g32, w32 = np.asarray(g).astype(np.float32), np.asarray(w).astype(np.float32)
+    pull = np.where(np.asarray(mask), np.float32(0), np.float32(rate) * w32)
+    return (g32 + pull).astype(np.asarray(g).dtype)
+
+
+@pytest.mark.parametrize("rate", [RATE, 0.1, 1])
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_arithmetic_is_exact_in_float32(rate, jit):
+    tx = s24.optim.masked_decay(rate)
+    state = tx.init(W)
+    update = lambda g, w, m: tx.update(g, state, w, masks=m)[0]  # noqa: E731
+    got = (jax.jit(update) if jit else update)(G, W, M)
+    for name in G:
+        want = decayed(rate, G[name], W[name], M[name])
+        if jit:  # a fused multiply-add rounds once less
+            np.testing.assert_allclose(got[name], want, rtol=2**-23)
+        else:
+            np.testing.assert_array_equal(got[name], want)
+    np.testing.assert_array_equal(got["bias"], G["bias"])  # kept: not touched
+    assert float(got["kernel"][0, 0]) == 1.0
+    assert float(got["kernel"][0, 3]) == pytest.approx(rate * 1000)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("gradients", ["float32", None])
+def test_16_bit_parameters_are_decayed_in_float32(dtype, gradients):
+    """In 16 bits the gradient 1 would swallow a pull of 2e-3 or be rounded twice."""
+    rng = np.random.default_rng(0)
+    g = jnp.asarray(rng.normal(size=(16, 16)), gradients or dtype)
+    w = jnp.asarray(rng.normal(size=(16, 16)), dtype)
+    mask = s24.transposable_mask24(w)
+    tx = s24.optim.masked_decay(0.3)
+    got, _ = tx.update(g, tx.init(w), w, masks=mask)
+    assert got.dtype == g.dtype
+    np.testing.assert_array_equal(got, decayed(0.3, g, w, mask))
+
+
+def test_kept_weights_are_left_alone_even_when_broken():
+    """A kept Inf or NaN does not reach the gradient of its weight; a pruned one does: nothing hides it."""
+    tx = s24.optim.masked_decay(0.1)
+    w = jnp.array([jnp.inf, jnp.nan, jnp.inf, jnp.nan])
+    got, _ = tx.update(jnp.ones(4), tx.init(w), w, masks=jnp.array([True, True, False, False]))
+    np.testing.assert_array_equal(got, [1, 1, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("masks", [None, {}])
+@pytest.mark.parametrize("params", [W, None])
+def test_a_dense_phase_adds_nothing(masks, params):
+    tx = s24.optim.masked_decay(RATE)
+    got, _ = tx.update(G, tx.init(W), params, masks=masks)
+    jax.tree.map(np.testing.assert_array_equal, got, G)
+    got, _ = tx.update(G, tx.init(W), params)
+    jax.tree.map(np.testing.assert_array_equal, got, G)
+
+
+def test_a_rate_of_zero_adds_nothing():
+    tx = s24.optim.masked_decay(0.0)
+    got, _ = tx.update(G, tx.init(W), W, masks=M)
+    jax.tree.map(np.testing.assert_array_equal, got, G)
+
+
+@pytest.mark.parametrize("rate", [-1e-4, float("nan")])
+def test_rates_must_not_be_negative(rate):
+    with pytest.raises(ValueError, match=r"masked_decay: rate=.* must be 0 or positive"):
+        s24.optim.masked_decay(rate)
+
+
+def test_parameters_are_needed():
+    tx = s24.optim.masked_decay(RATE)
+    with pytest.raises(
+        ValueError, match=r"masked_decay: needs the parameters; call update\(grads, state, params"
+    ):
+        tx.update(G, tx.init(W), masks=M)
+
+
+def test_masks_must_be_a_tree_like_the_parameters():
+    tx = s24.optim.masked_decay(RATE)
+    with pytest.raises(ValueError):
+        tx.update(G, tx.init(W), W, masks={"kernel": M["kernel"]})
+
+
+# ---- in a chain
+
+BETAS = {"b1": 0.9, "b2": 0.95}
+
+
+def test_both_moments_see_the_decay():
+    """After clipping, before Adam: m and v are those of clip(g) + pull, whatever the learning rate."""
+    limit = 0.1
+    clipped = optax.clip_by_global_norm(limit)
+    small, _ = clipped.update(G, clipped.init(W))
+    np.testing.assert_allclose(optax.tree.norm(small), limit, rtol=1e-6)
+    pulled = {n: decayed(0.01, small[n], W[n], M[n]) for n in G}
+    for lr in (1e-3, 1.0):
+        tx = optax.chain(clipped, s24.optim.masked_decay(0.01), optax.adam(lr, **BETAS))
+        _, state = tx.update(G, tx.init(W), W, masks=M)
+        adam = state[2][0]
+        for name in G:
+            np.testing.assert_allclose(adam.mu[name], 0.1 * pulled[name], rtol=1e-5)
+            np.testing.assert_allclose(adam.nu[name], 0.05 * pulled[name] ** 2, rtol=1e-5)
+    # The pull of 10 is far above the clipping limit: it was not clipped.
+    assert float(jnp.abs(adam.mu["kernel"]).max()) > 0.9
+
+
+def test_the_chain_is_the_paper_step_by_step():
+    """g <- clip(grad) + rate (1 - M) w; Adam with bias correction; decoupled weight decay on all weights."""
+    lr, rate, wd, eps, limit = 1e-2, 0.05, 0.1, 1e-8, 1.0
+    tx = optax.chain(
+        optax.clip_by_global_norm(limit),
+        s24.optim.masked_decay(rate),
+        optax.adamw(lr, eps=eps, weight_decay=wd, **BETAS),
+    )
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=(8, 8))
+    params, state = jnp.asarray(w, jnp.float32), tx.init(jnp.asarray(w, jnp.float32))
+    update = jax.jit(lambda g, state, w, m: tx.update(g, state, w, masks=m))
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t in range(1, 5):
+        gradient = rng.normal(size=w.shape)
+        mask = np.asarray(s24.transposable_mask24(params))
+        updates, state = update(jnp.asarray(gradient, jnp.float32), state, params, mask)
+        params = optax.apply_updates(params, updates)
+        g = gradient * min(1, limit / np.linalg.norm(gradient)) + rate * (1 - mask) * w
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+        step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.95**t)) + eps)
+        w = w - lr * (step + wd * w)
+        np.testing.assert_allclose(params, w, rtol=1e-4, atol=1e-5)
+
+
+def test_pruned_weights_are_drawn_to_zero_without_a_gradient():
+    tx = optax.chain(s24.optim.masked_decay(0.5), optax.sgd(0.1))
+    params = W
+    state = tx.init(params)
+    for _ in range(200):
+        updates, state = tx.update(jax.tree.map(jnp.zeros_like, G), state, params, masks=M)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(params["bias"], W["bias"])
+    assert float(params["kernel"][0, 0]) == 3.0
+    assert np.abs(params["kernel"][0, 1:]).max() < 0.1
+
+
+def test_masks_pass_through_multi_steps_and_named_chains():
+    """Wrappers that hand extra arguments on, as experiments use them."""
+    named = optax.named_chain(("decay", s24.optim.masked_decay(0.1)), ("sgd", optax.sgd(1.0)))
+    got, _ = named.update(G, named.init(W), W, masks=M)
+    for name in G:
+        np.testing.assert_array_equal(got[name], -decayed(0.1, G[name], W[name], M[name]))

@@ -1,0 +1,209 @@
+"""explain and info: what they print."""
+
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+
+TRANSPOSABLE = "transposable mask"
+
+
+def table(text):
+    """The rows of the last table in a text, as dicts by column heading."""
+    lines = text.splitlines()
+    start = max(i for i, line in enumerate(lines) if line.startswith("product "))
+    headings = re.split(r"\s{2,}", lines[start].strip())
+    places = [lines[start].index(h) for h in headings]
+    rows = []
+    for line in lines[start + 1 :]:
+        cells = [line[a:b].strip() for a, b in zip(places, [*places[1:], None], strict=True)]
+        rows.append(dict(zip(headings, cells, strict=True)))
+    return rows
+
+
+def columns(text, *names):
+    return [tuple(row[n] for n in names) for row in table(text)]
+
+
+FACTS = ("product", "in an FFN", "computes", "sparse operand", "by", "groups along")
+
+
+def test_explain_prints_the_table_of_fst(capsys):
+    s24.explain(s24.methods.FST())
+    out = capsys.readouterr().out
+    assert columns(out, *FACTS) == [
+        ("fwd", "F1/F2", "X W", "w", TRANSPOSABLE, "d"),
+        ("dgrad", "B3/B1", "dY Wᵀ", "w", TRANSPOSABLE, "f"),
+        ("wgrad", "B4/B2", "Xᵀ dY", "dy", "MVUE, exact", "T"),
+    ]
+    assert all(row["implementation"] for row in table(out))
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [
+        (
+            s24.methods.Dense(),
+            [("fwd", "none", "", ""), ("dgrad", "none", "", ""), ("wgrad", "none", "", "")],
+        ),
+        (
+            s24.methods.STE(),
+            [
+                ("fwd", "w", "top-2 of 4", "d"),
+                ("dgrad", "w", "values of top-2 of 4, dense product", "d"),
+                ("wgrad", "none", "", ""),
+            ],
+        ),
+        (
+            s24.methods.FST(mvue="approximate"),
+            [
+                ("fwd", "w", TRANSPOSABLE, "d"),
+                ("dgrad", "w", TRANSPOSABLE, "f"),
+                ("wgrad", "dy", "MVUE, approximate", "T"),
+            ],
+        ),
+        (
+            s24.methods.FST(mvue=None),
+            [("fwd", "w", TRANSPOSABLE, "d"), ("dgrad", "w", TRANSPOSABLE, "f"), ("wgrad", "none", "", "")],
+        ),
+    ],
+    ids=str,
+)
+def test_explain_prints_the_table_of_every_method(method, rows, capsys):
+    s24.explain(method, implementation="reference")
+    out = capsys.readouterr().out
+    assert columns(out, "product", "sparse operand", "by", "groups along") == rows
+    for row in table(out):
+        dense = row["sparse operand"] == "none" or "dense product" in row["by"]
+        assert row["implementation"] == ("XLA dense product" if dense else "reference: asked for")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
+def test_explain_names_the_implementation_and_the_reason(capsys):
+    s24.explain(s24.methods.FST(), implementation="ffi")
+    assert set(columns(capsys.readouterr().out, "implementation")) == {("ffi: asked for",)}
+    s24.explain(s24.methods.FST(), dtype=jnp.float64)
+    assert "float64" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="float64"):
+        s24.explain(s24.methods.FST(), dtype=jnp.float64, implementation="ffi")
+    with pytest.raises(RuntimeError, match="cusparselt"):
+        s24.explain(s24.methods.FST(), implementation="cusparselt")
+    with pytest.raises(ValueError, match="'fast' is unknown"):
+        s24.explain(s24.methods.FST(), implementation="fast")
+
+
+def test_explain_of_a_method_whose_ffn_differs_prints_both_tables(capsys):
+    from jax_sparse24.engine import FFN, Plan, Row
+    from jax_sparse24.methods.base import Method
+    from jax_sparse24.methods.sparsifiers import Top2
+
+    class Activations(Method):
+        def ffn_plan(self):
+            return Plan.of(FFN, F2=Row("y2", Top2()), B2=Row("y2", Top2()), B4=Row("dy1", Top2()))
+
+    s24.explain(Activations())
+    rows = columns(capsys.readouterr().out, "product", "sparse operand", "by", "groups along")
+    assert rows == [
+        *((product, "none", "", "") for product in ("fwd", "dgrad", "wgrad", "F1")),
+        ("F2", "y2", "top-2 of 4", "f"),
+        ("B1", "none", "", ""),
+        ("B2", "y2", "top-2 of 4", "T"),
+        ("B3", "none", "", ""),
+        ("B4", "dy1", "top-2 of 4", "T"),
+    ]
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([s24.nn.FFN(16, 24, method=s24.methods.FST(), rngs=rngs) for _ in range(2)])
+        self.head = s24.nn.Linear(16, 8, method=s24.methods.STE(), rngs=rngs)
+        self.plain = nnx.Linear(16, 16, rngs=rngs)
+        self.dense = s24.nn.Linear(16, 16, rngs=rngs)
+
+
+def test_explain_lists_the_sparse_layers_of_a_model_by_method(capsys):
+    model = Net(nnx.Rngs(0))
+    s24.explain(model)
+    out = capsys.readouterr().out
+    assert re.search(r"4 layers with FST\(", out)
+    assert re.search(r"1 layers? with STE\(\)", out)
+    for line in ("blocks.0.up: kernel (16, 24)", "blocks.1.down: kernel (24, 16)", "head: kernel (16, 8)"):
+        assert f"  {line}\n" in out
+    assert "  plain:" not in out
+    assert "  dense:" not in out
+    assert "dense mode" not in out
+    assert [r[0] for r in columns(out, "product")] == ["fwd", "dgrad", "wgrad"]
+    assert len(re.findall("^product  ", out, re.MULTILINE)) == 2
+
+    s24.nn.set_sparse(model.head, False)
+    s24.explain(model)
+    out = capsys.readouterr().out
+    assert re.search(r"head: kernel \(16, 8\).*dense mode", out)
+    assert out.count("dense mode") == 1
+
+
+def test_explain_of_a_single_layer_and_of_a_dense_model(capsys):
+    s24.explain(s24.nn.Linear(16, 8, method=s24.methods.FST(), rngs=nnx.Rngs(0)))
+    assert "(the model): kernel (16, 8)" in capsys.readouterr().out
+    s24.explain(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    assert capsys.readouterr().out == "No sparse layers: every product is dense.\n"
+
+
+@pytest.mark.parametrize("what", [3, "FST", s24.methods.FST])
+def test_explain_says_what_it_takes(what):
+    with pytest.raises(TypeError, match=r"explain: needs a method from s24\.methods or an nnx\.Module, got"):
+        s24.explain(what)
+
+
+def check_info(out):
+    assert re.match(r"jax_sparse24 \d+\.\d+\.\d+.*, Python 3\.\d+", out)
+    for package in ("jax", "jaxlib", "flax", "optax"):
+        assert re.search(rf"^  {package} +\d+\.\d+", out, re.MULTILINE), package
+    assert re.search(r"^  cpu:0 ", out, re.MULTILINE)
+    states = dict(re.findall(r"^  (reference|ffi|cusparselt) +(on|off) +\S+", out, re.MULTILINE))
+    assert set(states) == {"reference", "ffi", "cusparselt"}
+    assert states["reference"] == "on"
+    for line in out.splitlines():
+        if re.match(r"  \w+ +off ", line):
+            assert len(line.split(" off ")[1].strip()) > 10, "what is off needs a reason"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="lists the CPU")
+def test_info_names_versions_devices_and_implementations(capsys):
+    s24.info()
+    out = capsys.readouterr().out
+    check_info(out)
+    assert re.search(r"^  ffi +on +.*FFI API \d+\.\d+", out, re.MULTILINE)
+
+
+def test_info_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "jax_sparse24.info"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
+    )
+    check_info(done.stdout)
+    assert done.stderr == ""
+
+
+def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):
+    from jax_sparse24.ops import _ffi
+
+    reason = "the native module jax_sparse24._cpu is not built; build it with `pip install -e .`"
+    monkeypatch.setattr(_ffi, "_cpu", None)
+    monkeypatch.setattr(_ffi, "_reason", reason)
+    s24.info()
+    assert re.search(rf"^  ffi +off +{re.escape(reason)}", capsys.readouterr().out, re.MULTILINE)
+    s24.explain(s24.methods.FST())
+    assert reason in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="pip install"):
+        s24.explain(s24.methods.FST(), implementation="ffi")
