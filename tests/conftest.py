@@ -1,0 +1,28 @@
+"""Fixtures shared by the whole suite. Data come from fixed seeds: a failure repeats itself."""
+
+import jax
+import numpy as np
+import pytest
+
+# Every operation's tests run against each of these; a new implementation is added here and nowhere else.
+IMPLEMENTATIONS = ("reference", "ffi")
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request) -> str:
+    """Name of the implementation under test."""
+    if request.param == "ffi" and jax.default_backend() != "cpu":
+        pytest.skip("the kernels run on CPU")
+    return request.param
+
+
+@pytest.fixture(params=FLOATS)
+def dtype(request) -> str:
+    """Name of a supported floating dtype."""
+    return request.param
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(2404)
