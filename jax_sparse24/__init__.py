@@ -22,6 +22,7 @@ from jax_sparse24.report import explain as explain
 from jax_sparse24.report import info as info
 from jax_sparse24.schedule import Phase as Phase
 from jax_sparse24.schedule import Schedule as Schedule
+from jax_sparse24.tune import tune as tune
 
 __version__ = "0.1.0"
 

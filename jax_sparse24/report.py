@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax_sparse24.engine import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.methods.base import Method
 from jax_sparse24.ops import _ffi
-from jax_sparse24.ops._choose import choose
+from jax_sparse24.ops._choose import choose, packed_pays
+from jax_sparse24.tune import producer_name, product_of
 
 _SYMBOLS = {
     "fwd": "X W", "dgrad": "dY Wᵀ", "wgrad": "Xᵀ dY",
@@ -19,15 +20,22 @@ _SYMBOLS = {
 _AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "dy1": "Tf", "dy3": "Td"}
 
 
-def explain(what, *, dtype=jnp.float32, implementation: str | None = None) -> None:
+def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None = None) -> None:
     """Prints what becomes sparse in which product, by which implementation, and why.
 
     what: a method from `s24.methods`, or a model, for which its sparse layers are listed with the table of
-    each method. dtype: that of the products. Raises TypeError for anything else, RuntimeError or ValueError
-    for an implementation that cannot run."""
+    each method. shape: (T, d, f), tokens, model width and FFN width, for a method: prints what
+    `implementation=None` decides for each product of that FFN, with the measurements behind it. dtype: that
+    of the products. Raises TypeError for anything else, RuntimeError or ValueError for an implementation that
+    cannot run, ValueError for a shape of another form."""
     if isinstance(what, Method):
-        print(_method_table(what, dtype, implementation))
+        if shape is None:
+            print(_method_table(what, dtype, implementation))
+        else:
+            print(_decisions(what, shape, dtype, implementation))
         return
+    if shape is not None:
+        raise TypeError("explain: shape=(T, d, f) goes with a method; call explain(method, shape=...).")
     from flax import nnx
 
     if not isinstance(what, nnx.Module):
@@ -51,9 +59,11 @@ def explain(what, *, dtype=jnp.float32, implementation: str | None = None) -> No
 
 def _method_table(method: Method, dtype, implementation) -> str:
     name, reason = choose("explain", jnp.dtype(dtype), implementation)
-    how = {"auto": "ffi" if jax.default_backend() == "cpu" else "reference"}.get(name, name)
-    if name == "auto" and how == "reference":
-        reason = f"no kernels for {jax.default_backend()} yet"
+    runs_sparse = f"{name}: {reason}"
+    if implementation is None:
+        runs_sparse = (
+            "by measurement: explain(method, shape=(T, d, f))" if name == "auto" else f"XLA: {reason}"
+        )
     rows = [("product", "in an FFN", "computes", "sparse operand", "by", "groups along", "implementation")]
     linear = method.linear_plan()
     inside = {linear_name: "/".join(n[linear_name] for n in LINEAR_IN_FFN.values()) for linear_name in LINEAR}
@@ -70,12 +80,55 @@ def _method_table(method: Method, dtype, implementation) -> str:
             axis = dict(products[product])[row.operand]
             dense_values = hasattr(row.by, "of")
             along = _AXES[row.operand][row.by.axis if dense_values else axis]
-            runs = "XLA dense product" if dense_values else f"{how}: {reason}"
+            runs = "XLA dense product" if dense_values else runs_sparse
             rows.append((product, place, _SYMBOLS[product], row.operand, str(row.by), along, runs))
+    return _aligned(rows)
+
+
+def _aligned(rows) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _decisions(method: Method, shape, dtype, implementation) -> str:
+    """One row per product of the FFN; times are those of the nearest measured shape, in milliseconds."""
+    if len(shape) != 3:
+        raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
+    name, reason = choose("explain", jnp.dtype(dtype), implementation)
+    numbers = ("vs dense", "dense", "masked", "packed", "producer")
+    rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
+    for product, ((operand, _), _) in FFN.items():
+        row = method.ffn_plan().row(product)
+        place = product_of(product, row.operand if row else operand, *shape)
+        size = " x ".join(map(str, place.shape))
+        cells = (product, size, row.operand, str(row.by)) if row else (product, size, "none", "")
+        if row is None or hasattr(row.by, "of"):
+            rows.append((*cells, "XLA dense product", *[""] * 5, "as the method says"))
+        elif implementation is not None:
+            rows.append((*cells, name, *[""] * 5, reason))
+        else:
+            decision = packed_pays(place.axes, place.side, jnp.dtype(dtype), place.shape)
+            runs = "packed" if decision.packed else "masked dense"
+            rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
+    heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
+    heading += (
+        "\nTimes in ms at the nearest measured shape: dense product; unpacking and dense product; packed "
+    )
+    heading += "product;\nproducer of the packed operand. vs dense: dense / (producer + what runs).\n"
+    return heading + _aligned(rows)
+
+
+def _numbers(decision, by) -> list[str]:
+    entry = decision.entry
+    if entry is None or entry["status"] != "ok":
+        return ["-"] * 5
+    producer = entry["producers_us"].get(producer_name(by))
+    route = entry["packed_us" if decision.packed else "masked_us"]
+    ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
+    times = (entry["dense_us"], entry["masked_us"], entry["packed_us"], producer)
+    return [ratio, *("-" if us is None else f"{us / 1e3:.3g}" for us in times)]
 
 
 def info() -> None:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops import _ffi, _measured
 
 IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
 
@@ -45,6 +45,16 @@ def _obstacle(dtype) -> str | None:
     if dtype == jnp.float64:
         return "the kernels have no float64"
     return None
+
+
+def packed_pays(axes: tuple[int, int], side: str, dtype, shape) -> _measured.Decision:
+    """Whether `implementation=None` runs a product packed, or masked dense by XLA; see `_measured.decide`."""
+    obstacle = _obstacle(dtype)
+    if obstacle is None and jax.default_backend() != "cpu":
+        obstacle = f"no kernels for {jax.default_backend()} yet"
+    if obstacle is not None:
+        return _measured.Decision(False, obstacle)
+    return _measured.decide(axes, side, dtype, shape)
 
 
 def run(op: str, dtype, implementation: str | None, kernel, reference, *args):

@@ -9,7 +9,7 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import run
+from jax_sparse24.ops._choose import packed_pays, run
 from jax_sparse24.ops.pack import gather24
 
 
@@ -55,12 +55,18 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
-    Either may be Packed24 along its contracted axis, in which case no operand is ever transposed in memory.
+    Either may be Packed24 along its contracted axis, in which case no operand is ever transposed in memory;
+    `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as fast.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
     -2."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
     patterns.check_dtype("matmul", "operands", dtype)
     out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
+    if implementation is None and (isinstance(a, Packed24) or isinstance(b, Packed24)):
+        side = "left" if isinstance(a, Packed24) else "right"
+        shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
+        if not packed_pays((a_axis, b_axis), side, dtype, shape).packed:
+            a, b = (x.todense() if isinstance(x, Packed24) else x for x in (a, b))
     if isinstance(a, Packed24):
         values, dense, dense_k_last, out_packed_last, metadata = a.values, b, b_axis == -1, False, a.metadata
     elif isinstance(b, Packed24):

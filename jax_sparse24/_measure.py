@@ -1,0 +1,132 @@
+"""Times of programs that compete, taken in turn in one process, each result checked in the same run."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LEAST_SAMPLES = 3
+SHORTEST = 1e-3  # seconds: a sample of a shorter program is the mean of several calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds per call: median and quartiles of `samples` samples."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples) -> "Times":
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(median, low, high, len(samples))
+
+
+class Program:
+    """A function compiled for its arguments, with its first result."""
+
+    def __init__(self, function: Callable, *args):
+        self._compiled = jax.jit(function).lower(*args).compile()
+        self._args = args
+        self.result = jax.block_until_ready(self())
+
+    def __call__(self):
+        return self._compiled(*self._args)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Arguments, results and temporaries as XLA plans them (the kernels' own scratch is not in it)."""
+        plan = self._compiled.memory_analysis()
+        if plan is None:
+            return {}
+        names = ("argument", "output", "temp")
+        return {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
+
+    def repeats_itself(self) -> bool:
+        """Whether another call gives the first result, bit for bit."""
+        return same_bits(self(), self.result)
+
+
+def same_bits(a, b) -> bool:
+    """Whether two trees of arrays have the same structure, dtypes, shapes and bits."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+            return False
+    return True
+
+
+def _seconds(function: Callable[[], Any], calls: int = 1) -> float:
+    # Each call is waited for: XLA may run queued programs at the same time.
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(function())
+    return (time.perf_counter() - start) / calls
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], Any]], repeats: int = 15, seconds: float = 2.0
+) -> dict[str, Times]:
+    """Times of functions without arguments, sampled in rounds whose order rotates.
+
+    Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
+    Every function is called twice before (caches, page faults). At most `repeats` samples each; fewer, but
+    not fewer than 3, once a function has used `seconds`."""
+    calls = {}
+    for name, function in functions.items():
+        _seconds(function)
+        calls[name] = max(1, math.ceil(SHORTEST / max(_seconds(function), 1e-9)))
+    samples = {name: [] for name in functions}
+    order = list(functions)
+    for _ in range(max(repeats, LEAST_SAMPLES)):
+        for name in order:
+            taken = samples[name]
+            if len(taken) < LEAST_SAMPLES or sum(taken) * calls[name] < seconds:
+                taken.append(_seconds(functions[name], calls[name]))
+        order = order[1:] + order[:1]
+    return {name: Times.of(taken) for name, taken in samples.items()}
+
+
+class Oracle:
+    """What a product of two given matrices must be: computed in float64, with a bound for every element.
+
+    The bound of element (i, j) is `8 u ‖a_i‖ ‖b_j‖`, u the roundoff of the products and sums, plus one
+    rounding to the result's dtype. On random data a sum of K products of rms size s is about `sqrt(K) s`, so
+    its rounding errors add up to at most about `u K s = u ‖a_i‖ ‖b_j‖`; a single misplaced term, of size s,
+    exceeds the bound for every K below a million."""
+
+    def __init__(self, a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        self.exact = a @ b
+        self.scale = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=0)[None, :]
+
+    def excess(self, result) -> float:
+        """Largest error over its bound: a result is wrong above 1."""
+        rounding = float(jnp.finfo(result.dtype).eps) / 2
+        bound = 8 * roundoff(result.dtype) * self.scale + 1.01 * rounding * np.abs(self.exact)
+        with np.errstate(invalid="ignore"):
+            error = np.abs(np.asarray(result).astype(np.float64) - self.exact)
+        worst = np.max(error / np.maximum(bound, np.finfo(np.float64).tiny), initial=0.0)
+        return float(worst) if np.isfinite(worst) else math.inf
+
+
+def roundoff(dtype) -> float:
+    """Unit roundoff of products and sums: XLA multiplies float32 as TF32 on a GPU, as bfloat16 on a TPU."""
+    if jnp.dtype(dtype) == jnp.float32:
+        return {"gpu": 2.0**-11, "tpu": 2.0**-8}.get(jax.default_backend(), 2.0**-24)
+    return 2.0**-24
+
+
+def random(shape, dtype, seed: int) -> jax.Array:
+    """Standard normal numbers."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)

@@ -1,0 +1,279 @@
+"""Measures on this machine which products are faster packed, for `implementation=None`."""
+
+import dataclasses
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
+from jax_sparse24.engine import FFN, Sparsifier
+from jax_sparse24.methods.sparsifiers import MVUE, Masked, Top2
+from jax_sparse24.ops import _ffi, _measured
+from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.pack import pack24
+
+# (T, d, f): what the defaults of `tune` measure. One measurement speaks for sizes within a factor of four.
+SHAPES = ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096))
+# Operands that methods cut, per product of an FFN.
+SPARSE_OPERANDS = (
+    ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
+    ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
+)  # fmt: skip
+SPARSIFIERS = (Top2(), Masked(), MVUE(exact=True), MVUE(exact=False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One product of an FFN and which of its operands is sparse."""
+
+    name: str
+    operand: str
+    a_shape: tuple[int, int]
+    b_shape: tuple[int, int]
+    axes: tuple[int, int]  # contracted
+    side: str  # "left" or "right": where the sparse operand stands
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, K, N)"""
+        (i, j), (a, b) = self.axes, (self.a_shape, self.b_shape)
+        return a[-3 - i], a[i], b[-3 - j]
+
+    @property
+    def kind(self) -> str:
+        """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
+        return _measured.KINDS[self.axes]
+
+    @property
+    def axis(self) -> int:
+        """The axis along which the sparse operand is packed."""
+        return self.axes[self.side == "right"]
+
+
+def product_of(name: str, operand: str, T: int, d: int, f: int) -> Product:
+    """A product of an FFN with `operand` sparse."""
+    shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
+    (a, i), (b, j) = FFN[name]
+    return Product(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
+
+
+def products(T: int, d: int, f: int) -> list[Product]:
+    """The products of an FFN, once for each operand that methods cut."""
+    return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A compressed form: `pack(x, axis, implementation=)`, the multiple it needs along that axis, and the
+    implementation that multiplies it."""
+
+    name: str
+    pack: Callable
+    multiple: int
+    implementation: str
+
+
+FORMAT_24 = Format("2:4", pack24, 4, "ffi")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
+    ok and of producers, bytes planned by XLA, bytes of the sparse operand dense and packed."""
+
+    status: Mapping[str, str]
+    times: Mapping[str, Times]
+    memory: Mapping[str, Mapping[str, int]]
+    operand_bytes: Mapping[str, int]
+
+
+def measure(
+    product: Product,
+    dtype,
+    *,
+    formats: Sequence[Format] = (FORMAT_24,),
+    producers: Mapping[str, Callable] | None = None,
+    rivals=None,
+    repeats: int = 15,
+    seconds: float = 2.0,
+) -> Measured:
+    """Times one product on random data, the programs in turn, each result checked against float64.
+
+    Programs: "dense", and for each format NAME (packed before), "NAME with packing", and "NAME masked"
+    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand). producers: name ->
+    function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
+    axis, y_axis, left)` that return further programs by name."""
+    (i, j), left = product.axes, product.side == "left"
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
+    x, y = (a, b) if left else (b, a)
+
+    def multiply(sparse, y, implementation):
+        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation)
+
+    def oracle(x):
+        a, b = (x, y) if left else (y, x)
+        return Oracle(a if i == -1 else a.T, b if j == -2 else b.T)
+
+    status, programs, operand_bytes = {}, {"dense": Program(lambda x, y: multiply(x, y, None), x, y)}, {}
+    if rivals is not None:
+        programs |= rivals.dense(a, b, product.axes)
+    expected = dict.fromkeys(programs, oracle(x))
+    for form in formats:
+        if x.shape[product.axis] % form.multiple:
+            continue
+        name, pack, kernel = form.name, form.pack, form.implementation
+        packed = pack(x, product.axis, implementation=kernel)
+        truth = pack(x, product.axis, implementation="reference")
+        operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
+        variants = {
+            name: Program(lambda p, y, kernel=kernel: multiply(p, y, kernel), packed, y),
+            f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
+            f"{name} with packing": Program(
+                lambda x, y, pack=pack, kernel=kernel: multiply(
+                    pack(x, product.axis, implementation=kernel), y, kernel
+                ),
+                x,
+                y,
+            ),
+        }
+        if not same_bits(packed, truth):
+            status |= dict.fromkeys(variants, "wrong")
+        pruned = truth.todense(implementation="reference")
+        if rivals is not None:
+            y_axis = product.axes[left]
+            variants |= rivals.sparse(name, pruned, y, product.axis, y_axis, left)
+        programs |= variants
+        expected |= dict.fromkeys(variants, oracle(pruned))
+    for name, program in programs.items():
+        if status.get(name) != "wrong":
+            truth = getattr(program, "oracle", None) or expected[name]
+            status[name] = "ok" if truth.excess(program.result) <= 1 else "wrong"
+    timed = programs | {name: Program(produce, x) for name, produce in (producers or {}).items()}
+    times = interleaved(timed, repeats, seconds)
+    for name, program in timed.items():
+        if status.get(name, "ok") == "ok":
+            status[name] = "ok" if program.repeats_itself() else "not repeatable"
+    return Measured(
+        status,
+        {name: t for name, t in times.items() if status[name] == "ok"},
+        {name: program.bytes for name, program in programs.items()},
+        {"dense": x.nbytes, **operand_bytes},
+    )
+
+
+# ---- the table
+
+
+def producer_name(by: Sparsifier) -> str:
+    """Name of a sparsifier in a table."""
+    return "stored mask" if isinstance(by, Masked) else str(by)
+
+
+def _producers(product: Product, dtype) -> dict[str, Callable]:
+    """The sparsifiers, as functions of the sparse operand."""
+    shape = product.a_shape if product.side == "left" else product.b_shape
+    mask, key = mask24(random(shape, dtype, 3), product.axis), jax.random.key_data(jax.random.key(0))
+
+    def producer(by):
+        return lambda x: by(x, product.axis, {"mask": mask}, key, None)
+
+    return {producer_name(by): producer(by) for by in SPARSIFIERS}
+
+
+def entry(product: Product, dtype, repeats: int, seconds: float) -> dict:
+    """One entry of a table."""
+    found = measure(product, dtype, producers=_producers(product, dtype), repeats=repeats, seconds=seconds)
+
+    def us(name):
+        return round(found.times[name].median * 1e6, 2) if name in found.times else None
+
+    out = {
+        "product": product.kind,
+        "sparse": product.side,
+        "dtype": str(jnp.dtype(dtype)),
+        "shape": list(product.shape),
+        "status": found.status["2:4"],
+        "dense_us": us("dense"),
+        "masked_us": us("2:4 masked"),
+        "packed_us": us("2:4"),
+        "producers_us": {producer_name(by): us(producer_name(by)) for by in SPARSIFIERS},
+    }
+    if out["status"] == "ok" and None in (out["dense_us"], out["masked_us"]):
+        # Nothing to compare with: XLA's own product failed the check.
+        out["status"] = "without a valid dense product"
+    return out
+
+
+def tune(
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    *,
+    folder: str | os.PathLike | None = None,
+    repeats: int = 9,
+    seconds: float = 0.4,
+    show: Callable[[str], None] | None = print,
+) -> Path:
+    """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
+
+    shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
+    within a factor of four. dtypes: names. folder: where `<hardware>.json` goes (default:
+    ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this process). repeats,
+    seconds: samples per program, and the time after which no more than 3 are taken. show: called with a line
+    of progress per shape; None for silence. About ten minutes on two cores by default.
+
+    A product whose packed result is wrong, or differs from call to call, is recorded as such and never
+    chosen. Functions that are compiled already keep their decisions. Returns the file; raises RuntimeError
+    where no kernels can be measured, ValueError for shapes."""
+    available, reason = _ffi.available()
+    if not available or jax.default_backend() != "cpu":
+        reason = reason or f"there are none for {jax.default_backend()} yet"
+        raise RuntimeError(f"tune: there are no kernels to measure: {reason}.")
+    for shape in shapes:
+        if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
+            raise ValueError(f"tune: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
+    here, begin, entries = _measured.hardware(), time.perf_counter(), {}
+    for count, (T, d, f) in enumerate(shapes, 1):
+        for dtype in dtypes:
+            for product in products(T, d, f):
+                identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
+                if identity not in entries:
+                    entries[identity] = entry(product, dtype, repeats, seconds)
+        if show is not None:
+            took = time.perf_counter() - begin
+            show(f"tune: T={T} d={d} f={f} measured, {count} of {len(shapes)} shapes, {took:.0f} s")
+    content = {
+        "format": _measured.FORMAT,
+        "hardware": here.description,
+        "isa": here.isa,
+        "versions": _measured.versions(),
+        "date": datetime.date.today().isoformat(),
+        "products": list(entries.values()),
+    }
+    path = (_measured.user_folder() if folder is None else Path(folder)) / f"{here.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n  ".join(json.dumps(e) for e in content.pop("products"))
+    text = json.dumps(content, indent=1)[:-2] + f',\n "products": [\n  {lines}\n ]\n}}\n'
+    partial = path.with_suffix(".tmp")
+    partial.write_text(text)
+    partial.replace(path)  # a reader never sees half a table
+    _measured.use(json.loads(text))
+    if show is not None:
+        show(f"tune: {_summary(list(entries.values()))} Stored in {path}")
+    return path
+
+
+def _summary(entries) -> str:
+    gains = [e["masked_us"] / e["packed_us"] for e in entries if e["status"] == "ok"]
+    bad = len(entries) - len(gains)
+    chosen = sum(gain >= _measured.TIE for gain in gains)
+    text = f"{chosen} of {len(entries)} products run packed"
+    if gains:
+        text += f" ({min(gains):.2f}x to {max(gains):.2f}x masked dense)"
+    return text + (f"; {bad} were wrong or not repeatable." if bad else ".")
