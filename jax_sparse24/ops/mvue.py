@@ -73,13 +73,14 @@ def _mvue_jit(g, words, axis, exact, implementation):
 
 
 @_mvue.defjvp
-def _mvue_jvp(axis, exact, implementation, primals, tangents):
+def _refuse(axis, exact, implementation, primals, tangents):
     raise TypeError(
         "mvue24 estimates gradients and has no derivative of its own. Apply it to cotangents, or wrap the "
         "argument in jax.lax.stop_gradient."
     )
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 @partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _mvue_pack(g, words, axis, exact, implementation):
     def kernel(g, words):
@@ -90,3 +91,6 @@ def _mvue_pack(g, words, axis, exact, implementation):
         return reference.pack24(reference.mvue24(words, g, axis, exact), axis)
 
     return run("mvue24", g.dtype, implementation, kernel, fallback, g, words)
+
+
+_mvue_pack.defjvp(_refuse)
