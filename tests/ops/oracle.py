@@ -223,5 +223,5 @@ def sequential_inclusion(a) -> np.ndarray:
 def systematic_draw(pi, u) -> np.ndarray:
     """Which two intervals of the running sums of pi (2 in all) contain u and u + 1; keep mask (..., 4)."""
     ends = np.cumsum(pi, axis=-1)
-    points = u[..., None, None] + np.arange(2)
-    return ((ends - pi)[..., None, :] <= points) & (points < ends[..., None, :])
+    points = (u[..., None] + np.arange(2))[..., None]
+    return (((ends - pi)[..., None, :] <= points) & (points < ends[..., None, :])).any(-2)
