@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.engine import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.methods.base import Method
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops._choose import choose, packed_pays
 from jax_sparse24.tune import producer_name, product_of
 
@@ -170,5 +170,8 @@ def _info_lines() -> list[str]:
         else reason
     )
     lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
+    found, note = _measured.table()
+    decided = f"products {found.origin}" if found else "XLA's dense product everywhere; run s24.tune()"
+    lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
     lines.append("  cusparselt  off   needs the CUDA module, which this version does not have yet")
     return lines

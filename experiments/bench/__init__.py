@@ -1,0 +1,1 @@
+"""Benchmarks: what sparsity costs and gains on this machine, with every result checked."""

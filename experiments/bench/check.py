@@ -1,0 +1,33 @@
+"""How far results of whole blocks may differ from the masked-dense computation."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse24._measure import roundoff
+
+
+def tolerance(dtype, depth: int) -> float:
+    """Largest relative error (of norms) of a chain of a few products with sums of `depth` terms.
+
+    A sum of K products carries a relative rounding error of about `u sqrt(K)`, u the roundoff of float32
+    sums; 16 of them bound the few stages of a block. Results and intermediate values are rounded to
+    `dtype`, a few units of which are allowed."""
+    return 16 * roundoff(dtype) * math.sqrt(depth) + 4 * float(jnp.finfo(dtype).eps)
+
+
+def drawn(tolerance: float) -> float:
+    """The tolerance of a product with a random operand drawn from values that carry an error of `tolerance`.
+
+    A uniform number falls between the two running sums that differ in about 4 x the error's share of all
+    groups, which then draw other entries altogether; the squared error of the result grows by as much."""
+    return math.sqrt(8 * tolerance)
+
+
+def distance(result, truth) -> float:
+    """Norm of the difference over the norm of the truth; infinite for what is not finite."""
+    result, truth = (np.asarray(x).astype(np.float64) for x in (result, truth))
+    if not np.isfinite(result).all():
+        return math.inf
+    return float(np.linalg.norm(result - truth) / max(np.linalg.norm(truth), np.finfo(np.float64).tiny))

@@ -1,0 +1,201 @@
+"""Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_sparse24 as s24
+from experiments.bench import check, rows
+from experiments.bench.rows import show_mb, show_ms, show_ratio
+from experiments.bench.settings import Case, Settings
+from jax_sparse24._measure import Program, interleaved, random
+from jax_sparse24.engine import FFN
+from jax_sparse24.ops.matmul import contract
+
+WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
+backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
+the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. Ratios are
+dense time / time, above 1 is faster than dense. *Producers* and *products* are measured one by one; the
+rest is what they leave of the whole."""
+KEY = np.array([2404, 1847], np.uint32)
+OUTPUTS = ("y", "dx", "dw1", "dw2")
+
+
+def run(settings: Settings, progress) -> list[dict]:
+    """One row per case, dtype and method."""
+    found = []
+    for case in settings.cases("ffn"):
+        for dtype in settings.dtypes:
+            progress(f"T={case.T} d={case.d} f={case.f} {dtype}, methods {', '.join(settings.methods)}")
+            found += measure_case(case, dtype, settings)
+    return found
+
+
+def data(case: Case, dtype: str) -> dict:
+    """Random operands of the six products; weights scaled as at initialisation."""
+    T, d, f = case
+    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
+    scale = {"w1": d**-0.5, "w2": f**-0.5}
+    found = {
+        name: (random(shape, "float32", seed) * scale.get(name, 1.0)).astype(dtype)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    return found | {"y2": jnp.square(jax.nn.relu(found["y2"]))}
+
+
+def dense_block(x, w1, w2):
+    return jnp.square(jax.nn.relu(x @ w1)) @ w2
+
+
+def block(method, state, implementation):
+    """The block of a method; Dense in plain jnp, independent of this package."""
+    if type(method) is s24.methods.Dense:
+        return dense_block
+    key = KEY if method.stochastic else None
+    return lambda x, w1, w2: s24.sparse_ffn(x, w1, w2, method, state, key, implementation=implementation)
+
+
+def forward_backward(function):
+    """(x, w1, w2, dy) -> (y, dx, dw1, dw2)."""
+
+    def run(x, w1, w2, dy):
+        y, vjp = jax.vjp(function, x, w1, w2)
+        return y, *vjp(dy)
+
+    return run
+
+
+def verdict(method, result, truth, dtype, case: Case) -> str:
+    """Of (y, dx, dw1, dw2), or of a leading part, against the masked-dense computation."""
+    near = check.tolerance(dtype, max(case))
+    for name, a, b in zip(OUTPUTS, result, truth, strict=False):
+        # dW1 draws from gradients that carry rounding errors.
+        if check.distance(a, b) > (check.drawn(near) if method.stochastic and name == "dw1" else near):
+            return "wrong"
+    return "ok"
+
+
+def float64_block(x, w1, w2, dy):
+    """(y, dx, dw1, dw2) of the dense block in NumPy."""
+    x, w1, w2, dy = (np.asarray(v).astype(np.float64) for v in (x, w1, w2, dy))
+    relu = np.maximum(x @ w1, 0)
+    dy1 = (dy @ w2.T) * 2 * relu
+    return relu**2 @ w2, dy1 @ w1.T, x.T @ dy1, (relu**2).T @ dy
+
+
+def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
+    """All methods of one case, sampled in turn."""
+    operands = data(case, dtype)
+    args = [operands[name] for name in ("x", "w1", "w2")]
+    implementation = None if settings.implementation == "auto" else settings.implementation
+    programs, status, states = {}, {}, {}
+    for name, method in settings.methods.items():
+        states[name] = {w: method.init(operands[w]) for w in ("w1", "w2")}
+        function = block(method, states[name], implementation)
+        programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
+        programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"])
+        if function is dense_block:
+            truth = float64_block(*args, operands["dy3"])
+        else:
+            masked_dense = block(method, states[name], "reference")
+            truth = Program(forward_backward(masked_dense), *args, operands["dy3"]).result
+        for part in ("forward", "both"):
+            status[name, part] = verdict(method, programs[name, part].result, truth, dtype, case)
+    times = interleaved(programs, settings.repeats, settings.seconds)
+    found = []
+    for name, method in settings.methods.items():
+        for part in ("forward", "both"):
+            if status[name, part] == "ok" and not programs[name, part].repeats_itself():
+                status[name, part] = "not repeatable"
+        own = {f"dense {part}": ("Dense", part) for part in ("forward", "both")}
+        own |= {part: (name, part) for part in ("forward", "both")}
+        found.append(
+            {
+                **case._asdict(),
+                "dtype": dtype,
+                "method": name,
+                "implementation": settings.implementation,
+                "status": {k: status[v] for k, v in own.items()},
+                "ms": rows.times({k: times[v] for k, v in own.items() if status[v] == "ok"}),
+                "parts_ms": parts(case, method, operands, states[name], implementation, settings),
+                "bytes": weight_bytes(method, operands, states[name]),
+                "xla_bytes": {part: programs[name, part].bytes for part in ("forward", "both")},
+            }
+        )
+    return found
+
+
+def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
+    """Medians of each product alone, and of what makes its sparse operand, by product."""
+    programs = {}
+    for name, ((a, i), (b, j)) in FFN.items():
+        left, right = operands[a], operands[b]
+        row = method.ffn_plan().row(name)
+        if row is not None:
+            axis, state = (i if row.operand == a else j), states.get(row.operand, {})
+
+            def produce(x, row=row, axis=axis, state=state):
+                return row.by(x, axis, state, KEY, implementation)
+
+            producer = programs["producer", name] = Program(produce, operands[row.operand])
+            left, right = (producer.result, right) if row.operand == a else (left, producer.result)
+        programs["product", name] = Program(
+            lambda left, right, i=i, j=j: contract(left, right, i, j, implementation), left, right
+        )
+    times = interleaved(programs, settings.repeats, settings.seconds)
+    found = {"producer": {}, "product": {}}
+    for (kind, name), t in times.items():
+        found[kind][name] = rows.ms(t.median)
+    return found
+
+
+def weight_bytes(method, operands, states) -> dict:
+    """Bytes of both weights as parameters, and as what the forward products read."""
+    total = {"dense": 0, "packed": 0}
+    for product, weight in (("F1", "w1"), ("F2", "w2")):
+        row, w = method.ffn_plan().row(product), operands[weight]
+        total["dense"] += w.nbytes
+        if row is None or row.operand != weight:
+            total["packed"] += w.nbytes
+        else:
+            made = jax.eval_shape(
+                lambda w, row=row, weight=weight: row.by(w, -2, states[weight], KEY, "reference"), w
+            )
+            total["packed"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+    return total
+
+
+def rest(row: dict) -> float | None:
+    """What forward and backward take besides producers and products, in ms."""
+    both = row["ms"].get("both")
+    if both is None:
+        return None
+    return max(both["median"] - sum(sum(kind.values()) for kind in row["parts_ms"].values()), 0.0)
+
+
+def table(found: list[dict]) -> str:
+    """Ratios first, then times, where the time goes, and memory."""
+    header = [
+        *("method", "T", "d", "f", "dtype", "forward + backward", "forward"),
+        *("fwd+bwd ms", "dense fwd+bwd ms", "producers ms", "products ms", "rest ms"),
+        *("weights MB: dense", "packed", "XLA temporaries MB"),
+    ]
+    lines = []
+    for row in found:
+        temp = row["xla_bytes"]["both"].get("temp")
+        left = rest(row)
+        lines.append(
+            [
+                *(row[k] for k in ("method", "T", "d", "f", "dtype")),
+                show_ratio(row, "dense both", "both"),
+                show_ratio(row, "dense forward", "forward"),
+                show_ms(row, "both"),
+                show_ms(row, "dense both"),
+                *(f"{sum(row['parts_ms'][kind].values()):.3g}" for kind in ("producer", "product")),
+                "-" if left is None else f"{left:.3g}",
+                show_mb(row["bytes"]["dense"]),
+                show_mb(row["bytes"]["packed"]),
+                show_mb(temp),
+            ]
+        )
+    return rows.table(header, lines)

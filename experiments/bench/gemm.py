@@ -1,0 +1,104 @@
+"""Suite gemm: one product at a time, dense against a packed operand on either side."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from experiments.bench import rows, torch_programs
+from experiments.bench.rows import show_mb, show_ms, show_ratio
+from experiments.bench.settings import Case, Settings, kernels
+from jax_sparse24.ops._choose import packed_pays
+from jax_sparse24.tune import FORMAT_24, measure, products
+
+FORMATS = (FORMAT_24,)  # compressed forms to measure, each against the same dense product
+WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
+to B4), with the operand named in the second column packed. *packed* multiplies an operand that is packed
+already, *with packing* packs it first; *by default* is what `implementation=None` runs for a packed
+operand. Ratios are dense time / time: above 1 is faster than XLA's dense product of the same dtype."""
+
+
+def run(settings: Settings, progress) -> list[dict]:
+    """Rows for every case, dtype, product, sparse operand and format."""
+    found = []
+    for case in settings.cases("gemm"):
+        for dtype in settings.dtypes:
+            for product in products(*case):
+                progress(
+                    f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
+                )
+                found += measure_product(case, dtype, product, settings)
+    return found
+
+
+def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
+    """One row per format that divides the product."""
+    formats = [dataclasses.replace(form, implementation=kernels()) for form in FORMATS]
+    done = measure(
+        product,
+        dtype,
+        formats=formats,
+        rivals=torch_programs,
+        repeats=settings.repeats,
+        seconds=settings.seconds,
+    )
+    decision = packed_pays(product.axes, product.side, jnp.dtype(dtype), product.shape)
+    shared = ("dense", *(name for name in done.status if name.startswith("torch")))
+    out = []
+    for form in FORMATS:
+        if form.name not in done.operand_bytes:
+            continue
+        own = (form.name, f"{form.name} with packing", f"{form.name} masked")
+        take = lambda source, own=own: {name: source[name] for name in (*shared, *own) if name in source}  # noqa: E731
+        out.append(
+            {
+                **case._asdict(),
+                "dtype": dtype,
+                "product": product.name,
+                "operand": product.operand,
+                "side": product.side,
+                "kind": product.kind,
+                "shape": list(product.shape),
+                "format": form.name,
+                "implementation": kernels(),
+                "status": take(done.status),
+                "ms": rows.times(take(done.times)),
+                "bytes": {"dense": done.operand_bytes["dense"], "packed": done.operand_bytes[form.name]},
+                "xla_bytes": take(done.memory),
+                "default": "packed" if decision.packed else "masked dense",
+                "default_reason": decision.reason,
+            }
+        )
+    return out
+
+
+def table(found: list[dict]) -> str:
+    """Ratios first, then times and memory."""
+    torch = sorted({name for row in found for name in row["status"] if name.startswith("torch")})
+    header = [
+        *("product", "sparse", "T", "d", "f", "dtype", "format", "packed", "with packing", "by default"),
+        *("dense ms", "packed ms", "operand MB: dense", "packed"),
+        *(f"{name} ms" for name in torch),
+    ]
+    lines = []
+    for row in found:
+        name = row["format"]
+        lines.append(
+            [
+                *(row[k] for k in ("product", "operand", "T", "d", "f", "dtype", "format")),
+                show_ratio(row, "dense", name),
+                show_ratio(row, "dense", f"{name} with packing"),
+                default_ratio(row),
+                show_ms(row, "dense"),
+                show_ms(row, name),
+                show_mb(row["bytes"]["dense"]),
+                show_mb(row["bytes"]["packed"]),
+                *(show_ms(row, column) if column in row["status"] else "not measured" for column in torch),
+            ]
+        )
+    return rows.table(header, lines)
+
+
+def default_ratio(row: dict) -> str:
+    """What a packed operand gets without naming an implementation."""
+    name = row["format"] if row["default"] == "packed" else f"{row['format']} masked"
+    return f"{row['default']} {show_ratio(row, 'dense', name)}"

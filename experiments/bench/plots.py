@@ -1,0 +1,141 @@
+"""Plots of stored results as PNG files."""
+
+import statistics
+from pathlib import Path
+
+import matplotlib
+
+from experiments.bench import ffn, rows, select
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+# Distinguishable also with colour-blindness and in grey (Okabe and Ito's palette).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 10,
+}
+
+
+def write(suites: dict, path: Path) -> Path:
+    """Draw the plot that the end of the file name says."""
+    draw = {"width": _width, "tokens": _tokens, "cost": _cost}[path.stem.rpartition("-")[2]]
+    with plt.rc_context(STYLE):
+        figure = draw(suites)
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+        plt.close(figure)
+    return path
+
+
+def _title(suites: dict) -> str:
+    return next(iter(suites.values()))["hardware"]["description"]
+
+
+def _dtypes(suites: dict) -> list[str]:
+    return list(
+        dict.fromkeys(row["dtype"] for suite in ("ffn", "gemm") for row in select.rows_of(suites, suite))
+    )
+
+
+def _panels(suites: dict, names, **size):
+    figure, axes = plt.subplots(1, len(names), sharey=True, squeeze=False, **size)
+    for panel, name in zip(axes[0], names, strict=True):
+        panel.set_title(name)
+    figure.suptitle(_title(suites))
+    return figure, dict(zip(names, axes[0], strict=True))
+
+
+def _width(suites: dict):
+    cases = select.widths(suites)
+    return _speedup(suites, cases, 1, f"model width d (T = {cases[0][0]} tokens)")
+
+
+def _tokens(suites: dict):
+    cases = select.tokens(suites)
+    return _speedup(suites, cases, 0, f"tokens T (d = {cases[0][1]}, f = {cases[0][2]})")
+
+
+def _speedup(suites: dict, cases, place: int, label: str):
+    """Methods' forward and backward passes as lines; the median packed product dashed."""
+    dtypes = _dtypes(suites)
+    figure, panels = _panels(suites, dtypes, figsize=(5.2 * len(dtypes), 4.2))
+    for dtype, axes in panels.items():
+        curves = {}
+        for method, own in select.by_method(select.rows_of(suites, "ffn")).items():
+            curves[f"FFN forward + backward, {method}"] = (
+                own,
+                lambda row: rows.ratio(row, "dense both", "both"),
+            )
+        for name, own in select.by_format(select.rows_of(suites, "gemm")).items():
+            curves[f"packed {name} product alone, median"] = (
+                own,
+                lambda row: rows.ratio(row, "dense", row["format"]),
+            )
+        for index, (name, (own, gain)) in enumerate(curves.items()):
+            points = []
+            for case in cases:
+                at = [
+                    gain(row) for row in own if (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype)
+                ]
+                at = [value for value in at if value is not None]
+                if at:
+                    points.append((case[place], statistics.median(at)))
+            if points:
+                style = "--" if "product" in name else "-"
+                axes.plot(
+                    *zip(*points, strict=True),
+                    style,
+                    marker="o",
+                    color=COLOURS[index % len(COLOURS)],
+                    label=name,
+                )
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_xscale("log", base=2)
+        ticks = [case[place] for case in cases]
+        axes.set_xticks(ticks, map(str, ticks), minor=False)
+        axes.set_xlabel(label)
+    first = next(iter(panels.values()))
+    first.set_ylabel("dense time / time")
+    first.set_ylim(bottom=0)
+    first.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def _cost(suites: dict):
+    """Stacked shares of the dense block's time: producers, products, rest."""
+    dtypes = _dtypes(suites)
+    figure, panels = _panels(suites, dtypes, figsize=(6.5 * len(dtypes), 4.2))
+    cases = select.widths(suites)
+    for dtype, axes in panels.items():
+        labels, at = [], 0
+        for case in cases:
+            for row in select.rows_of(suites, "ffn"):
+                if (row["T"], row["d"], row["f"], row["dtype"]) != (*case, dtype) or rows.ratio(
+                    row, "dense both", "both"
+                ) is None:
+                    continue
+                whole, bottom = row["ms"]["dense both"]["median"], 0.0
+                heights = {
+                    "producers": sum(row["parts_ms"]["producer"].values()),
+                    "products": sum(row["parts_ms"]["product"].values()),
+                    "rest": ffn.rest(row),
+                }
+                for part, height in heights.items():
+                    label = part if not labels else None
+                    axes.bar(at, height / whole, bottom=bottom, color=PARTS[part], label=label)
+                    bottom += height / whole
+                labels.append((at, f"{row['method']}, d={case[1]}"))
+                at += 1
+            at += 0.6
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_xticks([x for x, _ in labels], [text for _, text in labels], rotation=90, fontsize=7)
+        axes.grid(axis="x", visible=False)
+    first = next(iter(panels.values()))
+    first.set_ylabel("FFN forward + backward, share of dense time")
+    first.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,127 @@
+"""Suite producers: what makes sparse operands, against a copy of the same bytes and against jnp."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_sparse24 as s24
+from experiments.bench import rows
+from experiments.bench.rows import show_ms, show_ratio
+from experiments.bench.settings import Case, Settings, kernels
+from jax_sparse24._measure import Program, interleaved, random, same_bits
+from jax_sparse24.ops.mvue import mvue_pack24
+
+WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the time of an XLA program that
+copies as many bytes, over the producer's: 100 % is the speed of a copy. The bytes are those of its
+arguments and results, each counted once: for N elements of s bytes, `mask24` reads Ns and writes N;
+`prune24`, `soft24` and `mvue24` read and write Ns; the packing ones read Ns (and a mask's N) and write
+Ns/2 of values and N/8 of metadata. *vs jnp* is the time of the jnp reference over the producer's. Results
+equal the reference's bit for bit, or they are marked WRONG."""
+KEY = np.array([2404, 1847], np.uint32)
+
+
+class Producer(NamedTuple):
+    """`run(x, mask, axis, implementation)`; `axes`: along which it is measured."""
+
+    name: str
+    run: Callable
+    axes: tuple[int | None, ...] = (-1, -2)
+    masked: bool = False
+
+
+PRODUCERS = (
+    Producer("mask24", lambda x, m, axis, i: s24.mask24(x, axis, implementation=i)),
+    Producer("prune24", lambda x, m, axis, i: s24.prune24(x, axis, implementation=i)),
+    Producer("soft24", lambda x, m, axis, i: s24.soft24(x, axis, implementation=i)),
+    Producer("pack24", lambda x, m, axis, i: s24.pack24(x, axis, implementation=i)),
+    Producer("pack24 with mask", lambda x, m, axis, i: s24.pack24(x, axis, m, implementation=i), masked=True),
+    Producer("squared_relu24", lambda x, m, axis, i: s24.squared_relu24(x, axis, implementation=i)),
+    Producer(
+        "transposable_mask24", lambda x, m, axis, i: s24.transposable_mask24(x, implementation=i), (None,)
+    ),
+    Producer("mvue24 exact", lambda x, m, axis, i: s24.mvue24(KEY, x, axis, True, implementation=i)),
+    Producer("mvue24 approximate", lambda x, m, axis, i: s24.mvue24(KEY, x, axis, False, implementation=i)),
+    Producer("mvue_pack24 exact", lambda x, m, axis, i: mvue_pack24(KEY, x, axis, True, implementation=i)),
+    Producer(
+        "mvue_pack24 approximate", lambda x, m, axis, i: mvue_pack24(KEY, x, axis, False, implementation=i)
+    ),
+)
+
+
+def run(settings: Settings, progress) -> list[dict]:
+    """One row per case, dtype, producer and axis."""
+    found = []
+    for case in settings.cases("producers"):
+        for dtype in settings.dtypes:
+            for producer in PRODUCERS:
+                for axis in producer.axes:
+                    progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
+                    found.append(measure_producer(case, dtype, producer, axis, settings))
+    return found
+
+
+def measure_producer(
+    case: Case, dtype: str, producer: Producer, axis: int | None, settings: Settings
+) -> dict:
+    x = random((case.T, case.f), dtype, 1)
+    args = (x, s24.mask24(random(x.shape, dtype, 2), axis)) if producer.masked else (x,)
+
+    def variant(implementation):
+        return Program(lambda x, m=None: producer.run(x, m, axis, implementation), *args)
+
+    kernel, reference = variant(kernels()), variant("reference")
+    count = sum(a.nbytes for a in args) + sum(leaf.nbytes for leaf in jax.tree.leaves(kernel.result))
+    half = jnp.asarray(np.random.default_rng(3).integers(0, 2**32, count // 8, np.uint32))
+    # XLA copies in two ways, of which now one and now the other is faster.
+    copies = {"copy": Program(jnp.copy, half), "copy by ALU": Program(jnp.bitwise_not, half)}
+    programs = {"kernel": kernel, "reference": reference}
+    times = interleaved(programs | copies, settings.repeats, settings.seconds)
+    fastest = min(copies, key=lambda name: times[name].median)
+    status = {"kernel": "ok" if same_bits(kernel.result, reference.result) else "wrong"}
+    for name, program in programs.items():
+        if status.get(name, "ok") == "ok":
+            status[name] = "ok" if program.repeats_itself() else "not repeatable"
+    valid = {name: times[name] for name in programs if status[name] == "ok"} | {"copy": times[fastest]}
+    return {
+        **case._asdict(),
+        "dtype": dtype,
+        "producer": producer.name,
+        "axis": axis,
+        "implementation": kernels(),
+        "status": status,
+        "ms": rows.times(valid),
+        "bytes": count,
+        "xla_bytes": {name: program.bytes for name, program in programs.items()},
+    }
+
+
+def table(found: list[dict]) -> str:
+    """Ratios first, then times."""
+    header = [
+        *("producer", "groups along", "T", "f", "dtype", "of a copy", "vs jnp"),
+        *("kernel ms", "copy ms", "jnp ms", "MB moved", "GB/s"),
+    ]
+    lines = []
+    for row in found:
+        speed = row["ms"].get("kernel")
+        lines.append(
+            [
+                row["producer"],
+                {None: "4x4 tiles", -1: "rows", -2: "columns"}[row["axis"]],
+                *(row[k] for k in ("T", "f", "dtype")),
+                share_of_copy(row),
+                show_ratio(row, "reference", "kernel"),
+                *(show_ms(row, name) for name in ("kernel", "copy", "reference")),
+                rows.show_mb(row["bytes"]),
+                "-" if speed is None else f"{row['bytes'] / speed['median'] / 1e6:.3g}",
+            ]
+        )
+    return rows.table(header, lines)
+
+
+def share_of_copy(row: dict) -> str:
+    found = rows.ratio(row, "copy", "kernel")
+    return show_ratio(row, "copy", "kernel") if found is None else f"{found:.0%}"

@@ -1,0 +1,47 @@
+"""Which rows a plot or a summary is made of."""
+
+from collections import Counter
+
+
+def rows_of(suites: dict, suite: str) -> list[dict]:
+    return suites[suite]["rows"] if suite in suites else []
+
+
+def by_dtype(found) -> dict:
+    return _by(found, "dtype")
+
+
+def by_method(found) -> dict:
+    """Of the sparse methods."""
+    return {name: own for name, own in _by(found, "method").items() if name != "Dense"}
+
+
+def by_format(found) -> dict:
+    return _by(found, "format")
+
+
+def _by(found, key: str) -> dict:
+    groups = {}
+    for row in found:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+def _speed_rows(suites: dict) -> list[dict]:
+    return rows_of(suites, "ffn") + rows_of(suites, "gemm")
+
+
+def widths(suites: dict) -> list[tuple[int, int, int]]:
+    """Cases of the sweep over widths: those at the number of tokens with most of them."""
+    cases = {(row["T"], row["d"], row["f"]) for row in _speed_rows(suites)}
+    counts = Counter(T for T, _, _ in cases)
+    main = max(counts, key=lambda T: (counts[T], T), default=None)
+    return sorted((case for case in cases if case[0] == main), key=lambda case: case[1:])
+
+
+def tokens(suites: dict) -> list[tuple[int, int, int]]:
+    """Cases of the sweep over tokens: those at the widths with most of them."""
+    cases = {(row["T"], row["d"], row["f"]) for row in _speed_rows(suites)}
+    counts = Counter(case[1:] for case in cases)
+    main = max(counts, key=lambda shape: (counts[shape], shape), default=None)
+    return sorted(case for case in cases if case[1:] == main)

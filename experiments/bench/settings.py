@@ -1,0 +1,173 @@
+"""What a benchmark run measures: command-line options, shape presets and the cases they make."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import tyro
+
+import jax_sparse24 as s24
+from experiments.config import REPOSITORY, require
+from jax_sparse24.ops import _ffi
+
+SUITES = ("gemm", "producers", "ffn", "train-step")
+RESULTS = REPOSITORY / "experiments/bench/results"
+# Model width and FFN width of known models. (Llama's FFN has a third matrix of the same size.)
+PRESETS = {
+    "demo": (128, 512),
+    "gpt2-124m": (768, 3072),
+    "gpt2-355m": (1024, 4096),
+    "gpt2-774m": (1280, 5120),
+    "gpt2-1.5b": (1600, 6400),
+    "llama-1b": (2048, 8192),
+    "llama-3b": (3072, 8192),
+    "llama-7b": (4096, 11008),
+}
+METHODS = {
+    "Dense": s24.methods.Dense(),
+    "STE": s24.methods.STE(),
+    "FST": s24.methods.FST(),
+    "FST-approximate": s24.methods.FST(mvue="approximate"),
+    "FST-dense-wgrad": s24.methods.FST(mvue=None),
+}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Case(NamedTuple):
+    """Tokens, model width, FFN width."""
+
+    T: int
+    d: int
+    f: int
+
+
+# The default on a CPU: GPT-2 widths scaled down, one sweep over widths and one over tokens.
+CPU_WIDTHS = ((128, 512), (256, 1024), (512, 2048), (768, 3072), (1024, 4096))
+CPU_TOKENS, CPU_SWEEP, CPU_SWEPT = 2048, (256, 512, 1024, 4096), (512, 2048)
+CPU_STEPS = ((128, 512), (512, 2048))
+WIDTHS = tuple(PRESETS.values())[1:]
+TOKENS, SWEEP, SWEPT = 16384, (1024, 4096), PRESETS["gpt2-1.5b"]
+STEPS = (PRESETS["gpt2-124m"],)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Measure this machine: dense against 2:4, ratios first, every timed result checked.
+
+    Suites (default: all that measure):
+      gemm        one matrix product, dense and with either operand 2:4, as forward and backward use it
+      producers   mask, prune, soft threshold, pack, transposable mask, MVUE, squared ReLU
+      ffn         forward, and forward with backward, per method, with everything counted
+      train-step  whole steps of a language model, with the share of the FFN
+      report      measures nothing: docs/benchmarks.md and its plots from the files in --out
+
+    Each suite prints a table and writes HARDWARE_SUITE_DATE.json.
+    The exit status is 1 if any result is wrong."""
+
+    suites: tyro.conf.Positional[tuple[Literal["gemm", "producers", "ffn", "train-step", "report"], ...]] = ()
+    """what to run"""
+    shape: Annotated[tuple[str, ...], tyro.conf.arg(metavar="D,F|PRESET"), tyro.conf.UseAppendAction] = ()
+    """model and FFN width, as 512,2048 or as a preset: demo, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1.5b,
+    llama-1b, llama-3b, llama-7b. Default: sweeps over widths and tokens that suit the device"""
+    tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="T"), tyro.conf.UseAppendAction] = ()
+    """tokens in the batch"""
+    dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], tyro.conf.UseAppendAction] = ()
+    """default: float32 and bfloat16"""
+    method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
+    """for ffn and train-step: STE, FST, FST-approximate, FST-dense-wgrad, or any other of s24.methods.
+    Default: all of these. Dense is always there"""
+    implementation: Literal["auto", "ffi", "reference"] = "auto"
+    """for ffn and train-step: auto is what users get, which decides per product"""
+    layers: int = 2
+    """for train-step: blocks of the model"""
+    repeats: int = 15
+    """samples of each program; the programs take turns"""
+    seconds: float = 1.0
+    """after this time a program takes no more than 3 samples"""
+    out: Path | None = None
+    """folder of the JSON files (default: experiments/bench/results of this repository)"""
+
+    def __post_init__(self):
+        require(self.repeats >= 1, f"--repeats must be at least 1, got {self.repeats}.")
+        require(self.layers >= 1, f"--layers must be at least 1, got {self.layers}.")
+        require(self.seconds > 0, f"--seconds must be positive, got {self.seconds}.")
+        alone = "report" not in self.suites or len(self.suites) == 1
+        require(alone, "report makes pages from stored results and measures nothing: run it alone.")
+        for tokens in self.tokens:
+            require(
+                tokens >= 4 and tokens % 4 == 0, f"--tokens must be a positive multiple of 4, got {tokens}."
+            )
+        for shape in self.shape:
+            widths(shape)
+        for name in self.method:
+            method(name)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or RESULTS
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return self.dtype or DTYPES[:2]
+
+    @property
+    def methods(self) -> dict:
+        """Name -> method, Dense first."""
+        names = dict.fromkeys(("Dense", *(self.method or METHODS)))
+        return {name: method(name) for name in names}
+
+    def cases(self, suite: str) -> list[Case]:
+        """What `suite` measures: the shapes asked for at all tokens asked for, or the default sweeps."""
+        cpu = jax.default_backend() == "cpu"
+        tokens = self.tokens or (CPU_TOKENS if cpu else TOKENS,)
+        if self.shape:
+            return [Case(T, *widths(shape)) for shape in self.shape for T in tokens]
+        swept = CPU_WIDTHS if cpu else WIDTHS
+        if suite == "train-step":
+            swept = CPU_STEPS if cpu else STEPS
+        cases = [Case(T, *shape) for shape in swept for T in tokens]
+        if suite in ("gemm", "ffn") and not self.tokens:
+            sweep, shape = (CPU_SWEEP, CPU_SWEPT) if cpu else (SWEEP, SWEPT)
+            cases += [Case(T, *shape) for T in sweep]
+        return cases
+
+
+def kernels() -> str:
+    """The implementation whose kernels are measured: the reference stands in where there are none."""
+    available, _ = _ffi.available()
+    return "ffi" if available and jax.default_backend() == "cpu" else "reference"
+
+
+def widths(shape: str) -> tuple[int, int]:
+    """(d, f) of a preset or of "d,f"; UserError for anything else."""
+    if shape in PRESETS:
+        return PRESETS[shape]
+    parts = shape.split(",")
+    good = len(parts) == 2 and all(part.strip().isdigit() for part in parts)
+    near = difflib.get_close_matches(shape, PRESETS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    require(
+        good, f"--shape {shape!r} is neither D,F (such as 512,2048) nor one of {', '.join(PRESETS)}.{hint}"
+    )
+    d, f = map(int, parts)
+    require(
+        d > 0 and f > 0 and d % 4 == f % 4 == 0,
+        f"--shape {shape}: both widths must be positive multiples of 4.",
+    )
+    return d, f
+
+
+def method(name: str):
+    """The method of that name; UserError with the nearest name if there is none."""
+    known = METHODS | {
+        n: kind
+        for n, kind in vars(s24.methods).items()
+        if isinstance(kind, type) and issubclass(kind, s24.methods.Method) and kind is not s24.methods.Method
+    }
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    require(name in known, f"--method {name!r} is unknown; there are {', '.join(sorted(known))}.{hint}")
+    found = known[name]
+    return found() if isinstance(found, type) else found

@@ -1,0 +1,199 @@
+"""Suite train-step: whole optimiser steps of a language model, with the share of the FFN."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments import config as configs
+from experiments.bench import check, rows
+from experiments.bench.ffn import block, data, forward_backward
+from experiments.bench.rows import show_mb, show_ms, show_ratio
+from experiments.bench.settings import Case, Settings
+from experiments.config import Config
+from experiments.data import VOCABULARY
+from experiments.models import decoder
+from experiments.step import Program as StepProgram
+from jax_sparse24._measure import Program, interleaved
+
+HEAD = 64
+WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
+method's step counts its search for masks at the rate at which it is made (FST: once in 40 steps). *share
+of FFN* is the time of the FFNs' forward and backward pass, measured alone, over the dense step's;
+*expected* is the speed-up that the FFNs measured alone leave for the whole step."""
+
+
+def config_of(case: Case, dtype: str, method, layers: int) -> Config:
+    """A decoder whose batch has about T tokens."""
+    seq = min(256, case.T)
+    heads = max(case.d // HEAD, 1)
+    while case.d % (2 * heads):
+        heads -= 1
+    return Config(
+        model=configs.Model(layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype),
+        data=configs.Data(seq=seq, batch=max(case.T // seq, 1)),
+        method=method,
+    )
+
+
+class Steps:
+    """Optimiser steps of one method, one a call; `metrics` are those of the first two."""
+
+    def __init__(self, config: Config, implementation: str | None):
+        self.config = config
+        self.program = StepProgram(config)
+        if implementation is not None:
+            self.program.graphdefs[True] = graphdef_with(config, implementation)
+        self.sparse = bool(config.method.ffn_plan().rows)
+        self.advance = self.program.step(self.sparse)
+        data = config.data
+        tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
+        self.tokens = self.program.batch(tokens)
+        self.metrics = self.first_two()
+
+    def first_two(self) -> list:
+        """Loss and gradient norm of the first two steps from the initial state; later calls go on."""
+        self.state = self.program.initial_state()
+        return [jax.device_get(self()) for _ in range(2)]
+
+    def __call__(self):
+        self.state, metrics = self.advance(self.state, self.tokens)
+        jax.block_until_ready(self.state)
+        return metrics
+
+    def refreshing(self):
+        """A step at whose beginning the masks are searched for."""
+        self.state = {**self.state, "step": jax.device_put(jnp.int32(0), self.program.replicated)}
+        return self()
+
+    @property
+    def temp_bytes(self) -> int | None:
+        plan = self.advance.memory_analysis()
+        return None if plan is None else int(plan.temp_size_in_bytes)
+
+
+def graphdef_with(config: Config, implementation: str):
+    """The model's structure in a sparse phase with a named implementation in its sparse layers."""
+    model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
+    for _, layer in s24.nn.sparse_layers(model):
+        layer.implementation = implementation
+    return nnx.graphdef(model)
+
+
+def run(settings: Settings, progress) -> list[dict]:
+    """One row per case, dtype and method."""
+    found = []
+    for case in settings.cases("train-step"):
+        for dtype in settings.dtypes:
+            progress(f"T={case.T} d={case.d} f={case.f} {dtype}, methods {', '.join(settings.methods)}")
+            found += measure_case(case, dtype, settings)
+    return found
+
+
+def verdict(steps: Steps, dtype: str, case: Case) -> str:
+    """Loss and gradient norm of two steps against masked-dense products, and against themselves."""
+    if not all(math.isfinite(value) for metrics in steps.metrics for value in metrics.values()):
+        return "wrong"
+    if steps.sparse:
+        truth = Steps(steps.config, "reference").metrics
+        near = check.tolerance(dtype, max(case))
+        # Random draws differ where gradients differ by rounding; they enter norms with their squares.
+        near = check.drawn(near) if steps.config.method.stochastic else near
+        for ours, theirs in zip(steps.metrics, truth, strict=True):
+            for name in ("loss", "grad_norm"):
+                if not abs(float(ours[name]) - float(theirs[name])) <= near * abs(float(theirs[name])):
+                    return "wrong"
+    again = steps.first_two()
+    same = all(
+        np.array_equal(a[name], b[name]) for a, b in zip(again, steps.metrics, strict=True) for name in a
+    )
+    return "ok" if same else "not repeatable"
+
+
+def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
+    """All methods of one case, sampled in turn, with their FFNs alone."""
+    implementation = None if settings.implementation == "auto" else settings.implementation
+    operands = data(case, dtype)
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    programs, steps, status = {}, {}, {}
+    for name, method in settings.methods.items():
+        steps[name] = Steps(config_of(case, dtype, method, settings.layers), implementation)
+        status[name] = verdict(steps[name], dtype, case)
+        programs[name, "step"] = steps[name]
+        if method.refresh_every:
+            programs[name, "step with refresh"] = steps[name].refreshing
+        state = {w: method.init(operands[w]) for w in ("w1", "w2")}
+        programs[name, "ffn"] = Program(forward_backward(block(method, state, implementation)), *args)
+    times = rows.times(interleaved(programs, settings.repeats, settings.seconds))
+    found = []
+    for name, method in settings.methods.items():
+        own = {
+            part: times[name, part] for part in ("step", "step with refresh", "ffn") if (name, part) in times
+        }
+        own |= {f"dense {part}": times["Dense", part] for part in ("step", "ffn")}
+        if status[name] != "ok":
+            own.pop("step")
+        if status["Dense"] != "ok":
+            own.pop("dense step")
+        if method.refresh_every and "step" in own:
+            own["step"] = amortised(own["step"], own["step with refresh"], method.refresh_every)
+        found.append(
+            {
+                **case._asdict(),
+                "dtype": dtype,
+                "method": name,
+                "implementation": settings.implementation,
+                "layers": settings.layers,
+                "status": {"step": status[name], "dense step": status["Dense"]},
+                "ms": own,
+                "loss": [float(m["loss"]) for m in steps[name].metrics],
+                "temp_bytes": steps[name].temp_bytes,
+            }
+        )
+    return found
+
+
+def amortised(step: dict, refreshing: dict, every: int) -> dict:
+    """The mean step when every `every`-th one searches for masks."""
+    mean = {
+        k: rows.significant(step[k] + (refreshing["median"] - step["median"]) / every)
+        for k in ("median", "low", "high")
+    }
+    return {**step, **mean}
+
+
+def share(row: dict) -> float | None:
+    """Of the dense step that is spent in the FFNs."""
+    step, ffn = row["ms"].get("dense step"), row["ms"].get("dense ffn")
+    return row["layers"] * ffn["median"] / step["median"] if step and ffn else None
+
+
+def expected(row: dict) -> float | None:
+    """Speed-up of the step if only its FFNs change, as measured alone."""
+    part, gain = share(row), rows.ratio(row, "dense ffn", "ffn")
+    return 1 / (1 - part + part / gain) if part is not None and gain else None
+
+
+def table(found: list[dict]) -> str:
+    """Ratios first, then times and memory."""
+    header = [
+        *("method", "T", "d", "f", "blocks", "dtype", "step", "expected", "share of FFN"),
+        *("step ms", "dense step ms", "FFN ms", "dense FFN ms", "XLA temporaries MB"),
+    ]
+    lines = []
+    for row in found:
+        part, gain = share(row), expected(row)
+        lines.append(
+            [
+                *(row[k] for k in ("method", "T", "d", "f", "layers", "dtype")),
+                show_ratio(row, "dense step", "step"),
+                "-" if gain is None else f"{gain:.2f}x",
+                "-" if part is None else f"{part:.0%}",
+                *(show_ms(row, name) for name in ("step", "dense step", "ffn", "dense ffn")),
+                show_mb(row["temp_bytes"]),
+            ]
+        )
+    return rows.table(header, lines)

@@ -1,0 +1,336 @@
+"""The benchmark command: structure of what it writes and the checks it makes. Never how long it takes."""
+
+import dataclasses
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments.bench import ffn, gemm, producers, report, rows, train_step
+from experiments.bench.__main__ import main
+from experiments.bench.settings import PRESETS, Settings
+from jax_sparse24 import _measure
+from jax_sparse24._measure import Oracle, Times, interleaved
+
+SMALL = ["--shape", "8,16", "--tokens", "8", "--dtype", "float32", "--repeats", "1", "--seconds", "1e-6"]
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    """Runs the command; returns (exit status, result file as data, stdout, stderr)."""
+
+    def run(*argv):
+        status = main([*argv, *SMALL, "--out", str(tmp_path)])
+        files = list(tmp_path.glob("*.json"))
+        out = capsys.readouterr()
+        return status, json.loads(files[0].read_text()) if len(files) == 1 else files, out.out, out.err
+
+    return run
+
+
+def columns(out: str) -> list[str]:
+    (header,) = [line for line in out.splitlines() if line.startswith("| ") and "dtype" in line]
+    return [cell.strip() for cell in header.strip("|").split("|")]
+
+
+def check_file(result, suite):
+    assert result["suite"] == suite
+    assert set(result["hardware"]) == {"name", "description", "platform", "isa", "cores"}
+    assert result["packages"]["jax"] == jax.__version__
+    assert {"commit", "tree", "python", "load_before", "settings", "date"} <= set(result)
+    for row in result["rows"]:
+        assert set(row["status"].values()) == {"ok"}
+        for t in row["ms"].values():
+            assert 0 < t["low"] <= t["median"] <= t["high"]
+
+
+def two_products(*case):
+    return [p for p in products_of(*case) if (p.name, p.operand) in {("F1", "w1"), ("B2", "y2")}]
+
+
+products_of = gemm.products
+
+
+def test_gemm(bench, monkeypatch):
+    monkeypatch.setattr(gemm, "products", two_products)
+    status, result, out, _ = bench("gemm")
+    assert status == 0
+    check_file(result, "gemm")
+    assert [(row["product"], row["operand"]) for row in result["rows"]] == [("F1", "w1"), ("B2", "y2")]
+    for row in result["rows"]:
+        assert {"dense", "2:4", "2:4 with packing", "2:4 masked"} <= set(row["ms"])
+        assert row["bytes"]["packed"] * 32 == row["bytes"]["dense"] * 17  # float32: 17/32
+        assert row["xla_bytes"]["dense"]["argument"] > 0
+        assert row["default"] in ("packed", "masked dense") and row["default_reason"]
+    names = columns(out)
+    assert names.index("packed") < names.index("with packing") < names.index("dense ms"), "ratios first"
+    assert "PyTorch" in out or "torch" in out
+
+
+def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
+    tune = importlib.import_module("jax_sparse24.tune")  # the name in the package is the function
+    contract = tune.contract
+
+    def planted(a, b, i, j, implementation=None):
+        y = contract(a, b, i, j, implementation)
+        return y.at[1, 1].add(0.01) if implementation else y
+
+    monkeypatch.setattr(tune, "contract", planted)
+    monkeypatch.setattr(gemm, "products", lambda *case: two_products(*case)[:1])
+    status, result, out, err = bench("gemm")
+    assert status == 1
+    (row,) = result["rows"]
+    assert row["status"] == {"dense": "ok", "2:4": "wrong", "2:4 with packing": "wrong", "2:4 masked": "ok"}
+    assert "2:4" not in row["ms"] and "2:4 with packing" not in row["ms"]
+    assert out.count("WRONG") == 3  # both ratios and the time
+    assert "2:4 was wrong" in err and "product=F1" in err
+    assert "1 of 1 rows hold a wrong result" in report.page({"x": {"gemm": result | {"file": "f"}}})
+
+
+def test_producers(bench, monkeypatch):
+    some = [p for p in producers.PRODUCERS if p.name in ("mask24", "pack24 with mask", "transposable_mask24")]
+    monkeypatch.setattr(producers, "PRODUCERS", some)
+    status, result, _, _ = bench("producers")
+    assert status == 0
+    check_file(result, "producers")
+    size = 8 * 16
+    bytes_moved = {(row["producer"], row["axis"]): row["bytes"] for row in result["rows"]}
+    assert bytes_moved == {
+        ("mask24", -1): 5 * size,
+        ("mask24", -2): 5 * size,
+        ("pack24 with mask", -1): 4 * size + size + 2 * size + size // 8,
+        ("pack24 with mask", -2): 4 * size + size + 2 * size + size // 8,
+        ("transposable_mask24", None): 5 * size,
+    }
+
+
+def test_a_producer_that_differs_in_one_bit_is_wrong(bench, monkeypatch):
+    def run(x, m, axis, implementation):
+        y = s24.prune24(x, axis, implementation=implementation)
+        return -y if implementation == "ffi" else y  # zeros get a sign
+
+    monkeypatch.setattr(producers, "PRODUCERS", [producers.Producer("planted", run, (-1,))])
+    if producers.kernels() == "ffi":
+        status, result, out, _ = bench("producers")
+        assert status == 1
+        assert result["rows"][0]["status"]["kernel"] == "wrong"
+        assert "WRONG" in out
+
+
+def test_ffn(bench):
+    status, result, out, _ = bench("ffn", "--method", "FST")
+    assert status == 0
+    check_file(result, "ffn")
+    assert [row["method"] for row in result["rows"]] == ["Dense", "FST"]
+    dense, fst = result["rows"]
+    assert (
+        set(fst["parts_ms"]["producer"])
+        == set(fst["parts_ms"]["product"])
+        == {"F1", "F2", "B1", "B2", "B3", "B4"}
+    )
+    assert dense["parts_ms"]["producer"] == {}
+    assert fst["bytes"]["packed"] < fst["bytes"]["dense"] == dense["bytes"]["packed"]
+    assert columns(out)[5] == "forward + backward"
+
+
+def test_train_step(bench):
+    status, result, _, _ = bench("train-step", "--method", "STE", "--layers", "1")
+    assert status == 0
+    check_file(result, "train-step")
+    for row in result["rows"]:
+        assert {"step", "ffn", "dense step", "dense ffn"} <= set(row["ms"])
+        assert np.isfinite(row["loss"]).all()
+
+
+def test_steps_that_search_masks_are_counted_at_their_rate():
+    step = {"median": 10.0, "low": 9.0, "high": 11.0, "samples": 5}
+    mean = train_step.amortised(step, {"median": 50.0}, every=40)
+    assert mean == {"median": 11.0, "low": 10.0, "high": 12.0, "samples": 5}
+
+
+# ---- checks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("K", [4, 256, 4096])
+def test_the_bound_passes_honest_products_and_catches_one_misplaced_term(dtype, K):
+    a, b = (_measure.random(shape, dtype, 1) for shape in ((24, K), (K, 20)))
+    good = jnp.matmul(a, b, preferred_element_type=jnp.float32)
+    oracle = Oracle(a, b)
+    assert oracle.excess(good.astype(dtype)) <= 1
+    assert oracle.excess(good) <= 1
+    shifted = good.at[5, 7].add(0.5 * (a[5, 0] * b[0, 7]).astype(jnp.float32))
+    assert oracle.excess(shifted) > 1
+    assert oracle.excess(good.at[0, 0].set(jnp.nan)) == np.inf
+
+
+def test_a_wrong_block_is_found():
+    case, method = (8, 8, 16), s24.methods.FST()
+    good = ffn.float64_block(
+        *(
+            np.random.default_rng(i).standard_normal(s)
+            for i, s in enumerate([(8, 8), (8, 16), (16, 8), (8, 8)])
+        )
+    )
+    assert ffn.verdict(method, good, good, "float32", case) == "ok"
+    for place in range(4):
+        bad = list(good)
+        bad[place] = bad[place] * 1.1
+        assert ffn.verdict(method, bad, good, "float32", case) == "wrong"
+
+
+def test_samples_take_turns_and_slow_ones_stop_early():
+    order = []
+
+    def function(name, delay):
+        def run():
+            order.append(name)
+            return np.zeros(1) if not delay else jax.block_until_ready(jnp.ones(1) * delay)
+
+        return run
+
+    times = interleaved({"a": function("a", 0), "b": function("b", 1)}, repeats=5, seconds=1e9)
+    assert all(isinstance(t, Times) and t.samples == 5 for t in times.values())
+    tail = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert len(tail) >= 5, "they alternate"
+    times = interleaved({"a": function("a", 0)}, repeats=50, seconds=0)
+    assert times["a"].samples == _measure.LEAST_SAMPLES
+
+
+# ---- command line and page
+
+
+def test_help_names_suites_and_options(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for word in (
+        "gemm",
+        "producers",
+        "ffn",
+        "train-step",
+        "report",
+        "--shape",
+        "--dtype",
+        "--method",
+        "--tokens",
+    ):
+        assert word in out
+    assert all(name in out for name in PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--shape", "gpt2-124"], "Did you mean gpt2-124m?"),
+        (["--shape", "10,16"], "multiples of 4"),
+        (["--tokens", "6"], "multiple of 4"),
+        (["--method", "FTS"], "Did you mean FST?"),
+        (["report", "gemm"], "run it alone"),
+        (["--repeats", "0"], "at least 1"),
+    ],
+)
+def test_mistakes_are_one_message(argv, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_default_sweeps_cover_widths_and_tokens():
+    cases = Settings().cases("gemm")
+    assert len({case.T for case in cases}) > 2 and len({case.d for case in cases}) > 2
+    assert Settings(shape=("gpt2-124m",), tokens=(64, 128)).cases("ffn") == [
+        (64, 768, 3072),
+        (128, 768, 3072),
+    ]
+
+
+def test_the_committed_page_is_what_the_results_give():
+    assert report.PAGE.read_text() == report.page(report.load(Settings().folder)), (
+        "docs/benchmarks.md differs from its results: run `python -m experiments.bench report`"
+    )
+
+
+def test_plots_of_the_page_exist():
+    for suites in report.load(Settings().folder).values():
+        for name in report.images(suites):
+            assert (report.IMAGES / name).exists(), (
+                f"{name} is missing: run `python -m experiments.bench report`"
+            )
+
+
+def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    page, images = tmp_path / "page.md", tmp_path / "images"
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "IMAGES", images)
+    results = tmp_path / "results"
+    results.mkdir()
+    result = fake_ffn_result()
+    (results / "a_ffn_2026-01-01.json").write_text(
+        json.dumps(result | {"date": "2026-01-01", "commit": "older"})
+    )
+    (results / "a_ffn_2026-01-02.json").write_text(json.dumps(result))
+    assert main(["report", "--out", str(results)]) == 0
+    text = page.read_text()
+    assert "a_ffn_2026-01-02.json" in text and "older" not in text
+    assert "1.25x" in text and "a machine" in text
+    assert {p.name for p in images.iterdir()} == {
+        "bench-a-width.png",
+        "bench-a-tokens.png",
+        "bench-a-cost.png",
+    }
+    assert all(f"images/{p.name}" in text for p in images.iterdir())
+
+
+def fake_ffn_result():
+    def row(T, d):
+        t = {"median": 8.0, "low": 7.0, "high": 9.0, "samples": 3}
+        return {
+            **{"T": T, "d": d, "f": 4 * d, "dtype": "float32", "method": "FST", "implementation": "auto"},
+            "status": {"both": "ok", "dense both": "ok", "forward": "ok", "dense forward": "ok"},
+            "ms": {"both": t, "dense both": t | {"median": 10.0}, "forward": t, "dense forward": t},
+            "parts_ms": {"producer": {"F1": 1.0}, "product": {"F1": 5.0}},
+            "bytes": {"dense": 32, "packed": 17},
+            "xla_bytes": {"both": {"temp": 64}},
+        }
+
+    return {
+        "suite": "ffn",
+        "date": "2026-01-02",
+        "hardware": {"name": "a", "description": "a machine"},
+        "packages": {"jax": "1", "torch": None},
+        "commit": "0123456789abcdef",
+        "tree": "clean",
+        "load_before": 0.1,
+        "settings": {"repeats": 3},
+        "rows": [row(64, 32), row(64, 64), row(128, 64)],
+    }
+
+
+def test_report_of_nothing_and_of_something_else(tmp_path):
+    assert "no results yet" in report.page(report.load(tmp_path))
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(Exception, match="is not a result"):
+        report.load(tmp_path)
+
+
+def test_rows_are_data_of_the_method_and_not_of_the_clock():
+    row = fake_ffn_result()["rows"][0]
+    assert rows.show_ratio(row, "dense both", "both") == "1.25x"
+    assert rows.show_ms(row, "both") == "8 (7-9)"
+    row["status"]["both"] = "not repeatable"
+    del row["ms"]["both"]
+    assert rows.show_ratio(row, "dense both", "both") == rows.show_ms(row, "both") == "NOT REPEATABLE"
+    assert dataclasses.asdict(Times.of([3.0, 1.0, 2.0])) == {
+        "median": 2.0,
+        "low": 1.5,
+        "high": 2.5,
+        "samples": 3,
+    }

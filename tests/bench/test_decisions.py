@@ -1,0 +1,258 @@
+"""`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
+
+import importlib
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from jax_sparse24.ops import _measured
+from jax_sparse24.ops.matmul import contract
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
+TUNE = importlib.import_module("jax_sparse24.tune")  # the name in the package is the function
+KINDS = {"fwd": (-1, -2), "dgrad": (-1, -1), "wgrad": (-2, -2)}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    """Empty folders in place of this machine's own table and the shipped ones."""
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    own.mkdir()
+    shipped.mkdir()
+    monkeypatch.setattr(_measured, "user_folder", lambda: own)
+    monkeypatch.setattr(_measured, "SHIPPED", shipped)
+    monkeypatch.setattr(_measured, "_adopted", None)
+    _measured._stored.cache_clear()
+    yield own, shipped
+    _measured._stored.cache_clear()
+
+
+def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.0, status="ok", **more):
+    return {
+        "product": kind,
+        "sparse": side,
+        "dtype": "float32",
+        "shape": list(shape),
+        "status": status,
+        "dense_us": 90.0,
+        "masked_us": masked,
+        "packed_us": packed,
+        "producers_us": {"top-2 of 4": 5.0, "stored mask": 6.0, "MVUE, exact": 7.0},
+        **more,
+    }
+
+
+def table(*entries, **more):
+    here = _measured.hardware()
+    head = {
+        "format": _measured.FORMAT,
+        "hardware": "a test",
+        "isa": here.isa,
+        "versions": _measured.versions(),
+    }
+    return head | {"products": list(entries)} | more
+
+
+def store(folder, content, name=None):
+    (folder / f"{name or _measured.hardware().name}.json").write_text(
+        content if isinstance(content, str) else json.dumps(content)
+    )
+
+
+def runs_packed(kind="fwd", side="right", shape=(64, 32, 48), dtype=jnp.float32, implementation=None) -> bool:
+    """Whether the traced product calls the packed kernel."""
+    (i, j), (M, K, N) = KINDS[kind], shape
+    a = jnp.ones((M, K) if i == -1 else (K, M), dtype)
+    b = jnp.ones((K, N) if j == -2 else (N, K), dtype)
+
+    def product(a, b):
+        a, b = (s24.pack24(a, i), b) if side == "left" else (a, s24.pack24(b, j))
+        return contract(a, b, i, j, implementation)
+
+    return "s24_matmul" in str(jax.make_jaxpr(product)(a, b))
+
+
+def test_without_measurements_products_run_masked_dense():
+    assert not runs_packed()
+    assert runs_packed(implementation="ffi")
+
+
+@pytest.mark.parametrize(
+    ("packed", "expected"), [(50.0, True), (102.0, True), (104.0, False), (300.0, False)]
+)
+def test_packed_runs_down_to_a_tie(folders, packed, expected):
+    store(folders[0], table(entry(packed=packed)))
+    assert runs_packed() == expected
+
+
+def test_a_named_implementation_is_always_honoured(folders):
+    store(folders[0], table(entry(packed=300.0)))
+    assert runs_packed(implementation="ffi")
+    store(folders[0], table(entry(packed=1.0)))
+    _measured._stored.cache_clear()
+    assert not runs_packed(implementation="reference")
+
+
+def test_each_product_side_dtype_and_shape_has_its_own_decision(folders):
+    store(
+        folders[0],
+        table(
+            entry("fwd", "right"),
+            entry("fwd", "left", packed=300.0),
+            entry("wgrad", "right", packed=300.0),
+            entry("fwd", "right", shape=(64, 512, 512), packed=300.0),
+        ),
+    )
+    assert runs_packed("fwd", "right")
+    assert not runs_packed("fwd", "left")
+    assert not runs_packed("wgrad", "right")
+    assert not runs_packed("dgrad", "right"), "never measured"
+    assert not runs_packed(dtype=jnp.bfloat16), "never measured"
+    assert runs_packed(shape=(128, 64, 48)), "nearest is the small one"
+    assert not runs_packed(shape=(64, 256, 512)), "nearest is the large one"
+    assert not runs_packed(shape=(64, 32, 48 * 64)), "nothing is near"
+
+
+@pytest.mark.parametrize("status", ["wrong", "not repeatable"])
+def test_a_wrong_or_unsteady_product_is_never_chosen(folders, status):
+    store(folders[0], table(entry(packed=1.0, status=status)))
+    assert not runs_packed()
+
+
+def test_another_machine_with_the_same_instructions_must_have_gained_more(folders):
+    store(folders[1], table(entry(packed=90.0)), "other-machine")
+    assert not runs_packed()
+    store(folders[1], table(entry(packed=80.0)), "other-machine")
+    _measured._stored.cache_clear()
+    assert runs_packed()
+    store(folders[1], table(entry(packed=80.0), isa="another"), "other-machine")
+    _measured._stored.cache_clear()
+    assert not runs_packed()
+
+
+def test_own_table_then_the_shipped_one_of_this_hardware(folders, capsys):
+    own, shipped = folders
+    store(shipped, table(entry(packed=102.0)))
+    assert runs_packed()
+    store(own, table(entry(packed=300.0)))
+    _measured._stored.cache_clear()
+    assert not runs_packed()
+    store(own, table(entry(packed=300.0), versions={"jax_sparse24": "0.0.1", "jaxlib": "0.0.1"}))
+    _measured._stored.cache_clear()
+    assert runs_packed(), "of other versions, so passed over"
+    s24.explain(s24.methods.STE(), shape=(64, 32, 48))
+    assert "run s24.tune() again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 999, "products": []}'])
+def test_a_broken_file_is_passed_over_and_named(folders, text, capsys):
+    store(folders[0], text)
+    assert not runs_packed()
+    s24.explain(s24.methods.STE(), shape=(64, 32, 48))
+    assert str(folders[0]) in capsys.readouterr().out
+
+
+def test_both_routes_multiply_the_same_values(folders, rng):
+    x, w = rng.standard_normal((2, 64, 64)).astype(np.float32)
+    results = []
+    for packed in (1.0, 1000.0):
+        store(folders[0], table(entry(shape=(64, 64, 64), packed=packed)))
+        _measured._stored.cache_clear()
+        assert runs_packed(shape=(64, 64, 64)) == (packed == 1.0)
+
+        def loss(w):
+            return jnp.sum(s24.matmul(x, s24.pack24(w, -2)) ** 2)
+
+        results.append(jax.value_and_grad(loss)(w))
+    for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    assert not np.any(np.asarray(results[0][1])[~np.asarray(s24.mask24(w, -2))])
+
+
+def test_explain_shows_the_decision_and_its_numbers(folders, capsys):
+    store(folders[0], table(entry(shape=(64, 32, 128)), entry(shape=(64, 128, 32), packed=400.0)))
+    s24.explain(s24.methods.STE(), shape=(64, 32, 128))
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1] in "FB"}
+    assert "packed " in lines["F1"] and "1.64x" in lines["F1"] and "0.05" in lines["F1"]  # 90 / (50 + 5)
+    assert "masked dense" in lines["F2"] and "0.25x masked dense" in lines["F2"]
+    assert "XLA dense product" in lines["B1"] and "XLA dense product" in lines["B4"]
+
+
+def test_explain_refuses_other_shapes():
+    with pytest.raises(ValueError, match=r"\(T, d, f\)"):
+        s24.explain(s24.methods.STE(), shape=(64, 32))
+    with pytest.raises(TypeError, match="method"):
+        s24.explain(s24.nn.Linear(4, 4, rngs=nnx.Rngs(0)), shape=(64, 32, 128))
+
+
+# ---- tune
+
+
+def tune(monkeypatch, folder, **options):
+    """Measures one small product of one dtype."""
+    monkeypatch.setattr(TUNE, "SPARSE_OPERANDS", (("F1", "w1"),))
+    options = {
+        "shapes": [(16, 8, 12)],
+        "dtypes": ["float32"],
+        "repeats": 1,
+        "seconds": 1e-6,
+        "show": None,
+    } | options
+    path = s24.tune(folder=folder, **options)
+    return json.loads(path.read_text())
+
+
+def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders):
+    content = tune(monkeypatch, None)
+    (found,) = content["products"]
+    assert (found["product"], found["sparse"], found["shape"]) == ("fwd", "right", [16, 8, 12])
+    assert found["status"] == "ok"
+    assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
+    assert set(found["producers_us"]) == {"top-2 of 4", "stored mask", "MVUE, exact", "MVUE, approximate"}
+    assert content["versions"] == _measured.versions()
+    expected = found["masked_us"] / found["packed_us"] >= _measured.TIE
+    assert runs_packed(shape=(16, 8, 12)) == expected
+    monkeypatch.setattr(_measured, "_adopted", None)  # as in another process
+    assert runs_packed(shape=(16, 8, 12)) == expected
+
+
+def plant(monkeypatch, spoil):
+    """A packed product whose result passes through `spoil`, and which is very fast otherwise."""
+
+    def planted(a, b, i, j, implementation=None):
+        result = contract(a, b, i, j, implementation)
+        return spoil(result) if implementation == "ffi" else result
+
+    monkeypatch.setattr(TUNE, "contract", planted)
+
+
+def test_a_product_found_wrong_is_stored_as_wrong(monkeypatch, tmp_path):
+    plant(monkeypatch, lambda y: y.at[3, 2].add(1e-3))
+    (found,) = tune(monkeypatch, tmp_path)["products"]
+    assert found["status"] == "wrong"
+    assert found["packed_us"] is None
+    assert not runs_packed(shape=(16, 8, 12))
+
+
+def test_a_product_found_unsteady_is_stored_as_not_repeatable(monkeypatch, tmp_path):
+    calls = itertools.count()
+
+    def spoil(y):
+        tiny = jax.ShapeDtypeStruct((), jnp.float32)
+        return y * jax.pure_callback(lambda: np.float32(1 + 2**-23 * (next(calls) % 97)), tiny)
+
+    plant(monkeypatch, spoil)
+    (found,) = tune(monkeypatch, tmp_path)["products"]
+    assert found["status"] == "not repeatable"
+    assert not runs_packed(shape=(16, 8, 12))
+
+
+def test_tune_refuses_shapes_that_do_not_divide():
+    with pytest.raises(ValueError, match=r"multiples of 4.*\(16, 10, 12\)"):
+        s24.tune([(16, 10, 12)])
