@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops import _ffi, reference
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
 
@@ -102,6 +102,85 @@ def test_backstop_errors_name_the_value():
     integers = jax.ShapeDtypeStruct((8,), jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="x must be float32, bfloat16 or float16"):
         jax.block_until_ready(_ffi.call("s24_prune", integers, jnp.zeros(8, jnp.int32), trailing=0))
+
+
+@pytest.fixture(params=_cpu.isas())
+def isa(request):
+    """Every set of kernels that this processor can run, in turn."""
+    _cpu.use_isa(request.param)
+    yield request.param
+    _cpu.use_isa(_cpu.isas()[0])
+
+
+def test_unknown_isa_is_refused():
+    assert _cpu.isas()[-1] == "generic"
+    with pytest.raises(ValueError, match='"sse9"'):
+        _cpu.use_isa("sse9")
+    assert _cpu.isa() == _cpu.isas()[0]
+
+
+def _adversarial_bits(dtype, shape):
+    """Every exponent, both signs, NaN payloads, infinities, subnormals, zeros and ties."""
+    rng = np.random.default_rng(24)
+    width = {2: np.uint16, 4: np.uint32}[jnp.dtype(dtype).itemsize]
+    wild = rng.integers(0, 2 ** (8 * width().itemsize), shape, dtype=np.uint64).astype(width)
+    tame = np.asarray(jnp.asarray(rng.integers(-3, 4, shape), dtype)).view(width)
+    return jnp.asarray(np.where(rng.random(shape) < 0.5, wild, tame).view(jnp.dtype(dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(8, 44, 70), (3, 264, 3), (5, 36, 1)])
+def test_kernels_of_every_isa_agree(isa, shape, dtype):
+    """The reference defines the bits; all instruction sets give them, whatever the axis and the remainders."""
+    x = _adversarial_bits(dtype, shape)
+    key = jnp.asarray([7, 24], jnp.uint32)
+    like = jax.ShapeDtypeStruct(shape, x.dtype)
+    lead = (shape[0], shape[2])
+    packed_types = (
+        jax.ShapeDtypeStruct((*lead, shape[1] // 2), x.dtype),
+        jax.ShapeDtypeStruct((*lead, -(-shape[1] // 8)), jnp.uint8),
+    )
+
+    def same(got, want):
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+    same(_ffi.call("s24_prune", like, x, trailing=1), reference.prune24(x, -2))
+    same(_ffi.call("s24_soft", like, x, trailing=1), reference.soft24(x, -2))
+    same(_ffi.call("s24_mvue", like, key, x, trailing=1, exact=1), reference.mvue24(key, x, -2, True))
+    same(_ffi.call("s24_mvue", like, key, x, trailing=1, exact=0), reference.mvue24(key, x, -2, False))
+    packed = reference.pack24(x, -2)
+    values, metadata = _ffi.call("s24_pack", packed_types, x, trailing=1)
+    same(values, packed.values)
+    same(metadata, packed.metadata)
+    same(_ffi.call("s24_unpack", like, values, metadata, trailing=1), reference.unpack24(packed))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_tiles_of_every_isa_agree(isa, dtype):
+    w = _adversarial_bits(dtype, (2, 12, 332))
+    mask = _ffi.call("s24_transposable_mask", jax.ShapeDtypeStruct(w.shape, jnp.bool_), w)
+    np.testing.assert_array_equal(mask, reference.transposable_mask24(w))
+    twice = _ffi.call("s24_double_prune", jax.ShapeDtypeStruct(w.shape, w.dtype), w, first=0)
+    assert np.asarray(twice).tobytes() == np.asarray(reference.double_prune24(w, -2)).tobytes()
+
+
+@pytest.mark.parametrize("dense_k_last", [0, 1])
+@pytest.mark.parametrize("out_packed_last", [0, 1])
+def test_matmul_of_every_isa(isa, dense_k_last, out_packed_last):
+    """Remainders of every block size, against float64."""
+    p = jax.random.normal(jax.random.key(5), (101, 300))
+    dense = jax.random.normal(jax.random.key(6), (85, 300) if dense_k_last else (300, 85))
+    values, metadata = _pack(p)
+    out = jax.ShapeDtypeStruct((85, 101) if out_packed_last else (101, 85), jnp.float32)
+    flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
+    got = np.asarray(_ffi.call("s24_matmul", out, values, metadata, dense, **flags), np.float64)
+    kept = np.asarray(reference.prune24(p, -1), np.float64)
+    right = np.asarray(dense, np.float64)
+    right = right.T if dense_k_last else right
+    got = got.T if out_packed_last else got
+    # Each of the K/2 terms rounds once: the error scales with the sum of magnitudes.
+    bound = 2.0**-24 * 150 * (np.abs(kept) @ np.abs(right))
+    assert np.all(np.abs(got - kept @ right) <= bound)
 
 
 def _pack(x):

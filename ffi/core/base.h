@@ -33,8 +33,8 @@ S24_HD float float_of(uint32_t u) {
   return f;
 }
 
-// A condition as a mask, all ones or zero. Compilers vectorise selections between masked integers; of expressions over
-// bool they make branches.
+// A condition as a mask, all ones or zero. Compilers vectorise selections by masked integers; of expressions over bool
+// they make branches.
 template <class K>
 S24_HD K mask_if(bool c) {
   return K(K(0) - K(c));
@@ -42,10 +42,10 @@ S24_HD K mask_if(bool c) {
 
 template <class K>
 S24_HD K blend(K mask, K a, K b) {
-  return K((a & mask) | (b & K(~mask)));
+  return mask != 0 ? a : b;
 }
 
-S24_HD float blend(uint32_t mask, float a, float b) { return float_of(blend(mask, bits_of(a), bits_of(b))); }
+S24_HD float blend(uint32_t mask, float a, float b) { return mask != 0 ? a : b; }
 
 S24_HD float keep_if(uint32_t mask, float v) { return float_of(bits_of(v) & mask); }
 

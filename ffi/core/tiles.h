@@ -73,23 +73,26 @@ S24_HD void tile_scores(const uint32_t w[16], float b[16]) {
   }
 }
 
-// Templates instead of a loop, so that every index is a constant and the lanes of a caller's loop stay vectors.
-template <int I>
+// The best of the patterns [kFirst, kFirst + kCount): a tree, so that the comparisons do not wait for each other; the
+// second half wins only if it is better. Templates instead of a loop: every index is a constant, and the lanes of a
+// caller's loop stay vectors.
+template <int kFirst, int kCount>
 struct TileSearch {
   static S24_HD void run(const float top[36], const float bottom[36], float& best, uint32_t& mask) {
-    TileSearch<I - 1>::run(top, bottom, best, mask);
-    constexpr TilePattern t = kTiles.at[I];
-    const float score = top[6 * t.p[0] + t.p[1]] + bottom[6 * t.p[2] + t.p[3]];
-    const uint32_t better = mask_if<uint32_t>(score > best);
-    mask = blend(better, t.mask, mask);
-    best = blend(better, score, best);
+    float other;
+    uint32_t other_mask;
+    TileSearch<kFirst, kCount / 2>::run(top, bottom, best, mask);
+    TileSearch<kFirst + kCount / 2, kCount - kCount / 2>::run(top, bottom, other, other_mask);
+    const uint32_t better = mask_if<uint32_t>(other > best);
+    mask = blend(better, other_mask, mask);
+    best = blend(better, other, best);
   }
 };
 
-template <>
-struct TileSearch<0> {
+template <int kFirst>
+struct TileSearch<kFirst, 1> {
   static S24_HD void run(const float top[36], const float bottom[36], float& best, uint32_t& mask) {
-    constexpr TilePattern t = kTiles.at[0];
+    constexpr TilePattern t = kTiles.at[kFirst];
     best = top[6 * t.p[0] + t.p[1]] + bottom[6 * t.p[2] + t.p[3]];
     mask = t.mask;
   }
@@ -119,7 +122,7 @@ S24_HD uint32_t best_tile_mask(const uint32_t w[16]) {
   }
   float best;
   uint32_t mask;
-  TileSearch<kTilePatterns - 1>::run(top, bottom, best, mask);
+  TileSearch<0, kTilePatterns>::run(top, bottom, best, mask);
   return mask;
 }
 

@@ -99,7 +99,4 @@ struct Kernels {
   void (*matmul)(const MatmulArgs&, const MatmulBlock&, void* scratch);
 };
 
-// The table for this machine, chosen once.
-const Kernels& kernels();
-
 }  // namespace s24

@@ -1,14 +1,11 @@
-// Masks and pruned arrays. Compiled once per instruction set, with S24_ISA naming the namespace, and without
+// Maps from groups to groups: masks and pruned arrays. Compiled once per instruction set, with S24_ISA naming the namespace, and without
 // contraction of products and sums.
 #include "../core/select.h"
 #include "../core/soft.h"
-#include "../core/tiles.h"
 #include "mvue_lanes.h"
 
 namespace s24 {
 namespace S24_ISA {
-
-// ---- maps: group -> group --------------------------------------------------------------------------------------
 
 // An operation that looks at each group by itself.
 template <class Op>
@@ -95,78 +92,6 @@ void map(const MapArgs& a, int64_t begin, int64_t end) {
     case Dtype::kF32: return map_typed<F32>(a, begin, end);
     case Dtype::kBF16: return map_typed<BF16>(a, begin, end);
     case Dtype::kF16: return map_typed<F16>(a, begin, end);
-  }
-}
-
-// ---- tiles of 4x4 -------------------------------------------------------------------------------------------------
-
-struct TransposableOp {
-  template <class T>
-  using Out = uint8_t;
-  template <class T>
-  static S24_HD void apply(const typename T::Bits x[16], uint8_t y[16]) {
-    uint32_t w[16];
-    S24_UNROLL
-    for (int i = 0; i < 16; ++i) w[i] = T::to_f32(x[i]);
-    const uint32_t mask = best_tile_mask(w);
-    S24_UNROLL
-    for (int i = 0; i < 16; ++i) y[i] = uint8_t((mask >> i) & 1u);
-  }
-};
-
-template <bool kColumnsFirst>
-struct DoublePruneOp {
-  template <class T>
-  using Out = typename T::Bits;
-  template <class T>
-  static S24_HD void apply(const typename T::Bits x[16], typename T::Bits y[16]) {
-    S24_UNROLL
-    for (int i = 0; i < 16; ++i) y[i] = x[i];
-    double_prune_tile<T, kColumnsFirst>(y);
-  }
-};
-
-template <class T, class Op>
-void map_tiles(const TileArgs& a, int64_t begin, int64_t end) {
-  using Bits = typename T::Bits;
-  using Out = typename Op::template Out<T>;
-  const Groups row = {1, a.cols, 1};  // one row of the matrix, groups of four columns
-  Quad<Bits> in[4];
-  Quad<Out> out[4];
-  for (int64_t tile_row = begin; tile_row < end; ++tile_row) {
-    const Bits* w = static_cast<const Bits*>(a.w) + tile_row * 4 * a.cols;
-    Out* o = static_cast<Out*>(a.out) + tile_row * 4 * a.cols;
-    for (int64_t q = 0; q < a.cols / 4; q += kLanes) {
-      const int64_t n = a.cols / 4 - q < kLanes ? a.cols / 4 - q : kLanes;
-      for (int r = 0; r < 4; ++r) load_quads(w + r * a.cols, row, q, n, in[r]);
-      for (int l = 0; l < kLanes; ++l) {
-        Bits x[16];
-        Out y[16];
-        S24_UNROLL
-        for (int i = 0; i < 16; ++i) x[i] = in[i / 4].at[i % 4][l];
-        Op::template apply<T>(x, y);
-        S24_UNROLL
-        for (int i = 0; i < 16; ++i) out[i / 4].at[i % 4][l] = y[i];
-      }
-      for (int r = 0; r < 4; ++r) store_quads(o + r * a.cols, row, q, n, out[r]);
-    }
-  }
-}
-
-template <class T>
-void tile_typed(const TileArgs& a, int64_t begin, int64_t end) {
-  switch (a.op) {
-    case TileOp::kTransposableMask: return map_tiles<T, TransposableOp>(a, begin, end);
-    case TileOp::kPruneColumnsFirst: return map_tiles<T, DoublePruneOp<true>>(a, begin, end);
-    case TileOp::kPruneRowsFirst: return map_tiles<T, DoublePruneOp<false>>(a, begin, end);
-  }
-}
-
-void tile(const TileArgs& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case Dtype::kF32: return tile_typed<F32>(a, begin, end);
-    case Dtype::kBF16: return tile_typed<BF16>(a, begin, end);
-    case Dtype::kF16: return tile_typed<F16>(a, begin, end);
   }
 }
 

@@ -10,17 +10,16 @@
 // (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
 #include "../core/floats.h"
 #include "variant.h"
+#include "vectors.h"
 
 namespace s24 {
 namespace S24_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kWidth = 16, kTileRows = 6, kTileVectors = 4;
-#elif defined(__AVX2__)
-constexpr int kWidth = 8, kTileRows = 3, kTileVectors = 4;
+constexpr int kTileRows = 6, kTileVectors = 4;
 #else
-constexpr int kWidth = 4, kTileRows = 3, kTileVectors = 4;
+constexpr int kTileRows = 3, kTileVectors = 4;
 #endif
 constexpr int kPanel = kWidth * kTileVectors;
 constexpr int kDepth = 256;
@@ -28,9 +27,6 @@ constexpr int kChunk = 48;
 constexpr int kRows = kMatmulRows, kCols = kMatmulCols;
 static_assert(kDepth % 16 == 0 && kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
 static_assert(kCols % kPanel == 0, "blocking");
-
-typedef float Vec __attribute__((vector_size(4 * kWidth)));
-typedef int32_t IntVec __attribute__((vector_size(4 * kWidth)));
 
 struct Entry {
   float value;
@@ -85,46 +81,6 @@ void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const flo
     S24_UNROLL
     for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Vec*>(sums + r * kPanel + v * kWidth) = acc[r][v];
   }
-}
-
-// Interleaving the halves log2(kWidth) times transposes a square of vectors.
-#if defined(__AVX512F__)
-#define S24_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define S24_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif defined(__AVX2__)
-#define S24_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define S24_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define S24_LOW 0, 4, 1, 5
-#define S24_HIGH 2, 6, 3, 7
-#endif
-
-#if defined(__clang__)
-#define S24_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define S24_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
-#endif
-
-S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_LOW); }
-S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_HIGH); }
-
-// to[j][i] = from[i][j] for a square of kWidth; steps are floats between rows.
-S24_HD void transpose(const float* from, int64_t from_step, float* to, int64_t to_step) {
-  Vec a[kWidth], b[kWidth];
-  S24_UNROLL
-  for (int i = 0; i < kWidth; ++i) __builtin_memcpy(&a[i], from + i * from_step, sizeof(Vec));
-  S24_UNROLL
-  for (int step = 1; step < kWidth; step *= 2) {
-    S24_UNROLL
-    for (int i = 0; i < kWidth / 2; ++i) {
-      b[2 * i] = interleave_low(a[i], a[i + kWidth / 2]);
-      b[2 * i + 1] = interleave_high(a[i], a[i + kWidth / 2]);
-    }
-    S24_UNROLL
-    for (int i = 0; i < kWidth; ++i) a[i] = b[i];
-  }
-  S24_UNROLL
-  for (int i = 0; i < kWidth; ++i) __builtin_memcpy(to + i * to_step, &a[i], sizeof(Vec));
 }
 
 // ---- packing of operands ------------------------------------------------------------------------------------------

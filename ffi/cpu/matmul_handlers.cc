@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "handlers.h"
+#include "isa.h"
 #include "parallel.h"
 #include "shapes.h"
 

@@ -2,13 +2,14 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "../core/philox.h"
 #include "../core/tiles.h"
 #include "handlers.h"
-#include "kernels.h"
+#include "isa.h"
 
 namespace py = pybind11;
 
@@ -33,7 +34,23 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
       "ffi_api_version", [] { return py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
       "(major, minor) of the XLA FFI headers that this module was built with.");
   m.def(
-      "isa", [] { return s24::kernels().isa; }, "The instruction set that run-time detection chose.");
+      "isa", [] { return s24::kernels().isa; }, "The instruction set in use: the best that the processor has.");
+  m.def(
+      "isas",
+      [] {
+        py::list all;
+        for (const s24::Kernels* k : s24::supported_kernels()) all.append(k->isa);
+        return all;
+      },
+      "The instruction sets that this processor can run, best first.");
+  m.def(
+      "use_isa",
+      [](const std::string& name) {
+        for (const s24::Kernels* k : s24::supported_kernels())
+          if (name == k->isa) return s24::use_kernels(*k);
+        throw py::value_error("this processor does not run the kernels for \"" + name + "\"; see isas()");
+      },
+      py::arg("name"), "For tests: run the kernels of another instruction set.");
   m.def(
       "tile_patterns",
       [] {

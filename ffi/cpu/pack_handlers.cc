@@ -1,5 +1,6 @@
 // FFI handlers of packing and unpacking.
 #include "handlers.h"
+#include "isa.h"
 #include "parallel.h"
 #include "shapes.h"
 

@@ -3,6 +3,7 @@
 #include "../core/select.h"
 #include "../core/squared_relu.h"
 #include "mvue_lanes.h"
+#include "packed_tile.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -49,22 +50,62 @@ S24_HD void pack_lanes(Key key, int64_t first, const Quad<typename T::Bits>& in,
 }
 
 S24_HD void load_nibbles(const uint8_t* bytes, int64_t n, uint8_t nibbles[kLanes]) {
-  for (int64_t l = 0; l < n; ++l) nibbles[l] = (bytes[l / 2] >> (4 * (l & 1))) & 0xf;
+  const auto load = [&](int64_t b) {
+    nibbles[2 * b] = bytes[b] & 0xf;
+    nibbles[2 * b + 1] = bytes[b] >> 4;
+  };
+  if (n == kLanes) {
+    for (int b = 0; b < kLanes / 2; ++b) load(b);
+  } else {
+    for (int64_t b = 0; b < (n + 1) / 2; ++b) load(b);
+  }
 }
 
-S24_HD void store_nibbles(uint8_t* bytes, int64_t n, uint8_t nibbles[kLanes + 1]) {
-  nibbles[n] = kEmptyNibble;
-  for (int64_t b = 0; b < (n + 1) / 2; ++b) bytes[b] = uint8_t(nibbles[2 * b] | nibbles[2 * b + 1] << 4);
+S24_HD void store_nibbles(uint8_t* bytes, int64_t n, uint8_t nibbles[kLanes]) {
+  const auto store = [&](int64_t b) { bytes[b] = uint8_t(nibbles[2 * b] | nibbles[2 * b + 1] << 4); };
+  if (n == kLanes) {
+    for (int b = 0; b < kLanes / 2; ++b) store(b);
+  } else {
+    nibbles[n] = kEmptyNibble;
+    for (int64_t b = 0; b < (n + 1) / 2; ++b) store(b);
+  }
 }
 
-// The group axis is contiguous.
+template <class B>
+S24_HD void load_pairs(const B* v, int64_t n, B pairs[2][kLanes]) {
+  const auto load = [&](int64_t l) {
+    pairs[0][l] = v[2 * l];
+    pairs[1][l] = v[2 * l + 1];
+  };
+  if (n == kLanes) {
+    for (int l = 0; l < kLanes; ++l) load(l);
+  } else {
+    for (int64_t l = 0; l < n; ++l) load(l);
+  }
+}
+
+template <class B>
+S24_HD void store_pairs(B* v, int64_t n, const B pairs[2][kLanes]) {
+  const auto store = [&](int64_t l) {
+    v[2 * l] = pairs[0][l];
+    v[2 * l + 1] = pairs[1][l];
+  };
+  if (n == kLanes) {
+    for (int l = 0; l < kLanes; ++l) store(l);
+  } else {
+    for (int64_t l = 0; l < n; ++l) store(l);
+  }
+}
+
+// ---- the group axis is the last one
+
 template <class T, PackOp kOp>
 void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), blocks = ceil_div(groups, kPackGroups);
   Quad<Bits> in;
   Quad<uint8_t> mask{};
-  uint8_t nibbles[kLanes + 1] = {};
+  uint8_t nibbles[kLanes] = {};
   Bits pairs[2][kLanes];
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t row = unit / blocks, q0 = unit % blocks * kPackGroups;
@@ -78,33 +119,13 @@ void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
       if (kOp == PackOp::kMasked) load_quads(a.mask, a.groups, at, n, mask);
       if (kOp == PackOp::kGather) load_nibbles(m, n, nibbles);
       pack_lanes<T, kOp>(a.key, at, in, mask, nibbles, pairs);
-      for (int64_t l = 0; l < n; ++l) {
-        v[2 * l] = pairs[0][l];
-        v[2 * l + 1] = pairs[1][l];
-      }
+      store_pairs(v, n, pairs);
       if (kOp != PackOp::kGather) store_nibbles(m, n, nibbles);
     }
   }
 }
 
-// A tile of groups x inner: the pack is a transpose, done in a block that stays in the first-level cache.
-struct PackTile {
-  int64_t outer, q0, q1, i0, n;
-};
-
-S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
-  const int64_t groups = g.len / 4, lane_blocks = ceil_div(g.inner, kPackTileLanes);
-  const int64_t group_blocks = ceil_div(groups, kPackTileGroups);
-  PackTile t;
-  t.q0 = unit % group_blocks * kPackTileGroups;
-  t.q1 = t.q0 + kPackTileGroups < groups ? t.q0 + kPackTileGroups : groups;
-  t.i0 = unit / group_blocks % lane_blocks * kPackTileLanes;
-  t.n = g.inner - t.i0 < kPackTileLanes ? g.inner - t.i0 : kPackTileLanes;
-  t.outer = unit / group_blocks / lane_blocks;
-  return t;
-}
-
-static_assert(kPackTileLanes == kLanes && kPackTileGroups % 2 == 0 && kPackGroups % kLanes == 0, "unit sizes");
+// ---- the group axis is not the last one: packing transposes, tile by tile
 
 template <class T, PackOp kOp>
 void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
@@ -112,33 +133,32 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
   Quad<Bits> in;
   Quad<uint8_t> mask{};
-  Bits pairs[2 * kPackTileGroups][kLanes];
-  uint8_t nibbles[kPackTileGroups][kLanes] = {};
+  Bits pairs[2][kLanes];
+  uint8_t nibbles[kLanes] = {};
+  PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
     const PackTile t = pack_tile(a.groups, unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
+    uint8_t* metadata = a.metadata + row0 * bytes + t.q0 / 2;
     if (kOp == PackOp::kGather) {
-      for (int64_t l = 0; l < t.n; ++l) {
-        const uint8_t* m = a.metadata + (row0 + l) * bytes + t.q0 / 2;
-        for (int64_t k = 0; k < count; ++k) nibbles[k][l] = (m[k / 2] >> (4 * (k & 1))) & 0xf;
-      }
+      packed.load_metadata(metadata, bytes, t.n, count);
+    } else {
+      // The group after the last of an odd number.
+      const uint32_t after = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
+      for (int h = 0; h < 2; ++h)
+        for (int l = 0; l < kLanes; ++l) packed.nibbles[h][l] = h == count / 8 ? after : 0u;
     }
     for (int64_t k = 0; k < count; ++k) {
       const int64_t at = (t.outer * groups + t.q0 + k) * inner + t.i0;
       load_quads(static_cast<const Bits*>(a.dense), a.groups, at, t.n, in);
       if (kOp == PackOp::kMasked) load_quads(a.mask, a.groups, at, t.n, mask);
-      pack_lanes<T, kOp>(a.key, at, in, mask, nibbles[k], pairs + 2 * k);
+      if (kOp == PackOp::kGather) packed.get_nibbles(k, nibbles);
+      pack_lanes<T, kOp>(a.key, at, in, mask, nibbles, pairs);
+      packed.put(k, pairs, nibbles);
     }
-    for (int64_t l = 0; l < t.n; ++l) {
-      Bits* v = static_cast<Bits*>(a.values) + (row0 + l) * 2 * groups + 2 * t.q0;
-      for (int64_t k = 0; k < 2 * count; ++k) v[k] = pairs[k][l];
-      if (kOp == PackOp::kGather) continue;
-      uint8_t* m = a.metadata + (row0 + l) * bytes + t.q0 / 2;
-      for (int64_t k = 0; k < count; k += 2) {
-        const uint8_t high = k + 1 < count ? nibbles[k + 1][l] : kEmptyNibble;
-        m[k / 2] = uint8_t(nibbles[k][l] | high << 4);
-      }
-    }
+    packed.rows_to_lines();
+    packed.store_values(static_cast<Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0, 2 * groups, t.n, count);
+    if (kOp != PackOp::kGather) packed.store_metadata(metadata, bytes, t.n, count);
   }
 }
 
@@ -167,12 +187,8 @@ void unpack_rows(const PackArgs& a, int64_t begin, int64_t end) {
     for (int64_t q = q0; q < q1; q += kLanes) {
       const int64_t n = q1 - q < kLanes ? q1 - q : kLanes;
       const int64_t at = row * groups + q;
-      const Bits* v = static_cast<const Bits*>(a.values) + 2 * at;
       load_nibbles(a.metadata + row * bytes + q / 2, n, nibbles);
-      for (int64_t l = 0; l < n; ++l) {
-        pairs[0][l] = v[2 * l];
-        pairs[1][l] = v[2 * l + 1];
-      }
+      load_pairs(static_cast<const Bits*>(a.values) + 2 * at, n, pairs);
       unpack_lanes<T>(nibbles, pairs, out);
       store_quads(static_cast<Bits*>(a.dense), a.groups, at, n, out);
     }
@@ -184,19 +200,19 @@ void unpack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
   Quad<Bits> out;
-  Bits pairs[2 * kPackTileGroups][kLanes] = {};
-  uint8_t nibbles[kPackTileGroups][kLanes] = {};
+  Bits pairs[2][kLanes];
+  uint8_t nibbles[kLanes];
+  PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
     const PackTile t = pack_tile(a.groups, unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
-    for (int64_t l = 0; l < t.n; ++l) {
-      const Bits* v = static_cast<const Bits*>(a.values) + (row0 + l) * 2 * groups + 2 * t.q0;
-      const uint8_t* m = a.metadata + (row0 + l) * bytes + t.q0 / 2;
-      for (int64_t k = 0; k < 2 * count; ++k) pairs[k][l] = v[k];
-      for (int64_t k = 0; k < count; ++k) nibbles[k][l] = (m[k / 2] >> (4 * (k & 1))) & 0xf;
-    }
+    packed.load_values(static_cast<const Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0, 2 * groups, t.n, count);
+    packed.load_metadata(a.metadata + row0 * bytes + t.q0 / 2, bytes, t.n, count);
+    packed.lines_to_rows();
     for (int64_t k = 0; k < count; ++k) {
-      unpack_lanes<T>(nibbles[k], pairs + 2 * k, out);
+      packed.get(k, pairs);
+      packed.get_nibbles(k, nibbles);
+      unpack_lanes<T>(nibbles, pairs, out);
       store_quads(static_cast<Bits*>(a.dense), a.groups, (t.outer * groups + t.q0 + k) * inner + t.i0, t.n, out);
     }
   }

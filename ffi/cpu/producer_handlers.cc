@@ -1,5 +1,6 @@
 // FFI handlers of masks and pruned arrays.
 #include "handlers.h"
+#include "isa.h"
 #include "parallel.h"
 #include "shapes.h"
 
