@@ -63,7 +63,7 @@ def sequences(source, data: Data, seed: int, *, repeat: bool, shard=(0, 1)) -> g
 
 
 def train_batches(corpus: Corpus, data: Data, seed: int):
-    """An endless iterator over {"tokens": int32 (B, L + 1)} for this process; it can save its position."""
+    """The endless Batches of this process, {"tokens": int32 (B, L + 1)}."""
     count = jax.process_count()
     require(
         data.batch % jax.device_count() == 0,
@@ -76,7 +76,36 @@ def train_batches(corpus: Corpus, data: Data, seed: int):
         "processes.",
     )
     stream = sequences(corpus.train, data, seed, repeat=True, shard=(jax.process_index(), count))
-    return iter(stream.batch(data.batch // count))
+    return Batches(stream.batch(data.batch // count))
+
+
+class Batches:
+    """An iterator whose position is JSON, as grain's checkpoint handler wants it.
+
+    Inside, positions hold tuples; JSON returns lists, and grain 0.2.18 would then not recognise "nothing read
+    yet", so that a run resumed early would see other data.
+    """
+
+    def __init__(self, dataset: grain.IterDataset):
+        self._iterator = iter(dataset)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+    def get_state(self) -> bytes:
+        return json.dumps(self._iterator.get_state()).encode()
+
+    def set_state(self, state: bytes):
+        def as_tuples(item):
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
+
+        self._iterator.set_state(json.loads(state, object_hook=as_tuples))
+
+    def start_prefetch(self):
+        self._iterator.start_prefetch()
 
 
 def validation_batches(corpus: Corpus, data: Data, count: int) -> list[np.ndarray]:

@@ -33,13 +33,13 @@ class Launch:
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     out: Path | None = None
-    """run folder (default: runs/NAME)"""
+    """run folder; None means runs/NAME"""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """continue the run in that folder from its newest checkpoint"""
     progress: bool | None = None
     """show the progress bar even without a terminal (True), or show nothing (False)"""
     distributed: tyro.conf.FlagCreatePairsOff[bool] = False
-    """several processes; jax.distributed finds them (Slurm, Kubernetes, Open MPI), or give the next three"""
+    """join other processes, found by jax.distributed (Slurm, Kubernetes, ...), or give the next three"""
     coordinator: str | None = None
     """host:port of process 0"""
     processes: int | None = None

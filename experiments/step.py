@@ -132,6 +132,6 @@ class Program:
                 "sparse": sparse,
                 "opt": opt,
             }
-            return state, {"loss": loss, "grad_norm": optax.global_norm(grads)}
+            return state, {"loss": loss, "grad_norm": optax.tree.norm(grads)}
 
         return step

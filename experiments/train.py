@@ -59,7 +59,7 @@ def train(
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
             state = checkpoints.restore(start, program.abstract_state(), iterator)
-            rundir.truncate_metrics(out, start)
+        rundir.truncate_metrics(out, start)
         state = program.initial_state() if state is None else state
         with (
             Writer(out, config.train.tensorboard) as writer,

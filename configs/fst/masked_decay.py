@@ -28,9 +28,9 @@ def cpu() -> Config:
     """Small enough for a laptop's processor: some minutes."""
     return Config(
         name="fst-cpu",
-        model=Model(layers=4, d=128, f=512, heads=4),
+        model=Model(layers=4, d=128, f=512, heads=2),
         data=Data(seq=128, batch=16),
         optim=Optim(lr=3e-3, warmup=50),
         train=Train(steps=600),
-        method=s24.methods.FST(decay=1e-3),
+        method=s24.methods.FST(decay=6e-4),
     )

@@ -1,0 +1,1 @@
+"""Configs: functions that return an `experiments.config.Config`."""

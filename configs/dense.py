@@ -1,0 +1,21 @@
+"""The dense baselines of the other configs: the same model, data and optimiser without sparsity."""
+
+import dataclasses
+
+import jax_sparse24 as s24
+from configs.fst import masked_decay
+from experiments.config import Config
+
+
+def config() -> Config:
+    """GPT-2 size (124M), dense: for an accelerator."""
+    return _without_sparsity(masked_decay.config(), "dense-124m")
+
+
+def cpu() -> Config:
+    """Small enough for a laptop's processor, dense: some minutes."""
+    return _without_sparsity(masked_decay.cpu(), "dense-cpu")
+
+
+def _without_sparsity(config: Config, name: str) -> Config:
+    return dataclasses.replace(config, name=name, method=s24.methods.Dense())

@@ -1,0 +1,67 @@
+"""A small corpus, a config file and one finished run, shared by the tests of the experiments."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import config as configs
+from experiments.train import train
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+CONFIG_FILE = '''
+import jax_sparse24 as s24
+from experiments.config import Config, Data, Model, Optim, Train
+
+def config():
+    """A run of twelve steps: masks refreshed at 0, 2, 4, 6 and 8, dense from step 9."""
+    return Config(
+        name="tiny",
+        model=Model(layers=2, d=16, f=32, heads=2),
+        data=Data(corpus={corpus!r}, root={root!r}, seq=32, batch=4),
+        optim=Optim(warmup=2),
+        train=Train(steps=12, eval_every=5, eval_batches=2, monitor_every=3, checkpoint_every=5, keep=10),
+        method=s24.methods.FST(decay=1e-3, refresh_every=2, dense_fraction=0.25),
+    )
+'''
+
+
+def write_corpus(folder: Path, files: int = 8, words: int = 1500):
+    """Deterministic text that has something to learn: words of a small vocabulary."""
+    draw = random.Random(0)
+    vocabulary = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 6))) for _ in range(40)]
+    folder.mkdir(parents=True)
+    for index in range(files):
+        text = " ".join(draw.choices(vocabulary, k=words)).replace("a ", "a\n")
+        (folder / f"text{index}.txt").write_text(text)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """A folder with `corpus`, `data` (prepared corpora) and `tiny.py`."""
+    folder = tmp_path_factory.mktemp("experiments")
+    write_corpus(folder / "corpus")
+    (folder / "tiny.py").write_text(
+        CONFIG_FILE.format(corpus=str(folder / "corpus"), root=str(folder / "data"))
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def config(shared):
+    return configs.load(str(shared / "tiny.py"))
+
+
+@pytest.fixture(scope="session")
+def finished(shared, config) -> Path:
+    """The folder of the run of `config`, trained to its end. Read only."""
+    return train(config, shared / "finished", show=False).out
+
+
+def python(*arguments, **kwargs) -> subprocess.CompletedProcess:
+    """Run a module of this repository in a new process."""
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, **kwargs)

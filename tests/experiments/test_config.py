@@ -1,0 +1,96 @@
+"""Configs: files, rules, JSON."""
+
+import dataclasses
+import json
+
+import pytest
+
+import jax_sparse24 as s24
+from experiments import config as configs
+from experiments.config import Config, Data, Model, Optim, Train, UserError
+
+
+def all_specs():
+    for file in configs.listing():
+        for name in configs.functions_of(configs.REPOSITORY / file):
+            yield f"{file}:{name}"
+
+
+@pytest.mark.parametrize("spec", sorted(all_specs()))
+def test_every_config_survives_json(spec, tmp_path):
+    config = configs.load(spec)
+    configs.write(config, tmp_path / "config.json")
+    assert configs.read(tmp_path / "config.json") == config
+
+
+def test_json_names_the_method():
+    data = configs.to_dict(Config(method=s24.methods.FST(decay=1e-4)))
+    assert data["method"]["class"] == "FST"
+    assert data["method"]["decay"] == 1e-4
+    json.dumps(data)
+
+
+def test_arms_of_the_demo_differ_in_the_method_only():
+    dense, fst = (configs.load(f"configs/demo.py:{arm}") for arm in ("dense", "fst"))
+    assert dataclasses.replace(fst, name=dense.name, method=dense.method) == dense
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("configs/demos.py", ["configs/demos.py", "Did you mean configs/demo.py?"]),
+        ("configs/demo.py:fts", ["fts", "dense, fst", "Did you mean configs/demo.py:fst?"]),
+        ("configs/demo.py", ["'config'", "dense, fst"]),
+    ],
+)
+def test_load_names_the_nearest(spec, parts):
+    with pytest.raises(UserError) as error:
+        configs.load(spec)
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_load_wants_a_config(tmp_path):
+    (tmp_path / "bad.py").write_text("def config():\n    return 3\n")
+    with pytest.raises(UserError, match=r"must return an experiments\.config\.Config, not int"):
+        configs.load(str(tmp_path / "bad.py"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Model(d=20, heads=4), "d=20 and heads=4.*multiple of 2"),
+        (lambda: Model(layers=0), "model.layers must be positive, got 0"),
+        (lambda: Data(batch=-1), "data.batch must be positive, got -1"),
+        (lambda: Data(patterns=()), "data.patterns is empty"),
+        (lambda: Optim(lr=0.0), "optim.lr must be positive"),
+        (lambda: Optim(final=2.0), r"optim.final .* \[0, 1\], got 2.0"),
+        (lambda: Train(eval_every=-1), "train.eval_every must not be negative"),
+        (lambda: Config(train=Train(accumulate=3)), "accumulate=3 and batch=16"),
+        (lambda: Config(optim=Optim(warmup=600)), "warmup must be shorter than train.steps"),
+    ],
+)
+def test_rules(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_read_errors(tmp_path):
+    path = tmp_path / "config.json"
+    data = configs.to_dict(Config())
+    path.write_text(json.dumps({**data, "optim": {**data["optim"], "lrr": 1}}))
+    with pytest.raises(UserError, match="Optim does not know: lrr"):
+        configs.read(path)
+    path.write_text(json.dumps({**data, "method": {"class": "Magic"}}))
+    with pytest.raises(UserError, match="Magic"):
+        configs.read(path)
+    path.write_text('{"name": ')
+    with pytest.raises(UserError, match="not readable JSON"):
+        configs.read(path)
+
+
+def test_differences():
+    fst = Config(method=s24.methods.FST(decay=1e-4))
+    assert configs.differences(fst, fst) == []
+    changed = dataclasses.replace(fst, optim=Optim(lr=2e-3), method=s24.methods.FST(decay=2e-4))
+    assert configs.differences(fst, changed) == ["optim.lr: 0.001 -> 0.002", "method.decay: 0.0001 -> 0.0002"]
+    assert "method.class: FST -> Dense" in configs.differences(fst, Config())

@@ -1,0 +1,188 @@
+"""Corpora and batches."""
+
+import collections
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import corpus as corpora
+from experiments import data as datas
+from experiments.config import Data, UserError
+from tests.experiments.conftest import REPOSITORY, write_corpus
+
+
+@pytest.fixture
+def data(shared, config):
+    return config.data
+
+
+def take(iterator, count):
+    return [next(iterator)["tokens"] for _ in range(count)]
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_tokens_are_the_bytes_of_the_files(data, shared):
+    corpus = datas.open_corpus(data)
+    texts = collections.defaultdict(dict)
+    for source in (corpus.train, corpus.validation):
+        for index in range(len(source)):
+            record = source[index]
+            texts[record["path"].decode()][index] = record["text"]
+    files = {path.name: path.read_bytes() for path in (shared / "corpus").iterdir()}
+    assert set(texts) == set(files)
+    for name, parts in texts.items():
+        assert collections.Counter(b"".join(parts.values())) == collections.Counter(files[name])
+        assert all(part in files[name] and len(part) <= corpora.RECORD_BYTES for part in parts.values())
+    tokens = datas.tokens_of({"text": b"ab\xff"})["tokens"]
+    assert tokens.tolist() == [97, 98, 255, datas.SEPARATOR]
+
+
+def test_split_is_by_file_and_does_not_depend_on_other_files():
+    names = [f"file{i}" for i in range(500)]
+    train, validation = corpora.split_by_file(names)
+    assert not set(train) & set(validation) and sorted(train + validation) == sorted(names)
+    assert 10 <= len(validation) <= 45  # 5 % of 500
+    few = corpora.split_by_file(names[:250])
+    assert set(few[0]) <= set(train) and set(few[1]) <= set(validation)
+    assert [len(part) for part in corpora.split_by_file(["a", "b"])] == [1, 1]
+
+
+def test_pieces():
+    text = b"".join(b"x" * n + b"\n" for n in (10, 4000, 300, 9000, 0, 5)) + b"end"
+    parts = list(corpora.pieces(text))
+    assert b"".join(piece for _, piece in parts) == text
+    assert all(text[start : start + len(piece)] == piece for start, piece in parts)
+    assert all(0 < len(piece) <= corpora.RECORD_BYTES for _, piece in parts)
+    assert parts[0][1].endswith(b"\n")
+    assert list(corpora.pieces(b"")) == []
+
+
+def test_order_is_fixed_by_the_seed(data):
+    corpus = datas.open_corpus(data)
+    one, again, other = (take(datas.train_batches(corpus, data, seed), 20) for seed in (0, 0, 1))
+    assert equal(one, again)
+    assert not equal(one, other)
+    assert one[0].shape == (data.batch, data.seq + 1) and one[0].dtype == np.int32
+    validation = [datas.validation_batches(corpus, data, 3) for _ in range(2)]
+    assert equal(*validation) and len(validation[0]) == 3
+
+
+@pytest.mark.parametrize("read", [0, 7, 600])
+def test_position_can_be_saved(data, read):
+    """Also before the first record is used up, and in a later window of the shuffle."""
+    corpus = datas.open_corpus(data)
+    iterator = datas.train_batches(corpus, data, 0)
+    take(iterator, read)
+    state = iterator.get_state()
+    expected = take(iterator, 30)
+    fresh = datas.train_batches(corpus, data, 0)
+    take(fresh, 2)
+    fresh.set_state(state)
+    assert equal(take(fresh, 30), expected)
+
+
+def test_processes_read_different_records(data):
+    corpus = datas.open_corpus(data)
+    seen = []
+    for index in range(2):
+        stream = datas.sequences(corpus.train, data, 0, repeat=False, shard=(index, 2))
+        seen.append({tuple(item["tokens"]) for item in stream})
+    assert seen[0] and seen[1] and not seen[0] & seen[1]
+
+
+def test_prepared_once_and_anew_when_files_change(tmp_path):
+    write_corpus(tmp_path / "text", files=3)
+    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), seq=16, batch=2)
+    first = corpora.prepare(data)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    assert corpora.prepare(data).data_dir == first.data_dir
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    (tmp_path / "text" / "new.txt").write_text("something else\n")
+    assert corpora.prepare(data).data_dir != first.data_dir
+    assert first.info.file_format.value == "array_record"
+
+
+def test_lost_records_are_noticed(data, monkeypatch):
+    builder = corpora.prepare(data)
+    source = builder.as_data_source("train")
+    monkeypatch.setattr(type(builder), "as_data_source", lambda self, split: [source[0]])
+    with pytest.raises(UserError, match="records, not"):
+        datas.open_corpus(data)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no non-empty file that matches"),
+        ({"a.txt": "", "b.txt": ""}, "no non-empty file that matches"),
+        ({"a.bin": "x", "b.bin": "y"}, r"matches \*.txt, \*.md"),
+        ({".hidden/a.txt": "x", ".b.txt": "y"}, "no non-empty file that matches"),
+        ({"a.txt": "x"}, r"one file that matches .*\(a.txt\).*by file"),
+    ],
+)
+def test_empty_corpus(tmp_path, files, message):
+    for name, text in files.items():
+        path = tmp_path / "text" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "text").mkdir(exist_ok=True)
+    with pytest.raises(UserError, match=message):
+        corpora.prepare(Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
+    assert not (tmp_path / "data").exists()
+
+
+def test_patterns(tmp_path):
+    write_corpus(tmp_path / "text", files=2)
+    for path in (tmp_path / "text").iterdir():
+        path.rename(path.with_suffix(".tex"))
+    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), patterns=("*.tex",))
+    assert set(corpora.prepare(data).info.splits) == {"train", "validation"}
+
+
+def test_statistics():
+    # "abab...": one bit alone, nothing left once the byte before is known.
+    record = [{"text": b"ab" * 1000}]
+    found = datas.statistics(record)
+    assert found["bytes"] == 2000 and found["records"] == 1
+    assert found["order0_nats"] == pytest.approx(math.log(2))
+    assert found["order1_nats"] == pytest.approx(0, abs=1e-9)
+    uniform = [{"text": np.random.default_rng(0).integers(0, 4, 200_000).astype(np.uint8).tobytes()}]
+    assert datas.statistics(uniform)["order1_nats"] == pytest.approx(math.log(4), rel=1e-3)
+
+
+def test_standard_library_without_tensorflow(tmp_path):
+    code = (
+        "import sys; from experiments import data; from experiments.config import Data\n"
+        f"d = Data(root={str(tmp_path)!r}); c = data.open_corpus(d)\n"
+        "next(data.train_batches(c, d, 0)); data.validation_batches(c, d, 2)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "print(c.statistics['bytes'], c.statistics['order1_nats'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    size, order1 = map(float, result.stdout.split())
+    assert size > 1e6 and 2.0 < order1 < 3.0
+    assert "ownload" not in result.stdout + result.stderr
+
+
+def test_standard_library_leaves_out_packages_and_tests():
+    folder = corpora.Path(corpora.sysconfig.get_paths()["stdlib"])
+    files = corpora.stdlib_files(folder)
+    assert "argparse.py" in files
+    assert not [file for file in files if corpora.STDLIB_WITHOUT & set(file.split("/"))]
+    with pytest.raises(UserError, match=r"--data\.corpus FOLDER"):
+        corpora.stdlib_files(folder / "site-packages" / "nothing")
+
+
+def test_batch_must_suit_devices_and_processes(data):
+    corpus = datas.open_corpus(data)
+    small = dataclasses.replace(corpus, train=[])
+    with pytest.raises(UserError, match="too few for 1 processes"):
+        datas.train_batches(small, data, 0)

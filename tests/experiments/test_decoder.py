@@ -1,0 +1,140 @@
+"""Properties of the language model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config, Model
+from experiments.models import decoder
+from experiments.step import loss_of
+
+VOCABULARY = 11
+METHODS = (s24.methods.Dense(), s24.methods.STE(), s24.methods.FST())
+
+
+def build(method=s24.methods.Dense(), seed=0, **model):  # noqa: B008
+    shape = {"layers": 2, "d": 16, "f": 32, "heads": 2, **model}
+    return decoder.create(Config(model=Model(**shape), method=method, seed=seed), VOCABULARY)
+
+
+def tokens(length=12, batch=4, seed=0):
+    return jnp.array(np.random.default_rng(seed).integers(0, VOCABULARY, (batch, length)), jnp.int32)
+
+
+def params_of(model):
+    return nnx.state(model, nnx.Param)
+
+
+def gradient(model, batch):
+    """Loss and gradients, as the training step takes them."""
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    return jax.jit(jax.value_and_grad(lambda p: loss_of(nnx.merge(graphdef, p, rest), batch)))(params)
+
+
+@pytest.mark.parametrize(
+    ("method", "ffn"),
+    [
+        (METHODS[0], "squared_relu"),
+        (METHODS[1], "swiglu"),
+        (METHODS[2], "squared_relu"),
+        (METHODS[2], "swiglu"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_causal_by_gradient(method, ffn):
+    """The logits at position t depend on the embeddings of all positions 0..t and on no other."""
+    model = build(method, ffn=ffn)
+    x_BLd = jax.random.normal(jax.random.key(0), (1, 8, 16))
+    model.embedding = lambda x: x  # the probe enters where embeddings do
+    model.embedding.attend = lambda x: x
+
+    influence = jax.jit(jax.grad(lambda x, t: (model(x)[0, t] ** 2).sum()))
+    for t in (0, 3, 7):
+        size = abs(influence(x_BLd, t)[0]).sum(-1)
+        assert (size[: t + 1] > 0).all()
+        assert (size[t + 1 :] == 0).all()
+
+
+@pytest.mark.parametrize("method", METHODS[::2], ids=lambda m: type(m).__name__)
+def test_scan_equals_unrolled(method):
+    unrolled, scanned = build(method), build(method, scan=True)
+    batch = tokens()
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, unrolled.blocks))
+    for one, other in zip(jax.tree.leaves(stacked), jax.tree.leaves(nnx.state(scanned.blocks)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for model in (unrolled, scanned):
+        s24.refresh(model, step=3)
+    (loss, grads), (loss_scan, grads_scan) = gradient(unrolled, batch), gradient(scanned, batch)
+    np.testing.assert_allclose(loss, loss_scan, rtol=1e-6)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads["blocks"].values())
+    leaves = zip(jax.tree.leaves(stacked), jax.tree.leaves(grads_scan["blocks"]), strict=True)
+    for one, other in leaves:
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_remat_changes_nothing():
+    method = s24.methods.FST()
+    (loss, grads), (loss_remat, grads_remat) = (
+        gradient(build(method, scan=True, remat=remat), tokens()) for remat in (False, True)
+    )
+    np.testing.assert_allclose(loss, loss_remat, rtol=1e-6)
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(grads_remat), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_methods_start_from_the_same_parameters():
+    states = [params_of(build(method)) for method in METHODS]
+    for other in states[1:]:
+        jax.tree.map(np.testing.assert_array_equal, states[0], other)
+    leaves = zip(jax.tree.leaves(states[0]), jax.tree.leaves(params_of(build(seed=1))), strict=True)
+    assert any((a != b).any() for a, b in leaves)
+
+
+def test_rotary_positions_are_relative():
+    q, k = jax.random.normal(jax.random.key(1), (2, 1, 1, 1, 8))
+    q, k = (jnp.broadcast_to(x, (1, 10, 1, 8)) for x in (q, k))
+    scores = jnp.einsum("blhd,bmhd->lm", decoder.rotate(q), decoder.rotate(k))
+    for offset in (-2, 0, 3):
+        diagonal = np.diagonal(scores, offset)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(decoder.rotate(q)[0, 0], q[0, 0])
+    np.testing.assert_allclose(
+        jnp.linalg.norm(decoder.rotate(q), axis=-1), jnp.linalg.norm(q, axis=-1), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_head(tied):
+    model = build(tied=tied)
+    assert hasattr(model, "head") is not tied
+    assert model(tokens()).shape == (4, 12, VOCABULARY)
+    loss, grads = gradient(model, tokens())
+    assert abs(float(loss) - np.log(VOCABULARY)) < 1.0
+    assert all((abs(g) > 0).any() for g in jax.tree.leaves(grads))
+
+
+def test_bfloat16_products_float32_parameters_and_logits():
+    half, full = build(dtype="bfloat16"), build()
+    assert {x.dtype for x in jax.tree.leaves(params_of(half))} == {jnp.dtype("float32")}
+    assert half(tokens()).dtype == jnp.float32
+    np.testing.assert_allclose(half(tokens()), full(tokens()), atol=0.1)
+
+
+def test_dense_mode_is_the_dense_model():
+    sparse, dense = build(s24.methods.FST()), build()
+    assert abs(sparse(tokens()) - dense(tokens())).max() > 1e-3
+    s24.nn.set_sparse(sparse, False)
+    np.testing.assert_array_equal(sparse(tokens()), dense(tokens()))
+
+
+def test_config_reaches_the_layers():
+    model = build(s24.methods.FST(decay=3e-4), ffn="swiglu", f=24, layers=3)
+    layers = s24.nn.sparse_layers(model)
+    assert len(layers) == 9
+    assert {layer.method for _, layer in layers} == {s24.methods.FST(decay=3e-4)}
+    assert dataclasses.asdict(model.model)["f"] == 24

@@ -1,0 +1,168 @@
+"""The compiled training step and its parts."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config, Data, Model, Optim, Train, UserError
+from experiments.monitor import Monitor, ffn_kernels
+from experiments.optimiser import decayed, learning_rate, optimiser
+from experiments.step import Program
+
+NOISELESS = s24.methods.FST(mvue=None, refresh_every=3)
+
+
+def small(method=s24.methods.Dense(), **train):  # noqa: B008
+    return Config(
+        model=Model(layers=2, d=16, f=32, heads=2, scan=True),
+        data=Data(seq=16, batch=8),
+        optim=Optim(warmup=1),
+        train=Train(steps=20, **train),
+        method=method,
+    )
+
+
+def batch(seed=0, sequences=8, length=17):
+    return np.random.default_rng(seed).integers(0, 256, (sequences, length)).astype(np.int32)
+
+
+@functools.cache
+def program_of(config):
+    """One program, hence one compilation, for all tests that use a config."""
+    return Program(config)
+
+
+@functools.cache
+def _initial(program):
+    return program.initial_state()
+
+
+def initial_state(program):
+    """A copy that a step may consume."""
+    return jax.tree.map(jnp.copy, _initial(program))
+
+
+def advance(program, state, tokens, sparse):
+    return program.step(sparse)(state, program.batch(tokens))
+
+
+def test_accumulation_is_the_whole_batch():
+    """Without noise, two micro-batches give the update of one batch, up to rounding."""
+    results = []
+    for parts in (1, 2):
+        program = program_of(small(NOISELESS, accumulate=parts))
+        state = initial_state(program)
+        for seed in range(3):
+            state, metrics = advance(program, state, batch(seed), True)
+        results.append((state["params"], metrics["loss"], metrics["grad_norm"]))
+    for one, other in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5)
+
+
+def test_every_micro_batch_draws_its_own_noise(monkeypatch):
+    """The loss of micro-batch i sees keys folded with i; the keys that are kept are not folded."""
+    program, folded, fold = program_of(small(s24.methods.FST(), accumulate=2)), [], s24.nn.fold_key
+    monkeypatch.setattr(s24.nn, "fold_key", lambda state, index: folded.append(index) or fold(state, index))
+    state = program.abstract_state()
+    tokens = jax.ShapeDtypeStruct((2, 4, 17), jnp.int32)
+    jaxpr = str(jax.make_jaxpr(program._step(program.graphdefs[True], True))(state, tokens))
+    assert len(folded) == 1 and isinstance(
+        folded[0], jax.core.Tracer
+    )  # traced once, in the scan over micro-batches
+    assert "random_fold_in" in jaxpr
+
+
+def test_masks_refresh_at_multiples_of_optimiser_steps():
+    program = program_of(small(NOISELESS, accumulate=2))
+    state, masks = initial_state(program), []
+    for seed in range(7):
+        state, _ = advance(program, state, batch(seed), True)
+        leaves = jax.tree_util.tree_leaves_with_path(state["sparse"])
+        masks.append([np.asarray(leaf) for path, leaf in leaves if "mask" in jax.tree_util.keystr(path)])
+    pairs = itertools.pairwise(masks)
+    changed = [any((a != b).any() for a, b in zip(*pair, strict=True)) for pair in pairs]
+    assert changed == [False, False, True, False, False, True]  # at steps 3 and 6
+
+
+def test_dense_phase_touches_neither_masks_nor_decay():
+    """In the dense phase the step is that of the dense method, bit for bit."""
+    programs = [program_of(small(method)) for method in (s24.methods.FST(decay=1.0), s24.methods.Dense())]
+    results = []
+    for program in programs:
+        state = initial_state(program)
+        for seed in range(2):
+            state, _ = advance(program, state, batch(seed), False)
+        results.append(state["params"])
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_masked_decay_acts_after_clipping_and_before_adam():
+    """With a zero gradient, the first moment holds the decay of the pruned weights and nothing else."""
+    config = small(s24.methods.FST(decay=0.5))
+    program = program_of(config)
+    state = initial_state(program)
+    model = nnx.merge(program.graphdefs[True], state["params"], state["sparse"])
+    s24.refresh(model)
+    grads = jax.tree.map(jnp.zeros_like, state["params"])
+    masks = s24.nn.masks(model)
+    _, opt = jax.jit(optimiser(config).update)(grads, state["opt"], state["params"], masks=masks)
+    moments = ffn_kernels(optax.tree.get(opt, "mu"))
+    kernels = ffn_kernels(state["params"])
+    masks = [s24.transposable_mask24(w) for w in kernels]
+    assert len(moments) == 2
+    for moment, w, mask in zip(moments, kernels, masks, strict=True):
+        np.testing.assert_allclose(moment, 0.1 * 0.5 * jnp.where(mask, 0, w), rtol=1e-5, atol=1e-9)
+
+
+def test_weight_decay_spares_the_norms():
+    config = small()
+    params = initial_state(program_of(config))["params"]
+    named = jax.tree_util.tree_leaves_with_path(decayed(params))
+    spared = {str(path[-2].key) for path, flag in named if not flag}
+    assert spared == {"scale"}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_learning_rate(schedule):
+    optim = Optim(lr=1e-2, final=0.1, warmup=10, schedule=schedule, decay_share=0.25)
+    rate = np.array([float(learning_rate(optim, 100)(step)) for step in range(101)])
+    assert rate[0] == 0 and rate[10] == pytest.approx(1e-2) and rate[100] == pytest.approx(1e-3)
+    assert (np.diff(rate[:11]) > 0).all() and (np.diff(rate[10:]) <= 1e-9).all()
+    if schedule == "wsd":
+        np.testing.assert_allclose(rate[10:76], 1e-2, rtol=1e-6)
+        assert rate[80] < 1e-2
+
+
+@pytest.mark.parametrize("method", [s24.methods.Dense(), s24.methods.FST()])
+def test_monitor(method):
+    program, monitor = program_of(small(method)), Monitor(method)
+    params = initial_state(program)["params"]
+    kernels = ffn_kernels(params)
+    masks = monitor.masks(params)
+    assert [mask.shape for mask in masks] == [w.shape for w in kernels] == [(2, 32, 16), (2, 16, 32)]
+    same = monitor.compare(masks, masks, masks, params)
+    assert same["flip_rate"] == 0
+    flipped = [masks[0].at[0, 0].set(~masks[0][0, 0]), masks[1]]
+    moved = monitor.compare(masks, flipped, masks, params)
+    assert float(moved["flip_rate"]) == pytest.approx(16 / sum(w.size for w in kernels))
+    kept = sum(float(abs(w[m]).sum()) for w, m in zip(kernels, masks, strict=True))
+    total = sum(float(abs(w).sum()) for w in kernels)
+    assert float(same["kept_share"]) == pytest.approx(kept / total, rel=1e-5)
+
+
+def test_errors_come_before_any_work():
+    with pytest.raises(UserError, match=r"This model cannot be built: .*30.*multiple of 4"):
+        config = small(s24.methods.FST())
+        Program(dataclasses.replace(config, model=dataclasses.replace(config.model, f=30)))
+    with pytest.raises(UserError, match=r"This training step cannot be built: .*multiple of 4"):
+        config = small(s24.methods.FST())
+        odd = dataclasses.replace(config, data=Data(seq=15, batch=3))
+        Program(odd).step(True)

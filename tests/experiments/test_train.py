@@ -1,0 +1,247 @@
+"""Whole runs: what they write, how they stop and resume, what is made of them."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments import config as configs
+from experiments import evaluate, generate, report, rundir
+from experiments.config import UserError
+from experiments.train import Diverged, train
+from tests.experiments.conftest import REPOSITORY, python
+
+
+def rows(out, kind):
+    return [row for row in rundir.read_metrics(out) if row["kind"] == kind]
+
+
+def without_speed(row):
+    return {key: value for key, value in row.items() if key not in ("steps_per_s", "tokens_per_s")}
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of the finished run that a test may damage."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_what_a_run_leaves(finished, config):
+    assert configs.read(finished / "config.json") == config
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {"python", "devices", "packages", "command"} <= set(environment)
+    training = rows(finished, "train")
+    assert [row["step"] for row in training] == list(range(12))
+    assert [row["phase"] for row in training] == ["sparse"] * 9 + ["dense"] * 3
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in training)
+    assert training[0]["lr"] == 0 and training[2]["lr"] == pytest.approx(1e-3)
+    assert all(row["tokens_per_s"] > 0 for row in training[1:])
+    assert [row["step"] for row in rows(finished, "monitor")] == [0, 3, 6, 9]
+    assert all(
+        0 <= row["flip_rate"] <= 1 and 0.5 < row["kept_share"] <= 1 for row in rows(finished, "monitor")
+    )
+    assert [row["step"] for row in rows(finished, "eval")] == [5, 10, 12]
+    assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["10", "12", "5"]
+
+
+def test_resume_in_a_new_process_is_bit_exact(finished, copy, shared):
+    """From step 5 to the end: across refreshes at 6 and 8 and the switch to the dense phase at 9."""
+    for step in ("10", "12"):
+        shutil.rmtree(copy / "checkpoints" / step)
+    result = python("experiments.launch", shared / "tiny.py", "--out", copy, "--resume")
+    assert result.returncode == 0, result.stderr
+    for step in (10, 12):
+        states = [evaluate.load_state(out, step)[3] for out in (finished, copy)]
+        for (path, one), other in zip(
+            jax.tree_util.tree_leaves_with_path(states[0]), jax.tree.leaves(states[1]), strict=True
+        ):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
+        position = "checkpoints/{}/data/process_0-of-1.json".format(step)  # noqa: UP032
+        assert json.loads((finished / position).read_text()) == json.loads((copy / position).read_text())
+    for kind in ("train", "monitor", "eval"):
+        one, other = ([without_speed(row) for row in rows(out, kind)] for out in (finished, copy))
+        assert one == other
+    assert [row["event"] for row in rows(copy, "event")] == ["start", "resume"]
+
+
+def test_resume_of_a_complete_run_changes_nothing(copy, config):
+    before = rows(copy, "train")
+    result = train(config, copy, resume=True, show=False)
+    assert result.finished and result.step == 12
+    assert rows(copy, "train") == before
+
+
+def test_resume_without_a_checkpoint_starts_anew(copy, config, finished):
+    shutil.rmtree(copy / "checkpoints")
+    short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3, checkpoint_every=0))
+    configs.write(short, copy / "config.json")
+    assert train(short, copy, resume=True, show=False).finished
+    losses = [[row["loss"] for row in rows(out, "train")][:2] for out in (copy, finished)]
+    assert len(rows(copy, "train")) == 3 and losses[0] == losses[1]
+
+
+def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments.launch", str(shared / "tiny.py"), "--out", str(out)]
+    command += ["--train.steps", "100000", "--train.eval-every", "0", "--train.checkpoint-every", "0"]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.time() + 200
+        while time.time() < deadline and not (
+            (out / "metrics.jsonl").exists() and len(rows(out, "train")) > 5
+        ):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        printed, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    (saved,) = [int(path.name) for path in (out / "checkpoints").iterdir()]
+    assert f"saved at step {saved}" in printed and "--resume" in printed
+    assert len(rows(out, "train")) == saved
+    assert int(evaluate.load_state(out)[3]["step"]) == saved
+
+
+def test_truncated_checkpoint(copy):
+    for file in (copy / "checkpoints" / "12" / "state").rglob("d/*"):
+        os.truncate(file, file.stat().st_size // 2)
+    result = python("experiments.evaluate", copy)
+    assert result.returncode == 2
+    assert "checkpoints/12 cannot be read" in result.stderr and "continue from step 10" in result.stderr
+    assert "Traceback" not in result.stderr
+    shutil.rmtree(copy / "checkpoints" / "12")
+    assert evaluate.load_state(copy)[2] == 10
+
+
+def test_checkpoint_of_another_model(copy, config):
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, f=64))
+    configs.write(wider, copy / "config.json")
+    with pytest.raises(
+        UserError, match=r"params/blocks/0/ffn/down/kernel is \(32, 16\) .* there, \(64, 16\)"
+    ):
+        evaluate.load_state(copy)
+    configs.write(dataclasses.replace(config, method=s24.methods.Dense()), copy / "config.json")
+    with pytest.raises(UserError, match=r"sparse/blocks/0/ffn/down/key is \(2,\) uint32 there, absent"):
+        evaluate.load_state(copy)
+
+
+def test_missing_folders(tmp_path, copy):
+    with pytest.raises(UserError, match="There is no folder"):
+        evaluate.load_state(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        evaluate.load_state(tmp_path / "empty")
+    with pytest.raises(UserError, match=r"no checkpoint of step 7; it has \[5, 10, 12\]"):
+        evaluate.load_state(copy, 7)
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoints yet"):
+        evaluate.load_state(copy)
+
+
+def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
+    wild = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, lr=1e30, clip=1e30, weight_decay=0.0, warmup=0),
+        train=dataclasses.replace(config.train, monitor_every=0, eval_every=0),
+        method=s24.methods.Dense(),
+    )
+    with pytest.raises(Diverged, match="The loss became nan at step") as error:
+        train(wild, tmp_path / "run", show=False)
+    assert "--optim.lr" in str(error.value)
+    assert rows(tmp_path / "run", "train")[-1]["loss"] is None
+    assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
+
+
+def test_evaluate_prints_both_losses(finished, capsys):
+    evaluate.main([str(finished), "--batches", "2"])
+    printed = capsys.readouterr().out
+    last = rows(finished, "eval")[-1]
+    assert f"dense   {last['dense']:.4f} nats" in printed
+    assert f"sparse  {last['sparse']:.4f} nats" in printed
+    assert "order-1" in printed
+
+
+def test_generate(finished, capsys):
+    arguments = [str(finished), "--prompt", "abc", "--tokens", "50", "--seed"]
+    texts = []
+    for seed in ("1", "1", "2"):
+        generate.main([*arguments, seed])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert all(text.startswith("abc") for text in texts)
+    with pytest.raises(SystemExit) as stop:
+        generate.main([str(finished), "--tokens", "0"])
+    assert stop.value.code == 2 and "--tokens must be positive" in capsys.readouterr().err
+
+
+def test_generation_looks_back_as_far_as_the_model_can(finished):
+    """Greedy bytes are the likeliest given the last `seq` tokens, also once the window is full."""
+    _config, program, _, state = evaluate.load_state(finished)
+    made = generate.generate(
+        program.graphdefs[False],
+        state["params"],
+        state["sparse"],
+        b"x" * 30,
+        length=32,
+        tokens=6,
+        temperature=0.0,
+        seed=0,
+    )
+    from flax import nnx
+
+    model = nnx.merge(program.graphdefs[False], state["params"], state["sparse"])
+    context = [256, *b"x" * 30]
+    for byte in made[30:]:
+        logits = model(np.array([context[-32:]], np.int32))[0, -1]
+        likeliest = int(logits.argmax())
+        assert byte == (0x0C if likeliest == 256 else likeliest)
+        context.append(likeliest)
+
+
+def test_report(finished, copy, tmp_path):
+    pytest.importorskip("matplotlib")
+    table = report.write_report([finished, copy], tmp_path / "report", extra="more")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert table in text and "![loss.png](loss.png)" in text and text.endswith("more")
+    last = rows(finished, "eval")[-1]
+    assert f"{last['dense']:.3f}" in table and f"{last['dense'] / math.log(2):.3f}" in table
+    assert "Order-1 byte entropy" in table and "12/12" in table
+    header, rule, *body = [line for line in table.split("\n") if line.startswith("|")]
+    assert len({line.count("|") for line in (header, rule, *body)}) == 1
+    for name in ("loss.png", "flip_rate.png"):
+        assert (tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_an_unfinished_run(copy, tmp_path):
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # a crash cut the last line
+    assert "1/12" in report.write_report([copy], tmp_path / "report")
+    (copy / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"has no metrics\.jsonl"):
+        report.write_report([copy], tmp_path / "report")
+
+
+def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "experiments.plots", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        report.main([str(finished), "--out", str(tmp_path / "report")])
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert "pip install '.[plots]'" in errors and "12/12" in errors
+    assert "12/12" in (tmp_path / "report" / "report.md").read_text()
