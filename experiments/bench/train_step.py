@@ -42,7 +42,7 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
 class Steps:
     """Optimiser steps of one method, one a call; `metrics` are those of the first two."""
 
-    def __init__(self, config: Config, implementation: str | None):
+    def __init__(self, config: Config, implementation: str | None, initial=None):
         self.config = config
         self.program = StepProgram(config)
         if implementation is not None:
@@ -52,11 +52,12 @@ class Steps:
         data = config.data
         tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
         self.tokens = self.program.batch(tokens)
+        self.initial = jax.device_get(self.program.initial_state()) if initial is None else initial
         self.metrics = self.first_two()
 
     def first_two(self) -> list:
         """Loss and gradient norm of the first two steps from the initial state; later calls go on."""
-        self.state = self.program.initial_state()
+        self.state = jax.device_put(self.initial, self.program.replicated)
         return [jax.device_get(self()) for _ in range(2)]
 
     def __call__(self):
@@ -98,7 +99,7 @@ def verdict(steps: Steps, dtype: str, case: Case) -> str:
     if not all(math.isfinite(value) for metrics in steps.metrics for value in metrics.values()):
         return "wrong"
     if steps.sparse:
-        truth = Steps(steps.config, "reference").metrics
+        truth = Steps(steps.config, "reference", steps.initial).metrics
         near = check.tolerance(dtype, max(case))
         # Random draws differ where gradients differ by rounding; they enter norms with their squares.
         near = check.drawn(near) if steps.config.method.stochastic else near
