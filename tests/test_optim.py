@@ -157,9 +157,19 @@ def test_pruned_weights_are_drawn_to_zero_without_a_gradient():
     assert np.abs(params["kernel"][0, 1:]).max() < 0.1
 
 
-def test_masks_pass_through_multi_steps_and_named_chains():
-    """Wrappers that hand extra arguments on, as experiments use them."""
+def test_masks_pass_through_a_named_chain():
     named = optax.named_chain(("decay", s24.optim.masked_decay(0.1)), ("sgd", optax.sgd(1.0)))
     got, _ = named.update(G, named.init(W), W, masks=M)
     for name in G:
         np.testing.assert_array_equal(got[name], -decayed(0.1, G[name], W[name], M[name]))
+
+
+def test_accumulated_gradients_are_decayed_once():
+    """Inside MultiSteps the pull is added to the mean of the micro-batches, not to each."""
+    tx = optax.MultiSteps(optax.chain(s24.optim.masked_decay(0.5), optax.sgd(1.0)), every_k_schedule=2)
+    state = tx.init(W)
+    nothing, state = tx.update(jax.tree.map(lambda g: 3 * g, G), state, W, masks=M)
+    got, _ = tx.update(G, state, W, masks=M)
+    jax.tree.map(lambda u: np.testing.assert_array_equal(u, np.zeros_like(u)), nothing)
+    for name in G:
+        np.testing.assert_allclose(got[name], -decayed(0.5, 2 * G[name], W[name], M[name]), rtol=1e-6)

@@ -56,7 +56,11 @@ def inputs(*shape, seed=0):
 def arrays(tree) -> dict:
     """Flat {path: numpy array} of a state, or of a module."""
     state = nnx.state(tree) if isinstance(tree, nnx.Module) else tree
-    return {path: np.asarray(v[...]) for path, v in nnx.to_flat_state(state)}
+    words = {
+        path: jax.random.key_data(v[...]) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v[...]
+        for path, v in nnx.to_flat_state(state)
+    }
+    return {path: np.asarray(v) for path, v in words.items()}
 
 
 def assert_same(got, want):

@@ -324,7 +324,8 @@ def test_fold_key_changes_the_noise_and_only_that(traced):
 def test_fold_key_leaves_other_variables_named_key_alone():
     class Attention(nnx.Module):
         def __init__(self, rngs):
-            self.key = nnx.Linear(d, d, rngs=rngs)
+            self.key = nnx.Param(jnp.zeros((2,), jnp.uint32))
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)  # holds an RngKey called key
             self.out = s24.nn.Linear(d, d, method=FST, rngs=rngs)
 
     model = Attention(nnx.Rngs(0))
