@@ -48,8 +48,8 @@ def translation_units():
         yield CPU / f"{name}.cc", "handlers", flags
     for isa, arch in VARIANTS.items():
         for names, contract in ((PRODUCERS, "off"), (PRODUCTS, "fast")):
-            for name in names:
-                yield CPU / f"{name}.cc", isa, [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+            flags = [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+            yield from ((CPU / f"{name}.cc", isa, flags) for name in names)
 
 
 class BuildNative(build_ext):

@@ -131,7 +131,7 @@ def _adversarial_bits(dtype, shape):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [(8, 44, 70), (3, 264, 3), (5, 36, 1)])
 def test_kernels_of_every_isa_agree(isa, shape, dtype):
-    """The reference defines the bits; all instruction sets give them, whatever the axis and the remainders."""
+    """The reference defines the bits; all instruction sets give them, whatever the remainders."""
     x = _adversarial_bits(dtype, shape)
     key = jnp.asarray([7, 24], jnp.uint32)
     like = jax.ShapeDtypeStruct(shape, x.dtype)

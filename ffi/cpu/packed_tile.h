@@ -17,15 +17,27 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
   const int64_t groups = g.len / 4, lane_blocks = ceil_div(g.inner, kPackTileLanes);
   const int64_t group_blocks = ceil_div(groups, kPackTileGroups);
   PackTile t;
-  t.q0 = unit % group_blocks * kPackTileGroups;
+  // Neighbours along inner come first: they continue the same rows of the dense array.
+  t.q0 = unit / lane_blocks % group_blocks * kPackTileGroups;
   t.q1 = t.q0 + kPackTileGroups < groups ? t.q0 + kPackTileGroups : groups;
-  t.i0 = unit / group_blocks % lane_blocks * kPackTileLanes;
+  t.i0 = unit % lane_blocks * kPackTileLanes;
   t.n = g.inner - t.i0 < kPackTileLanes ? g.inner - t.i0 : kPackTileLanes;
-  t.outer = unit / group_blocks / lane_blocks;
+  t.outer = unit / lane_blocks / group_blocks;
   return t;
 }
 
 static_assert(kPackTileLanes == kLanes && kPackTileGroups == 16 && kPackGroups % kLanes == 0, "unit sizes");
+
+// Asks for the cache lines of group k of tile t, in an array of elements of `size` bytes (for writing: kWrite). Rows are
+// far apart, which hardware prefetchers do not follow.
+template <bool kWrite>
+S24_HD void prefetch_group(const void* dense, int64_t size, const Groups& g, const PackTile& t, int64_t k) {
+  const int64_t row = (t.outer * (g.len / 4) + t.q0 + k) * 4;
+  for (int j = 0; j < 4; ++j) {
+    const char* p = static_cast<const char*>(dense) + ((row + j) * g.inner + t.i0) * size;
+    for (int64_t b = 0; b < t.n * size; b += 64) __builtin_prefetch(p + b, kWrite);
+  }
+}
 
 // The packed form of one tile, twice: rows of lanes, as kernels compute it, and one line per lane, as memory holds it.
 template <class B>

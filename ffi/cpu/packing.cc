@@ -137,8 +137,9 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   uint8_t nibbles[kLanes] = {};
   PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
-    const PackTile t = pack_tile(a.groups, unit);
+    const PackTile t = pack_tile(a.groups, unit), next = pack_tile(a.groups, unit + 1 < end ? unit + 1 : unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
+    Bits* values = static_cast<Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0;
     uint8_t* metadata = a.metadata + row0 * bytes + t.q0 / 2;
     if (kOp == PackOp::kGather) {
       packed.load_metadata(metadata, bytes, t.n, count);
@@ -150,6 +151,8 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
     }
     for (int64_t k = 0; k < count; ++k) {
       const int64_t at = (t.outer * groups + t.q0 + k) * inner + t.i0;
+      prefetch_group<false>(a.dense, sizeof(Bits), a.groups, next, k);
+      for (int64_t l = 4 * k; l < 4 * k + 4 && l < t.n; ++l) __builtin_prefetch(values + l * 2 * groups, 1);
       load_quads(static_cast<const Bits*>(a.dense), a.groups, at, t.n, in);
       if (kOp == PackOp::kMasked) load_quads(a.mask, a.groups, at, t.n, mask);
       if (kOp == PackOp::kGather) packed.get_nibbles(k, nibbles);
@@ -157,7 +160,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
       packed.put(k, pairs, nibbles);
     }
     packed.rows_to_lines();
-    packed.store_values(static_cast<Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0, 2 * groups, t.n, count);
+    packed.store_values(values, 2 * groups, t.n, count);
     if (kOp != PackOp::kGather) packed.store_metadata(metadata, bytes, t.n, count);
   }
 }
