@@ -58,6 +58,8 @@ def train(
         start, state = 0, None
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
+            if start == config.train.steps:
+                return Result(out, start, True, {})
             state = checkpoints.restore(start, program.abstract_state(), iterator)
         rundir.truncate_metrics(out, start)
         state = program.initial_state() if state is None else state

@@ -82,15 +82,6 @@ def test_resume_of_a_complete_run_changes_nothing(copy, config):
     assert rows(copy, "train") == before
 
 
-def test_resume_without_a_checkpoint_starts_anew(copy, config, finished):
-    shutil.rmtree(copy / "checkpoints")
-    short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3, checkpoint_every=0))
-    configs.write(short, copy / "config.json")
-    assert train(short, copy, resume=True, show=False).finished
-    losses = [[row["loss"] for row in rows(out, "train")][:2] for out in (copy, finished)]
-    assert len(rows(copy, "train")) == 3 and losses[0] == losses[1]
-
-
 def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "experiments.launch", str(shared / "tiny.py"), "--out", str(out)]
@@ -160,11 +151,14 @@ def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
         train=dataclasses.replace(config.train, monitor_every=0, eval_every=0),
         method=s24.methods.Dense(),
     )
-    with pytest.raises(Diverged, match="The loss became nan at step") as error:
-        train(wild, tmp_path / "run", show=False)
-    assert "--optim.lr" in str(error.value)
-    assert rows(tmp_path / "run", "train")[-1]["loss"] is None
-    assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
+    for resume in (False, True):  # without a checkpoint, resuming starts anew and replaces the old rows
+        with pytest.raises(Diverged, match="The loss became nan at step") as error:
+            train(wild, tmp_path / "run", show=False, resume=resume)
+        assert "--optim.lr" in str(error.value)
+        training = rows(tmp_path / "run", "train")
+        assert [row["step"] for row in training] == list(range(len(training)))
+        assert training[-1]["loss"] is None and all(row["loss"] for row in training[:-1])
+        assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
 
 
 def test_evaluate_prints_both_losses(finished, capsys):
