@@ -31,18 +31,22 @@ TILES = _valid_tiles()  # 90 tuples (pair of row 0, ..., pair of row 3)
 
 def as_array(op: str, name: str, x) -> jax.Array:
     """`x` as a JAX array; raises TypeError if it is not one or not of a supported floating dtype."""
-    if not hasattr(x, "dtype") and not isinstance(x, (list, tuple, float, int)):
+    if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}.")
     x = jnp.asarray(x)
     check_dtype(op, name, x.dtype)
     return x
 
 
+def _converts(x) -> bool:
+    return hasattr(x, "dtype") and (hasattr(x, "__array__") or hasattr(x, "__jax_array__"))
+
+
 def check_dtype(op: str, name: str, dtype) -> None:
     if dtype not in FLOATS and dtype != jnp.float64:
         supported = ", ".join(jnp.dtype(d).name for d in FLOATS)
         raise TypeError(
-            f"{op}: {name} has dtype {jnp.dtype(dtype).name}; supported are {supported} "
+            f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {supported} "
             f"(and float64 with jax_enable_x64, by the reference implementation). Cast it first."
         )
 

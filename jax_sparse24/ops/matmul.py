@@ -9,8 +9,8 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import packed_pays, run
-from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops._choose import choose, packed_pays, run
+from jax_sparse24.ops.pack import check_packed, gather24
 
 
 def matmul(a, b, *, implementation: str | None = None, preferred_element_type=None) -> jax.Array:
@@ -32,14 +32,15 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
         raise TypeError(
             "matmul: both operands are packed; sparse hardware takes one. Call todense() on either."
         )
-    a = a if isinstance(a, Packed24) else patterns.as_array("matmul", "a", a)
-    b = b if isinstance(b, Packed24) else patterns.as_array("matmul", "b", b)
+    a, b = _operand("a", a), _operand("b", b)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"matmul: shapes {a.shape} and {b.shape} do not multiply; need (..., M, K) and (..., K, N)."
         )
     if a.ndim > 2 and b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"matmul: leading dimensions differ: {a.shape} and {b.shape}.")
+    if implementation is not None:  # two dense operands are no reason to accept a name that cannot run
+        choose("matmul", jnp.promote_types(a.dtype, b.dtype), implementation)
     batch = (-1,) * (max(a.ndim, b.ndim) - 2)
     product = partial(
         contract, a_axis=-1, b_axis=-2, implementation=implementation, out_dtype=preferred_element_type
@@ -49,6 +50,13 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
             product, in_axes=(0 if a.ndim > 2 + level else None, 0 if b.ndim > 2 + level else None)
         )
     return product(a, b)
+
+
+def _operand(name: str, x):
+    if isinstance(x, Packed24):
+        check_packed("matmul", x)
+        return x
+    return patterns.as_array("matmul", name, x)
 
 
 def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, out_dtype=None) -> jax.Array:
@@ -62,6 +70,7 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     dtype = jnp.promote_types(a.dtype, b.dtype)
     patterns.check_dtype("matmul", "operands", dtype)
     out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
+    patterns.check_dtype("matmul", "the result", out_dtype)
     if implementation is None and (isinstance(a, Packed24) or isinstance(b, Packed24)):
         side = "left" if isinstance(a, Packed24) else "right"
         shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]

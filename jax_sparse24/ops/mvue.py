@@ -24,16 +24,16 @@ def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None 
     same bits in every implementation. A group with NaN or Inf is cut by magnitude, unscaled, so that it
     reaches the loss; float32 subnormals count as zero. It estimates gradients and has no derivative of its
     own: differentiating raises. Raises like `mask24`; TypeError for a key that is none."""
+    words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
-    axis = patterns.check_grouped("mvue24", g, axis)
-    return _mvue(g, key_words("mvue24", key), axis, bool(exact), implementation)
+    return _mvue(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
 
 
 def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> Packed24:
     """`pack24(mvue24(key, g, axis, exact), axis)` in one pass."""
+    words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
-    axis = patterns.check_grouped("mvue24", g, axis)
-    return _mvue_pack(g, key_words("mvue24", key), axis, bool(exact), implementation)
+    return _mvue_pack(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
 
 
 def key_words(op: str, key) -> jax.Array:

@@ -94,15 +94,20 @@ def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Arra
     """The array that `packed` stands for, +0 where nothing is kept. Differentiable in the values."""
     if not isinstance(packed, Packed24):
         raise TypeError(f"todense: needs a Packed24, got {type(packed).__name__}.")
-    patterns.check_dtype("todense", "values", packed.dtype)
+    check_packed("todense", packed)
+    return _unpack(packed.values, packed.metadata, packed.axis, implementation)
+
+
+def check_packed(op: str, packed: Packed24) -> None:
+    """Raises TypeError (dtype) or ValueError if values and metadata do not belong together."""
+    patterns.check_dtype(op, "values", packed.dtype)
     *lead, half = packed.values.shape
     if half % 2 or packed.metadata.shape != (*lead, -(-half // 4)) or packed.metadata.dtype != jnp.uint8:
         raise ValueError(
-            f"todense: values {packed.values.shape} and metadata {packed.metadata.shape} "
+            f"{op}: values {packed.values.shape} and metadata {packed.metadata.shape} "
             f"{packed.metadata.dtype} do not belong together; values end in K/2 with K a multiple "
             f"of 4, metadata in ceil(K/8) uint8. Build them with pack24."
         )
-    return _unpack(packed.values, packed.metadata, packed.axis, implementation)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
