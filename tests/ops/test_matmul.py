@@ -101,7 +101,10 @@ def test_leading_dimensions(implementation, rng):
         exact, bound = product(a, b)
         left = s24.matmul(s24.pack24(device(a), -1), device(b), implementation=implementation)
         assert_within(left, exact, bound("float32"))
-        flip = lambda v: device(np.swapaxes(v, -1, -2))  # noqa: E731
+
+        def flip(v):
+            return device(np.swapaxes(v, -1, -2))
+
         right = s24.matmul(flip(b), s24.pack24(flip(a), -2), implementation=implementation)
         assert_within(right, np.swapaxes(exact, -1, -2), np.swapaxes(bound("float32"), -1, -2))
 

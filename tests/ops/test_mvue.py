@@ -1,4 +1,4 @@
-"""mvue24: two of four, unbiased, with the stated inclusion probabilities and variance, the same draw everywhere.
+"""mvue24: two of four, unbiased, with known inclusion probabilities and variance, the same draw everywhere.
 
 Monte-Carlo checks allow five standard errors: over keys, a right estimator would fail one of the two thousand
 comparisons with probability 1e-3, and the key is fixed.
@@ -235,8 +235,13 @@ def test_vmap_over_keys_is_a_loop(implementation, exact, rng):
     keys = jax.random.split(KEY, 3)
     for op in (s24.mvue24, mvue_pack24):
         draw = functools.partial(op, axis=0, exact=exact, implementation=implementation)
-        loop = lambda xs, draw=draw: [draw(k, g=g) for k, g in zip(keys, xs, strict=True)]  # noqa: E731
-        stack = lambda draws: jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)  # noqa: E731
+
+        def loop(xs, draw=draw):
+            return [draw(k, g=g) for k, g in zip(keys, xs, strict=True)]
+
+        def stack(draws):
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
+
         assert_same_bits(jax.vmap(lambda k, g, d=draw: d(k, g=g))(keys, x), stack(loop(x)))
         assert_same_bits(jax.vmap(lambda k, d=draw: d(k, g=x[0]))(keys), stack(loop([x[0]] * 3)))
         shared = jax.vmap(lambda g, d=draw: d(KEY, g=g))(x)
@@ -286,6 +291,9 @@ def test_the_draw_under_remat_equals_the_first(implementation, rng):
 def test_differentiating_raises(implementation, exact, transform):
     x = jnp.ones((2, 8))
     for op in (s24.mvue24, lambda *a, **k: mvue_pack24(*a, **k).values):
-        f = lambda x, op=op: jnp.sum(op(KEY, x, 1, exact, implementation=implementation))  # noqa: E731
+
+        def f(x, op=op):
+            return jnp.sum(op(KEY, x, 1, exact, implementation=implementation))
+
         with pytest.raises(TypeError, match="no derivative of its own"):
             transform(f)(x)

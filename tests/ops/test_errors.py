@@ -1,0 +1,180 @@
+"""Bad input raises before any work, naming the operation, the value, the rule and the fix."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.ops.mvue import mvue_pack24
+from jax_sparse24.ops.pack import unpack24
+
+KEY = jax.random.key(0)
+X = jnp.ones((8, 12))
+P = s24.pack24(X, 1)
+ALONG_AN_AXIS = {
+    "mask24": s24.mask24,
+    "prune24": s24.prune24,
+    "soft24": s24.soft24,
+    "pack24": s24.pack24,
+    "squared_relu24": s24.squared_relu24,
+    "mvue24": lambda x, axis, **kw: s24.mvue24(KEY, x, axis, **kw),
+    "double_prune24": s24.double_prune24,
+}
+OPERATIONS = ALONG_AN_AXIS | {
+    "transposable_mask24": lambda x, axis=None, **kw: s24.transposable_mask24(x, **kw),
+    "matmul": lambda x, axis=None, **kw: s24.matmul(x, jnp.ones((12, 4)), **kw),
+}
+
+
+def raises(error, *parts):
+    """All parts occur in the message, in this order."""
+    return pytest.raises(error, match=".*".join(re.escape(p) for p in parts))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "float8_e4m3fn", "uint8"])
+def test_wrong_dtype(name, dtype):
+    with raises(TypeError, name, dtype, "float32, bfloat16, float16", "float64"):
+        OPERATIONS[name](jnp.ones((8, 12), dtype), 1)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_not_an_array(name):
+    for value, kind in ((None, "NoneType"), ("four", "str"), ({}, "dict")):
+        with raises(TypeError, name, "must be an array", kind):
+            OPERATIONS[name](value, 1)
+    if name != "matmul":
+        with raises(TypeError, name, "must be an array", "Packed24"):
+            OPERATIONS[name](P, 1)
+
+
+@pytest.mark.parametrize("name", ALONG_AN_AXIS)
+def test_bad_axis(name):
+    op = ALONG_AN_AXIS[name]
+    for axis in (2, -3, 100):
+        with raises(ValueError, name, f"axis {axis} ", "(8, 12)", "[-2, 2)"):
+            op(jnp.ones((8, 12)), axis)
+    for axis in (1.0, None, True, (0,), "rows"):
+        with raises(TypeError, name, "axis must be an int", repr(axis)):
+            op(jnp.ones((8, 12)), axis)
+    op(jnp.ones((8, 12)), np.int64(1))
+
+
+@pytest.mark.parametrize("name", ALONG_AN_AXIS)
+def test_size_that_does_not_divide(name):
+    shape, axis, size = ((10, 8), 0, 10) if name == "double_prune24" else ((3, 10, 8), 1, 10)
+    with raises(ValueError, name, str(shape), f"size {size} along axis -2", "multiple of 4", "use 8 or 12"):
+        ALONG_AN_AXIS[name](jnp.ones(shape), axis)
+    with raises(ValueError, name):
+        jax.jit(lambda x: ALONG_AN_AXIS[name](x, axis))(jnp.ones(shape))
+
+
+def test_what_does_not_divide_into_tiles():
+    with raises(ValueError, "transposable_mask24", "(8, 10)", "size 10 along axis -1", "multiple of 4"):
+        s24.transposable_mask24(jnp.ones((8, 10)))
+    with raises(ValueError, "transposable_mask24", "(6, 8)", "size 6 along axis -2"):
+        s24.transposable_mask24(jnp.ones((6, 8)))
+    for op in (s24.transposable_mask24, lambda w: s24.double_prune24(w, 0)):
+        with raises(ValueError, "needs a matrix", "(4,)"):
+            op(jnp.ones(4))
+    with raises(ValueError, "double_prune24", "one of the last two", "axis -3", "(4, 4, 4)"):
+        s24.double_prune24(jnp.ones((4, 4, 4)), 0)
+
+
+def test_masks():
+    with raises(TypeError, "pack24", "mask must be bool", "float32", "mask24"):
+        s24.pack24(X, 1, X)
+    with raises(ValueError, "pack24", "(8, 1)", "(8, 12)", "equal"):
+        s24.pack24(X, 1, jnp.ones((8, 1), bool))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_implementations(name):
+    with raises(ValueError, name, "'cuda'", "unknown", "reference", "ffi", "cusparselt"):
+        OPERATIONS[name](X, 1, implementation="cuda")
+    with raises(RuntimeError, name, "'cusparselt'", "CUDA module"):
+        OPERATIONS[name](X, 1, implementation="cusparselt")
+
+
+def test_implementations_of_packed_operands():
+    for call in (P.todense, lambda **kw: s24.matmul(P, X.T, **kw), lambda **kw: s24.matmul(X, P.T, **kw)):
+        with raises(ValueError, "'cuda'", "unknown"):
+            call(implementation="cuda")
+        with raises(RuntimeError, "'cusparselt'"):
+            call(implementation="cusparselt")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [0, None, [0, 1], jnp.ones(2), jnp.ones(4, jnp.uint32), jax.random.split(KEY, 3), X],
+    ids=["int", "none", "list", "floats", "four words", "several", "swapped arguments"],
+)
+def test_keys(key):
+    for op in (s24.mvue24, mvue_pack24):
+        with raises(TypeError, "mvue24", "one PRNG key", "jax.random.key(0)"):
+            op(key, KEY if key is X else X, 1)
+
+
+# ---- products
+
+
+def test_both_operands_packed():
+    with raises(TypeError, "matmul", "both operands are packed", "todense()"):
+        s24.matmul(P, P.T)
+
+
+def test_packed_along_the_wrong_axis():
+    with raises(
+        ValueError, "matmul", "a of shape (8, 12)", "axis -2", "contracts axis -1", "pack24(a, axis=-1)"
+    ):
+        s24.matmul(s24.pack24(X, 0), X.T)
+    with raises(
+        ValueError, "matmul", "b of shape (8, 12)", "axis -1", "contracts axis -2", "pack24(b, axis=-2)"
+    ):
+        s24.matmul(X.T, P)
+
+
+def test_shapes_that_do_not_multiply():
+    for a, b in ((P, X), (X, P.T.todense()[:8]), (P, jnp.ones(12))):
+        with raises(ValueError, "matmul", str(a.shape), str(b.shape), "(..., M, K) and (..., K, N)"):
+            s24.matmul(a, b)
+    with raises(ValueError, "matmul", "leading dimensions differ", "(2, 3, 8)", "(3, 8, 4)"):
+        s24.matmul(jnp.ones((2, 3, 8)), jnp.ones((3, 8, 4)))
+
+
+def test_dtypes_of_products():
+    with raises(TypeError, "matmul", "b has dtype int32", "float32, bfloat16, float16"):
+        s24.matmul(P, jnp.ones((12, 3), jnp.int32))
+    with raises(TypeError, "matmul", "the result has dtype int32", "float32, bfloat16, float16"):
+        s24.matmul(P, X.T, preferred_element_type=jnp.int32)
+
+
+BROKEN = {
+    "short metadata": s24.Packed24(P.values, P.metadata[:, :1], -1),
+    "rows missing": s24.Packed24(P.values, P.metadata[:3], -1),
+    "wide metadata": s24.Packed24(P.values, P.metadata.astype(jnp.int32), -1),
+    "odd values": s24.Packed24(P.values[:, :5], P.metadata, -1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_parts_that_do_not_belong_together(implementation, name):
+    packed = BROKEN[name]
+    with raises(ValueError, "todense", str(packed.values.shape), str(packed.metadata.shape), "pack24"):
+        packed.todense(implementation=implementation)
+    with raises(ValueError, "matmul", str(packed.values.shape), str(packed.metadata.shape), "pack24"):
+        s24.matmul(packed, jnp.ones((packed.K, 3)), implementation=implementation)
+
+
+def test_packed_arrays():
+    with raises(TypeError, "todense", "needs a Packed24", "ArrayImpl"):
+        unpack24(X)
+    with raises(TypeError, "todense", "values has dtype int32"):
+        s24.Packed24(P.values.astype(jnp.int32), P.metadata, -1).todense()
+    with raises(ValueError, "Packed24.T", "one of the last two", "axis -3", "(4, 4, 4)"):
+        _ = s24.pack24(jnp.ones((4, 4, 4)), 0).T
+    with raises(ValueError, "Packed24.T", "(4,)"):
+        _ = s24.pack24(jnp.ones(4), 0).T

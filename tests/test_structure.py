@@ -1,0 +1,197 @@
+"""The house rules: who may import whom, and how long a file may be."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "jax_sparse24"
+# From the bottom up. A unit (a module or folder) may import units of lower rows and itself.
+LAYERS = [
+    {"patterns", "formats", "schedule"},
+    {"_reverse_only", "_measure"},
+    {"ops"},
+    {"engine"},
+    {"methods"},
+    {"nn", "linen", "optim", "monitor", "tune"},
+    {"surgery", "report", "export"},
+    {"info"},
+    {"__init__"},
+]
+RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
+# Packed24.todense is a method of a format; it imports its operation when it is called.
+EXCEPTIONS = {("formats", "jax_sparse24.ops.pack")}
+EXPERIMENT_ONLY = {
+    *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
+    *("tyro", "tqdm", "matplotlib", "tensorboardX"),
+}
+FOLDERS = ("jax_sparse24", "experiments", "configs", "ffi", "tests", "docs")
+SOURCES = sorted(
+    path
+    for folder in FOLDERS
+    for pattern in ("*.py", "*.h", "*.cc", "*.cu", "*.cuh")
+    for path in (ROOT / folder).rglob(pattern)
+)
+
+
+def name(path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def modules(folder) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def unit(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, or imports names from, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}: relative import"
+            for alias in node.names:
+                inner = ROOT / Path(*node.module.split("."), alias.name)
+                is_module = inner.is_dir() or inner.with_suffix(".py").exists()
+                found.add(f"{node.module}.{alias.name}" if is_module else node.module)
+    return found
+
+
+def test_there_is_something_to_check():
+    assert len(SOURCES) > 50
+    assert {"jax", "jax_sparse24.ops._ffi"} <= imports(PACKAGE / "ops" / "mask.py")
+
+
+@pytest.mark.parametrize("path", modules("jax_sparse24"), ids=name)
+def test_imports_point_down(path):
+    own = unit(path)
+    assert own in RANK, f"{name(path)} has no place in LAYERS: give it one"
+    for imported in imports(path):
+        top, *rest = imported.split(".")
+        assert top not in ("experiments", "configs", "tests"), f"{name(path)} imports {imported}"
+        if top != "jax_sparse24" or (own, imported) in EXCEPTIONS:
+            continue
+        assert rest, f"{name(path)} imports names from the package that contains it"
+        allowed = rest[0] == own or RANK[rest[0]] < RANK[own]
+        assert allowed, f"{name(path)} ({own}) must not import {imported}: it is not below"
+
+
+def test_exceptions_are_needed():
+    for module, imported in EXCEPTIONS:
+        assert imported in imports(PACKAGE / f"{module}.py")
+
+
+@pytest.mark.parametrize("folder", ["experiments", "configs"])
+def test_experiments_are_on_top(folder):
+    below = {"experiments": {"configs", "tests"}, "configs": {"tests"}}[folder]
+    for path in modules(folder):
+        for imported in imports(path):
+            assert imported.split(".")[0] not in below, f"{name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", modules("jax_sparse24"), ids=name)
+def test_the_package_does_without_packages_of_experiments(path):
+    used = {imported.split(".")[0] for imported in imports(path)}
+    assert not used & EXPERIMENT_ONLY
+    if RANK.get(unit(path), 99) < RANK["nn"]:
+        assert not used & {"flax", "optax"}, "the functional core needs neither flax nor optax"
+
+
+def test_one_file_calls_the_foreign_function_interface():
+    users = {
+        name(p)
+        for p in modules("jax_sparse24")
+        if re.search(r"jax\.ffi|jax import ffi|extend\.ffi", p.read_text())
+    }
+    assert users == {"jax_sparse24/ops/_ffi.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_no_file_is_long(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= 400, f"{lines} lines: split it"
+
+
+def text_files():
+    """What is, or would be, in version control."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    paths = [ROOT / line for line in listed.stdout.splitlines()] or SOURCES
+    for path in paths:
+        if path.suffix not in (".png", ".npz", ".so") and path.is_file():
+            yield path, path.read_text(errors="replace")
+
+
+def test_no_file_names_a_private_host():
+    """Hosts in addresses have a public name; no address is of a private network."""
+    public = re.compile(r"(^|\.)[\w-]+\.(com|org|io|dev|net|edu|gov|ai|ac\.uk|de)$")
+    local = {"localhost", "127.0.0.1", "0.0.0.0"}
+    private = re.compile(r"\b(10\.\d+|192\.168|172\.(1[6-9]|2\d|3[01]))\.\d+\.\d+\b")
+    for path, text in text_files():
+        for host in re.findall(r"\b(?:https?|ftp|ssh|git|s3|gs)://(?:[^/@\s]+@)?([\w.-]+)", text):
+            host = host.strip(".")
+            assert public.search(host) or host in local, f"{name(path)} names {host}"
+        assert not private.search(text), f"{name(path)} names a private address"
+        assert "index-url" not in text or path == Path(__file__), f"{name(path)} names a package index"
+
+
+_BLOCK = """
+import importlib.abc, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{fullname!r}}", name=fullname.split(".")[0])
+sys.meta_path.insert(0, Block())
+import jax_sparse24 as s24
+"""
+
+
+def run(code: str) -> str:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_functional_core_runs_without_flax_and_optax():
+    """Every public function runs, and the layers say what to install."""
+    out = run(
+        _BLOCK.format(blocked={"flax", "optax", *EXPERIMENT_ONLY})
+        + """
+import jax, jax.numpy as jnp
+x = jnp.ones((8, 8))
+s24.squared_relu24(s24.matmul(s24.pack24(s24.soft24(x, 1), 1), x)).todense()
+s24.sparse_dot(x, x, s24.methods.FST(), state=s24.methods.FST().init(x), key=jax.random.key(0))
+for name in ("nn", "optim", "refresh"):
+    try:
+        getattr(s24, name)
+    except ModuleNotFoundError as error:
+        print(name, "|", error)
+assert not {"flax", "optax"} & set(sys.modules)
+"""
+    )
+    for attribute, package in (("nn", "flax"), ("optim", "optax"), ("refresh", "flax")):
+        assert re.search(
+            rf"^{attribute} \| s24\.{attribute} needs {package}: pip install {package}$", out, re.M
+        ), out
+
+
+def test_importing_loads_neither_flax_nor_optax():
+    out = run("import sys, jax_sparse24; print(sorted({'flax', 'optax'} & set(sys.modules)))")
+    assert out.strip() == "[]"
