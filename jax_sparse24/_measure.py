@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 LEAST_SAMPLES = 3
-SHORTEST = 1e-3  # seconds: a sample of a shorter program is the mean of several calls
+# Seconds: a sample of a shorter program is the mean of several calls.
+SHORTEST, SHORTEST_QUEUED = 1e-3, 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +68,17 @@ def same_bits(a, b) -> bool:
 
 
 def _seconds(function: Callable[[], Any], calls: int = 1) -> float:
-    # Each call is waited for: XLA may run queued programs at the same time.
+    """Seconds per call. A function with a method `wait` is waited for by it."""
+    wait = getattr(function, "wait", jax.block_until_ready)
+    # On a CPU, queued programs may run at the same time; an accelerator runs them one after the other, and
+    # waiting for each would measure how long it takes to start one.
+    every = jax.default_backend() == "cpu"
     start = time.perf_counter()
     for _ in range(calls):
-        jax.block_until_ready(function())
+        out = function()
+        if every:
+            wait(out)
+    wait(out)
     return (time.perf_counter() - start) / calls
 
 
@@ -82,10 +90,11 @@ def interleaved(
     Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
     Every function is called twice before (caches, page faults). At most `repeats` samples each; fewer, but
     not fewer than 3, once a function has used `seconds`."""
+    shortest = SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED
     calls = {}
     for name, function in functions.items():
         _seconds(function)
-        calls[name] = max(1, math.ceil(SHORTEST / max(_seconds(function), 1e-9)))
+        calls[name] = max(1, math.ceil(shortest / max(_seconds(function), 1e-9)))
     samples = {name: [] for name in functions}
     order = list(functions)
     for _ in range(max(repeats, LEAST_SAMPLES)):
@@ -105,7 +114,9 @@ class Oracle:
     its rounding errors add up to at most about `u K s = u ‖a_i‖ ‖b_j‖`; a single misplaced term, of size s,
     exceeds the bound for every K below a million."""
 
-    def __init__(self, a, b):
+    def __init__(self, a, b, unit: float | None = None):
+        """unit: roundoff of the sums, where it is not what `roundoff` says."""
+        self.unit = unit
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         self.exact = a @ b
         self.scale = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=0)[None, :]
@@ -113,7 +124,8 @@ class Oracle:
     def excess(self, result) -> float:
         """Largest error over its bound: a result is wrong above 1."""
         rounding = float(jnp.finfo(result.dtype).eps) / 2
-        bound = 8 * roundoff(result.dtype) * self.scale + 1.01 * rounding * np.abs(self.exact)
+        unit = roundoff(result.dtype) if self.unit is None else self.unit
+        bound = 8 * unit * self.scale + 1.01 * rounding * np.abs(self.exact)
         with np.errstate(invalid="ignore"):
             error = np.abs(np.asarray(result).astype(np.float64) - self.exact)
         worst = np.max(error / np.maximum(bound, np.finfo(np.float64).tiny), initial=0.0)

@@ -73,26 +73,27 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
 
 def table(found: list[dict]) -> str:
     """Ratios first, then times and memory."""
-    torch = sorted({name for row in found for name in row["status"] if name.startswith("torch")})
+    torch = [name for name in torch_programs.NAMES if any(name in row["status"] for row in found)]
     header = [
         *("product", "sparse", "T", "d", "f", "dtype", "format", "packed", "with packing", "by default"),
+        *torch,
         *("dense ms", "packed ms", "operand MB: dense", "packed"),
-        *(f"{name} ms" for name in torch),
     ]
     lines = []
     for row in found:
         name = row["format"]
         lines.append(
             [
-                *(row[k] for k in ("product", "operand", "T", "d", "f", "dtype", "format")),
+                *(row[k] for k in ("product", "operand", "T", "d", "f", "dtype")),
+                name if row["implementation"] != "reference" else f"{name} (no kernels: jnp)",
                 show_ratio(row, "dense", name),
                 show_ratio(row, "dense", f"{name} with packing"),
                 default_ratio(row),
+                *(show_ratio(row, "dense", t) if t in row["status"] else "not measured" for t in torch),
                 show_ms(row, "dense"),
                 show_ms(row, name),
                 show_mb(row["bytes"]["dense"]),
                 show_mb(row["bytes"]["packed"]),
-                *(show_ms(row, column) if column in row["status"] else "not measured" for column in torch),
             ]
         )
     return rows.table(header, lines)
