@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.formats import Packed24
+from jax_sparse24.ops._choose import choose
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_words
 
@@ -241,7 +242,7 @@ def _plan(op: str, method, name: str) -> Plan:
     return getattr(method, name)()
 
 
-def _prepare(op: str, plan: Plan, state, key, x, **weights):
+def _prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     """Validates, promotes dtypes, flattens x to (tokens, features)."""
     x = patterns.as_array(op, "x", x)
     weights = {name: patterns.as_array(op, name, w) for name, w in weights.items()}
@@ -264,6 +265,8 @@ def _prepare(op: str, plan: Plan, state, key, x, **weights):
     else:
         key = None
     dtype = jnp.result_type(x, *weights.values())
+    if implementation is not None:  # a dense plan is no reason to accept a name that cannot run
+        choose(op, dtype, implementation)
     tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
 
@@ -295,7 +298,7 @@ def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None
     shape. Products along the token axis need a multiple of four tokens, which is checked when a gradient is
     taken. Raises TypeError, ValueError (shapes, missing state or key), RuntimeError (implementation)."""
     plan = _plan("sparse_dot", method, "linear_plan")
-    tokens, (w,), state, key = _prepare("sparse_dot", plan, state, key, x, w=w)
+    tokens, (w,), state, key = _prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     _check_state("sparse_dot", plan, state, {"w": w.shape}, nested=False)
     run = Execution("sparse_dot", "linear", plan, implementation)
     out = _linear(run, tokens, w, state, key)
@@ -325,7 +328,7 @@ def sparse_ffn(
             f"sparse_ffn: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
         )
     plan = _plan("sparse_ffn", method, "ffn_plan")
-    tokens, (w1, w2), state, key = _prepare("sparse_ffn", plan, state, key, x, w1=w1, w2=w2)
+    tokens, (w1, w2), state, key = _prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     if b1 is not None:
         if jnp.shape(b1) != (w1.shape[1],):
             raise ValueError(

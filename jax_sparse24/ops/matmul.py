@@ -83,8 +83,8 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     else:
         return lax.dot_general(
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
-            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-        ).astype(out_dtype)  # fmt: skip
+            preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
+        )  # fmt: skip
     args = (dense_k_last, out_packed_last, out_dtype, implementation)
     return _product(values.astype(dtype), dense.astype(dtype), metadata, *args)
 

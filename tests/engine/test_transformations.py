@@ -76,11 +76,6 @@ def test_vmap_over_weights_and_states(shared_x, dtype):
     check_ensemble(shared_x, dtype, KERNELS)
 
 
-@pytest.mark.xfail(
-    raises=jax.errors.JaxRuntimeError,
-    strict=False,
-    reason="XLA:CPU cannot run a dense bfloat16 product with a float32 result that is then transposed",
-)
 def test_vmap_over_weights_with_dense_products_in_bfloat16():
     check_ensemble(True, "bfloat16", None, s24.methods.STE())
 
