@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+_MISSING = object()
+
 
 def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
     """Adds `rate * (1 - M) * w` to the gradients: decay of the pruned weights, seen by both Adam moments
@@ -20,7 +22,12 @@ def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
     if not rate >= 0:
         raise ValueError(f"masked_decay: rate={rate!r} must be 0 or positive.")
 
-    def update(updates, state, params=None, *, masks=None, **_):
+    def update(updates, state, params=None, *, masks=_MISSING, **_):
+        if masks is _MISSING:
+            raise ValueError(
+                "masked_decay: needs the masks; call update(..., masks=s24.nn.masks(model)), or "
+                "masks=None in a dense phase."
+            )
         if rate == 0 or masks is None or (isinstance(masks, dict) and not masks):
             return updates, state
         if params is None:
