@@ -44,7 +44,7 @@ def jaxlib_include():
 def translation_units():
     """Yield (source, folder of the object, flags)."""
     for name in HANDLERS:
-        flags = ["-O2", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O2"]
+        flags = ["-O1", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O1"]
         yield CPU / f"{name}.cc", "handlers", flags
     for isa, arch in VARIANTS.items():
         for names, contract in ((PRODUCERS, "off"), (PRODUCTS, "fast")):
