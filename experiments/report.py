@@ -66,13 +66,17 @@ def read_runs(folders) -> list[Run]:
     return [read_run(folder, str(folder.resolve().relative_to(common))) for folder in folders]
 
 
+def percent(shares):
+    """The mean of some shares, in percent."""
+    return 100 * float(np.mean(shares)) if len(shares) else None
+
+
 def summary(run: Run) -> dict:
     """The numbers of one run for the table; None where they were not measured."""
     steps, flips = run.column("monitor", "flip_rate")
     total = run.config.train.steps
     _, speed = run.column("train", "steps_per_s")
     dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
-    mean = lambda values: float(np.mean(values)) if len(values) else None  # noqa: E731
     return {
         "method": type(run.config.method).__name__,
         "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
@@ -80,9 +84,9 @@ def summary(run: Run) -> dict:
         "val. loss, sparse (nats)": sparse,
         "bits per byte, dense": dense and bits(dense),
         "bits per byte, sparse": sparse and bits(sparse),
-        "flip rate early": mean(flips[steps < EARLY * total]) if len(flips) else None,
-        "flip rate peak": float(flips.max()) if len(flips) else None,
-        "flip rate late": mean(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
+        "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
+        "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
+        "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
         "kept share of abs(w)": run.last("monitor", "kept_share"),
         "steps/s": float(np.median(speed)) if len(speed) else None,
     }
@@ -94,7 +98,7 @@ def show(value) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    return f"{value:.2e}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
+    return f"{value:.3f}"
 
 
 def table(runs) -> str:

@@ -1,6 +1,7 @@
 """The training loop. Everything that can be wrong is found before the run folder is made."""
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def train(
     rundir.check_new(out, config, resume)
     if config.train.tensorboard:
         summary_writer()
+    label = label or config.name
+    if show is not False and jax.process_index() == 0:
+        print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
     schedule = config.method.schedule(config.train.steps)
     program = Program(config)
     with first_process_first("corpus"):
@@ -65,7 +69,7 @@ def train(
         state = program.initial_state() if state is None else state
         with (
             Writer(out, config.train.tensorboard) as writer,
-            Progress(label or config.name, start, config.train.steps, show) as progress,
+            Progress(label, start, config.train.steps, show) as progress,
             StopSignal(checkpoints.manager) as stop,
         ):
             writer.write(

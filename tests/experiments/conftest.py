@@ -13,6 +13,8 @@ from experiments.train import train
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 CONFIG_FILE = '''
+import dataclasses
+
 import jax_sparse24 as s24
 from experiments.config import Config, Data, Model, Optim, Train
 
@@ -26,6 +28,10 @@ def config():
         train=Train(steps=12, eval_every=5, eval_batches=2, monitor_every=3, checkpoint_every=5, keep=10),
         method=s24.methods.FST(decay=1e-3, refresh_every=2, dense_fraction=0.25),
     )
+
+def dense():
+    """The same, dense."""
+    return dataclasses.replace(config(), method=s24.methods.Dense())
 '''
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import jax_sparse24 as s24
 from experiments import config as configs
 from experiments import evaluate, generate, report, rundir
 from experiments.config import UserError
+from experiments.metrics import Progress
 from experiments.train import Diverged, train
 from tests.experiments.conftest import REPOSITORY, python
 
@@ -239,3 +241,73 @@ def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2
     assert "pip install '.[plots]'" in errors and "12/12" in errors
     assert "12/12" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_large_recipe_made_small(shared, config, tmp_path):
+    """The accelerator config with every number small: bfloat16, scan, remat, accumulation, approximate MVUE."""
+    large = configs.load("configs/fst/masked_decay.py")
+    small = dataclasses.replace(
+        large,
+        model=dataclasses.replace(large.model, layers=2, d=16, f=32, heads=2),
+        data=dataclasses.replace(config.data, batch=4),
+        optim=dataclasses.replace(large.optim, warmup=1),
+        train=dataclasses.replace(large.train, steps=3, accumulate=2, log_every=1, eval_batches=1),
+    )
+    result = train(small, tmp_path / "run", show=False)
+    assert result.finished and 4 < result.losses["dense"] < 7
+    assert [row["phase"] for row in rows(result.out, "train")] == ["sparse", "sparse", "sparse"]
+
+
+def test_two_processes_share_one_run(shared, tmp_path):
+    """Data-parallel: one log, one checkpoint, a data position for each process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.launch",
+        str(shared / "tiny.py"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command += ["--train.steps", "3", "--train.monitor-every", "0", "--train.eval-every", "0"]
+    command += ["--coordinator", address, "--processes", "2", "--process"]
+    processes = [
+        subprocess.Popen(
+            [*command, index], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for index in "01"
+    ]
+    try:
+        printed = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], printed
+    assert [row["step"] for row in rows(tmp_path / "run", "train")] == [0, 1, 2]
+    positions = sorted(
+        path.name for path in (tmp_path / "run" / "checkpoints" / "3" / "data").glob("process*")
+    )
+    assert positions == ["process_0-of-2.json", "process_1-of-2.json"]
+
+
+@pytest.mark.parametrize(
+    ("show", "parts"),
+    [
+        (True, ["10/10 steps", "left", "loss 1.500", "2,000 tokens/s"]),
+        (None, ["arm: step 10/10", "loss 1.500"]),
+    ],
+)
+def test_progress_bar_and_plain_lines(capsys, show, parts):
+    with Progress("arm", 0, 10, show) as progress:
+        for step in range(1, 11):
+            progress.update(step, "sparse", 1.5, 2000.0)
+    shown = capsys.readouterr().err
+    assert all(part in shown for part in parts)
+
+
+def test_silence(capsys):
+    with Progress("arm", 0, 10, False) as progress:
+        progress.update(10, "sparse", 1.5, 2000.0)
+    assert capsys.readouterr().err == ""
