@@ -89,8 +89,8 @@ def read_metrics(out: Path) -> list[dict]:
 
 
 def truncate_metrics(out: Path, step: int):
-    """Forget rows of steps that will be written again."""
-    if (out / "metrics.jsonl").exists():
+    """Forget rows of steps that will be written again (process 0 only)."""
+    if jax.process_index() == 0 and (out / "metrics.jsonl").exists():
         # Rows of train and monitor name the step they belong to; eval and event, the number of steps done.
         rows = [row for row in read_metrics(out) if row["step"] < step + (row["kind"] in ("eval", "event"))]
         text = "".join(json.dumps(row) + "\n" for row in rows)

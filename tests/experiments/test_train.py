@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 
+import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
 from experiments import config as configs
+from experiments import data as datas
 from experiments import evaluate, generate, report, rundir
+from experiments.checkpoint import Checkpoints
 from experiments.config import UserError
 from experiments.metrics import Progress
 from experiments.train import Diverged, train
@@ -108,6 +112,21 @@ def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
     assert f"saved at step {saved}" in printed and "--resume" in printed
     assert len(rows(out, "train")) == saved
     assert int(evaluate.load_state(out)[3]["step"]) == saved
+
+
+def test_steps_that_reuse_the_memory_leave_a_checkpoint_alone(tmp_path):
+    """A checkpoint is written while the next steps, which donate the state, already run."""
+    step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
+    state = {str(i): jnp.zeros((500, 500)) for i in range(20)}
+    batches = datas.Batches(grain.MapDataset.range(3).to_iter_dataset())
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, batches)
+        for _ in range(10):
+            state = step(state)
+        jax.block_until_ready(state)
+        checkpoints.manager.wait_until_finished()
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        assert not any(x.any() for x in checkpoints.restore(1, abstract).values())
 
 
 def test_truncated_checkpoint(copy):
@@ -244,7 +263,7 @@ def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
 
 
 def test_large_recipe_made_small(shared, config, tmp_path):
-    """The accelerator config with every number small: bfloat16, scan, remat, accumulation, approximate MVUE."""
+    """The accelerator config made small: bfloat16, scan, remat, accumulation, approximate MVUE."""
     large = configs.load("configs/fst/masked_decay.py")
     small = dataclasses.replace(
         large,
