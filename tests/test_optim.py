@@ -91,7 +91,7 @@ def test_parameters_are_needed():
 
 def test_forgotten_masks_raise_instead_of_switching_the_decay_off():
     tx = s24.optim.masked_decay(0.1)
-    with pytest.raises(ValueError, match="needs the masks.*masks=None in a dense phase"):
+    with pytest.raises(ValueError, match=r"needs the masks.*masks=None in a dense phase"):
         tx.update(G, tx.init(W), W)
 
 
