@@ -1,5 +1,6 @@
 """The native module: it imports, knows its versions, and its shared definitions are the published ones."""
 
+import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,31 +129,47 @@ def _adversarial_bits(dtype, shape):
     return jnp.asarray(np.where(rng.random(shape) < 0.5, wild, tame).view(jnp.dtype(dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(8, 44, 70), (3, 264, 3), (5, 36, 1)])
+KEY = np.asarray([7, 24], np.uint32)
+
+
+@functools.cache
+def _expected(shape, dtype):
+    """(input, {operation: reference result}) for groups along axis -2; once for all instruction sets."""
+    x = _adversarial_bits(dtype, shape)
+    packed = reference.pack24(x, -2)
+    return x, {
+        "prune": reference.prune24(x, -2),
+        "soft": reference.soft24(x, -2),
+        "mvue exact": jax.jit(reference.mvue24, static_argnums=(2, 3))(KEY, x, -2, True),
+        "mvue sequential": jax.jit(reference.mvue24, static_argnums=(2, 3))(KEY, x, -2, False),
+        "values": packed.values,
+        "metadata": packed.metadata,
+        "unpack": reference.unpack24(packed),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 44, 70), d) for d in ("float32", "bfloat16", "float16")]
+    + [((3, 264, 3), "bfloat16"), ((5, 36, 1), "float32")],
+)
 def test_kernels_of_every_isa_agree(isa, shape, dtype):
     """The reference defines the bits; all instruction sets give them, whatever the remainders."""
-    x = _adversarial_bits(dtype, shape)
-    key = jnp.asarray([7, 24], jnp.uint32)
+    x, want = _expected(shape, dtype)
     like = jax.ShapeDtypeStruct(shape, x.dtype)
-    lead = (shape[0], shape[2])
-    packed_types = (
-        jax.ShapeDtypeStruct((*lead, shape[1] // 2), x.dtype),
-        jax.ShapeDtypeStruct((*lead, -(-shape[1] // 8)), jnp.uint8),
-    )
-
-    def same(got, want):
-        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
-
-    same(_ffi.call("s24_prune", like, x, trailing=1), reference.prune24(x, -2))
-    same(_ffi.call("s24_soft", like, x, trailing=1), reference.soft24(x, -2))
-    same(_ffi.call("s24_mvue", like, key, x, trailing=1, exact=1), reference.mvue24(key, x, -2, True))
-    same(_ffi.call("s24_mvue", like, key, x, trailing=1, exact=0), reference.mvue24(key, x, -2, False))
-    packed = reference.pack24(x, -2)
+    packed_types = [jax.ShapeDtypeStruct(want[k].shape, want[k].dtype) for k in ("values", "metadata")]
     values, metadata = _ffi.call("s24_pack", packed_types, x, trailing=1)
-    same(values, packed.values)
-    same(metadata, packed.metadata)
-    same(_ffi.call("s24_unpack", like, values, metadata, trailing=1), reference.unpack24(packed))
+    got = {
+        "prune": _ffi.call("s24_prune", like, x, trailing=1),
+        "soft": _ffi.call("s24_soft", like, x, trailing=1),
+        "mvue exact": _ffi.call("s24_mvue", like, KEY, x, trailing=1, exact=1),
+        "mvue sequential": _ffi.call("s24_mvue", like, KEY, x, trailing=1, exact=0),
+        "values": values,
+        "metadata": metadata,
+        "unpack": _ffi.call("s24_unpack", like, values, metadata, trailing=1),
+    }
+    for name, result in got.items():
+        assert np.asarray(result).tobytes() == np.asarray(want[name]).tobytes(), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
