@@ -30,7 +30,7 @@ def cpu() -> Config:
         name="fst-cpu",
         model=Model(layers=4, d=128, f=512, heads=2),
         data=Data(seq=128, batch=16),
-        optim=Optim(lr=3e-3, warmup=50),
+        optim=Optim(lr=3e-3, warmup=100),
         train=Train(steps=600),
         method=s24.methods.FST(decay=6e-4),
     )
