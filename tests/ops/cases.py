@@ -35,12 +35,12 @@ class Case:
         return self.name
 
 
-def _packed(x, axis=-1):
-    return s24.pack24(x, axis, implementation="reference")
+def _packed(x, impl, axis=-1):
+    return s24.pack24(x, axis, implementation=impl)
 
 
-def _gather(x, implementation):
-    return gather24(x, _packed(jnp.flip(x, -1)).metadata, -1, implementation)
+def _gather(x, impl):
+    return gather24(x, _packed(jnp.flip(x, -1), impl).metadata, -1, impl)
 
 
 def _double(axis):
@@ -72,7 +72,7 @@ CASES = [
         lambda x, impl: s24.pack24(x, -1, jnp.signbit(x), implementation=impl),
         "s24_pack_masked",
     ),
-    Case("todense", lambda x, impl: _packed(x).todense(implementation=impl), "s24_unpack"),
+    Case("todense", lambda x, impl: _packed(x, impl).todense(implementation=impl), "s24_unpack"),
     Case("gather24", _gather, "s24_gather"),
     Case(
         "squared_relu24",
@@ -81,13 +81,13 @@ CASES = [
     ),
     Case(
         "matmul-a",
-        lambda x, impl: s24.matmul(_packed(x), jnp.swapaxes(x, -1, -2), implementation=impl),
+        lambda x, impl: s24.matmul(_packed(x, impl), jnp.swapaxes(x, -1, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
     Case(
         "matmul-b",
-        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), _packed(x, -2), implementation=impl),
+        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), _packed(x, impl, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
@@ -99,5 +99,4 @@ ALONG_AN_AXIS = {
     "pack24": lambda x, axis, **kw: s24.pack24(x, axis, **kw),
     "squared_relu24": lambda x, axis, **kw: s24.squared_relu24(x, axis, **kw),
     "mvue24": lambda x, axis, **kw: s24.mvue24(KEY, x, axis, **kw),
-    "mvue_pack24": lambda x, axis, **kw: mvue_pack24(KEY, x, axis, **kw),
 }

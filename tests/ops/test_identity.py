@@ -19,18 +19,17 @@ def test_same_bits_on_adversarial_data(case, dtype):
     assert_same_bits(case.call(x, "ffi"), case.call(x, "reference"))
 
 
-# (shape, axis): one group; a contiguous axis with an odd number of groups; inner sizes 3, 17, 70 and 129
-# around the widths of vectors; leading dimensions.
-PLACES = [((4,), 0), ((5, 12), 1), ((8, 3), 0), ((2, 20, 17), 1), ((3, 68, 70), -2), ((2, 12, 3, 43), 1)]
+# (shape, axis): one group; a contiguous axis with an odd number of groups; inner sizes 17, 70 and 129 around
+# the widths of vectors; leading dimensions.
+PLACES = [((4,), 0), ((5, 12), 1), ((2, 20, 17), 1), ((3, 68, 70), -2), ((2, 12, 3, 43), 1)]
 
 
 @pytest.mark.parametrize(("shape", "axis"), PLACES, ids=str)
 @pytest.mark.parametrize("name", ALONG_AN_AXIS)
 def test_same_bits_along_any_axis(name, shape, axis):
-    for dtype in ("float32", "bfloat16"):
-        x = device(adversarial(shape, dtype, seed=1))
-        op = ALONG_AN_AXIS[name]
-        assert_same_bits(op(x, axis, implementation="ffi"), op(x, axis, implementation="reference"))
+    x = device(adversarial(shape, "bfloat16" if len(shape) % 2 else "float32", seed=1))
+    op = ALONG_AN_AXIS[name]
+    assert_same_bits(op(x, axis, implementation="ffi"), op(x, axis, implementation="reference"))
 
 
 @pytest.mark.parametrize("name", ["prune24", "pack24", "squared_relu24"])
@@ -43,20 +42,21 @@ def test_same_bits_of_bfloat16_subnormals_in_few_elements(name, rng):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_fused_estimator_packs_what_the_estimator_gives(implementation, dtype, exact):
-    x = device(adversarial((40, 36), dtype, seed=2))
-    for axis in (-1, -2):
-        fused = mvue_pack24(KEY, x, axis, exact, implementation=implementation)
-        parts = s24.pack24(s24.mvue24(KEY, x, axis, exact, implementation=implementation), axis)
+def test_fused_estimator_packs_what_the_estimator_gives(dtype, exact):
+    for shape, axis in [((40, 36), -1), ((40, 35), 0), ((2, 12, 3, 43), 1)]:
+        x = device(adversarial(shape, dtype, seed=2))
+        fused = mvue_pack24(KEY, x, axis, exact, implementation="ffi")
+        parts = s24.pack24(s24.mvue24(KEY, x, axis, exact, implementation="ffi"), axis, implementation="ffi")
         assert_same_bits(fused, parts)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_repeated_calls_give_the_same_bits(case, implementation):
-    x = case.data((60, 40), seed=3)
-    first = case.call(x, implementation)
-    for _ in range(3):
-        assert_same_bits(case.call(x, implementation), first)
+def test_repeated_calls_give_the_same_bits(case):
+    x = case.data((20, 24), seed=4)
+    for implementation in ("ffi", "reference") if case.sums else ("ffi",):
+        first = case.call(x, implementation)
+        for _ in range(3):
+            assert_same_bits(case.call(x, implementation), first)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -71,9 +71,10 @@ def test_jit_changes_nothing(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_empty_arrays_give_empty_results(case, implementation):
-    for shape in [(0, 8), (8, 0), (0, 4, 8), (2, 0, 0)]:
+    for shape in [(0, 8), (3, 4, 0)]:
         result = case.call(device(np.zeros(shape), "float32"), implementation)
-        full = case.call(device(np.zeros([n or 8 for n in shape]), "float32"), implementation)
+        model = jax.ShapeDtypeStruct([n or 8 for n in shape], "float32")
+        full = jax.eval_shape(lambda x: case.call(x, implementation), model)
         assert jax.tree.structure(result) == jax.tree.structure(full)
         for leaf, model in zip(jax.tree.leaves(result), jax.tree.leaves(full), strict=True):
             assert leaf.dtype == model.dtype

@@ -33,7 +33,11 @@ def product(p, d):
     return p @ d, lambda dtype: terms * 2.0**-24 * scale + (1 + 2**-8) * unit_roundoff(dtype) * np.abs(p @ d)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(s, "float32") for s in SHAPES] + [(s, d) for s in SHAPES[1::3] for d in ("bfloat16", "float16")],
+    ids=str,
+)
 def test_product_of_either_side(implementation, dtype, shape, rng):
     p, d = operands(rng, *shape, dtype)
     exact, bound = product(p, d)
@@ -203,7 +207,7 @@ def test_gradients_are_those_of_the_masked_dense_product(implementation, dtype, 
             y = s24.matmul(d.T, s24.pack24(w.T, 0), implementation=implementation).T
         return jnp.sum(y.astype(jnp.float32) * c.astype(jnp.float32))
 
-    dw, dd = jax.grad(loss, (0, 1))(device(w), device(d))
+    dw, dd = jax.jit(jax.grad(loss, (0, 1)))(device(w), device(d))
     assert dw.dtype == w.dtype
     assert dd.dtype == d.dtype
     wide_w, wide_d, wide_c = (oracle.wide(v) for v in (np.where(mask, w, 0), d, c))
@@ -223,7 +227,7 @@ def test_gradients_with_a_shared_packed_weight(implementation, rng):
     def loss(w, x):
         return jnp.sum(s24.matmul(x, s24.pack24(w, 0), implementation=implementation) * c.astype(np.float32))
 
-    dw, dx = jax.grad(loss, (0, 1))(device(w, "float32"), device(x, "float32"))
+    dw, dx = jax.jit(jax.grad(loss, (0, 1)))(device(w, "float32"), device(x, "float32"))
     want_w = np.where(mask, np.einsum("abtk,abtn->kn", x, c), 0)
     scale_w = np.einsum("abtk,abtn->kn", np.abs(x), np.abs(c))
     assert_within(dw, want_w, 50 * 2.0**-24 * scale_w)
@@ -240,7 +244,7 @@ def test_gradient_of_packed_values(implementation, rng):
         replaced = s24.Packed24(values, packed.metadata, packed.axis)
         return jnp.sum(s24.matmul(replaced, device(d), implementation=implementation) * c)
 
-    got = jax.grad(loss)(packed.values)
+    got = jax.jit(jax.grad(loss))(packed.values)
     want = oracle.gather24(c.astype(float) @ d.T, packed.metadata, -1)
     assert_within(
         got, want, 8 * 2.0**-24 * oracle.gather24(np.abs(c) @ np.abs(d.T).astype(float), packed.metadata, -1)
@@ -256,6 +260,6 @@ def test_second_derivatives(implementation, rng):
     def loss(d):
         return 0.5 * jnp.sum(s24.matmul(packed, d, implementation=implementation) ** 2)
 
-    got = jax.grad(lambda d: jnp.sum(jax.grad(loss)(d) * v))(device(d))
+    got = jax.jit(jax.grad(lambda d: jnp.sum(jax.grad(loss)(d) * v)))(device(d))
     a = np.abs(p).astype(float)
     assert_within(got, p.T.astype(float) @ (p @ v), 16 * 2.0**-24 * (a.T @ (a @ np.abs(v))))

@@ -169,7 +169,7 @@ def test_the_draw_is_a_function_of_key_and_row_major_group(implementation, shape
 
 
 def test_same_key_same_bits_other_key_other_bits(implementation, exact, rng):
-    x = device(rng.normal(size=(50, 40)), "float32")
+    x = device(rng.normal(size=(60, 16)), "float32")
     draw = functools.partial(s24.mvue24, g=x, axis=1, exact=exact, implementation=implementation)
     assert_same_bits(draw(KEY), draw(KEY))
     for other in (jax.random.key(2204), jax.random.fold_in(KEY, 1)):
@@ -177,7 +177,7 @@ def test_same_key_same_bits_other_key_other_bits(implementation, exact, rng):
 
 
 def test_kinds_of_keys(implementation, rng):
-    x = device(rng.normal(size=(10, 8)), "float32")
+    x = device(rng.normal(size=(60, 16)), "float32")
     raw = jax.random.PRNGKey(3)
     typed = jax.random.key(3)
     draw = functools.partial(s24.mvue24, g=x, axis=1, implementation=implementation)
@@ -210,7 +210,7 @@ def test_huge_tiny_and_subnormal_magnitudes(implementation, exact):
 
 
 def test_half_precision_subnormals_are_numbers(implementation, exact):
-    x = device(np.array([[3, 0, 0, 5]], np.uint16).view(np.float16))
+    x = device(np.array([[3, 0, 0, 5]] * 4, np.uint16).view(np.float16))
     assert_same_bits(s24.mvue24(KEY, x, 1, exact, implementation=implementation), x)
 
 
@@ -223,29 +223,28 @@ def test_non_finite_groups_are_pruned(implementation, dtype, exact):
 
 
 def test_zeros_give_positive_zeros(implementation, dtype, exact):
-    x = device(-np.zeros((5, 8)), dtype)
+    x = device(-np.zeros((4, 4)), dtype)
     assert not words(s24.mvue24(KEY, x, 1, exact, implementation=implementation)).any()
 
 
 # ---- transformations
 
 
-def test_vmap_over_keys_is_a_loop(implementation, exact, rng):
-    x = device(rng.normal(size=(3, 4, 8)), "float32")
+def stacked(draws):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *draws)
+
+
+@pytest.mark.parametrize(("op", "exact"), [(s24.mvue24, True), (mvue_pack24, False)], ids=["plain", "packed"])
+def test_vmap_over_keys_is_a_loop(implementation, op, exact, rng):
+    x = rng.normal(size=(3, 4, 8)).astype(np.float32)
     keys = jax.random.split(KEY, 3)
-    for op in (s24.mvue24, mvue_pack24):
-        draw = functools.partial(op, axis=0, exact=exact, implementation=implementation)
 
-        def loop(xs, draw=draw):
-            return [draw(k, g=g) for k, g in zip(keys, xs, strict=True)]
+    def draw(key, g):
+        return op(key, g, 0, exact, implementation=implementation)
 
-        def stack(draws):
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
-
-        assert_same_bits(jax.vmap(lambda k, g, d=draw: d(k, g=g))(keys, x), stack(loop(x)))
-        assert_same_bits(jax.vmap(lambda k, d=draw: d(k, g=x[0]))(keys), stack(loop([x[0]] * 3)))
-        shared = jax.vmap(lambda g, d=draw: d(KEY, g=g))(x)
-        assert_same_bits(shared, stack([draw(KEY, g=g) for g in x]))
+    assert_same_bits(jax.vmap(draw)(keys, x), stacked([draw(k, g) for k, g in zip(keys, x, strict=True)]))
+    assert_same_bits(jax.vmap(draw, (0, None))(keys, x[0]), stacked([draw(k, x[0]) for k in keys]))
+    assert_same_bits(jax.vmap(draw, (None, 0))(KEY, x), stacked([draw(KEY, g) for g in x]))
 
 
 def test_nested_vmap(implementation, rng):
@@ -289,7 +288,7 @@ def test_the_draw_under_remat_equals_the_first(implementation, rng):
     "transform", [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,)), lambda f: jax.grad(jax.jit(f))]
 )
 def test_differentiating_raises(implementation, exact, transform):
-    x = jnp.ones((2, 8))
+    x = jnp.ones((4, 4))
     for op in (s24.mvue24, lambda *a, **k: mvue_pack24(*a, **k).values):
 
         def f(x, op=op):

@@ -19,7 +19,7 @@ MOVING = {
 
 
 def stacked(results):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
 
 
 def assert_same(case, got, want):
@@ -29,10 +29,10 @@ def assert_same(case, got, want):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if "mvue" not in c.name], ids=str)
 def test_nested_vmap_is_a_loop(case, implementation):
-    """Along a leading and a trailing axis."""
-    x = case.data((2, 8, 12 * 3), seed=60).reshape(2, 8, 12, 3)
+    """Along a leading and a trailing axis. (The estimators have tests of their own.)"""
+    x = np.asarray(case.data((2, 8, 12 * 3), seed=60)).reshape(2, 8, 12, 3)
 
     def f(x):
         return case.call(x, implementation)
