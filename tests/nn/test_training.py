@@ -116,7 +116,7 @@ def test_a_switch_to_dense_keeps_moments_and_ends_the_decay():
     np.testing.assert_allclose(losses[0], want, rtol=1e-5)
     plain = optax.chain(optax.clip_by_global_norm(1.0), s24.optim.masked_decay(0.0), optax.adamw(1e-2))
     before = jax.tree.map(jnp.asarray, stored[0])
-    updates, _ = plain.update(gradient, jax.tree.map(jnp.asarray, stored[2]), before)
+    updates, _ = plain.update(gradient, jax.tree.map(jnp.asarray, stored[2]), before, masks=None)
     expected = arrays(optax.apply_updates(before, updates))
     for path, value in arrays(params).items():
         np.testing.assert_allclose(value, expected[path], rtol=1e-4, atol=1e-5, err_msg=str(path))
