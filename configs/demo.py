@@ -11,7 +11,7 @@ def dense() -> Config:
         model=Model(layers=4, d=128, f=512, heads=2),
         data=Data(seq=128, batch=12),
         optim=Optim(lr=3e-3, warmup=100),
-        train=Train(steps=420, eval_every=70, eval_batches=16, monitor_every=5, checkpoint_every=210),
+        train=Train(steps=480, eval_every=80, eval_batches=16, monitor_every=5, checkpoint_every=240),
     )
 
 
