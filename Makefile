@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
 test: $(INSTALLED)
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
