@@ -42,10 +42,15 @@ class Run:
         return self.config.method.schedule(self.config.train.steps).boundaries()
 
     @property
+    def corpus(self) -> dict:
+        """Statistics of the training text, as the run wrote them; {} before its start."""
+        events = [row["corpus"] for row in self.rows.get("event", []) if "corpus" in row]
+        return events[-1] if events else {}
+
+    @property
     def order1(self):
         """Order-1 byte entropy of the training text, in nats."""
-        events = [row["corpus"]["order1_nats"] for row in self.rows.get("event", []) if "corpus" in row]
-        return events[-1] if events else None
+        return self.corpus.get("order1_nats")
 
 
 def read_run(out: Path, label: str) -> Run:
@@ -116,6 +121,28 @@ def table(runs) -> str:
         for line in [lines[0], rule, *lines[1:]]
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+NOTES = f"""\
+Losses are means over the same validation text, in nats per byte. *Dense* evaluates every product dense.
+*Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
+sparsity, its dense weights cut once by FST's transposable mask. The flip rate is the share of mask entries of
+all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
+late over the last {EARLY:.0%}. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
+the last measurement. steps/s is the median, without evaluation, measurement and checkpoints."""
+
+
+def text(runs) -> str:
+    """The table and, below it, what to compare the losses with."""
+    lines = [table(runs), ""]
+    for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
+        order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
+        lines.append(
+            f"Byte entropy of the training text ({corpus['bytes'] / 1e6:.1f} MB): order 0, knowing nothing, "
+            f"{order0:.3f} nats = {bits(order0):.3f} bits; order 1, knowing the byte before, {order1:.3f} nats = "
+            f"{bits(order1):.3f} bits."
+        )
+    return "\n".join(lines)
 
 
 NOTES = f"""\

@@ -235,7 +235,7 @@ def test_report(finished, copy, tmp_path):
     assert table in text and "![loss.png](loss.png)" in text and text.endswith("more")
     last = rows(finished, "eval")[-1]
     assert f"{last['dense']:.3f}" in table and f"{last['dense'] / math.log(2):.3f}" in table
-    assert "Order-1 byte entropy" in table and "12/12" in table
+    assert "Byte entropy" in table and "order 1" in table and "12/12" in table
     header, rule, *body = [line for line in table.split("\n") if line.startswith("|")]
     assert len({line.count("|") for line in (header, rule, *body)}) == 1
     for name in ("loss.png", "flip_rate.png"):
