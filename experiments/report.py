@@ -123,15 +123,6 @@ def table(runs) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-NOTES = f"""\
-Losses are means over the same validation text, in nats per byte. *Dense* evaluates every product dense.
-*Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
-sparsity, its dense weights cut once by FST's transposable mask. The flip rate is the share of mask entries of
-all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
-late over the last {EARLY:.0%}. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
-the last measurement. steps/s is the median, without evaluation, measurement and checkpoints."""
-
-
 def text(runs) -> str:
     """The table and, below it, what to compare the losses with."""
     lines = [table(runs), ""]
@@ -139,8 +130,8 @@ def text(runs) -> str:
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
         lines.append(
             f"Byte entropy of the training text ({corpus['bytes'] / 1e6:.1f} MB): order 0, knowing nothing, "
-            f"{order0:.3f} nats = {bits(order0):.3f} bits; order 1, knowing the byte before, {order1:.3f} nats = "
-            f"{bits(order1):.3f} bits."
+            f"{order0:.3f} nats = {bits(order0):.3f} bits; order 1, knowing the byte before, "
+            f"{order1:.3f} nats = {bits(order1):.3f} bits."
         )
     return "\n".join(lines)
 
@@ -152,18 +143,6 @@ sparsity, its dense weights cut once by FST's transposable mask. The flip rate i
 all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
 late over the last {EARLY:.0%}. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
 the last measurement. steps/s is the median, without evaluation, measurement and checkpoints."""
-
-
-def text(runs) -> str:
-    """The table and, below it, what to compare the losses with."""
-    lines = [table(runs)]
-    for order1 in sorted({run.order1 for run in runs if run.order1}):
-        lines.append(
-            "\nOrder-1 byte entropy of the training text (what knowing only the byte before gives): "
-            f"{order1:.3f} nats, "
-            f"{bits(order1):.3f} bits."
-        )
-    return "\n".join(lines)
 
 
 def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:
