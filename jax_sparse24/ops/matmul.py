@@ -20,8 +20,9 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
     both), with equal leading dimensions or none on one side; float32, bfloat16, float16. Sums are float32;
     the result (..., M, N) has the promoted dtype of the operands, or `preferred_element_type`. Differentiable
     in both operands and in packed values; those gradients are dense products (training with sparse backward
-    products is `sparse_dot`). Raises TypeError (dtype, both packed), ValueError (shapes, axis of the
-    packing)."""
+    products is `sparse_dot`). Inf or NaN of the dense operand where nothing is kept meets a
+    zero when the product runs dense (the result is NaN, as in `x @ w`) and is skipped by the packed kernels.
+    Raises TypeError (dtype, both packed), ValueError (shapes, axis of the packing)."""
     for name, operand, side in (("a", a, -1), ("b", b, -2)):
         if isinstance(operand, Packed24) and operand.axis != side:
             raise ValueError(
