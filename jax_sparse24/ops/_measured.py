@@ -25,7 +25,6 @@ FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "tuning"
 KINDS = {(-1, -2): "fwd", (-1, -1): "dgrad", (-2, -2): "wgrad"}  # by the contracted axes of both operands
 TIE = 0.97  # packed runs down to here: the difference is within the noise, and it is half the memory
-BORROWED = 1.15  # what another machine with the same instruction set must have gained
 NEAR = 4.0  # a measurement speaks for shapes within this factor in every dimension
 
 
@@ -140,8 +139,8 @@ def table() -> tuple[Table | None, str]:
 
 @functools.cache
 def _stored() -> tuple[Table | None, str]:
-    """This machine's own table, the shipped one for this hardware, or one of another machine with the same
-    instruction set, which must have gained more."""
+    """This machine's own table, or the shipped one for this hardware. Tables of other machines say too
+    little: core counts and matrix units move the crossovers."""
     here = hardware()
     own = user_folder() / f"{here.name}.json"
     content, note = read(own)
@@ -153,11 +152,6 @@ def _stored() -> tuple[Table | None, str]:
     content, problem = read(SHIPPED / f"{here.name}.json")
     if content is not None:
         return Table(content, f"measured on {content['hardware']}", TIE), note
-    for path in sorted(SHIPPED.glob("*.json")):
-        content, _ = read(path)
-        if content is not None and here.isa and content["isa"] == here.isa:
-            origin = f"measured on {content['hardware']}, not here, so at least {BORROWED:.2f}x is asked for"
-            return Table(content, origin, BORROWED), note
     return None, note or problem
 
 

@@ -125,14 +125,8 @@ def test_a_wrong_or_unsteady_product_is_never_chosen(folders, status):
     assert not runs_packed()
 
 
-def test_another_machine_with_the_same_instructions_must_have_gained_more(folders):
-    store(folders[1], table(entry(packed=90.0)), "other-machine")
-    assert not runs_packed()
-    store(folders[1], table(entry(packed=80.0)), "other-machine")
-    _measured._stored.cache_clear()
-    assert runs_packed()
-    store(folders[1], table(entry(packed=80.0), isa="another"), "other-machine")
-    _measured._stored.cache_clear()
+def test_the_table_of_another_machine_decides_nothing(folders):
+    store(folders[1], table(entry(packed=10.0)), "other-machine")
     assert not runs_packed()
 
 
