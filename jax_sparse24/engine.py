@@ -1,18 +1,10 @@
-"""The two engines: a linear layer and an FFN, each one `custom_vjp` that executes a plan.
-
-A *plan* is a table with one row per product: which operand is sparse, and by which sparsifier. A product
-without a row is dense. The products and their contraction axes are fixed by the mathematics; flax kernels are
-(in, out):
-
-    linear   Y = X W                fwd, dgrad, wgrad
-    FFN      Y1 = X W1, Y2 = act(Y1), Y3 = Y2 W2      F1, F2 forward; B1 = dY2, B2 = dW2, B3 = dX, B4 = dW1
-"""
+"""The two engines: a linear layer and an FFN, each one `custom_vjp` that executes a plan (see `plan`)."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,100 +13,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops._choose import choose
+from jax_sparse24.ops._choose import choose, packed_pays
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_words
-
-# Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
-# the first operand, then that of the second.
-LINEAR = {
-    "fwd": (("x", -1), ("w", -2)),
-    "dgrad": (("dy", -1), ("w", -1)),
-    "wgrad": (("x", -2), ("dy", -2)),
-}
-FFN = {
-    "F1": (("x", -1), ("w1", -2)),
-    "F2": (("y2", -1), ("w2", -2)),
-    "B1": (("dy3", -1), ("w2", -1)),
-    "B2": (("y2", -2), ("dy3", -2)),
-    "B3": (("dy1", -1), ("w1", -1)),
-    "B4": (("x", -2), ("dy1", -2)),
-}
-# How the products of the two linear layers inside an FFN are called there.
-LINEAR_IN_FFN = {
-    "w1": {"x": "x", "w": "w1", "dy": "dy1", "fwd": "F1", "dgrad": "B3", "wgrad": "B4"},
-    "w2": {"x": "y2", "w": "w2", "dy": "dy3", "fwd": "F2", "dgrad": "B1", "wgrad": "B2"},
-}
-
-ACTIVATIONS = {
-    "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
-}
-
-
-class Sparsifier(Protocol):
-    """Turns a matrix into the sparse operand of one product. Hashable; frozen dataclasses are."""
-
-    divides: tuple[int, ...]  # axes (-1, -2, or 0 for the contracted one) that must be multiples of four
-    stochastic: bool  # needs a key
-    needs: tuple[str, ...]  # entries of the layer's state that it reads
-
-    def __call__(
-        self,
-        x: jax.Array,
-        axis: int,
-        state: Mapping[str, jax.Array],
-        key: jax.Array | None,
-        implementation: str | None,
-    ) -> Packed24 | jax.Array: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One product of a plan: `operand` goes sparse through `by`."""
-
-    operand: str
-    by: Sparsifier
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A table: product name -> Row. Products that are not named are dense."""
-
-    rows: tuple[tuple[str, Row], ...] = ()
-
-    @classmethod
-    def of(cls, products: Mapping[str, tuple], **rows: Row) -> "Plan":
-        """Checks every row against the products of the engine; raises ValueError for an impossible one."""
-        for name, row in rows.items():
-            if name not in products:
-                raise ValueError(
-                    f"plan: product {name!r} does not exist; the products are {', '.join(products)}."
-                )
-            operands = [operand for operand, _ in products[name]]
-            if row.operand not in operands:
-                raise ValueError(
-                    f"plan: product {name} has operands {' and '.join(operands)}, not {row.operand!r}."
-                )
-        return cls(tuple(rows.items()))
-
-    def row(self, product: str) -> Row | None:
-        return dict(self.rows).get(product)
-
-    @property
-    def stochastic(self) -> bool:
-        return any(row.by.stochastic for _, row in self.rows)
-
-
-def ffn_plan(linear: Plan) -> Plan:
-    """The FFN plan that treats both matrices as `linear` does."""
-    rows = {}
-    for names in LINEAR_IN_FFN.values():
-        for product, row in linear.rows:
-            rows[names[product]] = Row(names[row.operand], row.by)
-    return Plan.of(FFN, **rows)
+from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops.tokens import densest, regroup
+from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,29 +42,58 @@ class Execution:
             row = self.plan.row(name)
             if row is None:
                 continue
-            axis = dict(self.table[name])[row.operand]
-            for divided in row.by.divides:
-                what = f"operand {row.operand} of product {name}"
-                patterns.check_divides(self.op, shapes[row.operand], divided or axis, what=what)
+            for operand, axis in self.table[name]:
+                by = row.by if operand == row.operand else row.other
+                if by is not None:
+                    by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
 
-    def product(self, name: str, operands: Mapping[str, jax.Array], state, key) -> jax.Array:
+    def product(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32."""
+        return self.execute(name, operands, state, key, **context)[0]
+
+    def execute(self, name: str, operands: Mapping[str, jax.Array], state, key, **context):
+        """The product, and its sparse operand (None if it has none). `context`: see `Context`."""
         (a, a_axis), (b, b_axis) = self.table[name]
-        left, right = operands[a], operands[b]
         row = self.plan.row(name)
-        if row is not None:
-            if row.by.stochastic:
-                key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
-            own_state = state.get(row.operand, {}) if self.products == "ffn" else state
-            axis = a_axis if row.operand == a else b_axis
-            sparse = row.by(operands[row.operand], axis, own_state, key, self.implementation)
-            if isinstance(sparse, Packed24) and sparse.axis != axis:
-                raise ValueError(
-                    f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
-                    f"{sparse.axis}; the product contracts axis {axis}."
-                )
-            left, right = (sparse, right) if row.operand == a else (left, sparse)
-        return contract(left, right, a_axis, b_axis, self.implementation)
+        if row is None:
+            return contract(operands[a], operands[b], a_axis, b_axis, self.implementation), None
+        on_left = row.operand == a
+        axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
+        x, y = regroup(operands[row.operand], row.tokens), regroup(operands[other], row.tokens)
+        if row.by.stochastic:
+            key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+        states = state if self.products == "ffn" else {"w": state}
+        own = partial(Context, key=key, implementation=self.implementation)
+        if row.other is not None:
+            y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
+        context.setdefault("packed", self._packs(name, row, x, y))
+        sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
+        if isinstance(sparse, Packed24) and sparse.axis != axis:
+            raise ValueError(
+                f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
+                f"{sparse.axis}; the product contracts axis {axis}."
+            )
+
+        def multiply(x, y):
+            left, right = (x, y) if on_left else (y, x)
+            return contract(left, right, a_axis, b_axis, self.implementation)
+
+        out = multiply(sparse, y)
+        if row.dense_share:
+            features = densest(x, row.dense_share, row.rank)
+            exact = multiply(x[:, features], y)
+            out = out.at[features].set(exact) if on_left else out.at[:, features].set(exact)
+        return out, sparse
+
+    def _packs(self, name: str, row: Row, x: jax.Array, y: jax.Array) -> bool:
+        """Whether the product takes its sparse operand packed, or masked as an array."""
+        if self.implementation is not None:
+            return True
+        (a, a_axis), (_, b_axis) = self.table[name]
+        left, right = (x, y) if row.operand == a else (y, x)
+        shape = left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]
+        side = "left" if row.operand == a else "right"
+        return packed_pays((a_axis, b_axis), side, jnp.promote_types(x.dtype, y.dtype), shape).packed
 
 
 # ---- linear
@@ -197,13 +130,19 @@ def _ffn(run: Execution, x_Td, w1_df, w2_fd, b1_f, state, key):
 
 
 def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
+    """Y3, and what the backward pass needs of the activations: the packed Y2 or Y1."""
     T, f = x_Td.shape[0], w1_df.shape[1]
     run.check(["F1", "F2"], {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape})
     y1_Tf = run.product("F1", {"x": x_Td, "w1": w1_df}, state, key)
     if b1_f is not None:
         y1_Tf = y1_Tf + b1_f[None, :]
-    y2_Tf = ACTIVATIONS[run.activation](y1_Tf)
-    return run.product("F2", {"y2": y2_Tf, "w2": w2_fd}, state, key), y1_Tf
+    row = run.plan.row("F2")
+    if row is None or row.operand != "y2":
+        operands = {"y2": ACTIVATIONS[run.activation](y1_Tf), "w2": w2_fd}
+        return run.product("F2", operands, state, key), y1_Tf
+    context = {"activation": run.activation} | ({"packed": True} if run.plan.keep else {})
+    y3_Td, sparse = run.execute("F2", {"y2": y1_Tf, "w2": w2_fd}, state, key, **context)
+    return y3_Td, sparse if run.plan.keep else y1_Tf
 
 
 def _ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
@@ -212,18 +151,26 @@ def _ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
         FFN,
         {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, w2_fd.shape[1])},
     )
-    y3_Td, y1_Tf = _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key)
-    return y3_Td, (x_Td, y1_Tf, w1_df, w2_fd, b1_f, state, key)
+    y3_Td, saved = _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key)
+    return y3_Td, (x_Td, saved, w1_df, w2_fd, b1_f, state, key)
 
 
 def _ffn_bwd(run, residuals, dy3_Td):
-    x_Td, y1_Tf, w1_df, w2_fd, b1_f, state, key = residuals
-    y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[run.activation], y1_Tf)
-    operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "y2": y2_Tf, "dy3": dy3_Td}
+    x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
+    operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
     dy2_Tf = run.product("B1", operands, state, key)
+    if run.plan.keep:
+        slopes = SLOPES[run.activation](saved.values)
+        dy2 = gather24(dy2_Tf, saved.metadata, saved.axis, run.implementation)
+        kept = dataclasses.replace(saved, values=slopes * dy2)
+        operands["y2"] = saved.todense(implementation=run.implementation)
+        operands["dy1"] = kept.todense(implementation=run.implementation)
+    else:
+        kept = None
+        operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
+        (operands["dy1"],) = activation_vjp(dy2_Tf)
     dw2_fd = run.product("B2", operands, state, key)
-    (operands["dy1"],) = activation_vjp(dy2_Tf)
-    dx_Td = run.product("B3", operands, state, key)
+    dx_Td = run.product("B3", operands, state, key, kept=kept)
     dw1_df = run.product("B4", operands, state, key)
     sum_dtype = jnp.promote_types(dy3_Td.dtype, jnp.float32)
     db1_f = None if b1_f is None else operands["dy1"].sum(0, dtype=sum_dtype).astype(b1_f.dtype)
@@ -271,21 +218,17 @@ def _prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
 
 
-def _check_state(op: str, plan: Plan, state, shapes: Mapping[str, tuple[int, ...]], nested: bool) -> None:
-    for name, row in plan.rows:
-        for entry in row.by.needs:
-            own = state.get(row.operand, {}) if nested else state
-            if entry not in own:
-                place = f"state[{row.operand!r}][{entry!r}]" if nested else f"state[{entry!r}]"
-                raise ValueError(
-                    f"{op}: product {name} reads {place}, which is missing; build it with method.init(w)."
-                )
-            if tuple(own[entry].shape) != shapes[row.operand]:
-                raise ValueError(
-                    f"{op}: the {entry} of {row.operand} has shape {tuple(own[entry].shape)}, "
-                    f"the weight {shapes[row.operand]}; "
-                    f"build the state with method.init(w)."
-                )
+def _check_state(op: str, method, state, weight, role="w", place="state") -> None:
+    """Raises ValueError unless `state` has the entries and shapes that the method gives to this weight."""
+    for entry, like in jax.eval_shape(partial(method.init, role=role), weight).items():
+        if entry not in state:
+            raise ValueError(f"{op}: {place}[{entry!r}] is missing; build the state with method.init(w).")
+        shape, dtype = jnp.shape(state[entry]), jnp.result_type(state[entry])
+        if shape != like.shape or dtype != like.dtype:
+            raise ValueError(
+                f"{op}: {place}[{entry!r}] is {dtype} {shape}, a weight of shape {weight.shape} needs "
+                f"{like.dtype} {like.shape}; build the state with method.init(w)."
+            )
 
 
 def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None = None) -> jax.Array:
@@ -299,7 +242,7 @@ def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None
     taken. Raises TypeError, ValueError (shapes, missing state or key), RuntimeError (implementation)."""
     plan = _plan("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = _prepare("sparse_dot", plan, implementation, state, key, x, w=w)
-    _check_state("sparse_dot", plan, state, {"w": w.shape}, nested=False)
+    _check_state("sparse_dot", method, state, w)
     run = Execution("sparse_dot", "linear", plan, implementation)
     out = _linear(run, tokens, w, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")
@@ -320,14 +263,19 @@ def sparse_ffn(
     """`act(x @ w1 + b1) @ w2` with the sparse products of `method`, forward and backward, as one
     differentiation rule.
 
-    x: (..., d). w1: (d, f), w2: (f, d'), dense weights; b1: (f,) or None. state: `{"w1": method.init(w1),
-    "w2": method.init(w2)}`, if the method has state. activation: "squared_relu", "relu", "gelu" or "silu".
-    Key, dtypes, differentiation and errors as `sparse_dot`."""
+    x: (..., d). w1: (d, f), w2: (f, d'), dense weights; b1: (f,) or None. state: `{"w1": method.init(w1,
+    "w1"), "w2": method.init(w2, "w2")}`, if the method has state. activation: "squared_relu", "relu", "gelu"
+    or "silu". Key, dtypes, differentiation and errors as `sparse_dot`."""
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"sparse_ffn: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
         )
     plan = _plan("sparse_ffn", method, "ffn_plan")
+    if plan.keep and activation not in SLOPES:
+        raise ValueError(
+            f"sparse_ffn: {method} keeps the packed activations for the backward pass, which needs an "
+            f"activation whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
+        )
     tokens, (w1, w2), state, key = _prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     if b1 is not None:
         if jnp.shape(b1) != (w1.shape[1],):
@@ -335,7 +283,8 @@ def sparse_ffn(
                 f"sparse_ffn: b1 has shape {jnp.shape(b1)}, w1 of shape {w1.shape} needs ({w1.shape[1]},)."
             )
         b1 = reverse_only("sparse_ffn", jnp.asarray(b1).astype(tokens.dtype))
-    _check_state("sparse_ffn", plan, state, {"w1": w1.shape, "w2": w2.shape}, nested=True)
+    for name, w in {"w1": w1, "w2": w2}.items():
+        _check_state("sparse_ffn", method, state.get(name, {}), w, name, f"state[{name!r}]")
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
     out = _ffn(run, tokens, w1, w2, b1, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")

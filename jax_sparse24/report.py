@@ -7,10 +7,10 @@ import platform
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.methods.base import Method
 from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops._choose import choose, packed_pays
+from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.tune import producer_name, product_of
 
 _SYMBOLS = {

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
-from jax_sparse24.engine import FFN, Sparsifier
 from jax_sparse24.methods.sparsifiers import MVUE, Masked, Top2
 from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
+from jax_sparse24.plan import FFN, Sparsifier
 
 # (T, d, f): what the defaults of `tune` measure. One measurement speaks for sizes within a factor of four.
 SHAPES = ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096))

@@ -99,9 +99,9 @@ def test_explain_names_the_implementation_and_the_reason(capsys):
 
 
 def test_explain_of_a_method_whose_ffn_differs_prints_both_tables(capsys):
-    from jax_sparse24.engine import FFN, Plan, Row
     from jax_sparse24.methods.base import Method
     from jax_sparse24.methods.sparsifiers import Top2
+    from jax_sparse24.plan import FFN, Plan, Row
 
     class Activations(Method):
         def ffn_plan(self):

@@ -16,6 +16,7 @@ LAYERS = [
     {"patterns", "formats", "schedule"},
     {"_reverse_only", "_measure"},
     {"ops"},
+    {"plan"},
     {"engine"},
     {"methods"},
     {"nn", "linen", "optim", "monitor", "tune"},

@@ -9,8 +9,8 @@ from experiments.bench import check, rows
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from jax_sparse24._measure import Program, interleaved, random
-from jax_sparse24.engine import FFN
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.plan import FFN
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
@@ -90,7 +90,7 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
     implementation = None if settings.implementation == "auto" else settings.implementation
     programs, status, states = {}, {}, {}
     for name, method in settings.methods.items():
-        states[name] = {w: method.init(operands[w]) for w in ("w1", "w2")}
+        states[name] = {w: method.init(operands[w], w) for w in ("w1", "w2")}
         function = block(method, states[name], implementation)
         programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
         programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"])

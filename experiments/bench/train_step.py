@@ -126,7 +126,7 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
         programs[name, "step"] = steps[name]
         if method.refresh_every:
             programs[name, "step with refresh"] = steps[name].refreshing
-        state = {w: method.init(operands[w]) for w in ("w1", "w2")}
+        state = {w: method.init(operands[w], w) for w in ("w1", "w2")}
         programs[name, "ffn"] = Program(forward_backward(block(method, state, implementation)), *args)
     times = rows.times(interleaved(programs, settings.repeats, settings.seconds))
     found = []

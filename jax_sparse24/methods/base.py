@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax
 
-from jax_sparse24.engine import LINEAR, Plan, ffn_plan
+from jax_sparse24.plan import LINEAR, Plan, ffn_plan
 from jax_sparse24.schedule import Phase, Schedule
 
 
@@ -32,11 +32,11 @@ class Method:
         """Rows for F1, F2, B1 to B4; by default both matrices as in `linear_plan`."""
         return ffn_plan(self.linear_plan())
 
-    def init(self, w: jax.Array) -> dict[str, jax.Array]:
-        """State for a weight (..., in, out)."""
+    def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
+        """State for a weight (..., in, out). role: its name in the plan, "w1" or "w2" in an FFN."""
         return {}
 
-    def refresh(self, state: dict[str, jax.Array], w: jax.Array) -> dict[str, jax.Array]:
+    def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """State recomputed from the current weight."""
         return state
 
@@ -52,3 +52,36 @@ class Method:
     def schedule(self, total_steps: int) -> Schedule:
         """Phases of a run of `total_steps` optimiser steps."""
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
+
+
+def check_field(method: Method, field: str, good: bool, rule: str) -> None:
+    """Raises ValueError with the method, the field, its value and the rule, unless `good`."""
+    if not good:
+        raise ValueError(f"{type(method).__name__}: {field}={getattr(method, field)!r} {rule}.")
+
+
+def check_choice(method: Method, field: str, *choices) -> None:
+    named = ", ".join(map(repr, choices))
+    check_field(method, field, getattr(method, field) in choices, f"is unknown; use one of {named}")
+
+
+def check_positive(method: Method, field: str) -> None:
+    check_field(method, field, getattr(method, field) >= 0, "must be 0 or positive")
+
+
+def check_share(method: Method, field: str) -> None:
+    check_field(method, field, 0 <= getattr(method, field) <= 1, "must lie in [0, 1]")
+
+
+def check_steps(method: Method, field: str, least: int = 1) -> None:
+    steps = getattr(method, field)
+    whole = isinstance(steps, int) and not isinstance(steps, bool)
+    rule = f"must be a whole number of optimiser steps, >= {least}"
+    check_field(method, field, whole and steps >= least, rule)
+
+
+def phases(**steps: int) -> Schedule:
+    """The phases that have steps, in order; those whose names begin with "dense" are dense."""
+    return Schedule(
+        tuple(Phase(name, n, sparse=not name.startswith("dense")) for name, n in steps.items() if n)
+    )

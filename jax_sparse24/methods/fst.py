@@ -2,13 +2,10 @@
 
 import dataclasses
 
-from jax_sparse24.engine import LINEAR, Plan, Row
-from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, Masked
+from jax_sparse24.methods.base import Method, check_choice, check_positive, check_share, check_steps, phases
+from jax_sparse24.methods.sparsifiers import Estimator, Masked, weight_gradient
 from jax_sparse24.ops.mask import transposable_mask24
-from jax_sparse24.schedule import Phase, Schedule
-
-_ESTIMATORS = {"exact": True, "approximate": False, None: None}
+from jax_sparse24.plan import LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,38 +20,23 @@ class FST(Method):
 
     decay: float = 6e-5
     refresh_every: int = 40
-    mvue: str | None = "exact"
+    mvue: Estimator | None = "exact"
     dense_fraction: float = 1 / 6
 
     def __post_init__(self):
-        if self.mvue not in _ESTIMATORS:
-            raise ValueError(f"FST: mvue={self.mvue!r} is unknown; use 'exact', 'approximate' or None.")
-        if not self.decay >= 0:
-            raise ValueError(
-                f"FST: decay={self.decay!r} must be 0 or positive; it pulls pruned weights towards zero."
-            )
-        if (
-            isinstance(self.refresh_every, bool)
-            or not isinstance(self.refresh_every, int)
-            or self.refresh_every < 1
-        ):
-            raise ValueError(
-                f"FST: refresh_every={self.refresh_every!r} must be a whole number of optimiser steps, >= 1."
-            )
-        if not 0 <= self.dense_fraction <= 1:
-            raise ValueError(f"FST: dense_fraction={self.dense_fraction!r} must lie in [0, 1].")
+        check_choice(self, "mvue", "exact", "approximate", None)
+        check_positive(self, "decay")
+        check_steps(self, "refresh_every")
+        check_share(self, "dense_fraction")
 
     def linear_plan(self):
-        transposable = Masked("mask", "transposable mask")
-        rows = {"fwd": Row("w", transposable), "dgrad": Row("w", transposable)}
-        if self.mvue is not None:
-            rows["wgrad"] = Row("dy", MVUE(_ESTIMATORS[self.mvue]))
-        return Plan.of(LINEAR, **rows)
+        transposable = Row("w", Masked("mask", "transposable mask"))
+        return Plan.of(LINEAR, fwd=transposable, dgrad=transposable, **weight_gradient(self.mvue))
 
-    def init(self, w):
+    def init(self, w, role="w"):
         return {"mask": transposable_mask24(w)}
 
-    def refresh(self, state, w):
+    def refresh(self, state, w, role="w"):
         return {"mask": transposable_mask24(w)}
 
     def fresh_mask(self, w):
@@ -62,5 +44,4 @@ class FST(Method):
 
     def schedule(self, total_steps):
         dense = round(total_steps * self.dense_fraction)
-        steps = {"sparse": total_steps - dense, "dense": dense}
-        return Schedule(tuple(Phase(name, n, sparse=name == "sparse") for name, n in steps.items() if n))
+        return phases(sparse=total_steps - dense, dense=dense)

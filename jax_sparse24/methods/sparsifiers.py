@@ -1,62 +1,139 @@
-"""Sparsifiers that the tables of the methods are made of."""
+"""Sparsifiers that the tables of the methods are made of.
+
+Where a product runs dense, they return the same values as an array."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from jax_sparse24.engine import Sparsifier
-from jax_sparse24.ops.mvue import mvue_pack24
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24 import patterns
+from jax_sparse24.formats import Packed24
+from jax_sparse24.ops.mvue import mvue24, mvue_pack24
 from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.prune import prune24, soft24
+from jax_sparse24.ops.squared_relu import squared_relu24
+from jax_sparse24.ops.tokens import causal_mask24
+from jax_sparse24.plan import Context, Row, Sparsifier
+
+Estimator = Literal["exact", "approximate"]  # of MVUE: of least variance, or what the code of 2404.01847 runs
 
 
 @dataclasses.dataclass(frozen=True)
-class Top2:
+class Groups24:
+    """Base of the sparsifiers with groups of four along the contraction axis."""
+
+    stochastic: ClassVar = False
+
+    def check(self, op, shape, axis, what):
+        patterns.check_divides(op, shape, axis, what=what)
+
+
+@dataclasses.dataclass(frozen=True)
+class Top2(Groups24):
     """The two largest magnitudes of every four along the contraction axis."""
 
-    divides: ClassVar = (0,)
-    stochastic: ClassVar = False
-    needs: ClassVar = ()
-
-    def __call__(self, x, axis, state, key, implementation):
-        return pack24(x, axis, implementation=implementation)
+    def __call__(self, x, axis, context: Context):
+        implementation = context.implementation
+        if not context.packed:
+            return prune24(context.activate(x), axis, implementation=implementation)
+        if context.activation == "squared_relu":
+            return squared_relu24(x, axis, implementation=implementation)
+        return pack24(context.activate(x), axis, implementation=implementation)
 
     def __str__(self):
         return "top-2 of 4"
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked:
+class CausalBothWays(Groups24):
+    """2:4 along features and along four consecutive tokens at once, without looking at later tokens."""
+
+    def check(self, op, shape, axis, what):
+        for both in (-1, -2):
+            super().check(op, shape, both, what)
+
+    def __call__(self, x, axis, context: Context):
+        x = context.activate(x)
+        mask = causal_mask24(x)
+        if context.packed:
+            return pack24(x, axis, mask, implementation=context.implementation)
+        return jnp.where(mask, x, jnp.zeros_like(x))
+
+    def __str__(self):
+        return "top of 4 both ways, causal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Groups24):
     """The entries of a mask kept in the layer's state."""
 
     entry: str = "mask"
     label: str = "stored mask"
-    divides: ClassVar = (0,)
-    stochastic: ClassVar = False
 
-    @property
-    def needs(self):
-        return (self.entry,)
-
-    def __call__(self, x, axis, state, key, implementation):
-        return pack24(x, axis, state[self.entry], implementation=implementation)
+    def __call__(self, x, axis, context: Context):
+        mask = context.state[self.entry]
+        if context.packed:
+            return pack24(x, axis, mask, implementation=context.implementation)
+        return jnp.where(mask, x, jnp.zeros_like(x))
 
     def __str__(self):
         return self.label
 
 
 @dataclasses.dataclass(frozen=True)
-class MVUE:
+class Soft(Groups24):
+    """Soft threshold along the contraction axis, times the scale in the layer's state (2409.09099)."""
+
+    entry: str = "scale"
+
+    def __call__(self, x, axis, context: Context):
+        soft = soft24(x, axis, implementation=context.implementation)
+        scale = context.state[self.entry].astype(x.dtype)
+        if not context.packed:
+            return soft * scale
+        packed = pack24(soft, axis, implementation=context.implementation)
+        return dataclasses.replace(packed, values=packed.values * scale)
+
+    def __str__(self):
+        return "soft threshold, scaled"
+
+
+@dataclasses.dataclass(frozen=True)
+class MVUE(Groups24):
     """Minimum-variance unbiased estimate along the contraction axis."""
 
     exact: bool = True
-    divides: ClassVar = (0,)
     stochastic: ClassVar = True
-    needs: ClassVar = ()
 
-    def __call__(self, x, axis, state, key, implementation):
-        return mvue_pack24(key, x, axis, self.exact, implementation=implementation)
+    def __call__(self, x, axis, context: Context):
+        estimate = mvue_pack24 if context.packed else mvue24
+        return estimate(context.key, x, axis, self.exact, implementation=context.implementation)
 
     def __str__(self):
         return f"MVUE, {'exact' if self.exact else 'approximate'}"
+
+
+def weight_gradient(mvue: Estimator | None) -> dict[str, Row]:
+    """The row of wgrad in a linear plan: MVUE of dY along tokens, or none."""
+    return {} if mvue is None else {"wgrad": Row("dy", MVUE(mvue == "exact"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The support of F2's sparse Y2, in the backward pass of a plan with `keep`."""
+
+    stochastic: ClassVar = False
+
+    def check(self, op, shape, axis, what):
+        """F2 has checked it."""
+
+    def __call__(self, x, axis, context: Context) -> Packed24 | jax.Array:
+        return context.kept if context.packed else x
+
+    def __str__(self):
+        return "support of F2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,19 +145,17 @@ class DenseValues:
     axis: int
 
     @property
-    def divides(self):
-        return tuple(d or self.axis for d in self.of.divides)
-
-    @property
     def stochastic(self):
         return self.of.stochastic
 
-    @property
-    def needs(self):
-        return self.of.needs
+    def check(self, op, shape, axis, what):
+        self.of.check(op, shape, self.axis, what)
 
-    def __call__(self, x, axis, state, key, implementation):
-        return self.of(x, self.axis, state, key, implementation).todense(implementation=implementation)
+    def __call__(self, x, axis, context: Context) -> jax.Array:
+        values = self.of(x, self.axis, dataclasses.replace(context, packed=False))
+        return (
+            values if isinstance(values, jax.Array) else values.todense(implementation=context.implementation)
+        )
 
     def __str__(self):
         return f"values of {self.of}, dense product"

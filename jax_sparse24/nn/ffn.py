@@ -4,9 +4,10 @@ import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_sparse24.engine import ACTIVATIONS, sparse_ffn
+from jax_sparse24.engine import sparse_ffn
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear
+from jax_sparse24.plan import ACTIVATIONS, ffn_plan
 
 
 def _check_activation(layer: str, activation: str) -> None:
@@ -35,8 +36,8 @@ class FFN(nnx.Module):
     ):
         _check_activation("FFN", activation)
         self.activation = activation
-        self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
-        self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
+        self.up = Linear(d, f, method=method, use_bias=use_bias, role="w1", rngs=rngs, **linear)
+        self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
@@ -78,6 +79,10 @@ class GatedFFN(nnx.Module):
         **linear,
     ):
         _check_activation("GatedFFN", activation)
+        if method is not None and method.ffn_plan() != ffn_plan(method.linear_plan()):
+            raise ValueError(
+                f"GatedFFN: {method} sparsifies the activations of a block without a gate; use s24.nn.FFN."
+            )
         self.activation = activation
         self.gate = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
         self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_sparse24 import patterns
-from jax_sparse24.engine import LINEAR, sparse_dot
+from jax_sparse24.engine import sparse_dot
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
+from jax_sparse24.plan import LINEAR
 
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()
@@ -26,7 +26,8 @@ class Linear(nnx.Module):
     (out_features,). Everything else is `SparseState`: `state` (what `method.init` returned), `key` (uint32
     (2,), if the method draws noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
     A call is pure. Noise depends on (key, step, product); two calls of one layer in one step draw the same
-    noise unless `s24.nn.fold_key` separates them. Raises like `sparse_dot`; features must be multiples of 4
+    noise unless `s24.nn.fold_key` separates them. role: the weight's name in the method's plan, if the layer
+    is part of a block ("w1", "w2"). Raises like `sparse_dot`; features must be multiples of 4
     where the method's groups lie along them."""
 
     def __init__(
@@ -41,6 +42,7 @@ class Linear(nnx.Module):
         kernel_init=_KERNEL_INIT,
         bias_init=_BIAS_INIT,
         implementation: str | None = None,
+        role: str = "w",
         rngs: nnx.Rngs,
     ):
         self.method = Dense() if method is None else method
@@ -50,13 +52,14 @@ class Linear(nnx.Module):
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype
         self.implementation = implementation
+        self.role = role
         self.sparse = True
         self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
         # Drawn for every method: models that differ only in their methods start from the same parameters.
         noise_key = rngs.params()
         self.state = nnx.Dict(
-            {name: SparseState(value) for name, value in self.method.init(self.kernel[...]).items()}
+            {name: SparseState(value) for name, value in self.method.init(self.kernel[...], role).items()}
         )
         if self.method.stochastic:
             self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))
@@ -98,11 +101,14 @@ class Linear(nnx.Module):
         kernel = self.kernel[...]
         due = step is None or step % every == 0
         if isinstance(due, jax.core.Tracer):
-            new = jax.lax.cond(due, self.method.refresh, _keep, old, kernel)
+            new = jax.lax.cond(due, self._refreshed, _keep, old, kernel)
         else:
-            new = self.method.refresh(old, kernel) if due else {}
+            new = self._refreshed(old, kernel) if due else {}
         for name, value in new.items():
             self.state[name][...] = value
+
+    def _refreshed(self, state, kernel):
+        return self.method.refresh(state, kernel, self.role)
 
 
 def _keep(state, kernel):
@@ -113,7 +119,4 @@ def _check_features(method: Method, in_features: int, out_features: int) -> None
     for name, row in method.linear_plan().rows:
         if row.operand == "w":
             contracted = dict(LINEAR[name])["w"]
-            for axis in row.by.divides:
-                patterns.check_divides(
-                    "Linear", (in_features, out_features), axis or contracted, what="kernel"
-                )
+            row.by.check("Linear", (in_features, out_features), contracted, "kernel")

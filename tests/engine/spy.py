@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jax_sparse24.engine import Plan, Row
 from jax_sparse24.methods.base import Method
+from jax_sparse24.plan import Plan
 
 
 class Log(dict):
@@ -23,20 +23,15 @@ class Spy:
     log: Log
 
     @property
-    def divides(self):
-        return self.of.divides
-
-    @property
     def stochastic(self):
         return self.of.stochastic
 
-    @property
-    def needs(self):
-        return self.of.needs
+    def check(self, op, shape, axis, what):
+        self.of.check(op, shape, axis, what)
 
-    def __call__(self, x, axis, state, key, implementation):
-        self.log[self.product] = (x, axis, key)
-        return self.of(x, axis, state, key, implementation)
+    def __call__(self, x, axis, context):
+        self.log[self.product] = (x, axis, context.key)
+        return self.of(x, axis, context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +42,8 @@ class Spied(Method):
     log: Log
 
     def _observed(self, plan: Plan) -> Plan:
-        return Plan(tuple((name, Row(row.operand, Spy(row.by, name, self.log))) for name, row in plan.rows))
+        rows = ((name, dataclasses.replace(row, by=Spy(row.by, name, self.log))) for name, row in plan.rows)
+        return dataclasses.replace(plan, rows=tuple(rows))
 
     def linear_plan(self):
         return self._observed(self.of.linear_plan())
@@ -55,5 +51,5 @@ class Spied(Method):
     def ffn_plan(self):
         return self._observed(self.of.ffn_plan())
 
-    def init(self, w):
-        return self.of.init(w)
+    def init(self, w, role="w"):
+        return self.of.init(w, role)

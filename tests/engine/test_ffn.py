@@ -224,12 +224,12 @@ BAD = {
     "bias": (ValueError, r"b1 has shape \(8,\), w1 of shape \(16, 24\) needs \(24,\)", {"b1": jnp.ones(8)}),
     "bias for broadcasting": (ValueError, r"b1 has shape \(1,\)", {"b1": jnp.ones(1)}),
     "no key": (ValueError, r"pass key=", {"key": None}),
-    "no state": (ValueError, r"reads state\['w1'\]\['mask'\]", {"state": None}),
-    "flat state": (ValueError, r"reads state\['w1'\]\['mask'\]", {"state": STATE["w1"]}),
-    "half of the state": (ValueError, r"F2 reads state\['w2'\]\['mask'\]", {"state": {"w1": STATE["w1"]}}),
+    "no state": (ValueError, r"state\['w1'\]\['mask'\]", {"state": None}),
+    "flat state": (ValueError, r"state\['w1'\]\['mask'\]", {"state": STATE["w1"]}),
+    "half of the state": (ValueError, r"state\['w2'\]\['mask'\]", {"state": {"w1": STATE["w1"]}}),
     "states swapped": (
         ValueError,
-        r"mask of w1 has shape \(24, 8\).*\(16, 24\)",
+        r"state\['w1'\]\['mask'\] is bool \(24, 8\).*\(16, 24\)",
         {"state": {"w1": STATE["w2"], "w2": STATE["w1"]}},
     ),
     "groups": (

@@ -282,15 +282,15 @@ BAD = {
         r"one PRNG key.*\(3, 2\)",
         {"method": FST, "state": STATE, "key": jax.random.split(KEY, 3)},
     ),
-    "no state": (ValueError, r"fwd reads state\['mask'\].*method.init\(w\)", {"method": FST, "key": KEY}),
+    "no state": (ValueError, r"state\['mask'\].*method.init\(w\)", {"method": FST, "key": KEY}),
     "state of another weight": (
         ValueError,
-        r"mask of w has shape \(4, 4\).*\(16, 24\).*method.init",
+        r"state\['mask'\] is bool \(4, 4\).*bool \(16, 24\).*method.init",
         {"method": FST, "key": KEY, "state": {"mask": jnp.ones((4, 4), bool)}},
     ),
     "mask of numbers": (
-        TypeError,
-        r"mask must be bool, got float32",
+        ValueError,
+        r"state\['mask'\] is float32 .* needs bool",
         {"method": FST, "key": KEY, "state": {"mask": jnp.ones((d, f))}},
     ),
     "method by name": (

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.engine import FFN, LINEAR, Plan, Row, ffn_plan
+from jax_sparse24 import patterns
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Top2
+from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Groups24, Masked, Top2
+from jax_sparse24.plan import FFN, LINEAR, Plan, Row, ffn_plan
 from tests.engine import oracle
 from tests.engine.spy import Log, Spied
 
@@ -127,16 +128,12 @@ def test_all_six_products_draw_their_own_noise():
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class Chosen(Groups24):
     """The two of every four that the state names, scaled by a number from the state."""
 
-    divides: ClassVar = (0,)
-    stochastic: ClassVar = False
-    needs: ClassVar = ("pattern",)
-
-    def __call__(self, x, axis, state, key, implementation):
-        scaled = x * state["gain"].astype(x.dtype)
-        return s24.pack24(scaled, axis, state["pattern"], implementation=implementation)
+    def __call__(self, x, axis, context):
+        scaled = x * context.state["gain"].astype(x.dtype)
+        return s24.pack24(scaled, axis, context.state["pattern"], implementation=context.implementation)
 
     def __str__(self):
         return "chosen"
@@ -146,11 +143,12 @@ class Chosen:
 class Rounded:
     """Sparsifiers may return arrays, too: whole numbers in a dense product; groups along the last axis."""
 
-    divides: ClassVar = (-1,)
     stochastic: ClassVar = False
-    needs: ClassVar = ()
 
-    def __call__(self, x, axis, state, key, implementation):
+    def check(self, op, shape, axis, what):
+        patterns.check_divides(op, shape, -1, what=what)
+
+    def __call__(self, x, axis, context):
         return jnp.round(x)
 
     def __str__(self):
@@ -173,7 +171,7 @@ class MadeUp(Method):
             wgrad=Row("x", Rounded()),
         )
 
-    def init(self, w):
+    def init(self, w, role="w"):
         rows = jnp.arange(w.shape[-2]) % 4 < 2
         return {"pattern": jnp.broadcast_to(rows[:, None], w.shape), "gain": jnp.float32(self.gain)}
 
@@ -224,7 +222,7 @@ def test_a_made_up_method_runs_in_the_ffn_engine():
 def test_a_made_up_method_is_checked_like_any_other():
     method = MadeUp()
     w = jnp.ones((d, f))
-    with pytest.raises(ValueError, match=r"fwd reads state\['pattern'\]"):
+    with pytest.raises(ValueError, match=r"state\['pattern'\] is missing"):
         s24.sparse_dot(jnp.ones((T, d)), w, method, {"gain": jnp.float32(1)})
     with pytest.raises(
         ValueError, match=r"operand w of product fwd of shape \(6, 8\) has size 6 along axis -2"
@@ -232,7 +230,7 @@ def test_a_made_up_method_is_checked_like_any_other():
         w = jnp.ones((6, 8))
         s24.sparse_dot(jnp.ones((T, 6)), w, method, method.init(w))
 
-    # `divides` of -1 and -2 are fixed axes, whatever is contracted: here features, in a product over tokens.
+    # Its groups lie along the last axis, whatever is contracted: here features, in a product over tokens.
     odd = OnlyLinear((("wgrad", Row("x", Rounded())),))
     with pytest.raises(
         ValueError, match=r"operand x of product wgrad of shape \(12, 6\) has size 6 along axis -1"
@@ -244,11 +242,12 @@ def test_a_made_up_method_is_checked_like_any_other():
 class Astray:
     """A faulty sparsifier: it packs along the other axis."""
 
-    divides: ClassVar = (-1, -2)
     stochastic: ClassVar = False
-    needs: ClassVar = ()
 
-    def __call__(self, x, axis, state, key, implementation):
+    def check(self, op, shape, axis, what):
+        """All fits."""
+
+    def __call__(self, x, axis, context):
         return s24.pack24(x, -3 - axis)
 
 

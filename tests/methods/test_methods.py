@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.engine import FFN, LINEAR, Row
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Top2
+from jax_sparse24.plan import FFN, LINEAR, Context, Row
 
 METHODS = [
     s24.methods.Dense(),
@@ -133,7 +133,7 @@ def test_fst_state_is_the_transposable_mask(shape):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mvue": "exakt"}, r"mvue='exakt' is unknown; use 'exact', 'approximate' or None"),
+        ({"mvue": "exakt"}, r"mvue='exakt' is unknown; use one of 'exact', 'approximate', None"),
         ({"mvue": False}, r"mvue=False is unknown"),
         ({"decay": -1e-4}, r"decay=-0.0001 must be 0 or positive"),
         ({"decay": math.nan}, r"decay=nan must be 0 or positive"),
@@ -176,6 +176,7 @@ def test_fst_ends_dense(total, fraction, sparse, dense):
 X = weight(12, 16)
 KEY = jax.random.key(3)
 MASK = s24.transposable_mask24(X)
+CONTEXT = Context({"mask": MASK, "other": MASK}, KEY, None, packed=True)
 SPARSIFIERS = [
     (Top2(), lambda axis: s24.prune24(X, axis), "top-2 of 4"),
     (Masked(), lambda axis: jnp.where(MASK, X, 0), "stored mask"),
@@ -188,13 +189,13 @@ SPARSIFIERS = [
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize(("by", "want", "label"), SPARSIFIERS, ids=lambda v: v if isinstance(v, str) else "")
 def test_sparsifiers_pack_along_the_contraction_axis(by, want, label, axis):
-    packed = by(X, axis, {"mask": MASK, "other": MASK}, KEY, None)
+    packed = by(X, axis, CONTEXT)
     assert isinstance(packed, s24.Packed24)
     assert (packed.axis, packed.shape) == (axis, X.shape)
     np.testing.assert_array_equal(packed.todense(), want(axis))
     assert str(by) == label
     assert by.stochastic == isinstance(by, MVUE)
-    assert by.needs == ((by.entry,) if isinstance(by, Masked) else ())
+    np.testing.assert_array_equal(by(X, axis, dataclasses.replace(CONTEXT, packed=False)), want(axis))
     hash(by)
 
 
@@ -203,15 +204,16 @@ def test_sparsifiers_pack_along_the_contraction_axis(by, want, label, axis):
 def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
     values = DenseValues(by, fixed)
     for axis in (-1, -2):
-        got = values(X, axis, {"mask": MASK, "other": MASK}, KEY, None)
+        got = values(X, axis, CONTEXT)
         np.testing.assert_array_equal(got, want(fixed))
     assert str(values) == f"values of {label}, dense product"
-    assert (values.divides, values.stochastic, values.needs) == ((fixed,), by.stochastic, by.needs)
+    assert values.stochastic == by.stochastic
+    odd = (4, 6) if fixed == -1 else (6, 4)
+    with pytest.raises(ValueError, match=f"the operand of shape .* size 6 along axis {fixed}"):
+        values.check("op", odd, -3 - fixed, "operand")
 
 
 @pytest.mark.parametrize("by", [s for s, _, _ in SPARSIFIERS], ids=str)
 def test_sparsifiers_pass_the_implementation_on(by):
     with pytest.raises(RuntimeError, match="cusparselt"):
-        by(X, -1, {"mask": MASK, "other": MASK}, KEY, "cusparselt")
-    with pytest.raises(RuntimeError, match="cusparselt"):
-        DenseValues(by, -1)(X, -1, {"mask": MASK, "other": MASK}, KEY, "cusparselt")
+        by(X, -1, dataclasses.replace(CONTEXT, implementation="cusparselt"))

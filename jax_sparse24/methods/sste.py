@@ -1,0 +1,57 @@
+"""S-STE: continuous pruning by a soft threshold (2409.09099)."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jax_sparse24.methods.base import Method, check_choice
+from jax_sparse24.methods.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
+from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.prune import soft24
+from jax_sparse24.plan import LINEAR, Plan, Row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SSTE(Method):
+    """Soft-thresholded 2:4 weights along `in`, scaled; the dense master weight gets the gradient of the
+    scaled one, without the scale. The input gradient is a dense product of the same values.
+
+    scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
+    current weight in every step; "unit", 1. mvue: estimator of the weight gradient along tokens,
+    "approximate" (the paper's), "exact", or None for a dense product. Trained sparse to the end and evaluated
+    sparse."""
+
+    scale: Literal["frozen", "dynamic", "unit"] = "frozen"
+    mvue: Estimator | None = "approximate"
+
+    def __post_init__(self):
+        check_choice(self, "scale", "frozen", "dynamic", "unit")
+        check_choice(self, "mvue", "exact", "approximate", None)
+
+    @property
+    def refresh_every(self) -> int:
+        return 1 if self.scale == "dynamic" else 0
+
+    def linear_plan(self):
+        soft = Soft()
+        dgrad = Row("w", DenseValues(soft, axis=-2))
+        return Plan.of(LINEAR, fwd=Row("w", soft), dgrad=dgrad, **weight_gradient(self.mvue))
+
+    def init(self, w, role="w"):
+        return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
+
+    def refresh(self, state, w, role="w"):
+        return self.init(w)
+
+    def fresh_mask(self, w):
+        return mask24(w, -2)
+
+
+def soft_scale(w, axis: int):
+    """float32 (...): the factor by which weights (..., in, out) soft-thresholded along `axis` come nearest to
+    the weights; 1 where all are zero (section 5)."""
+    soft = soft24(w, axis).astype(jnp.float32)
+    energy = jnp.sum(soft * soft, axis=(-2, -1))
+    along = jnp.sum(w.astype(jnp.float32) * soft, axis=(-2, -1))
+    return jnp.where(energy > 0, along / jnp.where(energy > 0, energy, 1), 1.0)

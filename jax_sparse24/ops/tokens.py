@@ -1,0 +1,63 @@
+"""Groups of four along tokens: which tokens, which features stay dense, masks that are causal."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_sparse24.ops.prune import prune24
+
+
+def regroup(x: jax.Array, order: str) -> jax.Array:
+    """Rows of `x` (T, n) in a fixed order, T a multiple of 4.
+
+    Neighbouring tokens activate the same features, so that four consecutive ones overflow their two places
+    (2503.16672). "consecutive" leaves them; "strided" groups tokens T/4 apart; "random" uses one permutation
+    per T. A sum over tokens does not depend on their order, so nothing is put back."""
+    T = x.shape[0]
+    if order == "consecutive":
+        return x
+    if order == "strided":
+        return x.reshape(4, T // 4, -1).swapaxes(0, 1).reshape(x.shape)
+    return x[np.random.default_rng(T).permutation(T)]
+
+
+def densest(x: jax.Array, share: float, rank: str) -> jax.Array:
+    """int32 (ceil(share * n),): the features of `x` (T, n) that a 2:4 cut along tokens hurts most.
+
+    rank: "density", the number of non-zeros, or "lost", the energy outside the two largest of every four."""
+    if rank == "density":
+        score = jnp.sum(x != 0, axis=0, dtype=jnp.float32)
+    else:
+        score = _energy(x) - _energy(prune24(x, 0))
+    return jax.lax.top_k(score, math.ceil(share * x.shape[1]))[1]
+
+
+def _energy(x):
+    return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=0)
+
+
+def causal_mask24(x: jax.Array) -> jax.Array:
+    """bool like `x` (T, n), both multiples of 4: at most two of every four along both axes, where no token's
+    mask depends on later tokens.
+
+    The four tokens of a tile take turns; the first two take their largest |x|, the others their two largest,
+    among the features that fewer than two of them have taken (the budgets 1, 1, 2, 2 of 2503.16672's
+    kernels). Ties: the lower feature; NaN outranks everything."""
+    tiles = x.reshape(x.shape[0] // 4, 4, x.shape[1] // 4, 4)
+    size = jnp.where(jnp.isnan(tiles), jnp.inf, jnp.abs(tiles.astype(jnp.float32)))
+    taken, rows = jnp.zeros((size.shape[0], *size.shape[2:]), jnp.int32), []
+    for token, budget in enumerate((1, 1, 2, 2)):
+        free = jnp.where(taken < 2, size[:, token], -1)
+        row = (_rank(free) < budget) & (taken < 2)
+        taken += row
+        rows.append(row)
+    return jnp.stack(rows, axis=1).reshape(x.shape)
+
+
+def _rank(x):
+    """How many of the last axis come before each element, the larger and at equal size the lower index."""
+    here, there = x[..., :, None], x[..., None, :]
+    before = jnp.tri(x.shape[-1], k=-1, dtype=bool)
+    return jnp.sum((there > here) | ((there == here) & before), axis=-1)

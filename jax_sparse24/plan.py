@@ -1,0 +1,148 @@
+"""Plans: which operand of which product is sparse, and by which sparsifier.
+
+A *plan* is a table with one row per product. A product without a row is dense. The products and their
+contraction axes are fixed by the mathematics; flax kernels are (in, out):
+
+    linear   Y = X W                fwd, dgrad, wgrad
+    FFN      Y1 = X W1, Y2 = act(Y1), Y3 = Y2 W2      F1, F2 forward; B1 = dY2, B2 = dW2, B3 = dX, B4 = dW1
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.formats import Packed24
+
+# Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
+# the first operand, then that of the second.
+LINEAR = {
+    "fwd": (("x", -1), ("w", -2)),
+    "dgrad": (("dy", -1), ("w", -1)),
+    "wgrad": (("x", -2), ("dy", -2)),
+}
+FFN = {
+    "F1": (("x", -1), ("w1", -2)),
+    "F2": (("y2", -1), ("w2", -2)),
+    "B1": (("dy3", -1), ("w2", -1)),
+    "B2": (("y2", -2), ("dy3", -2)),
+    "B3": (("dy1", -1), ("w1", -1)),
+    "B4": (("x", -2), ("dy1", -2)),
+}
+# How the products of the two linear layers inside an FFN are called there.
+LINEAR_IN_FFN = {
+    "w1": {"x": "x", "w": "w1", "dy": "dy1", "fwd": "F1", "dgrad": "B3", "wgrad": "B4"},
+    "w2": {"x": "y2", "w": "w2", "dy": "dy3", "fwd": "F2", "dgrad": "B1", "wgrad": "B2"},
+}
+
+ACTIVATIONS = {
+    "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
+# Derivatives of activations in terms of their value, for which the input need not be saved.
+SLOPES = {
+    "squared_relu": lambda y2: 2 * jnp.sqrt(y2),
+    "relu": lambda y2: (y2 > 0).astype(y2.dtype),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a sparsifier may read besides its operand.
+
+    packed: the product takes a packed operand; otherwise an array of the same values spares the unpacking.
+    activation: what is still to be applied to the operand, so that one pass can do both; "" for nothing.
+    kept: this operand with the support of F2's sparse Y2, in the backward pass of a plan that keeps it."""
+
+    state: Mapping[str, jax.Array]
+    key: jax.Array | None
+    implementation: str | None
+    packed: bool
+    activation: str = ""
+    kept: Packed24 | None = None
+
+    def activate(self, x: jax.Array) -> jax.Array:
+        return ACTIVATIONS[self.activation](x) if self.activation else x
+
+
+class Sparsifier(Protocol):
+    """Turns a matrix into the sparse operand of one product. Hashable; frozen dataclasses are."""
+
+    stochastic: bool  # needs a key
+
+    def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
+        """Raises ValueError if an operand of this shape does not divide into groups along `axis`."""
+
+    def __call__(self, x: jax.Array, axis: int, context: Context) -> Packed24 | jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One product of a plan: `operand` goes sparse through `by`.
+
+    other: what becomes of the other operand, which stays an array.
+    For products that contract tokens: tokens, which of them make a group (see `ops.tokens`); dense_share, the
+    share of the operand's features whose part of the result comes from a small dense product instead; rank,
+    which features these are: those with the most non-zeros ("density") or those of which the cut takes the
+    most energy ("lost")."""
+
+    operand: str
+    by: Sparsifier
+    other: Sparsifier | None = None
+    tokens: Literal["consecutive", "strided", "random"] = "consecutive"
+    dense_share: float = 0.0
+    rank: Literal["density", "lost"] = "density"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A table: product name -> Row. Products that are not named are dense.
+
+    keep: the backward pass keeps the support of F2's sparse Y2: dY1 is zero elsewhere, and the packed Y2 is
+    saved in place of Y1."""
+
+    rows: tuple[tuple[str, Row], ...] = ()
+    keep: bool = False
+
+    @classmethod
+    def of(cls, products: Mapping[str, tuple], *, keep: bool = False, **rows: Row) -> "Plan":
+        """Checks every row against the products of the engine; raises ValueError for an impossible one."""
+        for name, row in rows.items():
+            if name not in products:
+                raise ValueError(
+                    f"plan: product {name!r} does not exist; the products are {', '.join(products)}."
+                )
+            axes = dict(products[name])
+            if row.operand not in axes:
+                raise ValueError(
+                    f"plan: product {name} has operands {' and '.join(axes)}, not {row.operand!r}."
+                )
+            over_tokens = all(axis == -2 for axis in axes.values())
+            if not over_tokens and (row.tokens, row.dense_share) != ("consecutive", 0.0):
+                raise ValueError(
+                    f"plan: product {name} does not contract tokens, so tokens={row.tokens!r} and "
+                    f"dense_share={row.dense_share!r} mean nothing there; leave them at their defaults."
+                )
+        if keep and ("F2" not in rows or rows["F2"].operand != "y2"):
+            raise ValueError("plan: keep=True keeps the support of a sparse y2 in F2; add that row.")
+        return cls(tuple(rows.items()), keep)
+
+    def row(self, product: str) -> Row | None:
+        return dict(self.rows).get(product)
+
+    @property
+    def stochastic(self) -> bool:
+        return any(by.stochastic for _, row in self.rows for by in (row.by, row.other) if by is not None)
+
+
+def ffn_plan(linear: Plan) -> Plan:
+    """The FFN plan that treats both matrices as `linear` does."""
+    rows = {}
+    for names in LINEAR_IN_FFN.values():
+        for product, row in linear.rows:
+            rows[names[product]] = dataclasses.replace(row, operand=names[row.operand])
+    return Plan.of(FFN, **rows)
