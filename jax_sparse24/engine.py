@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,15 @@ from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.pack import gather24
 from jax_sparse24.ops.tokens import densest, regroup
-from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan, Row
+from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan
+
+
+class Cut(NamedTuple):
+    """Operands of one product, one of them sparse, and that one before it was cut."""
+
+    left: Any
+    right: Any
+    uncut: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +57,14 @@ class Execution:
 
     def product(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32."""
-        return self.execute(name, operands, state, key, **context)[0]
+        return self.multiply(name, self.cut(name, operands, state, key, **context))
 
-    def execute(self, name: str, operands: Mapping[str, jax.Array], state, key, **context):
-        """The product, and its sparse operand (None if it has none). `context`: see `Context`."""
+    def cut(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> Cut:
+        """The operands of a product as its row makes them. `context`: see `Context`."""
         (a, a_axis), (b, b_axis) = self.table[name]
         row = self.plan.row(name)
         if row is None:
-            return contract(operands[a], operands[b], a_axis, b_axis, self.implementation), None
+            return Cut(operands[a], operands[b])
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
         x, y = regroup(operands[row.operand], row.tokens), regroup(operands[other], row.tokens)
@@ -66,34 +74,34 @@ class Execution:
         own = partial(Context, key=key, implementation=self.implementation)
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
-        context.setdefault("packed", self._packs(name, row, x, y))
+        left, right = (x, y) if on_left else (y, x)
+        if "packed" not in context:
+            context["packed"] = self.implementation is not None or packed_pays(
+                (a_axis, b_axis),
+                "left" if on_left else "right",
+                jnp.promote_types(x.dtype, y.dtype),
+                (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]),
+            )
         sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
         if isinstance(sparse, Packed24) and sparse.axis != axis:
             raise ValueError(
                 f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
                 f"{sparse.axis}; the product contracts axis {axis}."
             )
+        return Cut(sparse, y, x) if on_left else Cut(y, sparse, x)
 
-        def multiply(x, y):
-            left, right = (x, y) if on_left else (y, x)
-            return contract(left, right, a_axis, b_axis, self.implementation)
-
-        out = multiply(sparse, y)
-        if row.dense_share:
-            features = densest(x, row.dense_share, row.rank)
-            exact = multiply(x[:, features], y)
-            out = out.at[features].set(exact) if on_left else out.at[:, features].set(exact)
-        return out, sparse
-
-    def _packs(self, name: str, row: Row, x: jax.Array, y: jax.Array) -> bool:
-        """Whether the product takes its sparse operand packed, or masked as an array."""
-        if self.implementation is not None:
-            return True
+    def multiply(self, name: str, cut: Cut) -> jax.Array:
+        """The product of what `cut` returned."""
         (a, a_axis), (_, b_axis) = self.table[name]
-        left, right = (x, y) if row.operand == a else (y, x)
-        shape = left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]
-        side = "left" if row.operand == a else "right"
-        return packed_pays((a_axis, b_axis), side, jnp.promote_types(x.dtype, y.dtype), shape).packed
+        out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation)
+        row = self.plan.row(name)
+        if row is None or not row.dense_share:
+            return out
+        features = densest(cut.uncut, row.dense_share, row.rank)
+        few = cut.uncut[:, features]
+        if row.operand == a:
+            return out.at[features].set(contract(few, cut.right, a_axis, b_axis))
+        return out.at[:, features].set(contract(cut.left, few, a_axis, b_axis))
 
 
 # ---- linear
@@ -141,8 +149,8 @@ def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
         operands = {"y2": ACTIVATIONS[run.activation](y1_Tf), "w2": w2_fd}
         return run.product("F2", operands, state, key), y1_Tf
     context = {"activation": run.activation} | ({"packed": True} if run.plan.keep else {})
-    y3_Td, sparse = run.execute("F2", {"y2": y1_Tf, "w2": w2_fd}, state, key, **context)
-    return y3_Td, sparse if run.plan.keep else y1_Tf
+    cut = run.cut("F2", {"y2": y1_Tf, "w2": w2_fd}, state, key, **context)
+    return run.multiply("F2", cut), cut.left if run.plan.keep else y1_Tf
 
 
 def _ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):

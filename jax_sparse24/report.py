@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.methods.base import Method
 from jax_sparse24.ops import _ffi, _measured
-from jax_sparse24.ops._choose import choose, packed_pays
+from jax_sparse24.ops._choose import choose, decide
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.tune import producer_name, product_of
 
@@ -97,7 +97,7 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
     name, reason = choose("explain", jnp.dtype(dtype), implementation)
-    numbers = ("vs dense", "dense", "masked", "packed", "producer")
+    numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
     for product, ((operand, _), _) in FFN.items():
         row = method.ffn_plan().row(product)
@@ -105,29 +105,27 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         size = " x ".join(map(str, place.shape))
         cells = (product, size, row.operand, str(row.by)) if row else (product, size, "none", "")
         if row is None or hasattr(row.by, "of"):
-            rows.append((*cells, "XLA dense product", *[""] * 5, "as the method says"))
+            rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
         elif implementation is not None:
-            rows.append((*cells, name, *[""] * 5, reason))
+            rows.append((*cells, name, *[""] * 4, reason))
         else:
-            decision = packed_pays(place.axes, place.side, jnp.dtype(dtype), place.shape)
+            decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape)
             runs = "packed" if decision.packed else "masked dense"
             rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
-    heading += (
-        "\nTimes in ms at the nearest measured shape: dense product; unpacking and dense product; packed "
-    )
-    heading += "product;\nproducer of the packed operand. vs dense: dense / (producer + what runs).\n"
+    heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
+    heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"
     return heading + _aligned(rows)
 
 
 def _numbers(decision, by) -> list[str]:
     entry = decision.entry
     if entry is None or entry["status"] != "ok":
-        return ["-"] * 5
+        return ["-"] * 4
     producer = entry["producers_us"].get(producer_name(by))
-    route = entry["packed_us" if decision.packed else "masked_us"]
+    route = entry["packed_us" if decision.packed else "dense_us"]
     ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
-    times = (entry["dense_us"], entry["masked_us"], entry["packed_us"], producer)
+    times = (entry["dense_us"], entry["packed_us"], producer)
     return [ratio, *("-" if us is None else f"{us / 1e3:.3g}" for us in times)]
 
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
-from jax_sparse24.methods.sparsifiers import MVUE, Masked, Top2
+from jax_sparse24.methods.sparsifiers import MVUE, Masked, Soft, Top2
 from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
-from jax_sparse24.plan import FFN, Sparsifier
+from jax_sparse24.plan import FFN, Context, Sparsifier
 
 # (T, d, f): what the defaults of `tune` measure. One measurement speaks for sizes within a factor of four.
 SHAPES = ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096))
@@ -26,7 +26,7 @@ SPARSE_OPERANDS = (
     ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
     ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
 )  # fmt: skip
-SPARSIFIERS = (Top2(), Masked(), MVUE(exact=True), MVUE(exact=False))
+SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +179,11 @@ def producer_name(by: Sparsifier) -> str:
 def _producers(product: Product, dtype) -> dict[str, Callable]:
     """The sparsifiers, as functions of the sparse operand."""
     shape = product.a_shape if product.side == "left" else product.b_shape
-    mask, key = mask24(random(shape, dtype, 3), product.axis), jax.random.key_data(jax.random.key(0))
+    state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
+    context = Context(state, jax.random.key_data(jax.random.key(0)), None, packed=True)
 
     def producer(by):
-        return lambda x: by(x, product.axis, {"mask": mask}, key, None)
+        return lambda x: by(x, product.axis, context)
 
     return {producer_name(by): producer(by) for by in SPARSIFIERS}
 

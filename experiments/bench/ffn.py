@@ -9,8 +9,9 @@ from experiments.bench import check, rows
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from jax_sparse24._measure import Program, interleaved, random
-from jax_sparse24.ops.matmul import contract
-from jax_sparse24.plan import FFN
+from jax_sparse24.engine import Execution
+from jax_sparse24.ops.pack import pack24
+from jax_sparse24.plan import FFN, Context
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
@@ -127,21 +128,19 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
 
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
     """Medians of each product alone, and of what makes its sparse operand, by product."""
+    run = Execution("bench", "ffn", method.ffn_plan(), implementation)
+    kept = pack24(operands["dy1"], -1) if run.plan.keep else None
     programs = {}
-    for name, ((a, i), (b, j)) in FFN.items():
-        left, right = operands[a], operands[b]
-        row = method.ffn_plan().row(name)
-        if row is not None:
-            axis, state = (i if row.operand == a else j), states.get(row.operand, {})
+    for name, ((a, _), (b, _)) in FFN.items():
+        own = {key: operands[key] for key in (a, b)}
 
-            def produce(x, row=row, axis=axis, state=state):
-                return row.by(x, axis, state, KEY, implementation)
+        def cut(own, name=name):
+            return run.cut(name, own, states, KEY, **({"kept": kept} if name == "B3" else {}))
 
-            producer = programs["producer", name] = Program(produce, operands[row.operand])
-            left, right = (producer.result, right) if row.operand == a else (left, producer.result)
-        programs["product", name] = Program(
-            lambda left, right, i=i, j=j: contract(left, right, i, j, implementation), left, right
-        )
+        made = jax.jit(cut)(own)
+        if run.plan.row(name) is not None:
+            programs["producer", name] = Program(cut, own)
+        programs["product", name] = Program(lambda made, name=name: run.multiply(name, made), made)
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = {"producer": {}, "product": {}}
     for (kind, name), t in times.items():
@@ -158,9 +157,8 @@ def weight_bytes(method, operands, states) -> dict:
         if row is None or row.operand != weight:
             total["packed"] += w.nbytes
         else:
-            made = jax.eval_shape(
-                lambda w, row=row, weight=weight: row.by(w, -2, states[weight], KEY, "reference"), w
-            )
+            context = Context(states[weight], None, "reference", packed=True)
+            made = jax.eval_shape(lambda w, row=row, context=context: row.by(w, -2, context), w)
             total["packed"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
     return total
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24.ops._choose import packed_pays
+from jax_sparse24.ops._choose import decide
 from jax_sparse24.tune import FORMAT_24, measure, products
 
 FORMATS = (FORMAT_24,)  # compressed forms to measure, each against the same dense product
@@ -41,7 +41,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
         repeats=settings.repeats,
         seconds=settings.seconds,
     )
-    decision = packed_pays(product.axes, product.side, jnp.dtype(dtype), product.shape)
+    decision = decide(product.axes, product.side, jnp.dtype(dtype), product.shape, "masked")
     shared = ("dense", *(name for name in done.status if name.startswith("torch")))
     out = []
     for form in FORMATS:

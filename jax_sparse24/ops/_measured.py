@@ -164,9 +164,12 @@ class Decision:
     entry: Mapping[str, Any] | None = None
 
 
-def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int]) -> Decision:
-    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right"): packed, or masked
-    dense, which multiplies the same values with XLA's dense product."""
+def decide(
+    axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], alternative: str = "dense"
+) -> Decision:
+    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right"): packed, or XLA's
+    dense product of the same values. alternative: "dense" while the operand is yet to be made as either,
+    "masked" for one that is packed already and would be unpacked."""
     if math.prod(shape) == 0:
         return Decision(False, "empty")
     found, note = table()
@@ -178,7 +181,7 @@ def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int])
         return Decision(False, f"nothing {found.origin} near this shape; run s24.tune(shapes=...){hint}")
     if entry["status"] != "ok":
         return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
-    ratio = entry["masked_us"] / entry["packed_us"]
+    ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
-    reason = f"packed is {ratio:.2f}x masked dense at {size}, {found.origin}{hint}"
+    reason = f"packed is {ratio:.2f}x {alternative} at {size}, {found.origin}{hint}"
     return Decision(ratio >= found.least, reason, entry)

@@ -75,7 +75,7 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     if implementation is None and (isinstance(a, Packed24) or isinstance(b, Packed24)):
         side = "left" if isinstance(a, Packed24) else "right"
         shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
-        if not packed_pays((a_axis, b_axis), side, dtype, shape).packed:
+        if not packed_pays((a_axis, b_axis), side, dtype, shape, "masked"):
             a, b = (x.todense() if isinstance(x, Packed24) else x for x in (a, b))
     if isinstance(a, Packed24):
         values, dense, dense_k_last, out_packed_last, metadata = a.values, b, b_axis == -1, False, a.metadata

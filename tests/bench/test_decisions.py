@@ -174,7 +174,7 @@ def test_explain_shows_the_decision_and_its_numbers(folders, capsys):
     s24.explain(s24.methods.STE(), shape=(64, 32, 128))
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[:1] in "FB"}
     assert "packed " in lines["F1"] and "1.64x" in lines["F1"] and "0.05" in lines["F1"]  # 90 / (50 + 5)
-    assert "masked dense" in lines["F2"] and "0.25x masked dense" in lines["F2"]
+    assert "masked dense" in lines["F2"] and "0.23x dense" in lines["F2"]
     assert "XLA dense product" in lines["B1"] and "XLA dense product" in lines["B4"]
 
 
@@ -208,7 +208,7 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders
     assert (found["product"], found["sparse"], found["shape"]) == ("fwd", "right", [16, 8, 12])
     assert found["status"] == "ok"
     assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
-    assert set(found["producers_us"]) == {"top-2 of 4", "stored mask", "MVUE, exact", "MVUE, approximate"}
+    assert {"top-2 of 4", "stored mask", "MVUE, exact"} < set(found["producers_us"])
     assert content["versions"] == _measured.versions()
     expected = found["masked_us"] / found["packed_us"] >= _measured.TIE
     assert runs_packed(shape=(16, 8, 12)) == expected
