@@ -97,6 +97,16 @@ class Row:
     dense_share: float = 0.0
     rank: Literal["density", "lost"] = "density"
 
+    def __str__(self):
+        parts = [str(self.by)]
+        if self.tokens != "consecutive":
+            parts.append(f"{self.tokens} tokens")
+        if self.dense_share:
+            parts.append(f"the {self.dense_share:.0%} of most {self.rank.replace('lost', 'loss')} dense")
+        if self.other is not None:
+            parts.append(f"times {self.other}")
+        return "; ".join(parts)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

@@ -81,7 +81,7 @@ def _method_table(method: Method, dtype, implementation) -> str:
             dense_values = hasattr(row.by, "of")
             along = _AXES[row.operand][row.by.axis if dense_values else axis]
             runs = "XLA dense product" if dense_values else runs_sparse
-            rows.append((product, place, _SYMBOLS[product], row.operand, str(row.by), along, runs))
+            rows.append((product, place, _SYMBOLS[product], row.operand, str(row), along, runs))
     return _aligned(rows)
 
 
@@ -103,7 +103,7 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         row = method.ffn_plan().row(product)
         place = product_of(product, row.operand if row else operand, *shape)
         size = " x ".join(map(str, place.shape))
-        cells = (product, size, row.operand, str(row.by)) if row else (product, size, "none", "")
+        cells = (product, size, row.operand, str(row)) if row else (product, size, "none", "")
         if row is None or hasattr(row.by, "of"):
             rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
         elif implementation is not None:

@@ -10,7 +10,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Top2
+from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Soft, Top2
 from jax_sparse24.plan import FFN, LINEAR, Context, Row
 
 METHODS = [
@@ -19,6 +19,10 @@ METHODS = [
     s24.methods.FST(),
     s24.methods.FST(mvue="approximate", decay=0.0),
     s24.methods.FST(mvue=None, refresh_every=1, dense_fraction=0),
+    s24.methods.SSTE(),
+    s24.methods.SSTE(scale="dynamic", mvue="exact"),
+    s24.methods.Activation24(),
+    s24.methods.Activation24(soft_weights=True, backward_mask="redraw"),
 ]
 STORED = Masked("mask", "transposable mask")
 
@@ -104,6 +108,43 @@ def test_fst_table(mvue, exact):
     assert method.stochastic == (mvue is not None)
 
 
+def test_sste_table_and_scale():
+    method = s24.methods.SSTE()
+    assert dict(method.linear_plan().rows) == {
+        "fwd": Row("w", Soft()),
+        "dgrad": Row("w", DenseValues(Soft(), axis=-2)),
+        "wgrad": Row("dy", MVUE(exact=False)),
+    }
+    assert (method.refresh_every, method.decay, method.stochastic) == (0, 0.0, True)
+    assert [phase.sparse for phase in method.schedule(10).phases] == [True]
+    # 1.4845 for a Gaussian of any size (section 5); 1.4836 with two million groups.
+    w = weight(2, 512, 512)
+    scales = method.init(w * jnp.asarray([1.0, 1e-3])[:, None, None])["scale"]
+    np.testing.assert_allclose(scales, [1.484, 1.484], atol=0.01)
+    soft = np.asarray(s24.soft24(w[0], 0), np.float64)
+    best = (np.asarray(w[0], np.float64) * soft).sum() / (soft**2).sum()
+    np.testing.assert_allclose(scales[0], best, rtol=1e-5)
+    assert method.init(jnp.zeros((8, 8)))["scale"] == 1
+    assert s24.methods.SSTE(scale="unit").init(w)["scale"].tolist() == [1, 1]
+    dynamic = s24.methods.SSTE(scale="dynamic")
+    assert dynamic.refresh_every == 1
+    np.testing.assert_array_equal(dynamic.refresh({"scale": scales}, w)["scale"], dynamic.init(w)["scale"])
+    with pytest.raises(ValueError, match="scale='fixed' is unknown; use one of 'frozen', 'dynamic', 'unit'"):
+        s24.methods.SSTE(scale="fixed")
+
+
+def test_sste_gradient_is_straight_through_without_the_scale():
+    """Forward, the gradient of the input and that of the scaled weight, given unchanged to the weight."""
+    method, x, dy = s24.methods.SSTE(mvue=None), weight(12, 16, seed=1), weight(12, 8, seed=2)
+    w = weight(16, 8)
+    state = method.init(w)
+    y, vjp = jax.vjp(lambda x, w: s24.sparse_dot(x, w, method, state), x, w)
+    values = s24.soft24(w, 0) * state["scale"]
+    dx, dw = vjp(dy)
+    for got, want in ((y, x @ values), (dx, dy @ values.T), (dw, x.T @ dy)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_fst_defaults_are_the_papers():
     method = s24.methods.FST()
     assert (method.refresh_every, method.mvue, method.dense_fraction, method.decay) == (
@@ -176,11 +217,12 @@ def test_fst_ends_dense(total, fraction, sparse, dense):
 X = weight(12, 16)
 KEY = jax.random.key(3)
 MASK = s24.transposable_mask24(X)
-CONTEXT = Context({"mask": MASK, "other": MASK}, KEY, None, packed=True)
+CONTEXT = Context({"mask": MASK, "other": MASK, "scale": jnp.float32(1.5)}, KEY, None, packed=True)
 SPARSIFIERS = [
     (Top2(), lambda axis: s24.prune24(X, axis), "top-2 of 4"),
     (Masked(), lambda axis: jnp.where(MASK, X, 0), "stored mask"),
     (Masked("other", "label"), lambda axis: jnp.where(MASK, X, 0), "label"),
+    (Soft(), lambda axis: s24.soft24(X, axis) * jnp.float32(1.5), "soft threshold, scaled"),
     (MVUE(), lambda axis: s24.mvue24(KEY, X, axis), "MVUE, exact"),
     (MVUE(exact=False), lambda axis: s24.mvue24(KEY, X, axis, exact=False), "MVUE, approximate"),
 ]
