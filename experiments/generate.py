@@ -20,33 +20,32 @@ def generate(
 ) -> bytes:
     """The prompt and `tokens` more bytes; temperature 0 always takes the likeliest.
 
-    The model sees the last `length` tokens.
-
-    A separator, the end of a record, is shown as a form feed.
+    The model sees the last `length` tokens, through a cache of keys and values. A separator, the end of a
+    record, is shown as a form feed.
     """
-    context = [SEPARATOR, *prompt][-length:]
-    window = jnp.zeros((1, length), jnp.int32).at[0, : len(context)].set(jnp.array(context))
+    context = jnp.array([[SEPARATOR, *prompt][-length:]], jnp.int32)
     key = jax.random.key(seed)
-    made = _sample(graphdef, params, sparse, window, len(context), temperature, key, tokens)
+    made = _sample(graphdef, params, sparse, context, length, temperature, key, tokens)
     return prompt + bytes(np.where(np.asarray(made) == SEPARATOR, 0x0C, made).astype(np.uint8))
 
 
-@partial(jax.jit, static_argnums=(0, 7))
-def _sample(graphdef, params, sparse, window, filled, temperature, key, tokens):
+@partial(jax.jit, static_argnums=(0, 4, 7))
+def _sample(graphdef, params, sparse, context, length, temperature, key, tokens):
     model = nnx.merge(graphdef, params, sparse)
-    length = window.shape[1]
+
+    def draw(logits, key):
+        drawn = jax.random.categorical(key, logits / jnp.where(temperature > 0, temperature, 1.0))
+        return jnp.where(temperature > 0, drawn, logits.argmax()).astype(jnp.int32)
 
     def one(carry, key):
-        window, filled = carry
-        logits = model(window)[0, filled - 1]
-        drawn = jax.random.categorical(key, logits / jnp.where(temperature > 0, temperature, 1.0))
-        token = jnp.where(temperature > 0, drawn, logits.argmax()).astype(jnp.int32)
-        full = filled == length
-        window = jnp.where(full, jnp.roll(window, -1, axis=1), window)
-        filled = jnp.where(full, length, filled + 1)
-        return (window.at[0, filled - 1].set(token), filled), token
+        logits, cache, position = carry
+        token = draw(logits, key)
+        logits, cache = model.decode(token[None, None], cache, position)
+        return (logits[0, -1], cache, position + 1), token
 
-    return jax.lax.scan(one, (window, jnp.int32(filled)), jax.random.split(key, tokens))[1]
+    logits, cache = model.decode(context, model.empty_cache(1, length), 0)
+    start = (logits[0, -1], cache, jnp.int32(context.shape[1]))
+    return jax.lax.scan(one, start, jax.random.split(key, tokens))[1]
 
 
 def sample_run(

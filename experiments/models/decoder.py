@@ -1,6 +1,7 @@
 """A decoder-only language model: RMSNorm, rotary positions, causal attention, a feed-forward of jax_sparse24.
 
-Shape suffixes: B sequences, L tokens, d width, H heads, h head width, V vocabulary.
+Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H heads, h head width,
+V vocabulary.
 """
 
 import jax
@@ -13,11 +14,13 @@ from experiments.config import Config, Model
 ROPE_BASE = 10_000.0
 
 
-def rotate(x_BLHh):
-    """Rotary positions (arXiv 2104.09864) in float32: turn pair (i, i + h/2) by position * base^(-2i/h)."""
+def rotate(x_BLHh, first=0):
+    """Rotary positions (arXiv 2104.09864) in float32: turn pair (i, i + h/2) by position * base^(-2i/h).
+
+    first: the position of the first token."""
     length, half = x_BLHh.shape[1], x_BLHh.shape[-1] // 2
     frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
+    angle = (first + jnp.arange(length, dtype=jnp.float32))[:, None] * frequency
     cos, sin = jnp.cos(angle)[None, :, None], jnp.sin(angle)[None, :, None]
     a, b = jnp.split(x_BLHh.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
@@ -32,12 +35,27 @@ class Attention(nnx.Module):
         self.qkv = nnx.Linear(model.d, 3 * model.d, use_bias=False, dtype=dtype, rngs=rngs)
         self.out = nnx.Linear(model.d, model.d, use_bias=False, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x_BLd):
+    def __call__(self, x_BLd, cache=None, first=0):
+        """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
         batch, length, d = x_BLd.shape
         qkv = self.qkv(x_BLd).reshape(batch, length, 3, self.heads, d // self.heads)
-        q_BLHh, k_BLHh, v_BLHh = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        y_BLHh = jax.nn.dot_product_attention(rotate(q_BLHh), rotate(k_BLHh), v_BLHh, is_causal=True)
-        return self.out(y_BLHh.reshape(batch, length, d))
+        q_BLHh, k_BLHh, v_BLHh = rotate(qkv[:, :, 0], first), rotate(qkv[:, :, 1], first), qkv[:, :, 2]
+        if cache is None:
+            y_BLHh = jax.nn.dot_product_attention(q_BLHh, k_BLHh, v_BLHh, is_causal=True)
+            return self.out(y_BLHh.reshape(batch, length, d))
+        slots, visible_LS = _slots(first, length, cache[0].shape[1])
+        cache = [old.at[:, slots].set(new) for old, new in zip(cache, (k_BLHh, v_BLHh), strict=True)]
+        y_BLHh = jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None])
+        return self.out(y_BLHh.reshape(batch, length, d)), cache
+
+
+def _slots(first, length: int, size: int):
+    """Slots of the tokens from position `first` on in a ring of `size`, and which slots each of them sees:
+    those of earlier tokens that have not been overwritten."""
+    position_L = first + jnp.arange(length)
+    last = first + length - 1
+    position_S = last - (last - jnp.arange(size)) % size  # of the token in each slot
+    return position_L % size, (position_S >= 0) & (position_S <= position_L[:, None])
 
 
 class Block(nnx.Module):
@@ -54,9 +72,14 @@ class Block(nnx.Module):
             model.d, model.f, method=method, activation=activation, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, x_BLd):
-        x_BLd = x_BLd + self.attention(self.norm1(x_BLd))
-        return x_BLd + self.ffn(self.norm2(x_BLd))
+    def __call__(self, x_BLd, cache=None, first=0):
+        """The block's output, and its cache if there is one."""
+        y_BLd = self.attention(self.norm1(x_BLd), cache, first)
+        if cache is not None:
+            y_BLd, cache = y_BLd
+        x_BLd = x_BLd + y_BLd
+        x_BLd = x_BLd + self.ffn(self.norm2(x_BLd))
+        return x_BLd if cache is None else (x_BLd, cache)
 
 
 class Decoder(nnx.Module):
@@ -82,9 +105,36 @@ class Decoder(nnx.Module):
         """int32 (B, L) to float32 logits (B, L, V)."""
         x_BLd = self.embedding(tokens_BL)
         x_BLd = self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd)
+        return self._logits(x_BLd)
+
+    def _logits(self, x_BLd):
         x_BLd = self.norm(x_BLd)
         logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
         return logits_BLV.astype(jnp.float32)
+
+    def empty_cache(self, batch: int, size: int):
+        """Keys and values (N, B, S, H, h) of no token yet, for `decode`."""
+        model = self.model
+        shape = (model.layers, batch, size, model.heads, model.d // model.heads)
+        return [jnp.zeros(shape, model.dtype) for _ in range(2)]
+
+    def decode(self, tokens_BL, cache, first):
+        """Logits (B, L, V) of tokens that follow those in the cache, and the cache with them.
+
+        first: position of the first of them, 0 for an empty cache. L may not exceed the cache's S slots; the
+        newest S tokens are seen, by their keys and values as they were made."""
+        x_BLd = self.embedding(tokens_BL)
+        if self.model.scan:
+            graphdef, stacked = nnx.split(self.blocks)
+            x_BLd, cache = jax.lax.scan(
+                lambda x, layer: nnx.merge(graphdef, layer[0])(x, layer[1], first), x_BLd, (stacked, cache)
+            )
+            return self._logits(x_BLd), cache
+        layers = []
+        for n, block in enumerate(self.blocks):
+            x_BLd, layer = block(x_BLd, [part[n] for part in cache], first)
+            layers.append(layer)
+        return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def _unrolled(self, x_BLd):
         for block in self.blocks:

@@ -138,3 +138,31 @@ def test_config_reaches_the_layers():
     assert len(layers) == 9
     assert {layer.method for _, layer in layers} == {s24.methods.FST(decay=3e-4)}
     assert dataclasses.asdict(model.model)["f"] == 24
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"),
+    [({}, None), ({"scan": True}, None), ({"dtype": "bfloat16"}, None), ({}, s24.methods.Activation24())],
+    ids=["unrolled", "scanned", "bfloat16", "sparse activations"],
+)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(fields, method):
+    """Prompt at once, then token by token; the groups of a sparse activation lie within one token."""
+    model, text = build(method, **fields), tokens()
+    want = model(text)
+    logits, cache = model.decode(text[:, :5], model.empty_cache(text.shape[0], 12), 0)
+    parts = [logits]
+    for position in range(5, text.shape[1]):
+        logits, cache = model.decode(text[:, position : position + 1], cache, position)
+        parts.append(logits)
+    near = 5e-2 if fields.get("dtype") else 1e-4
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=near, atol=near)
+
+
+def test_a_full_cache_forgets_the_oldest_tokens():
+    """One layer: what leaves the window has no influence, what stays keeps its relative position."""
+    model, text = build(layers=1), tokens()
+    size = 4
+    cache = model.empty_cache(text.shape[0], size)
+    for position in range(text.shape[1]):
+        logits, cache = model.decode(text[:, position : position + 1], cache, position)
+    np.testing.assert_allclose(logits[:, -1], model(text[:, -size:])[:, -1], rtol=1e-4, atol=1e-4)
