@@ -47,14 +47,16 @@ def _obstacle(dtype) -> str | None:
     return None
 
 
-def packed_pays(axes: tuple[int, int], side: str, dtype, shape) -> _measured.Decision:
+def packed_pays(
+    axes: tuple[int, int], side: str, dtype, shape, pattern: str = "2:4"
+) -> _measured.Decision:
     """Whether `implementation=None` runs a product packed, or masked dense by XLA; see `_measured.decide`."""
     obstacle = _obstacle(dtype)
     if obstacle is None and jax.default_backend() != "cpu":
         obstacle = f"no kernels for {jax.default_backend()} yet"
     if obstacle is not None:
         return _measured.Decision(False, obstacle)
-    return _measured.decide(axes, side, dtype, shape)
+    return _measured.decide(axes, side, dtype, shape, pattern)
 
 
 def run(op: str, dtype, implementation: str | None, kernel, reference, *args):
