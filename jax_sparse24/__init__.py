@@ -3,9 +3,11 @@
 import importlib
 
 from jax_sparse24 import methods as methods
+from jax_sparse24 import patterns as patterns
 from jax_sparse24.engine import sparse_dot as sparse_dot
 from jax_sparse24.engine import sparse_ffn as sparse_ffn
 from jax_sparse24.formats import Packed24 as Packed24
+from jax_sparse24.formats import PackedVNM as PackedVNM
 from jax_sparse24.monitor import density as density
 from jax_sparse24.monitor import flip_rate as flip_rate
 from jax_sparse24.monitor import kept_share as kept_share
@@ -18,6 +20,8 @@ from jax_sparse24.ops.prune import double_prune24 as double_prune24
 from jax_sparse24.ops.prune import prune24 as prune24
 from jax_sparse24.ops.prune import soft24 as soft24
 from jax_sparse24.ops.squared_relu import squared_relu24 as squared_relu24
+from jax_sparse24.ops.vnm import pack_vnm as pack_vnm
+from jax_sparse24.ops.vnm import vnm_mask as vnm_mask
 from jax_sparse24.report import explain as explain
 from jax_sparse24.report import info as info
 from jax_sparse24.schedule import Phase as Phase

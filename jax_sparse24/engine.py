@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops._choose import choose, packed_pays
+from jax_sparse24.ops._choose import choose, decide
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.pack import gather24
@@ -76,11 +76,14 @@ class Execution:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         left, right = (x, y) if on_left else (y, x)
         if "packed" not in context:
-            context["packed"] = self.implementation is not None or packed_pays(
-                (a_axis, b_axis),
-                "left" if on_left else "right",
-                jnp.promote_types(x.dtype, y.dtype),
-                (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]),
+            context["packed"] = (
+                self.implementation is not None
+                or decide(
+                    (a_axis, b_axis),
+                    "left" if on_left else "right",
+                    jnp.promote_types(x.dtype, y.dtype),
+                    (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]),
+                ).packed
             )
         sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
         if isinstance(sparse, Packed24) and sparse.axis != axis:

@@ -40,6 +40,10 @@ class Packed24:
         return (*lead[:place], self.K, *lead[place:])
 
     @property
+    def pattern(self) -> str:
+        return "2:4"
+
+    @property
     def ndim(self) -> int:
         return self.values.ndim
 
@@ -68,3 +72,68 @@ class Packed24:
         from jax_sparse24.ops.pack import unpack24
 
         return unpack24(self, implementation=implementation)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedVNM:
+    """A V:2:M-sparse array (2310.02065), compressed along one of its last two axes.
+
+    As in Packed24 the compressed axis, of size K, is stored last. With `lead` the dimensions before the last
+    two, and `R` the size of the other one of these, which is cut into blocks of V:
+
+    values:    `lead + (R, 2 K / M)`, the kept elements, in order; float32, bfloat16, float16 (float64 by the
+               reference).
+    metadata:  `lead + (R, ceil(K / 2M))` uint8, two nibbles a byte as in Packed24; the positions are those
+               among the four columns of the block.
+    columns:   `lead + (R / V, K / M, 4)` uint8, the columns of each block that stay: ascending, from 0 to
+               M - 1.
+    v, m:      the size of a block (static).
+    axis:      the compressed axis, -1 or -2 (static)."""
+
+    values: jax.Array
+    metadata: jax.Array
+    columns: jax.Array
+    v: int = dataclasses.field(metadata={"static": True})
+    m: int = dataclasses.field(metadata={"static": True})
+    axis: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def K(self) -> int:
+        """Uncompressed size of the compressed axis."""
+        return self.values.shape[-1] // 2 * self.m
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array it stands for."""
+        *lead, rows, _ = self.values.shape
+        return (*lead, rows, self.K) if self.axis == -1 else (*lead, self.K, rows)
+
+    @property
+    def pattern(self) -> str:
+        """Such as 64:2:16, for V:N:M."""
+        return f"{self.v}:2:{self.m}"
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self):
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values, metadata and columns."""
+        return self.values.nbytes + self.metadata.nbytes + self.columns.nbytes
+
+    @property
+    def T(self) -> "PackedVNM":
+        """The transpose of the last two axes; no data moves."""
+        return dataclasses.replace(self, axis=-3 - self.axis)
+
+    def todense(self, *, implementation: str | None = None) -> jax.Array:
+        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
+        from jax_sparse24.ops.vnm import unpack_vnm  # as in Packed24
+
+        return unpack_vnm(self, implementation=implementation)

@@ -4,7 +4,12 @@
 `transposable` every 4x4 tile of a matrix keeps two per row and two per column, so that the matrix is 2:4
                along both axes (2102.08124; exact search over the 90 possible tiles as in 2404.01847,
                section 5).
+`V:N:M`        the last two axes are cut into blocks of V x M: of every M columns four stay, the same ones in
+               all V rows, and of these every row keeps N = 2 (2310.02065).
 """
+
+import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -87,3 +92,63 @@ def check_matrix(op: str, x: jax.Array) -> None:
         raise ValueError(f"{op}: needs a matrix (..., rows, columns), got shape {x.shape}.")
     check_divides(op, x.shape, -2)
     check_divides(op, x.shape, -1)
+
+
+BLOCK_ROWS = (16, 32, 64, 128, 256)  # V: matrix units take rows by 16
+SEARCHED = 16  # largest M of the exhaustive search
+
+
+@dataclasses.dataclass(frozen=True)
+class VNM:
+    """The pattern V:N:M: `v` rows share 4 of every `m` columns, and each row keeps `n` of the four.
+
+    v: 16, 32, 64, 128 or 256; m: 4 to 32; n: 2. Raises TypeError or ValueError for anything else."""
+
+    v: int
+    m: int
+    n: int = 2
+
+    def __post_init__(self):
+        for name, rule in (
+            ("v", f"one of {', '.join(map(str, BLOCK_ROWS))}: matrix units multiply 16 rows at a time"),
+            ("m", "from 4 to 32"),
+            ("n", "2: sparse hardware keeps two of the four columns"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise TypeError(f"VNM: {name} must be an int, got {value!r}.")
+            allowed = {"v": BLOCK_ROWS, "m": range(4, 33), "n": (2,)}[name]
+            if value not in allowed:
+                raise ValueError(f"VNM: {name}={value} is not supported; {name} must be {rule}.")
+
+    def __str__(self):
+        return f"{self.v}:{self.n}:{self.m}"
+
+    def check(self, op: str, shape: tuple[int, ...], axis: int) -> int:
+        """Checks that blocks with their M columns along `axis` fit an array; returns the axis counted from
+        the end."""
+        if len(shape) < 2:
+            raise ValueError(f"{op}: {self} blocks need a matrix (..., rows, columns), got shape {shape}.")
+        axis = negative_axis(op, shape, axis)
+        if axis < -2:
+            raise ValueError(f"{op}: axis must be one of the last two, got axis {axis} of shape {shape}.")
+        rows = shape[-3 - axis]
+        if 0 < rows < self.v:
+            fitting = [v for v in BLOCK_ROWS if rows % v == 0]
+            fix = f"use v={max(fitting)} or" if fitting else "use"
+            raise ValueError(
+                f"{op}: the array of shape {shape} has {rows} rows along axis {-3 - axis}, fewer than "
+                f"v={self.v}: {fix} more tokens."
+            )
+        check_divides(op, shape, -3 - axis, self.v)
+        check_divides(op, shape, axis, self.m)
+        return axis
+
+    def check_search(self, op: str) -> None:
+        """Checks that an exhaustive search is feasible."""
+        if self.m > SEARCHED:
+            sets = math.comb(self.m, GROUP)
+            raise ValueError(
+                f"{op}: exact=True compares all sets of four columns, for m={self.m} {sets} in every block; "
+                f"it is limited to m={SEARCHED}. Use exact=False."
+            )

@@ -25,8 +25,8 @@ LAYERS = [
     {"__init__"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
-# Packed24.todense is a method of a format; it imports its operation when it is called.
-EXCEPTIONS = {("formats", "jax_sparse24.ops.pack")}
+# todense is a method of a format; it imports its operation when it is called.
+EXCEPTIONS = {("formats", "jax_sparse24.ops.pack"), ("formats", "jax_sparse24.ops.vnm")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
     *("tyro", "tqdm", "matplotlib", "tensorboardX"),

@@ -64,6 +64,16 @@ S24_HD uint32_t flushed_magnitude(uint32_t u) {
   return a & mask_if<uint32_t>(a >= kF32MinNormal);
 }
 
+// Orders like a finite |x| given as bits, but its sums cannot overflow or vanish: |x| times a power of two that depends
+// on `top`, the largest of those that are compared.
+S24_HD float scaled_magnitude(uint32_t a, uint32_t top) {
+  const uint32_t field = a >> 23;
+  const uint32_t significand = (a & 0x007fffffu) | (mask_if<uint32_t>(field != 0) & kF32MinNormal);
+  const int32_t p = int32_t(max_u32(field, 1u)) - int32_t(max_u32(top >> 23, 1u));
+  const uint32_t power = uint32_t(p + 127) & mask_if<uint32_t>(p >= -126);
+  return float(int32_t(significand)) * float_of(power << 23);
+}
+
 // Round a float32 to T; a result of zero is +0.
 template <class T>
 S24_HD typename T::Bits round_positive_zero(uint32_t u) {

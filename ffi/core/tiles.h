@@ -59,15 +59,10 @@ S24_HD void tile_scores(const uint32_t w[16], float b[16]) {
     a[i] = w[i] & kF32Magnitude;
     top = max_u32(top, a[i]);
   }
-  const int32_t largest_e = int32_t(max_u32(top >> 23, 1u));
   const uint32_t finite = mask_if<uint32_t>(top < kF32Inf);
   S24_UNROLL
   for (int i = 0; i < 16; ++i) {
-    const uint32_t field = a[i] >> 23;
-    const uint32_t significand = (a[i] & 0x007fffffu) | (mask_if<uint32_t>(field != 0) & kF32MinNormal);
-    const int32_t p = int32_t(max_u32(field, 1u)) - largest_e;
-    const uint32_t power = uint32_t(p + 127) & mask_if<uint32_t>(p >= -126);
-    const float scaled = float(int32_t(significand)) * float_of(power << 23);
+    const float scaled = scaled_magnitude(a[i], top);
     const float special = blend(mask_if<uint32_t>(a[i] > kF32Inf), 256.0f, 16.0f);
     b[i] = blend(finite, scaled, keep_if(mask_if<uint32_t>(a[i] >= kF32Inf), special));
   }

@@ -13,5 +13,6 @@ struct Target {
 extern const Target kProducerTargets[];
 extern const Target kPackTargets[];
 extern const Target kMatmulTargets[];
+extern const Target kVnmTargets[];
 
 }  // namespace s24

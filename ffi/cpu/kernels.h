@@ -72,6 +72,32 @@ S24_HD int64_t pack_units(const Groups& g) {
   return g.outer * ceil_div(g.inner, kPackTileLanes) * ceil_div(g.len / 4, kPackTileGroups);
 }
 
+enum class VnmOp : int32_t { kMask, kPack, kPackMasked, kGather, kUnpack };
+
+// dense (outer, R, K), or (outer, K, R) if not depth_last <-> values (outer, R, 2K/M), metadata (outer, R,
+// ceil(K/2M)), columns (outer, R/V, K/M, 4). kMask writes mask, of the shape of dense, and nothing else; kUnpack writes
+// dense; kGather reads metadata and columns. Units: see vnm_units.
+struct VnmArgs {
+  VnmOp op;
+  Dtype dtype;
+  bool exact, depth_last;
+  void* dense;
+  uint8_t* mask;
+  void* values;
+  uint8_t* metadata;
+  uint8_t* columns;
+  int64_t outer, rows, depth, v, m;
+};
+
+constexpr int64_t kVnmGroups = 16;  // a unit is this many groups of columns
+constexpr int64_t kVnmLeast = 64;   // of V rows, or of at least so many if rows are contiguous
+
+S24_HD int64_t vnm_unit_rows(const VnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
+
+S24_HD int64_t vnm_units(const VnmArgs& a) {
+  return a.outer * ceil_div(a.rows, vnm_unit_rows(a)) * ceil_div(a.depth / a.m, kVnmGroups);
+}
+
 // out(R, N) = P(R, K) D(K, N), or the transposes; P is packed along K.
 struct MatmulArgs {
   Dtype in, out_dtype;
@@ -90,6 +116,16 @@ struct MatmulBlock {
   int64_t row0, row1, col0, col1;
 };
 
+// The same with P in blocks of V rows x M columns.
+struct VnmMatmulArgs {
+  MatmulArgs product;
+  const uint8_t* columns;
+  int64_t v, m;
+};
+
+constexpr int64_t kVnmMatmulRows = 1024;  // of a block, at most; its first row starts a block of V
+constexpr int64_t kVnmMatmulCols = 64;
+
 struct Kernels {
   const char* isa;
   void (*map)(const MapArgs&, int64_t begin, int64_t end);
@@ -97,6 +133,8 @@ struct Kernels {
   void (*pack)(const PackArgs&, int64_t begin, int64_t end);
   // One block of the output; scratch is kMatmulScratch bytes, aligned to 64.
   void (*matmul)(const MatmulArgs&, const MatmulBlock&, void* scratch);
+  void (*vnm)(const VnmArgs&, int64_t begin, int64_t end);
+  void (*vnm_matmul)(const VnmMatmulArgs&, const MatmulBlock&, void* scratch);
 };
 
 }  // namespace s24

@@ -240,3 +240,5 @@ void matmul(const MatmulArgs& a, const MatmulBlock& m, void* scratch) {
 
 }  // namespace S24_ISA
 }  // namespace s24
+
+#include "vnm_matmul.h"

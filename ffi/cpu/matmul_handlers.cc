@@ -1,25 +1,15 @@
 // FFI handler of the product of a packed and a dense matrix.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "shapes.h"
 
 namespace s24 {
 namespace {
-
-// The kernel's scratch belongs to the thread and is kept: mapping a megabyte anew for each task costs more than a task.
-void* thread_scratch() {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  static thread_local std::unique_ptr<void, Free> scratch(std::aligned_alloc(64, kMatmulScratch));
-  return scratch.get();
-}
 
 // Blocks small enough that every thread has work. The result does not depend on them.
 struct Grid {

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
         add(all, s24::kProducerTargets);
         add(all, s24::kPackTargets);
         add(all, s24::kMatmulTargets);
+        add(all, s24::kVnmTargets);
         return all;
       },
       "Target name -> capsule, for jax.ffi.register_ffi_target.");

@@ -9,6 +9,8 @@ void map(const MapArgs&, int64_t begin, int64_t end);
 void tile(const TileArgs&, int64_t begin, int64_t end);
 void pack(const PackArgs&, int64_t begin, int64_t end);
 void matmul(const MatmulArgs&, const MatmulBlock&, void* scratch);
+void vnm(const VnmArgs&, int64_t begin, int64_t end);
+void vnm_matmul(const VnmMatmulArgs&, const MatmulBlock&, void* scratch);
 
 }  // namespace S24_ISA
 }  // namespace s24

@@ -47,18 +47,16 @@ def _obstacle(dtype) -> str | None:
     return None
 
 
-def decide(axes: tuple[int, int], side: str, dtype, shape, alternative="dense") -> _measured.Decision:
+def decide(
+    axes: tuple[int, int], side: str, dtype, shape, pattern="2:4", alternative="dense"
+) -> _measured.Decision:
     """Whether `implementation=None` runs a product packed, or dense by XLA; see `_measured.decide`."""
     obstacle = _obstacle(dtype)
     if obstacle is None and jax.default_backend() != "cpu":
         obstacle = f"no kernels for {jax.default_backend()} yet"
     if obstacle is not None:
         return _measured.Decision(False, obstacle)
-    return _measured.decide(axes, side, dtype, shape, alternative)
-
-
-def packed_pays(axes: tuple[int, int], side: str, dtype, shape, alternative="dense") -> bool:
-    return decide(axes, side, dtype, shape, alternative).packed
+    return _measured.decide(axes, side, dtype, shape, pattern, alternative)
 
 
 def run(op: str, dtype, implementation: str | None, kernel, reference, *args):

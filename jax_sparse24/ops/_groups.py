@@ -123,6 +123,21 @@ def rank_below_two(keys: list[jax.Array]) -> list[jax.Array]:
     return keep
 
 
+def scaled_scores(magnitude: jax.Array, axes, fmt: FloatFormat, nan: float, infinity: float) -> jax.Array:
+    """Floats that order like magnitudes given as bits, but whose sums can neither overflow nor vanish:
+    magnitudes times a power of two common to `axes`. Where these hold a NaN or Inf, only such count."""
+    exponent = jnp.maximum(magnitude >> fmt.mantissa, 1)
+    hidden = jnp.where(magnitude >> fmt.mantissa > 0, fmt.uint(1 << fmt.mantissa), fmt.uint(0))
+    significand = (magnitude & fmt.uint((1 << fmt.mantissa) - 1)) | hidden
+    bias = fmt.max_exponent >> 1
+    below = jnp.max(exponent, axis=axes, keepdims=True, initial=1) - exponent
+    score = significand.astype(fmt.dtype) * fmt.power_of_two(bias - jnp.minimum(below, bias - 1))
+    score = jnp.where(below > bias - 1, 0, score)
+    inf = fmt.uint(fmt.infinity)
+    broken = jnp.where(magnitude > inf, nan, jnp.where(magnitude == inf, infinity, 0.0)).astype(fmt.dtype)
+    return jnp.where(jnp.any(magnitude >= inf, axis=axes, keepdims=True), broken, score)
+
+
 def tree_sum(members: list[jax.Array]) -> jax.Array:
     return (members[0] + members[1]) + (members[2] + members[3])
 

@@ -1,8 +1,8 @@
 """Measured tables: on which hardware which product is faster packed. `s24.tune` writes them.
 
 A table is JSON: `format`, `hardware`, `isa`, `versions`, and one entry per measured product with times in
-microseconds. A *product* is named by what it is in a linear layer (its contracted axes) and by the side of
-its sparse operand; its shape is (M, K, N).
+microseconds. A *product* is named by what it is in a linear layer (its contracted axes), by the side of
+its sparse operand and by the pattern of that; its shape is (M, K, N).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import jax
 
 from jax_sparse24.ops import _ffi
 
-FORMAT = 1
+FORMAT = 2  # in format 1, entries name no pattern and are 2:4
 SHIPPED = Path(__file__).parent.parent / "tuning"
 KINDS = {(-1, -2): "fwd", (-1, -1): "dgrad", (-2, -2): "wgrad"}  # by the contracted axes of both operands
 TIE = 0.97  # packed runs down to here: the difference is within the noise, and it is half the memory
@@ -97,11 +97,12 @@ class Table:
     origin: str
     least: float  # ratio from which packed runs
 
-    def nearest(self, kind: str, side: str, dtype: str, shape) -> Mapping[str, Any] | None:
+    def nearest(self, kind: str, side: str, dtype: str, shape, pattern: str) -> Mapping[str, Any] | None:
         """The entry of this product whose shape is nearest, if any is near."""
         best, distance = None, math.log2(NEAR) + 1e-6
         for entry in self.content["products"]:
-            if (entry["product"], entry["sparse"], entry["dtype"]) != (kind, side, dtype):
+            product = *(entry[k] for k in ("product", "sparse", "dtype")), entry.get("pattern", "2:4")
+            if product != (kind, side, dtype, pattern):
                 continue
             far = max(abs(math.log2(n / m)) for n, m in zip(shape, entry["shape"], strict=True))
             if far < distance:
@@ -118,7 +119,7 @@ def read(path: Path) -> tuple[Mapping[str, Any] | None, str]:
     except (OSError, ValueError) as error:
         return None, f"{path} is unreadable ({error})"
     entries = {"format", "hardware", "isa", "versions", "products"}
-    if not isinstance(content, dict) or not entries <= content.keys() or content["format"] != FORMAT:
+    if not isinstance(content, dict) or not entries <= content.keys() or content["format"] not in (1, FORMAT):
         return None, f"{path} is not a table of format {FORMAT}"
     return content, ""
 
@@ -165,20 +166,28 @@ class Decision:
 
 
 def decide(
-    axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], alternative: str = "dense"
+    axes: tuple[int, int],
+    side: str,
+    dtype,
+    shape: tuple[int, int, int],
+    pattern: str = "2:4",
+    alternative: str = "dense",
 ) -> Decision:
-    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right"): packed, or XLA's
-    dense product of the same values. alternative: "dense" while the operand is yet to be made as either,
-    "masked" for one that is packed already and would be unpacked."""
+    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern` ("2:4"
+    or such as "64:2:16"): packed, or XLA's dense product of the same values. alternative: "dense" while the
+    operand is yet to be made as either, "masked" for one that is packed already and would be unpacked."""
     if math.prod(shape) == 0:
         return Decision(False, "empty")
     found, note = table()
     hint = f" ({note})" if note else ""
     if found is None:
         return Decision(False, f"no measurements for {hardware().description}; run s24.tune(){hint}")
-    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape)
+    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape, pattern)
     if entry is None:
-        return Decision(False, f"nothing {found.origin} near this shape; run s24.tune(shapes=...){hint}")
+        known = "" if pattern == "2:4" else f" for {pattern}"
+        return Decision(
+            False, f"nothing{known} {found.origin} near this shape; run s24.tune(shapes=...){hint}"
+        )
     if entry["status"] != "ok":
         return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
     ratio = entry[f"{alternative}_us"] / entry["packed_us"]

@@ -1,5 +1,6 @@
 """Products of which one operand may be packed."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -7,16 +8,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.formats import Packed24
+from jax_sparse24.formats import Packed24, PackedVNM
 from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import choose, packed_pays, run
+from jax_sparse24.ops._choose import choose, decide, run
 from jax_sparse24.ops.pack import check_packed, gather24
+from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
+
+PACKED = Packed24, PackedVNM
 
 
 def matmul(a, b, *, implementation: str | None = None, preferred_element_type=None) -> jax.Array:
-    """`a @ b` for matrices, either of which may be `Packed24` along the contraction axis.
+    """`a @ b` for matrices, either of which may be `Packed24` or `PackedVNM` along the contraction axis.
 
-    a: (..., M, K), b: (..., K, N), arrays or Packed24 (`a` packed along axis -1 or `b` along axis -2; not
+    a: (..., M, K), b: (..., K, N), arrays or packed (`a` packed along axis -1 or `b` along axis -2; not
     both), with equal leading dimensions or none on one side; float32, bfloat16, float16. Sums are float32;
     the result (..., M, N) has the promoted dtype of the operands, or `preferred_element_type`. Differentiable
     in both operands and in packed values; those gradients are dense products (training with sparse backward
@@ -24,12 +28,14 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
     zero when the product runs dense (the result is NaN, as in `x @ w`) and is skipped by the packed kernels.
     Raises TypeError (dtype, both packed), ValueError (shapes, axis of the packing)."""
     for name, operand, side in (("a", a, -1), ("b", b, -2)):
-        if isinstance(operand, Packed24) and operand.axis != side:
+        if isinstance(operand, PACKED) and operand.axis != side:
+            pack = "pack24" if isinstance(operand, Packed24) else "pack_vnm"
+            size = "" if pack == "pack24" else f"{operand.v}, {operand.m}, "
             raise ValueError(
                 f"matmul: {name} of shape {operand.shape} is packed along axis {operand.axis}, but "
-                f"the product contracts axis {side}. Pack it with pack24({name}, axis={side})."
+                f"the product contracts axis {side}. Pack it with {pack}({name}, {size}axis={side})."
             )
-    if isinstance(a, Packed24) and isinstance(b, Packed24):
+    if isinstance(a, PACKED) and isinstance(b, PACKED):
         raise TypeError(
             "matmul: both operands are packed; sparse hardware takes one. Call todense() on either."
         )
@@ -54,8 +60,9 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
 
 
 def _operand(name: str, x):
-    if isinstance(x, Packed24):
-        check_packed("matmul", x)
+    if isinstance(x, PACKED):
+        check = check_packed if isinstance(x, Packed24) else check_packed_vnm
+        check("matmul", x)
         return x
     return patterns.as_array("matmul", name, x)
 
@@ -64,7 +71,7 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
-    Either may be Packed24 along its contracted axis, in which case no operand is ever transposed in memory;
+    Either may be packed along its contracted axis, in which case no operand is ever transposed in memory;
     `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as fast.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
     -2."""
@@ -72,56 +79,67 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
     patterns.check_dtype("matmul", "operands", dtype)
     out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
     patterns.check_dtype("matmul", "the result", out_dtype)
-    if implementation is None and (isinstance(a, Packed24) or isinstance(b, Packed24)):
-        side = "left" if isinstance(a, Packed24) else "right"
+    if implementation is None and (isinstance(a, PACKED) or isinstance(b, PACKED)):
+        side, pattern = ("left", a.pattern) if isinstance(a, PACKED) else ("right", b.pattern)
         shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
-        if not packed_pays((a_axis, b_axis), side, dtype, shape, "masked"):
-            a, b = (x.todense() if isinstance(x, Packed24) else x for x in (a, b))
-    if isinstance(a, Packed24):
-        values, dense, dense_k_last, out_packed_last, metadata = a.values, b, b_axis == -1, False, a.metadata
-    elif isinstance(b, Packed24):
-        values, dense, dense_k_last, out_packed_last, metadata = b.values, a, a_axis == -1, True, b.metadata
+        if not decide((a_axis, b_axis), side, dtype, shape, pattern, "masked").packed:
+            a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
+    if isinstance(a, PACKED):
+        packed, dense, dense_k_last, out_packed_last = a, b, b_axis == -1, False
+    elif isinstance(b, PACKED):
+        packed, dense, dense_k_last, out_packed_last = b, a, a_axis == -1, True
     else:
         return lax.dot_general(
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
             preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
         )  # fmt: skip
     args = (dense_k_last, out_packed_last, out_dtype, implementation)
-    return _product(values.astype(dtype), dense.astype(dtype), metadata, *args)
+    stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
+    return _product(stored, dense.astype(dtype), *args)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-@partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
-def _product(values, dense, metadata, dense_k_last, out_packed_last, out_dtype, implementation):
-    rows, n = values.shape[-2], dense.shape[-2 if dense_k_last else -1]
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+@partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
+def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementation):
+    rows, n = packed.shape[-2], dense.shape[-2 if dense_k_last else -1]
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
-    fast = out_dtype in (jnp.float32, values.dtype)
+    fast = out_dtype in (jnp.float32, packed.dtype)
 
-    def kernel(values, dense, metadata):
+    def kernel(packed, dense):
         result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
         flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
-        return _ffi.call("s24_matmul", result, values, metadata, dense, **flags).astype(out_dtype)
+        target, parts = "s24_matmul", (packed.values, packed.metadata)
+        if isinstance(packed, PackedVNM):
+            target, parts, flags = (
+                "s24_vnm_matmul",
+                (*parts, packed.columns),
+                flags | {"v": packed.v, "m": packed.m},
+            )
+        return _ffi.call(target, result, *parts, dense, **flags).astype(out_dtype)
 
-    def fallback(values, dense, metadata):
-        return reference.matmul(
-            Packed24(values, metadata, -1), dense, dense_k_last, out_packed_last, out_dtype
-        )
+    def fallback(packed, dense):
+        p = packed.todense(implementation="reference")
+        return reference.matmul(p, dense, dense_k_last, out_packed_last, out_dtype)
 
-    return run("matmul", values.dtype, implementation, kernel, fallback, values, dense, metadata)
+    return run("matmul", packed.dtype, implementation, kernel, fallback, packed, dense)
 
 
-def _product_fwd(values, dense, metadata, *static):
-    return _product(values, dense, metadata, *static), (values, dense, metadata)
+def _product_fwd(packed, dense, *static):
+    return _product(packed, dense, *static), (packed, dense)
 
 
 def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, residuals, ct):
-    values, dense, metadata = residuals
-    packed = Packed24(values, metadata, -1)
+    packed, dense = residuals
     ct_rn = ct.T if out_packed_last else ct
     weights = packed.todense(implementation=implementation)
     d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
-    d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=values.dtype)  # (R, K)
-    return gather24(d_weights, metadata, -1, implementation), d_dense.T if dense_k_last else d_dense, None
+    d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)  # (R, K)
+    if isinstance(packed, PackedVNM):
+        values = gather_vnm(d_weights, packed, implementation=implementation)
+    else:
+        values = gather24(d_weights, packed.metadata, -1, implementation)
+    d_packed = jax.tree.map(lambda _: None, packed)
+    return dataclasses.replace(d_packed, values=values), d_dense.T if dense_k_last else d_dense
 
 
 _product.defvjp(_product_fwd, _product_bwd)

@@ -31,14 +31,17 @@ def pack24(x, axis: int, mask=None, *, implementation: str | None = None) -> Pac
     axis = patterns.check_grouped("pack24", x, axis)
     if mask is None:
         return _pack(x, axis, implementation)
+    return _pack_masked(x, as_mask("pack24", mask, x), axis, implementation)
+
+
+def as_mask(op: str, mask, x) -> jax.Array:
+    """`mask` as an array; raises TypeError or ValueError unless it is bool and of x's shape."""
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
-        raise TypeError(
-            f"pack24: mask must be bool, got {mask.dtype.name}. Use mask24, or compare: mask != 0."
-        )
+        raise TypeError(f"{op}: mask must be bool, got {mask.dtype.name}. Use mask24, or compare: mask != 0.")
     if mask.shape != x.shape:
-        raise ValueError(f"pack24: mask has shape {mask.shape}, x has shape {x.shape}; they must be equal.")
-    return _pack_masked(x, mask, axis, implementation)
+        raise ValueError(f"{op}: mask has shape {mask.shape}, x has shape {x.shape}; they must be equal.")
+    return mask
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -22,6 +22,7 @@ from jax_sparse24.ops._groups import (
     magnitude_bits,
     rank_below_two,
     running_sums,
+    scaled_scores,
     select,
     split,
     tree_sum,
@@ -92,21 +93,7 @@ def transposable_mask24(w):
     *lead, rows, cols = w.shape
     tiles = w.astype(fmt.dtype).reshape(*lead, rows // GROUP, GROUP, cols // GROUP, GROUP)
     tiles = jnp.swapaxes(tiles, -3, -2)  # (..., R/4, C/4, row, column)
-    magnitude = magnitude_bits(tiles)
-    exponent = jnp.maximum(magnitude >> fmt.mantissa, 1)
-    hidden = jnp.where(magnitude >> fmt.mantissa > 0, fmt.uint(1 << fmt.mantissa), fmt.uint(0))
-    significand = (magnitude & fmt.uint((1 << fmt.mantissa) - 1)) | hidden
-    top = jnp.max(exponent, axis=(-2, -1), keepdims=True)
-    bias = fmt.max_exponent >> 1
-    below = top - exponent
-    score = significand.astype(fmt.dtype) * fmt.power_of_two(bias - jnp.minimum(below, bias - 1))
-    score = jnp.where(below > bias - 1, 0, score)
-    infinity = fmt.uint(fmt.infinity)
-    broken = jnp.where(magnitude > infinity, 256.0, jnp.where(magnitude == infinity, 16.0, 0.0)).astype(
-        fmt.dtype
-    )
-    score = jnp.where(jnp.any(magnitude >= infinity, axis=(-2, -1), keepdims=True), broken, score)
-
+    score = scaled_scores(magnitude_bits(tiles), (-2, -1), fmt, nan=256.0, infinity=16.0)
     first, second = (jnp.asarray([pair[k] for pair in PAIRS]) for k in (0, 1))
     pairs = score[..., first] + score[..., second]  # (..., R/4, C/4, row, pair)
     upper = pairs[..., 0, :, None] + pairs[..., 1, None, :]
@@ -191,14 +178,13 @@ def squared_relu24(x, axis):
     return pack24(squared_relu(x), axis)
 
 
-def matmul(packed, dense, dense_k_last, out_packed_last, out_dtype):
-    """`P D` with P (..., R, K) of the stored form, D (..., K, N) or (..., N, K); the result is (..., R, N) or
+def matmul(p, dense, dense_k_last, out_packed_last, out_dtype):
+    """`P D` with P (..., R, K) unpacked, D (..., K, N) or (..., N, K); the result is (..., R, N) or
     (..., N, R)."""
     # Widened first: XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed.
     accumulator = compute_format(dense.dtype).dtype
-    p = unpack24(Packed24(packed.values, packed.metadata, -1)).astype(accumulator)
     d = (jnp.swapaxes(dense, -1, -2) if dense_k_last else dense).astype(accumulator)
-    out = jnp.matmul(p, d, precision=lax.Precision.HIGHEST)
+    out = jnp.matmul(p.astype(accumulator), d, precision=lax.Precision.HIGHEST)
     return (jnp.swapaxes(out, -1, -2) if out_packed_last else out).astype(out_dtype)
 
 

@@ -1,0 +1,79 @@
+// V:2:M: of every M columns of a block of V rows four stay, and of these every row keeps two (2310.02065).
+//
+// A sum over the V rows of a tile is the sum of 16 partial ones: partial sum l adds rows l, l + 16, l + 32, ... in
+// order, and add_lanes adds the 16. Everything is float32, so that each implementation finds the same columns.
+#pragma once
+#include "metadata.h"
+#include "select.h"
+
+namespace s24 {
+
+constexpr int kVnmLanes = 16;
+constexpr int kVnmMaxV = 256, kVnmMaxM = 32, kVnmMaxExactM = 16;
+
+// The sum of 16 partial sums that lie `step` apart.
+S24_HD float add_lanes(const float* s, int64_t step) {
+  float t[kVnmLanes];
+  S24_UNROLL
+  for (int l = 0; l < kVnmLanes; ++l) t[l] = s[l * step];
+  S24_UNROLL
+  for (int half = kVnmLanes / 2; half > 0; half /= 2) {
+    S24_UNROLL
+    for (int l = 0; l < half; ++l) t[l] += t[l + half];
+  }
+  return t[0];
+}
+
+// What an element adds to the sum of its column: |x|, a subnormal nothing.
+S24_HD float column_addend(uint32_t u) { return float_of(flushed_magnitude(u)); }
+
+// An integer that orders columns: by their sum of magnitudes, all NaN equal and above infinity; those without a normal
+// element by their largest magnitude. The top bit is free.
+S24_HD uint32_t column_key(float sum, uint32_t largest) {
+  const uint32_t u = bits_of(sum) & kF32Magnitude;
+  return blend(mask_if<uint32_t>(u > kF32Inf), kF32Magnitude, blend(mask_if<uint32_t>(u == 0), largest, u));
+}
+
+// The four columns of largest key, ascending; of equal ones the lower.
+S24_HD void best_columns(const uint32_t* key, int m, uint8_t columns[4]) {
+  uint64_t best[4] = {0, 0, 0, 0};
+  for (int i = 0; i < m; ++i) {
+    uint64_t k = uint64_t(key[i]) << 8 | uint64_t(m - i);
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const uint64_t larger = best[j] > k ? best[j] : k;
+      k = best[j] > k ? k : best[j];
+      best[j] = larger;
+    }
+  }
+  uint32_t c[4];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) c[j] = uint32_t(m) - uint32_t(best[j] & 0xff);
+  const uint32_t low0 = min_u32(c[0], c[1]), high0 = max_u32(c[0], c[1]);
+  const uint32_t low1 = min_u32(c[2], c[3]), high1 = max_u32(c[2], c[3]);
+  const uint32_t inner0 = max_u32(low0, low1), inner1 = min_u32(high0, high1);
+  columns[0] = uint8_t(min_u32(low0, low1));
+  columns[1] = uint8_t(min_u32(inner0, inner1));
+  columns[2] = uint8_t(max_u32(inner0, inner1));
+  columns[3] = uint8_t(max_u32(high0, high1));
+}
+
+// ---- exhaustive search: the set of four columns that keeps most, of equal ones the first in lexicographic order
+
+// An element's score, `top` being the largest magnitude of its tile: as in transposable tiles, but one NaN outranks
+// all infinities that a tile can keep.
+S24_HD float search_score(uint32_t u, uint32_t top) {
+  const uint32_t a = u & kF32Magnitude;
+  const float special = blend(mask_if<uint32_t>(a > kF32Inf), 1024.0f, 1.0f);
+  return blend(mask_if<uint32_t>(top < kF32Inf), scaled_magnitude(a, top),
+               keep_if(mask_if<uint32_t>(a >= kF32Inf), special));
+}
+
+// The sum of the two largest of two ordered pairs.
+S24_HD float largest_two(float high0, float low0, float high1, float low1) {
+  const float top = high0 > high1 ? high0 : high1, low = low0 > low1 ? low0 : low1;
+  const float under = high0 > high1 ? high1 : high0;
+  return top + (under > low ? under : low);
+}
+
+}  // namespace s24
