@@ -24,7 +24,7 @@ PRODUCERS = [
     "tiles",
     "vnm",
     "variant",
-]  # compiled per instruction set, every rounding as written
+]  # per instruction set, every rounding as written
 PRODUCTS = ["matmul"]  # compiled per instruction set, FMA welcome
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]

@@ -14,10 +14,11 @@ from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops._choose import choose, decide
-from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.matmul import PACKED, contract
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.pack import gather24
-from jax_sparse24.ops.tokens import densest, regroup
+from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
+from jax_sparse24.ops.vnm import gather_vnm
 from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan
 
 
@@ -67,7 +68,9 @@ class Execution:
             return Cut(operands[a], operands[b])
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        x, y = regroup(operands[row.operand], row.tokens), regroup(operands[other], row.tokens)
+        x, y = (regroup(operands[of], row.tokens, row.by.group) for of in (row.operand, other))
+        if row.collected:
+            x = collect(x, x.shape[-1] // row.by.group, -1)
         if row.by.stochastic:
             key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
         states = state if self.products == "ffn" else {"w": state}
@@ -83,10 +86,11 @@ class Execution:
                     "left" if on_left else "right",
                     jnp.promote_types(x.dtype, y.dtype),
                     (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]),
+                    row.by.pattern,
                 ).packed
             )
         sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
-        if isinstance(sparse, Packed24) and sparse.axis != axis:
+        if isinstance(sparse, PACKED) and sparse.axis != axis:
             raise ValueError(
                 f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
                 f"{sparse.axis}; the product contracts axis {axis}."
@@ -98,13 +102,17 @@ class Execution:
         (a, a_axis), (_, b_axis) = self.table[name]
         out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation)
         row = self.plan.row(name)
-        if row is None or not row.dense_share:
+        if row is None:
             return out
-        features = densest(cut.uncut, row.dense_share, row.rank)
-        few = cut.uncut[:, features]
-        if row.operand == a:
-            return out.at[features].set(contract(few, cut.right, a_axis, b_axis))
-        return out.at[:, features].set(contract(cut.left, few, a_axis, b_axis))
+        on_left = row.operand == a
+        if row.dense_share:
+            features = densest(cut.uncut, row.dense_share, row.rank)
+            few = cut.uncut[:, features]
+            if on_left:
+                out = out.at[features].set(contract(few, cut.right, a_axis, b_axis))
+            else:
+                out = out.at[:, features].set(contract(cut.left, few, a_axis, b_axis))
+        return collect(out, row.by.group, -2 if on_left else -1) if row.collected else out
 
 
 # ---- linear
@@ -156,6 +164,13 @@ def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     return run.multiply("F2", cut), cut.left if run.plan.keep else y1_Tf
 
 
+def _gather(x, packed, implementation):
+    """The values of `x` at the positions of `packed`."""
+    if isinstance(packed, Packed24):
+        return gather24(x, packed.metadata, packed.axis, implementation)
+    return gather_vnm(x, packed, implementation=implementation)
+
+
 def _ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     T, d, f = *x_Td.shape, w1_df.shape[1]
     run.check(
@@ -172,7 +187,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
     dy2_Tf = run.product("B1", operands, state, key)
     if run.plan.keep:
         slopes = SLOPES[run.activation](saved.values)
-        dy2 = gather24(dy2_Tf, saved.metadata, saved.axis, run.implementation)
+        dy2 = _gather(dy2_Tf, saved, run.implementation)
         kept = dataclasses.replace(saved, values=slopes * dy2)
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
@@ -297,5 +312,52 @@ def sparse_ffn(
     for name, w in {"w1": w1, "w2": w2}.items():
         _check_state("sparse_ffn", method, state.get(name, {}), w, name, f"state[{name!r}]")
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
-    out = _ffn(run, tokens, w1, w2, b1, state, key)
+    route = method.route(tokens, w1, state)
+    if route is None:
+        out = _ffn(run, tokens, w1, w2, b1, state, key)
+    else:
+        order, places = route
+        back = inverse_of(order)
+        out = _ffn(run, permute(tokens, order, back), w1, w2, b1, {**state, **places}, key)
+        out = permute(out, back, order)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")
+
+
+def activation_stats(
+    x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
+) -> dict[str, jax.Array]:
+    """How sparse the activations of `sparse_ffn` are, and what its cuts take away; float32 scalars.
+
+    Arguments as in `sparse_ffn`. "density": share of non-zeros of Y2. For each product with a sparse Y2 (F2
+    along features, B2 along tokens): "F2 lost" and "B2 lost", the share of the non-zeros of Y2 that the cut
+    drops, and "F2 lost energy" and "B2 lost energy", that of their squares. Features that stay dense in B2
+    lose nothing there. With MVUE, which scales what it keeps, "lost energy" is the relative squared error."""
+    plan = _plan("activation_stats", method, "ffn_plan")
+    tokens, (w1,), state, key = _prepare("activation_stats", plan, None, state, key, x, w1=w1)
+    run = Execution("activation_stats", "ffn", plan, None, activation)
+    route = method.route(tokens, w1, state)
+    if route is not None:
+        tokens, state = tokens[route[0]], {**state, **route[1]}
+    y1_Tf = run.product("F1", {"x": tokens, "w1": w1}, state, key)
+    y2_Tf = ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1)
+    stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32)}
+    axes = {"F2": -1, "B2": -2}
+    uncut = y2_Tf
+    for product, axis in axes.items():
+        row = plan.row(product)
+        if row is None or row.operand != "y2":
+            continue
+        own = Context(state.get("y2", {}), key, None, packed=False)
+        uncut = regroup(uncut, row.tokens, row.by.group)
+        if row.collected:
+            uncut = collect(uncut, uncut.shape[-1] // row.by.group, -1)
+        cut = row.by(uncut, axis, own)
+        if row.dense_share:
+            features = densest(uncut, row.dense_share, row.rank)
+            cut = cut.at[:, features].set(uncut[:, features])
+        error, whole = (jnp.square((a).astype(jnp.float32)) for a in (uncut - cut, y2_Tf))
+        lost = jnp.sum((uncut != 0) & (cut == 0), dtype=jnp.float32)
+        stats[f"{product} lost"] = lost / jnp.maximum(jnp.sum(y2_Tf != 0, dtype=jnp.float32), 1)
+        stats[f"{product} lost energy"] = jnp.sum(error) / jnp.maximum(jnp.sum(whole), 1e-30)
+        uncut = cut if plan.keep else y2_Tf
+    return stats

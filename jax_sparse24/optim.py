@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 _MISSING = object()
 
@@ -42,3 +43,17 @@ def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
         return jax.tree.map(decay, updates, params, masks), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.State, moves):
+    """The optimiser state after `s24.nn.arrange` has moved neurons: its entries follow them.
+
+    tx: the transformation that made `opt_state` for `params` (`nnx.state(model, nnx.Param)`). moves: what
+    `arrange` returned. Everything in `opt_state` with the parameters' tree moves, such as Adam's moments."""
+    flat = nnx.to_flat_state(params)
+    paths = nnx.from_flat_state([(path, v.replace(".".join(map(str, path)))) for path, v in flat])
+
+    def follow(value, path):
+        return moves[path](value) if path in moves else value
+
+    return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths)

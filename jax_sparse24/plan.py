@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.formats import Packed24
+from jax_sparse24.formats import Packed24, PackedVNM
 
 # Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
 # the first operand, then that of the second.
@@ -63,7 +63,7 @@ class Context:
     implementation: str | None
     packed: bool
     activation: str = ""
-    kept: Packed24 | None = None
+    kept: Packed24 | PackedVNM | None = None
 
     def activate(self, x: jax.Array) -> jax.Array:
         return ACTIVATIONS[self.activation](x) if self.activation else x
@@ -73,11 +73,13 @@ class Sparsifier(Protocol):
     """Turns a matrix into the sparse operand of one product. Hashable; frozen dataclasses are."""
 
     stochastic: bool  # needs a key
+    pattern: str  # of what it packs, as in measured tables
+    group: int  # how many elements along the contraction axis share their places
 
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
         """Raises ValueError if an operand of this shape does not divide into groups along `axis`."""
 
-    def __call__(self, x: jax.Array, axis: int, context: Context) -> Packed24 | jax.Array: ...
+    def __call__(self, x: jax.Array, axis: int, context: Context) -> Packed24 | PackedVNM | jax.Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +87,17 @@ class Row:
     """One product of a plan: `operand` goes sparse through `by`.
 
     other: what becomes of the other operand, which stays an array.
-    For products that contract tokens: tokens, which of them make a group (see `ops.tokens`); dense_share, the
-    share of the operand's features whose part of the result comes from a small dense product instead; rank,
-    which features these are: those with the most non-zeros ("density") or those of which the cut takes the
-    most energy ("lost")."""
+    For products that contract tokens: tokens, which of them make a group (see `ops.tokens.regroup`);
+    collected, that the operand's features, dealt over groups of as many, are cut side by side; dense_share,
+    the share of its features whose part of the result comes from a small dense product instead; rank, which
+    features these are: those with the most non-zeros ("density") or those of which the cut takes the most
+    energy ("lost")."""
 
     operand: str
     by: Sparsifier
     other: Sparsifier | None = None
     tokens: Literal["consecutive", "strided", "random"] = "consecutive"
+    collected: bool = False
     dense_share: float = 0.0
     rank: Literal["density", "lost"] = "density"
 
@@ -101,6 +105,8 @@ class Row:
         parts = [str(self.by)]
         if self.tokens != "consecutive":
             parts.append(f"{self.tokens} tokens")
+        if self.collected:
+            parts.append("features collected")
         if self.dense_share:
             parts.append(f"the {self.dense_share:.0%} of most {self.rank.replace('lost', 'loss')} dense")
         if self.other is not None:
@@ -132,10 +138,15 @@ class Plan:
                     f"plan: product {name} has operands {' and '.join(axes)}, not {row.operand!r}."
                 )
             over_tokens = all(axis == -2 for axis in axes.values())
-            if not over_tokens and (row.tokens, row.dense_share) != ("consecutive", 0.0):
+            if not over_tokens and (row.tokens, row.collected, row.dense_share) != (
+                "consecutive",
+                False,
+                0.0,
+            ):
                 raise ValueError(
-                    f"plan: product {name} does not contract tokens, so tokens={row.tokens!r} and "
-                    f"dense_share={row.dense_share!r} mean nothing there; leave them at their defaults."
+                    f"plan: product {name} does not contract tokens, so tokens={row.tokens!r}, "
+                    f"collected={row.collected!r} and dense_share={row.dense_share!r} mean nothing there; "
+                    f"leave them at their defaults."
                 )
         if keep and ("F2" not in rows or rows["F2"].operand != "y2"):
             raise ValueError("plan: keep=True keeps the support of a sparse y2 in F2; add that row.")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.sparsifiers import DenseValues
 from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops._choose import choose, decide
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
@@ -78,7 +79,7 @@ def _method_table(method: Method, dtype, implementation) -> str:
                 rows.append((product, place, _SYMBOLS[product], "none", "", "", "XLA dense product"))
                 continue
             axis = dict(products[product])[row.operand]
-            dense_values = hasattr(row.by, "of")
+            dense_values = isinstance(row.by, DenseValues)
             along = _AXES[row.operand][row.by.axis if dense_values else axis]
             runs = "XLA dense product" if dense_values else runs_sparse
             rows.append((product, place, _SYMBOLS[product], row.operand, str(row), along, runs))
@@ -104,7 +105,7 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         place = product_of(product, row.operand if row else operand, *shape)
         size = " x ".join(map(str, place.shape))
         cells = (product, size, row.operand, str(row)) if row else (product, size, "none", "")
-        if row is None or hasattr(row.by, "of"):
+        if row is None or isinstance(row.by, DenseValues):
             rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
         elif implementation is not None:
             rows.append((*cells, name, *[""] * 4, reason))

@@ -6,3 +6,4 @@ from jax_sparse24.methods.dense import Dense as Dense
 from jax_sparse24.methods.fst import FST as FST
 from jax_sparse24.methods.sste import SSTE as SSTE
 from jax_sparse24.methods.ste import STE as STE
+from jax_sparse24.methods.venom import Venom as Venom

@@ -52,8 +52,8 @@ class Activation24(Method):
 
     def ffn_plan(self):
         keep = self.backward_mask == "keep"
-        rows = {"F2": Row("y2", CausalBothWays() if self.forward == "causal" else Top2())}
-        rows["B3"] = Row("dy1", Kept() if keep else Top2())
+        forward = CausalBothWays() if self.forward == "causal" else Top2()
+        rows = {"F2": Row("y2", forward), "B3": Row("dy1", Kept(forward) if keep else Top2())}
         if self.token_cut is not None:
             cut = MVUE() if self.token_cut == "mvue" else Top2()
             options = {"tokens": self.tokens, "dense_share": self.dense_share, "rank": self.rank}

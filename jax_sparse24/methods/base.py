@@ -44,6 +44,16 @@ class Method:
         """The mask the method would choose for `w` now (for monitors), or None if it masks no weight."""
         return None
 
+    def arrange(self, w1: jax.Array) -> tuple | None:
+        """The neurons of an FFN in a new order, and the state of w1 that goes with it; None if the order does
+        not matter. w1: (in, out). Runs on the host, see `s24.nn.arrange`."""
+        return None
+
+    def route(self, x: jax.Array, w1: jax.Array, state) -> tuple | None:
+        """The order in which the products see the tokens of `x` (T, d), and further state by operand; None
+        for the order in which they come."""
+        return None
+
     @property
     def stochastic(self) -> bool:
         """Whether products draw random numbers, so that calls need a key."""

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.formats import Packed24
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24
 from jax_sparse24.ops.pack import pack24
 from jax_sparse24.ops.prune import prune24, soft24
 from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import causal_mask24
+from jax_sparse24.ops.vnm import pack_vnm, vnm_mask
+from jax_sparse24.patterns import VNM
 from jax_sparse24.plan import Context, Row, Sparsifier
 
 Estimator = Literal["exact", "approximate"]  # of MVUE: of least variance, or what the code of 2404.01847 runs
@@ -25,6 +26,8 @@ class Groups24:
     """Base of the sparsifiers with groups of four along the contraction axis."""
 
     stochastic: ClassVar = False
+    pattern: ClassVar = "2:4"
+    group: ClassVar = 4
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, axis, what=what)
@@ -63,6 +66,42 @@ class CausalBothWays(Groups24):
 
     def __str__(self):
         return "top of 4 both ways, causal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """V:2:M: blocks of V rows share four of every M columns along the contraction axis (2310.02065).
+
+    If the operand's state names which columns are `allowed`, bool (rows / V, columns), it takes those."""
+
+    v: int
+    m: int
+    exact: bool = False
+    stochastic: ClassVar = False
+
+    @property
+    def pattern(self):
+        return str(VNM(self.v, self.m))
+
+    @property
+    def group(self):
+        return self.m
+
+    def check(self, op, shape, axis, what):
+        VNM(self.v, self.m).check(op, shape, axis)
+
+    def __call__(self, x, axis, context: Context):
+        x = context.activate(x)
+        if axis == -1 and "allowed" in context.state:
+            allowed = jnp.repeat(context.state["allowed"], self.v, axis=0)
+            x = jnp.where(allowed, x, jnp.zeros_like(x))
+        make = {"axis": axis, "exact": self.exact, "implementation": context.implementation}
+        if context.packed:
+            return pack_vnm(x, self.v, self.m, **make)
+        return jnp.where(vnm_mask(x, self.v, self.m, **make), x, jnp.zeros_like(x))
+
+    def __str__(self):
+        return f"{self.pattern}{', best columns' if self.exact else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +161,20 @@ def weight_gradient(mvue: Estimator | None) -> dict[str, Row]:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """The support of F2's sparse Y2, in the backward pass of a plan with `keep`."""
+    """The support of F2's sparse Y2, `of` which it is, in the backward pass of a plan with `keep`."""
 
+    of: Sparsifier
     stochastic: ClassVar = False
+    group: ClassVar = 4
+
+    @property
+    def pattern(self):
+        return self.of.pattern
 
     def check(self, op, shape, axis, what):
         """F2 has checked it."""
 
-    def __call__(self, x, axis, context: Context) -> Packed24 | jax.Array:
+    def __call__(self, x, axis, context: Context):
         return context.kept if context.packed else x
 
     def __str__(self):
@@ -143,6 +188,8 @@ class DenseValues:
 
     of: Sparsifier
     axis: int
+    pattern: ClassVar = "2:4"
+    group: ClassVar = 4
 
     @property
     def stochastic(self):

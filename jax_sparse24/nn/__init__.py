@@ -1,5 +1,6 @@
 """Flax NNX layers: dense parameters, sparse products."""
 
+from jax_sparse24.nn.arrange import arrange as arrange
 from jax_sparse24.nn.ffn import FFN as FFN
 from jax_sparse24.nn.ffn import GatedFFN as GatedFFN
 from jax_sparse24.nn.linear import Linear as Linear

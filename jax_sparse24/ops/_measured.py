@@ -173,9 +173,9 @@ def decide(
     pattern: str = "2:4",
     alternative: str = "dense",
 ) -> Decision:
-    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern` ("2:4"
-    or such as "64:2:16"): packed, or XLA's dense product of the same values. alternative: "dense" while the
-    operand is yet to be made as either, "masked" for one that is packed already and would be unpacked."""
+    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern`
+    ("2:4" or such as "64:2:16"): packed, or XLA's dense product of the same values. alternative: "dense"
+    while the operand is yet to be made as either, "masked" for one that is packed and would be unpacked."""
     if math.prod(shape) == 0:
         return Decision(False, "empty")
     found, note = table()

@@ -9,18 +9,40 @@ import numpy as np
 from jax_sparse24.ops.prune import prune24
 
 
-def regroup(x: jax.Array, order: str) -> jax.Array:
-    """Rows of `x` (T, n) in a fixed order, T a multiple of 4.
+def regroup(x: jax.Array, order: str, group: int = 4) -> jax.Array:
+    """Rows of `x` (T, n) in a fixed order, T a multiple of `group`.
 
-    Neighbouring tokens activate the same features, so that four consecutive ones overflow their two places
-    (2503.16672). "consecutive" leaves them; "strided" groups tokens T/4 apart; "random" uses one permutation
-    per T. A sum over tokens does not depend on their order, so nothing is put back."""
+    Neighbouring tokens activate the same features, so that `group` consecutive ones overflow their two places
+    (2503.16672). "consecutive" leaves them; "strided" groups tokens T / group apart; "random" uses one
+    permutation per T. A sum over tokens does not depend on their order, so nothing is put back."""
     T = x.shape[0]
     if order == "consecutive":
         return x
     if order == "strided":
-        return x.reshape(4, T // 4, -1).swapaxes(0, 1).reshape(x.shape)
+        return x.reshape(group, T // group, -1).swapaxes(0, 1).reshape(x.shape)
     return x[np.random.default_rng(T).permutation(T)]
+
+
+def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
+    """Puts side by side what was dealt over `groups` groups along `axis` of a matrix, -1 or -2; with
+    size / groups in place of groups, deals it again."""
+    if axis == -2:
+        return collect(x.T, groups, -1).T
+    return x.reshape(x.shape[0], groups, -1).swapaxes(1, 2).reshape(x.shape)
+
+
+@jax.custom_vjp
+def permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Rows `order` of `x` (T, n), a permutation whose inverse is given: its derivative is a gather too."""
+    return x[order]
+
+
+permute.defvjp(lambda x, order, inverse: (x[order], inverse), lambda inverse, ct: (ct[inverse], None, None))
+
+
+def inverse_of(order: jax.Array) -> jax.Array:
+    """The inverse of a permutation (T,)."""
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
 
 
 def densest(x: jax.Array, share: float, rank: str) -> jax.Array:

@@ -26,6 +26,14 @@ class Spy:
     def stochastic(self):
         return self.of.stochastic
 
+    @property
+    def pattern(self):
+        return self.of.pattern
+
+    @property
+    def group(self):
+        return self.of.group
+
     def check(self, op, shape, axis, what):
         self.of.check(op, shape, axis, what)
 

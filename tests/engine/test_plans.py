@@ -144,6 +144,8 @@ class Rounded:
     """Sparsifiers may return arrays, too: whole numbers in a dense product; groups along the last axis."""
 
     stochastic: ClassVar = False
+    pattern: ClassVar = "2:4"
+    group: ClassVar = 4
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, -1, what=what)
@@ -243,6 +245,8 @@ class Astray:
     """A faulty sparsifier: it packs along the other axis."""
 
     stochastic: ClassVar = False
+    pattern: ClassVar = "2:4"
+    group: ClassVar = 4
 
     def check(self, op, shape, axis, what):
         """All fits."""

@@ -1,0 +1,121 @@
+"""2:4 weights and V:N:M activations with neuron-level routing (2602.06183)."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jax_sparse24.methods.activation24 import soft_weights
+from jax_sparse24.methods.base import Method, check_choice, check_field, check_share, check_steps, phases
+from jax_sparse24.methods.routing import Layout, Metric, cluster_columns, cluster_neurons, neuron_order, route
+from jax_sparse24.methods.sparsifiers import Blocks, Kept
+from jax_sparse24.methods.sste import soft_scale
+from jax_sparse24.patterns import VNM
+from jax_sparse24.plan import FFN, LINEAR, Plan, Row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Venom(Method):
+    """All six products of a non-gated FFN sparse: F1 and B1 by soft-thresholded 2:4 weights, F2, B2, B3 and
+    B4 by V:2:M activations of tokens sorted by the cluster of neurons they are nearest to.
+
+    F2 cuts Y2 to blocks of `v` tokens by `m` neurons, B3 takes dY1 on the same support, and B2 and B4 cut
+    both again to blocks of `v` neurons by `m` tokens within it. At the first sparse step, after a dense
+    warm-up that makes the activations sparse, `s24.nn.arrange` clusters the neurons and permutes them, which
+    changes no output. Tokens must be a multiple of `v` and of `m`, and so must the FFN width.
+
+    The paper leaves much open (its body names no V, M, number or metric of clusters, nor which values F2 and
+    B3 multiply); every field is one of these choices. v, m: block size, V = 16 to 256 and M = 4 to 32.
+    clusters: of neurons, all of one size. metric: of the clustering. layout: neurons of a cluster dealt over
+    the groups of M ("spread"), side by side ("adjacent"), or left in place ("none"). routing: tokens sorted
+    by the nearest "centroid", or left in order ("none"). columns: the neurons of a block chosen by "data",
+    so that a token's mask depends on later tokens of its block, or by the "cluster" of the block's first
+    token alone. transposed: B2 and B4 need the opposite order, tokens of different clusters in a group of M
+    and neurons of one cluster in a block of V, so both are "regrouped" there (the sum over tokens does not
+    mind, and gradients are dealt again), or left as in F2 ("plain"). exact: exhaustive search of columns.
+    weights: "soft" 2:4 in F1 and B1, or "dense". dense_operand: F2 and B3 multiply "soft" weights too, so
+    that the gradient is that of the forward pass, or "dense" ones. dense_warmup: dense steps at the start.
+    sparse_share: of the steps after them; the rest, at the end, is dense."""
+
+    v: int = 64
+    m: int = 16
+    clusters: int = 32
+    metric: Metric = "cosine"
+    layout: Layout = "spread"
+    routing: Literal["centroid", "none"] = "centroid"
+    columns: Literal["data", "cluster"] = "data"
+    transposed: Literal["regrouped", "plain"] = "regrouped"
+    exact: bool = False
+    weights: Literal["soft", "dense"] = "soft"
+    dense_operand: Literal["soft", "dense"] = "soft"
+    dense_warmup: int = 1000
+    sparse_share: float = 0.5
+
+    def __post_init__(self):
+        VNM(self.v, self.m)
+        if self.exact:
+            VNM(self.v, self.m).check_search("Venom")
+        check_choice(self, "metric", "cosine", "l2")
+        check_choice(self, "layout", "spread", "adjacent", "none")
+        check_choice(self, "routing", "centroid", "none")
+        check_choice(self, "columns", "data", "cluster")
+        check_choice(self, "transposed", "regrouped", "plain")
+        check_choice(self, "weights", "soft", "dense")
+        check_choice(self, "dense_operand", "soft", "dense")
+        check_steps(self, "clusters")
+        check_steps(self, "dense_warmup", least=0)
+        check_share(self, "sparse_share")
+        routed = self.columns == "data" or self.routing == "centroid"
+        check_field(self, "columns", routed, "needs routing='centroid'")
+
+    def ffn_plan(self):
+        cut = Blocks(self.v, self.m, self.exact)
+        over_tokens = {}
+        if self.transposed == "regrouped":
+            over_tokens = {"tokens": "strided", "collected": self.layout == "spread"}
+        rows = {
+            "F2": Row("y2", cut),
+            "B2": Row("y2", cut, **over_tokens),
+            "B3": Row("dy1", Kept(cut)),
+            "B4": Row("dy1", cut, **over_tokens),
+        }
+        if self.weights == "soft":
+            rows |= soft_weights(rows, everywhere=self.dense_operand == "soft")
+        return Plan.of(FFN, keep=True, **rows)
+
+    def linear_plan(self):
+        return Plan.of(LINEAR)
+
+    def init(self, w, role="w"):
+        if role == "w":
+            return {}
+        state = {"scale": soft_scale(w, -2 if role == "w1" else -1)} if self.weights == "soft" else {}
+        if role == "w1":
+            state["centroids"] = jnp.zeros((*w.shape[:-1], self.clusters), jnp.float32)
+            state["arranged"] = jnp.zeros(w.shape[:-2], bool)
+        return state
+
+    def arrange(self, w1):
+        found = cluster_neurons(w1, self.clusters, self.metric)
+        order = neuron_order(found.assignment, self.m, self.layout)
+        return order, {"centroids": jnp.asarray(found.centroids), "arranged": jnp.asarray(True)}
+
+    def route(self, x_Td, w1_df, state):
+        if self.routing == "none":
+            return None
+        order, cluster = route(x_Td, state["w1"]["centroids"])
+        if self.columns == "data":
+            return order, {}
+        allowed = cluster_columns(w1_df, state["w1"]["centroids"], self.m)
+        return order, {"y2": {"allowed": allowed[cluster[:: self.v]]}}
+
+    def schedule(self, total_steps):
+        rest = total_steps - self.dense_warmup
+        sparse = round(rest * self.sparse_share)
+        check_field(
+            self,
+            "dense_warmup",
+            sparse > 0,
+            f"leaves no sparse step in a run of {total_steps} steps; shorten it",
+        )
+        return phases(dense_warmup=self.dense_warmup, sparse=sparse, dense=rest - sparse)

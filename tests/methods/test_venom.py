@@ -1,0 +1,293 @@
+"""V:N:M activations with routed tokens, against 2602.06183's table written in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from jax_sparse24.methods import Dense, Venom
+from jax_sparse24.methods.routing import cluster_columns, cluster_neurons, neuron_order, route
+from tests.engine import oracle
+
+T, d, f, V, M, K = 64, 16, 64, 16, 8, 4
+KEY = jax.random.key(5)
+
+
+def operands(seed=0):
+    x, w1, w2, dy = oracle.matrices(seed, "float32", (T, d), (d, f), (f, d), (T, d))
+    return x, w1 / 4, w2 / 4, dy
+
+
+def state_of(method, w1, w2, arranged=True):
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+    if arranged:
+        state["w1"] |= method.arrange(w1)[1]
+    return state
+
+
+def run(method, x, w1, w2, dy, state=None, implementation=None):
+    @jax.jit
+    def both(x, w1, w2, dy):
+        def block(x, w1, w2):
+            return s24.sparse_ffn(x, w1, w2, method, state, implementation=implementation)
+
+        y, vjp = jax.vjp(block, x, w1, w2)
+        return y, *vjp(dy)
+
+    return [np.asarray(v, np.float64) for v in both(x, w1, w2, dy)]
+
+
+def blocks(a, axis):
+    """The fast rule: four columns of largest L1 norm, of these two per row."""
+    a = a if axis == 1 else a.T
+    tiles = a.reshape(a.shape[0] // V, V, a.shape[1] // M, M)
+    norms = np.abs(tiles).sum(1)
+    columns = np.argsort(-norms, axis=-1, kind="stable")[..., :4]
+    allowed = np.zeros(norms.shape, bool)
+    np.put_along_axis(allowed, columns, True, -1)
+    size = np.where(allowed[:, None], np.abs(tiles), -1)
+    keep = np.zeros(tiles.shape, bool)
+    np.put_along_axis(keep, np.argsort(-size, axis=-1, kind="stable")[..., :2], True, -1)
+    cut = np.where(keep, tiles, 0).reshape(a.shape)
+    return cut if axis == 1 else cut.T
+
+
+def formulas(x, w1, w2, dy, forward1, forward2):
+    """Tokens in their order; forward1, forward2: the weights that F1, B3 and F2, B1 multiply."""
+    x, dy, w1, w2 = (np.asarray(v, np.float64) for v in (x, dy, forward1, forward2))
+    relu = np.maximum(x @ w1, 0)
+    y2 = blocks(relu**2, 1)
+    dy1 = np.where(y2 != 0, (dy @ w2.T) * 2 * relu, 0)
+    tokens = np.arange(T).reshape(M, T // M).T.ravel()  # T / M apart
+    neurons = np.arange(f).reshape(f // M, M).T.ravel()  # of one cluster side by side
+    cut = [np.empty_like(a) for a in (y2, dy1)]
+    for uncut, into in zip((y2, dy1), cut, strict=True):
+        into[np.ix_(tokens, neurons)] = blocks(uncut[np.ix_(tokens, neurons)], 0)
+    return [y2 @ w2, dy1 @ w1.T, x.T @ cut[1], cut[0].T @ dy]
+
+
+@pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
+@pytest.mark.parametrize("weights", ["soft", "dense"])
+def test_all_products_follow_the_table(weights, implementation):
+    x, w1, w2, dy = operands()
+    method = Venom(v=V, m=M, clusters=K, weights=weights)
+    state = state_of(method, w1, w2)
+    w1_used, w2_used = w1, w2
+    if weights == "soft":
+        w1_used = s24.soft24(w1, 0) * state["w1"]["scale"]
+        w2_used = s24.soft24(w2, 1) * state["w2"]["scale"]
+    order = np.argsort(np.argmax(np.asarray(x) @ np.asarray(state["w1"]["centroids"]), 1), kind="stable")
+    want = formulas(x[order], w1, w2, dy[order], w1_used, w2_used)
+    back = np.argsort(order)
+    want[0], want[1] = want[0][back], want[1][back]
+    for got, expected in zip(run(method, x, w1, w2, dy, state, implementation), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def test_dense_values_in_f2_and_b3_on_request():
+    x, w1, w2, dy = operands()
+    method = Venom(v=V, m=M, clusters=K, routing="none", dense_operand="dense")
+    state = state_of(method, w1, w2)
+    y = run(method, x, w1, w2, dy, state)[0]
+    soft1 = np.asarray(s24.soft24(w1, 0) * state["w1"]["scale"], np.float64)
+    want = blocks(np.maximum(np.asarray(x, np.float64) @ soft1, 0) ** 2, 1) @ np.asarray(w2, np.float64)
+    np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+def test_a_block_that_loses_nothing_is_dense():
+    """Each cluster of tokens fires one neuron of every group of M."""
+    w1 = np.full((d, f), -1.0, np.float32)
+    x = np.zeros((T, d), np.float32)
+    for cluster in range(K):
+        x[cluster::K, cluster] = 1 + np.arange(T // K) / T
+        w1[cluster, cluster::M] = 1 + np.arange(f // M) / f
+    _, _, w2, dy = operands()
+    method = Venom(v=V, m=M, clusters=f // M, weights="dense")
+    centroids = np.eye(d, f // M, dtype=np.float32)
+    state = {"w1": {"centroids": centroids, "arranged": jnp.asarray(True)}, "w2": {}}
+    want = run(Dense(), x, w1, w2, dy)
+    for got, expected in zip(run(method, x, w1, w2, dy, state), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_clusters_are_balanced_and_find_planted_ones(metric):
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(d, K))
+    planted = rng.permutation(np.arange(f) % K)
+    w1 = directions[:, planted] + 0.05 * rng.normal(size=(d, f))
+    found = cluster_neurons(w1, K, metric)
+    assert (np.bincount(found.assignment) == f // K).all()
+    pairs = set(zip(planted, found.assignment, strict=True))
+    assert len(pairs) == K
+    again = cluster_neurons(w1, K, metric)
+    np.testing.assert_array_equal(found.assignment, again.assignment)
+    np.testing.assert_array_equal(found.centroids, again.centroids)
+
+
+def test_clusters_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="3 clusters do not divide 64 neurons"):
+        cluster_neurons(np.ones((d, f)), 3)
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        cluster_neurons(np.full((d, f), np.nan), K)
+    assert np.isfinite(cluster_neurons(np.zeros((d, f)), K).centroids).all()
+
+
+def test_layouts():
+    assignment = np.arange(f) // (f // K)  # sorted clusters
+    spread = neuron_order(assignment, M, "spread")
+    assert sorted(spread) == list(range(f))
+    # Every group of M holds the same number of neurons of every cluster.
+    counts = [np.bincount(assignment[spread].reshape(-1, M)[g], minlength=K) for g in range(f // M)]
+    np.testing.assert_array_equal(counts, M // K)
+    np.testing.assert_array_equal(
+        neuron_order(assignment[::-1], M, "adjacent")[: f // K], f - f // K + np.arange(f // K)
+    )
+    np.testing.assert_array_equal(neuron_order(assignment, M, "none"), np.arange(f))
+
+
+def test_routing_sorts_tokens_by_their_nearest_centroid():
+    x = jnp.asarray([[0, 1.0], [1, 0], [0, 2], [-3, -3], [2, 1]])
+    order, cluster = route(x, jnp.eye(2))
+    np.testing.assert_array_equal(cluster, [0, 0, 0, 1, 1])  # a tie goes to the first
+    np.testing.assert_array_equal(order, [1, 3, 4, 0, 2])
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs, method):
+        self.blocks = nnx.List([s24.nn.FFN(d, f, method=method, use_bias=True, rngs=rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_arranging_changes_no_output_and_no_training():
+    """Loss and further dense steps are those of the model that was not arranged: moments move too."""
+    x, *_, dy = operands()
+    method = Venom(v=V, m=M, clusters=K)
+    tx = optax.adam(1e-2)
+    losses = []
+    for arranged in (False, True):
+        net = Net(nnx.Rngs(0), method)
+        s24.nn.set_sparse(net, False)
+        graphdef, params, rest = nnx.split(net, nnx.Param, ...)
+        opt, trace = tx.init(params), []
+
+        @jax.jit
+        def step(params, rest, opt, graphdef=graphdef):
+            def loss(params):
+                return jnp.mean((nnx.merge(graphdef, params, rest)(x) - dy) ** 2)
+
+            value, grads = jax.value_and_grad(loss)(params)
+            updates, opt = tx.update(grads, opt)
+            return optax.apply_updates(params, updates), opt, value
+
+        for count in range(6):
+            if arranged and count == 3:
+                model = nnx.merge(graphdef, params, rest)
+                moves = s24.nn.arrange(model)
+                assert set(moves) == {
+                    f"blocks.{n}.{p}" for n in (0, 1) for p in ("up.kernel", "up.bias", "down.kernel")
+                }
+                assert any((move.order != jnp.arange(f)).any() for move in moves.values())
+                _, params, rest = nnx.split(model, nnx.Param, ...)
+                opt = s24.optim.permute_moments(tx, opt, params, moves)
+            params, opt, value = step(params, rest, opt)
+            trace.append(float(value))
+        losses.append(trace)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_arranging_stacked_layers_is_arranging_each():
+    method = Venom(v=V, m=M, clusters=K)
+    layers = [s24.nn.FFN(d, f, method=method, rngs=nnx.Rngs(n)) for n in range(2)]
+    graphdef = nnx.graphdef(layers[0])
+    stacked = nnx.merge(graphdef, jax.tree.map(lambda *a: jnp.stack(a), *map(nnx.state, layers)))
+    s24.nn.arrange(stacked)
+    for layer in layers:
+        s24.nn.arrange(layer)
+    apart = jax.tree.map(lambda *a: jnp.stack(a), *map(nnx.state, layers))
+    for a, b in zip(jax.tree.leaves(nnx.state(stacked)), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert bool(stacked.up.state["arranged"][...].all())
+
+
+def test_columns_by_data_let_a_token_see_later_ones_and_columns_by_cluster_do_not():
+    """The leak of block-level choice: change the last token of a block, look at the first."""
+    x, w1, w2, _ = operands()
+    w1 = w1.at[:, : f // 2].multiply(3.0)
+
+    def first_token(method, last):
+        state = state_of(method, w1, w2)
+        state["w1"]["centroids"] = jnp.zeros_like(state["w1"]["centroids"]).at[0, 0].set(1.0)
+        changed = x.at[:, 0].set(1.0).at[V - 1].set(last).at[V - 1, 0].set(1.0)  # all in the first cluster
+        return s24.sparse_ffn(changed, w1, w2, method, state)[0]
+
+    for columns, sees in (("data", True), ("cluster", False)):
+        method = Venom(v=V, m=M, clusters=K, columns=columns, weights="dense")
+        differs = bool(jnp.any(first_token(method, 0.0) != first_token(method, 50.0)))
+        assert differs == sees, columns
+
+
+def test_columns_of_a_cluster():
+    w1 = jnp.eye(M)  # neuron j responds to input j
+    centroids = jnp.asarray([[1.0, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]]).T
+    allowed = cluster_columns(w1, centroids, M)
+    np.testing.assert_array_equal(allowed, [[0, 0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
+
+
+def test_zero_and_nan_activations():
+    x, w1, w2, dy = operands()
+    method = Venom(v=V, m=M, clusters=K, weights="dense")
+    state = state_of(method, w1, w2)
+    for value in run(method, x, jnp.zeros_like(w1), w2, dy, state):
+        assert (value == 0).all()
+    y = run(method, x.at[3, 2].set(jnp.nan), w1, w2, dy, state)[0]
+    assert np.isnan(y[3]).any()
+
+
+BAD = {
+    "v": ({"v": 48}, "v=48 is not supported"),
+    "m": ({"m": 64}, "m=64 is not supported"),
+    "search": ({"m": 32, "exact": True}, "limited to m=16"),
+    "metric": ({"metric": "l1"}, "metric='l1' is unknown; use one of 'cosine', 'l2'"),
+    "clusters": ({"clusters": 0}, "clusters=0"),
+    "columns": ({"columns": "cluster", "routing": "none"}, "needs routing='centroid'"),
+    "share": ({"sparse_share": 2.0}, r"sparse_share=2.0 must lie in \[0, 1\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_fields(case):
+    fields, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        Venom(**fields)
+
+
+def test_bad_shapes_and_states():
+    x, w1, w2, _ = operands()
+    method = Venom(v=V, m=M, clusters=K)
+    with pytest.raises(ValueError, match=r"8 rows along axis -2, fewer than v=16: use more tokens"):
+        s24.sparse_ffn(x[:8], w1, w2, method, state_of(method, w1, w2))
+    with pytest.raises(ValueError, match="not a multiple of 16"):
+        s24.sparse_ffn(x[:40], w1, w2, method, state_of(method, w1, w2))
+    with pytest.raises(ValueError, match=r"state\['w1'\]\['arranged'\] is missing"):
+        s24.sparse_ffn(x, w1, w2, method, {"w1": {"scale": jnp.float32(1)}, "w2": {"scale": jnp.float32(1)}})
+    with pytest.raises(ValueError, match="block without a gate"):
+        s24.nn.GatedFFN(d, f, method=method, rngs=nnx.Rngs(0))
+
+
+def test_schedule():
+    phases = Venom(dense_warmup=10, sparse_share=0.25).schedule(50).phases
+    assert [(p.name, p.steps, p.sparse) for p in phases] == [
+        ("dense_warmup", 10, False),
+        ("sparse", 10, True),
+        ("dense", 30, False),
+    ]
+    with pytest.raises(ValueError, match="no sparse step in a run of 900 steps"):
+        Venom().schedule(900)
