@@ -10,7 +10,6 @@ from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from jax_sparse24._measure import Program, interleaved, random
 from jax_sparse24.engine import Execution
-from jax_sparse24.ops.pack import pack24
 from jax_sparse24.plan import FFN, Context
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
@@ -56,6 +55,13 @@ def block(method, state, implementation):
     return lambda x, w1, w2: s24.sparse_ffn(x, w1, w2, method, state, key, implementation=implementation)
 
 
+def state_of(method, operands) -> dict:
+    """The state of both weights, neurons clustered but not moved: it costs the same."""
+    state = {w: method.init(operands[w], w) for w in ("w1", "w2")}
+    arranged = method.arrange(operands["w1"])
+    return state if arranged is None else state | {"w1": {**state["w1"], **arranged[1]}}
+
+
 def forward_backward(function):
     """(x, w1, w2, dy) -> (y, dx, dw1, dw2)."""
 
@@ -91,7 +97,7 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
     implementation = None if settings.implementation == "auto" else settings.implementation
     programs, status, states = {}, {}, {}
     for name, method in settings.methods.items():
-        states[name] = {w: method.init(operands[w], w) for w in ("w1", "w2")}
+        states[name] = state_of(method, operands)
         function = block(method, states[name], implementation)
         programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
         programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"])
@@ -129,7 +135,9 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
     """Medians of each product alone, and of what makes its sparse operand, by product."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
-    kept = pack24(operands["dy1"], -1) if run.plan.keep else None
+    kept = None
+    if run.plan.keep:
+        kept = run.cut("F2", {"y2": operands["dy1"], "w2": operands["w2"]}, states, KEY, packed=True).left
     programs = {}
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}

@@ -31,7 +31,11 @@ METHODS = {
     "FST": s24.methods.FST(),
     "FST-approximate": s24.methods.FST(mvue="approximate"),
     "FST-dense-wgrad": s24.methods.FST(mvue=None),
+    "SSTE": s24.methods.SSTE(),
+    "Activation24": s24.methods.Activation24(),
+    "Venom": s24.methods.Venom(),
 }
+DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -76,8 +80,8 @@ class Settings:
     dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], tyro.conf.UseAppendAction] = ()
     """default: float32 and bfloat16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn and train-step: STE, FST, FST-approximate, FST-dense-wgrad, or any other of s24.methods.
-    Default: all of these. Dense is always there"""
+    """for ffn and train-step: FST-approximate, FST-dense-wgrad, or any of s24.methods. Default: STE, FST,
+    SSTE, Activation24, Venom. Dense is always there"""
     implementation: Literal["auto", "ffi", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     layers: int = 2
@@ -115,7 +119,7 @@ class Settings:
     @property
     def methods(self) -> dict:
         """Name -> method, Dense first."""
-        names = dict.fromkeys(("Dense", *(self.method or METHODS)))
+        names = dict.fromkeys(("Dense", *(self.method or DEFAULT_METHODS)))
         return {name: method(name) for name in names}
 
     def cases(self, suite: str) -> list[Case]:

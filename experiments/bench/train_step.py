@@ -10,7 +10,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.bench import check, rows
-from experiments.bench.ffn import block, data, forward_backward
+from experiments.bench.ffn import block, data, forward_backward, state_of
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from experiments.config import Config
@@ -126,7 +126,7 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
         programs[name, "step"] = steps[name]
         if method.refresh_every:
             programs[name, "step with refresh"] = steps[name].refreshing
-        state = {w: method.init(operands[w], w) for w in ("w1", "w2")}
+        state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, state, implementation)), *args)
     times = rows.times(interleaved(programs, settings.repeats, settings.seconds))
     found = []
