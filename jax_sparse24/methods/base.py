@@ -55,6 +55,11 @@ class Method:
         return None
 
     @property
+    def token_multiple(self) -> int:
+        """What the number of tokens must be a multiple of in training."""
+        return 4
+
+    @property
     def stochastic(self) -> bool:
         """Whether products draw random numbers, so that calls need a key."""
         return self.linear_plan().stochastic or self.ffn_plan().stochastic

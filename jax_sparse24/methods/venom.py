@@ -1,6 +1,7 @@
 """2:4 weights and V:N:M activations with neuron-level routing (2602.06183)."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -108,6 +109,10 @@ class Venom(Method):
             return order, {}
         allowed = cluster_columns(w1_df, state["w1"]["centroids"], self.m)
         return order, {"y2": {"allowed": allowed[cluster[:: self.v]]}}
+
+    @property
+    def token_multiple(self):
+        return math.lcm(self.v, self.m)
 
     def schedule(self, total_steps):
         rest = total_steps - self.dense_warmup

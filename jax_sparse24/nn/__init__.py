@@ -5,6 +5,7 @@ from jax_sparse24.nn.ffn import FFN as FFN
 from jax_sparse24.nn.ffn import GatedFFN as GatedFFN
 from jax_sparse24.nn.linear import Linear as Linear
 from jax_sparse24.nn.linear import SparseState as SparseState
+from jax_sparse24.nn.moe import MoE as MoE
 from jax_sparse24.nn.state import fold_key as fold_key
 from jax_sparse24.nn.state import masks as masks
 from jax_sparse24.nn.state import refresh as refresh

@@ -1,0 +1,94 @@
+"""Mixture of experts whose experts are sparse feed-forward blocks."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse24.methods.base import Method
+from jax_sparse24.nn.ffn import FFN
+
+
+class Routing(NamedTuple):
+    """What a call of `MoE` says about its routing, float32 scalars.
+
+    load_balancing_loss: `E sum_e f_e p_e`, f the share of assignments and p the mean probability of an
+    expert, 1 at balance (2101.03961); add it to the loss with a small factor. dropped: share of assignments
+    beyond an expert's capacity."""
+
+    load_balancing_loss: jax.Array
+    dropped: jax.Array
+
+
+class MoE(nnx.Module):
+    """`sum_e g_e(x) FFN_e(x)` over the `top_k` experts of largest router probability.
+
+    d, f: model and FFN width of every expert. experts: their number. capacity_factor: an expert takes at most
+    this many times its even share of the tokens, rounded up to what the method's groups need, the first ones
+    first; what it does not take, it adds nothing to. None for dropless routing, where every expert has room
+    for all tokens; compute grows with it. The gates of a token's experts sum to 1 (before drops). method,
+    activation, use_bias and the rest as `FFN`; `experts` is one FFN whose variables carry a leading axis of
+    experts, so `s24.refresh`, `s24.nn.masks` and `s24.nn.arrange` treat each. The router is dense, float32.
+
+    Call: (..., d) to ((..., d), Routing). Raises ValueError for sizes that do not fit."""
+
+    def __init__(
+        self,
+        d: int,
+        f: int,
+        *,
+        experts: int,
+        top_k: int = 2,
+        capacity_factor: float | None = 1.25,
+        method: Method | None = None,
+        rngs: nnx.Rngs,
+        **ffn,
+    ):
+        if not 1 <= top_k <= experts:
+            raise ValueError(f"MoE: top_k={top_k} must lie between 1 and experts={experts}.")
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise ValueError(
+                f"MoE: capacity_factor={capacity_factor} must be positive, or None for dropless."
+            )
+        self.top_k, self.capacity_factor = top_k, capacity_factor
+        self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
+        made = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
+        graphdef = nnx.graphdef(made[0])
+        self.experts = nnx.merge(graphdef, jax.tree.map(lambda *v: jnp.stack(v), *map(nnx.state, made)))
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens per expert."""
+        experts = self.router.out_features
+        even = tokens * self.top_k / experts
+        most = tokens if self.capacity_factor is None else math.ceil(even * self.capacity_factor)
+        multiple = self.experts.up.method.token_multiple
+        return -(-min(most, tokens) // multiple) * multiple
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
+        x_Td = x.reshape(-1, x.shape[-1])
+        tokens, experts = x_Td.shape[0], self.router.out_features
+        capacity = self.capacity(tokens)
+        p_TE = jax.nn.softmax(self.router(x_Td.astype(jnp.float32)))
+        gates_Tk, chosen_Tk = jax.lax.top_k(p_TE, self.top_k)
+        gates_Tk = gates_Tk / gates_Tk.sum(-1, keepdims=True)
+
+        # Assignments in order of tokens; each takes the next free slot of its expert.
+        chosen = chosen_Tk.reshape(-1)
+        taken_AE = jax.nn.one_hot(chosen, experts, dtype=jnp.int32)
+        turn = jnp.take_along_axis(jnp.cumsum(taken_AE, axis=0), chosen[:, None], axis=1)[:, 0] - 1
+        slot = jnp.where(turn < capacity, chosen * capacity + turn, experts * capacity)
+        token = jnp.arange(chosen.size) // self.top_k
+        source = jnp.full(experts * capacity + 1, tokens).at[slot].set(token)[:-1]
+        padded = jnp.concatenate([x_Td, jnp.zeros_like(x_Td[:1])])
+        x_ECd = padded[source].reshape(experts, capacity, -1)
+
+        graphdef, state = nnx.split(self.experts)
+        y_ECd = jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(state, x_ECd)
+        y = jnp.concatenate([y_ECd.reshape(experts * capacity, -1), jnp.zeros_like(y_ECd[0, :1])])[slot]
+        y_Td = jnp.einsum("tk,tkd->td", gates_Tk.astype(y.dtype), y.reshape(tokens, self.top_k, -1))
+
+        share_E = taken_AE.mean(0, dtype=jnp.float32)
+        loss = experts * jnp.sum(share_E * p_TE.mean(0))
+        return y_Td.reshape(x.shape), Routing(loss, jnp.mean(turn >= capacity, dtype=jnp.float32))
