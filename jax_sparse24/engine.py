@@ -323,6 +323,18 @@ def sparse_ffn(
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")
 
 
+def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
+    """Bytes of activations that `sparse_ffn` holds for its backward pass besides its input: Y1, or the packed
+    Y2. shape: (T, d, f)."""
+    T, d, f = shape
+    x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
+    state = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in (("w1", w1), ("w2", w2))}
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
+    _, (_, saved, *_) = jax.eval_shape(partial(_ffn_fwd, run), x, w1, w2, None, state, key)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
+
+
 def activation_stats(
     x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
 ) -> dict[str, jax.Array]:

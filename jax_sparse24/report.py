@@ -7,6 +7,8 @@ import platform
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.engine import saved_bytes
+from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.sparsifiers import DenseValues
 from jax_sparse24.ops import _ffi, _measured
@@ -110,13 +112,15 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         elif implementation is not None:
             rows.append((*cells, name, *[""] * 4, reason))
         else:
-            decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape)
+            decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape, row.by.pattern)
             runs = "packed" if decision.packed else "masked dense"
             rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
     heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"
-    return heading + _aligned(rows)
+    saved, dense = (saved_bytes(m, shape, dtype) / 2**20 for m in (method, Dense()))
+    footing = f"\nActivations saved for the backward pass, besides the input: {saved:.4g} MiB"
+    return heading + _aligned(rows) + footing + f" ({dense:.4g} MiB with dense products)"
 
 
 def _numbers(decision, by) -> list[str]:

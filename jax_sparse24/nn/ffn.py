@@ -7,7 +7,7 @@ from flax.nnx.nn import dtypes
 from jax_sparse24.engine import sparse_ffn
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear
-from jax_sparse24.plan import ACTIVATIONS, ffn_plan
+from jax_sparse24.plan import ACTIVATIONS
 
 
 def _check_activation(layer: str, activation: str) -> None:
@@ -79,10 +79,6 @@ class GatedFFN(nnx.Module):
         **linear,
     ):
         _check_activation("GatedFFN", activation)
-        if method is not None and method.ffn_plan() != ffn_plan(method.linear_plan()):
-            raise ValueError(
-                f"GatedFFN: {method} sparsifies the activations of a block without a gate; use s24.nn.FFN."
-            )
         self.activation = activation
         self.gate = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
         self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)

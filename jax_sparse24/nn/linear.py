@@ -48,6 +48,11 @@ class Linear(nnx.Module):
         self.method = Dense() if method is None else method
         if not isinstance(self.method, Method):
             raise TypeError(f"Linear: method must be one of s24.methods, such as FST(), got {method!r}.")
+        if role == "w" and self.method.ffn_plan().rows and not self.method.linear_plan().rows:
+            raise ValueError(
+                f"Linear: {self.method} makes activations sparse and has no table for a single linear layer, "
+                f"nor for a block with a gate; use s24.nn.FFN."
+            )
         _check_features(self.method, in_features, out_features)
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype

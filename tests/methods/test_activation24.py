@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24.engine import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
 from jax_sparse24.ops.tokens import causal_mask24, densest, regroup
 from tests.engine import oracle
@@ -108,6 +109,9 @@ def test_the_backward_pass_holds_packed_activations():
     kept = {leaf.shape for leaf in saved(Activation24(token_cut="top2"))}
     assert (T, f // 2) in kept and (T, f // 8) in kept and (T, f) not in kept
     assert (T, f) in {leaf.shape for leaf in saved(Dense())}
+    whole = saved_bytes(Dense(), (T, d, f), jnp.float32)
+    assert whole == 4 * T * f
+    assert saved_bytes(Activation24(), (T, d, f), jnp.float32) == whole * 17 // 32
 
 
 def test_a_slope_that_does_not_follow_from_the_value_is_refused():
@@ -196,7 +200,7 @@ def test_bad_shapes_and_places():
         s24.sparse_ffn(x, w1[:, :38], w2[:38], Activation24())
     with pytest.raises(ValueError, match="size 46 along axis -2"):
         jax.grad(lambda w1: s24.sparse_ffn(x[:46], w1, w2, Activation24()).sum())(w1)
-    with pytest.raises(ValueError, match="block without a gate"):
+    with pytest.raises(ValueError, match="nor for a block with a gate"):
         s24.nn.GatedFFN(8, 8, method=Activation24(), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="dense_warmup=1000 leaves no sparse step in a run of 900 steps"):
         Activation24().schedule(900)

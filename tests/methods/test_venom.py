@@ -278,7 +278,7 @@ def test_bad_shapes_and_states():
         s24.sparse_ffn(x[:40], w1, w2, method, state_of(method, w1, w2))
     with pytest.raises(ValueError, match=r"state\['w1'\]\['arranged'\] is missing"):
         s24.sparse_ffn(x, w1, w2, method, {"w1": {"scale": jnp.float32(1)}, "w2": {"scale": jnp.float32(1)}})
-    with pytest.raises(ValueError, match="block without a gate"):
+    with pytest.raises(ValueError, match="nor for a block with a gate"):
         s24.nn.GatedFFN(d, f, method=method, rngs=nnx.Rngs(0))
 
 
