@@ -31,7 +31,7 @@ class Writer:
             self.events.close()
 
     def write(self, kind: str, step: int, values: dict):
-        """One row: `kind` is train, monitor, eval or event."""
+        """One row: `kind` is train, monitor, probe, eval or event."""
         if not self.main:
             return
         # JSON knows no NaN: what is not finite is written as null.
