@@ -126,6 +126,10 @@ class Ablation:
                 f"Arm {name!r} has other data or another number of steps than {next(iter(self.arms))!r}: "
                 "arms must see the same batches, or seeds could not be paired.",
             )
+        folders = {folder_of(arm) for arm in self.arms}
+        require(
+            len(folders) == len(self.arms), f"Two arms would share the same folder: {', '.join(self.arms)}."
+        )
         comparisons = self.verdict.comparisons()
         require(bool(comparisons), "The verdict compares nothing.")
         for comparison in comparisons:
@@ -141,6 +145,11 @@ class Ablation:
             for seed in check_seeds(seeds)
             for arm, config in self.arms.items()
         ]
+
+
+def folder_of(arm: str) -> str:
+    """The name of an arm as that of a folder."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in arm)
 
 
 def _known(what: str, name: str, names):

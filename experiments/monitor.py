@@ -24,6 +24,10 @@ def ffn_kernels(params) -> list:
     return [leaf for parts, leaf in names if {"ffn", "kernel"} <= parts]
 
 
+def _floats(values) -> dict:
+    return {name: float(value) for name, value in values.items()}
+
+
 class Monitor:
     """Measures one optimiser step: `masks` before and after it, then `compare` and `descent`."""
 
@@ -40,7 +44,11 @@ class Monitor:
             }
 
         self.masks = jax.jit(lambda params: [fresh(w) for w in ffn_kernels(params)])
-        self.compare = jax.jit(compare)
+        self._compare = jax.jit(compare)
+
+    def compare(self, before, after, first, params) -> dict:
+        """How far masks moved in this step and since the first one, and the share of |w| that they keep."""
+        return _floats(self._compare(before, after, first, params))
 
     def descent(self, metrics: dict, loss_after) -> dict:
         """What the step did to the loss on its own batch: predicted to first order, actual, and whether up.
@@ -85,4 +93,4 @@ class Probe:
         self._measure = jax.jit(measure)
 
     def __call__(self, params, sparse) -> dict:
-        return self._measure(params, sparse)
+        return _floats(self._measure(params, sparse))

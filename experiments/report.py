@@ -85,6 +85,17 @@ def _descent(run: Run):
     return actual / predicted if predicted and actual is not None else None
 
 
+def _monitor_cost(run: Run):
+    """Medians, so that compilation and the first calls do not count."""
+    _, speed = run.column("train", "steps_per_s")
+    cost = 0.0
+    for kind in ("monitor", "probe"):
+        _, seconds = run.column(kind, "seconds")
+        every = getattr(run.config.train, f"{kind}_every")
+        cost += float(np.median(seconds)) / every if len(seconds) else 0.0
+    return 100 * cost * float(np.median(speed)) if cost and len(speed) else None
+
+
 def summary(run: Run) -> dict:
     """The numbers of one run for the table; None where they were not measured."""
     steps, flips = run.column("monitor", "flip_rate")
@@ -106,6 +117,7 @@ def summary(run: Run) -> dict:
         "steps with rising loss (%)": percent(run.column("monitor", "rising")[1]),
         "actual / predicted loss change": _descent(run),
         "gradient cosine, sparse and dense": _mean(run.column("probe", "cosine")[1]),
+        "monitors (% of step time)": _monitor_cost(run),
         "steps/s": float(np.median(speed)) if len(speed) else None,
     }
 
@@ -164,7 +176,8 @@ end. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
 the last measurement. A step raises the loss if the loss of its own batch is higher after it, with the masks
 that the next step uses; the predicted change is the inner product of gradient and update. The cosine is of
 the sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse
-phases. steps/s is the median, without evaluation, measurement and checkpoints."""
+phases. The monitors' share is the median time of a measurement over its interval, against the median step.
+steps/s is the median, without evaluation, measurement and checkpoints."""
 
 
 def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:

@@ -109,7 +109,7 @@ class Loop:
             watched = due(step, train.monitor_every)
             if watched:
                 self._flush()
-                with self.clock.paused():
+                with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
             if step in self.entered:  # masks were left alone while the products were dense
                 state = self.program.refreshed(state)
@@ -120,17 +120,17 @@ class Loop:
             done = step + 1
             if watched:
                 self._flush()
-                with self.clock.paused():
+                with self.clock.paused("monitor"):
                     after = self.monitor.masks(state["params"])
                     values = self.monitor.compare(before, after, first_masks, state["params"])
                     loss = self.program.loss(phase.sparse, state, batch)
                     values |= self.monitor.descent(metrics, loss)
-                    self.writer.write("monitor", step, {k: float(v) for k, v in values.items()})
+                self._write("monitor", step, values)
             if phase.sparse and due(step, train.probe_every):
                 self._flush()
-                with self.clock.paused():
+                with self.clock.paused("probe"):
                     values = self.probe(state["params"], state["sparse"])
-                    self.writer.write("probe", step, {k: float(v) for k, v in values.items()})
+                self._write("probe", step, values)
             if due(done, train.eval_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
@@ -141,6 +141,9 @@ class Loop:
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
+
+    def _write(self, kind, step, values):
+        self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
         # Of the initial weights, which the seed determines, so that they need no place in the checkpoint.

@@ -75,7 +75,7 @@ class Comparison:
     below: float = math.inf
 
     def __post_init__(self):
-        require(self.above < self.below, f"{self.arm}: no {self.metric} lies in {self._range()}.")
+        require(self.above < self.below, f"{self.arm}: no {self.metric} is {self._range()}.")
 
     def __str__(self):
         left = {

@@ -24,6 +24,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seeds", help="comma-separated (default: those of the ablation, 0,1,2)")
     p.add_argument("--out", type=Path, help="folder (default: runs/ablate/PAPER/CLAIM_SIZE)")
     p.add_argument("--resume", action="store_true", help="continue in that folder")
+    p.add_argument(
+        "--reuse",
+        type=Path,
+        metavar="DIR",
+        help="copy finished runs with the same config from below this folder, made by the same code",
+    )
     p.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process (default: 1)")
     p.add_argument("--only", metavar="ARM/SEED", help="train this run and write no report")
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
@@ -93,6 +99,8 @@ def start(args, argv) -> int:
         runs.share_compilations(out)
         return 0 if runs.run_one(labels[args.only]) != "stopped" else 1
     runs.check_folder(jobs, out, args.resume)
+    if args.reuse and (copied := runs.reuse(jobs, args.reuse)):
+        print(f"Reused, with the same config, from {args.reuse}: {', '.join(copied)}", flush=True)
     again = shlex.join([*argv, *([] if args.resume else ["--resume"])])
     if args.jobs > 1:
         child = [sys.executable, "-m", "experiments.ablate", args.config, "--out", str(out)]

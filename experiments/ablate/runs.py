@@ -1,6 +1,8 @@
 """The runs of an ablation: where each stands, one after the other or several at a time."""
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import jax
 
+from experiments import config as configs
 from experiments import rundir
+from experiments.ablation import folder_of
 from experiments.config import REPOSITORY, Config, require
 from experiments.report import Run, read_run
 from experiments.train import Diverged, train
@@ -54,13 +58,9 @@ class Job:
 def jobs_of(ablation, seeds, out: Path) -> list[Job]:
     """Every run of an ablation, below `out`."""
     return [
-        Job(arm, seed, config, out / _folder(arm) / f"seed{seed}")
+        Job(arm, seed, config, out / folder_of(arm) / f"seed{seed}")
         for arm, seed, config in ablation.runs(seeds)
     ]
-
-
-def _folder(arm: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in arm)
 
 
 def check_folder(jobs, out: Path, resume: bool):
@@ -71,6 +71,25 @@ def check_folder(jobs, out: Path, resume: bool):
     for job in jobs:
         if (job.out / "config.json").exists():
             rundir.check_new(job.out, job.config, resume=True)
+
+
+def reuse(jobs, folder: Path) -> list[str]:
+    """Copy finished runs with the very config of a job (but for its name) from below a folder; their labels.
+
+    A run is determined by its config, on one machine and with the same code. Raises UserError if the folder
+    does not exist.
+    """
+    require(folder.is_dir(), f"There is no folder {folder} to reuse runs from.")
+    known = [(configs.read(path), path.parent) for path in sorted(folder.rglob("config.json"))]
+    copied = []
+    for job in jobs:
+        same = [out for c, out in known if dataclasses.replace(c, name=job.config.name) == job.config]
+        ended = [out for out in same if (out / "checkpoints" / str(job.config.train.steps)).is_dir()]
+        if ended and not (job.out / "config.json").exists():
+            shutil.copytree(ended[0], job.out, dirs_exist_ok=True)
+            configs.write(job.config, job.out / "config.json")
+            copied.append(job.label)
+    return copied
 
 
 def share_compilations(out: Path):
