@@ -9,8 +9,9 @@ CUTS = {"none": None, "approximate": "approximate", "exact": "exact"}
 
 def ablation(size: Size) -> Ablation:
     """FST without its dense phase, with three ways to cut the output gradient of the weight gradient."""
+    often = max(size.base.train.probe_every // 10, 1)  # noise is what this is about
     arms = {
-        name: size.arm(s24.methods.FST(decay=size.decay, mvue=mvue, dense_fraction=0))
+        name: size.arm(s24.methods.FST(decay=size.decay, mvue=mvue, dense_fraction=0), probe_every=often)
         for name, mvue in CUTS.items()
     }
     return Ablation(
@@ -29,5 +30,6 @@ def ablation(size: Size) -> Ablation:
         expects="Losses within 0.03 nats. The exact estimator's noise is 6 to 25 % below the approximate "
         "one's, as the variances on Gaussian to heavy-tailed gradients say.",
         differs="No dense phase at the end, so that the sparse gradient's effect is not trained away; noise "
-        "is measured on a fixed validation batch, over the gradient of all FFN kernels.",
+        "is measured on a fixed validation batch, over the gradient of all FFN kernels. A first "
+        "cpu run with a tenth of the probes had it 12 % lower, which three seeds could not tell from zero.",
     )

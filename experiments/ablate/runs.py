@@ -18,6 +18,8 @@ from experiments.config import REPOSITORY, Config, require
 from experiments.report import Run, read_run
 from experiments.train import Diverged, train
 
+TABLE_EVERY = 2.0  # seconds: a table reads the metrics of every run
+
 
 @dataclass(frozen=True)
 class Job:
@@ -207,7 +209,7 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
     """
     waiting = [job for job in jobs if not job.done]
     free, running, failed = list(environments), {}, []
-    terminal, shown = sys.stderr.isatty(), None
+    terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
             while waiting and free:
@@ -227,9 +229,10 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
                 free.append(environment)
                 if not job.done:
                     failed.append(job.label)
-            active = {job.label for job, _ in running.values()}
-            lines = [progress(job, job.label in active) for job in jobs]
-            shown = _show(lines, shown, terminal) if show is not False else None
+            if show is not False and (time.monotonic() >= next_table or not running):
+                active = {job.label for job, _ in running.values()}
+                lines = [progress(job, job.label in active) for job in jobs]
+                shown, next_table = _show(lines, shown, terminal), time.monotonic() + TABLE_EVERY
     finally:
         for child in running:
             child.terminate()

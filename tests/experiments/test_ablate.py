@@ -20,6 +20,7 @@ from experiments.config import REPOSITORY
 from experiments.outcome import METRICS
 from tests.experiments.conftest import python
 
+STEPS = 150  # enough that a run can be killed between its checkpoints, 20 steps apart
 CLAIM = '''
 """A claim for tests: its first line."""
 
@@ -36,7 +37,7 @@ def ablation(size):
         size.base,
         model=Model(layers=1, d=8, f=16, heads=1),
         data=Data(corpus={corpus!r}, root={root!r}, seq=16, batch=4),
-        train=Train(steps={steps}, eval_every=0, eval_batches=1, monitor_every=1, probe_every=0,
+        train=Train(steps={steps}, eval_every=0, eval_batches=1, monitor_every=5, probe_every=0,
                     checkpoint_every=20, keep=1),
     )
     size = dataclasses.replace(size, base=base)
@@ -53,7 +54,7 @@ def ablation(size):
 '''
 
 
-def write_claim(shared, folder, steps=6, wild=False):
+def write_claim(shared, folder, steps=STEPS, wild=False):
     """A claim file over the small corpus."""
     folder.mkdir(exist_ok=True)
     more = 'between("wild", "kept_share", above=0)' if wild else ""
@@ -155,35 +156,39 @@ def test_done_runs_are_kept(done, tmp_path, capsys):
     assert stable(copy) == stable(out)
 
 
-def test_killed_in_the_middle_and_resumed(shared, tmp_path):
+def test_killed_in_the_middle_and_resumed(done, tmp_path):
     """SIGKILL in the second run, between checkpoints: resumed, it ends at the result of one in a go."""
-    path = write_claim(shared, tmp_path / "paper", steps=400)
-    command = [sys.executable, "-m", "experiments.ablate", f"{path}:smoke", "--seeds", "0", "--out"]
+    path, whole = done
+    out = tmp_path / "killed"
+    shutil.copytree(whole / "compiled", out / "compiled")
+    arguments = [f"{path}:smoke", "--seeds", "0", "--out", str(out), "--resume"]
     process = subprocess.Popen(
-        [*command, str(tmp_path / "killed")], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "experiments.ablate", *arguments], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     )
-    second = tmp_path / "killed/ste/seed0"
     try:
         deadline = time.time() + 200
-        while time.time() < deadline and not (second / "checkpoints/20").exists():
+        while time.time() < deadline and not (out / "ste/seed0/checkpoints/20").exists():
             assert process.poll() is None
-            time.sleep(0.01)
+            time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait(timeout=60) == -signal.SIGKILL
     finally:
         process.kill()
-    named = ablations.load(f"{path}:smoke")
-    first, half = runs.jobs_of(named.ablation, (0,), tmp_path / "killed")
+    first, half = runs.jobs_of(ablations.load(f"{path}:smoke").ablation, (0,), out)
     assert first.finished and not half.finished
-    kept = os.stat(first.out / "metrics.jsonl").st_mtime_ns
-    shutil.copytree(tmp_path / "killed/compiled", tmp_path / "whole/compiled")
-    for out in ("killed", "whole"):
-        arguments = [f"{path}:smoke", "--seeds", "0", "--out", str(tmp_path / out), "--resume"]
-        assert ablate.main(arguments) == 0
-    assert os.stat(first.out / "metrics.jsonl").st_mtime_ns == kept
-    events = [row["event"] for row in rundir.read_metrics(second) if row["kind"] == "event"]
+    kept = (first.out / "metrics.jsonl").read_bytes()
+    assert ablate.main(arguments) == 0
+    assert (first.out / "metrics.jsonl").read_bytes() == kept
+    events = [row["event"] for row in half.rows if row["kind"] == "event"]
     assert events == ["start", "resume"]
-    assert stable(tmp_path / "killed") == stable(tmp_path / "whole")
+    resumed, one_go = stable(out)["metrics"], stable(whole)["metrics"]
+    assert all(resumed[arm]["0"] == one_go[arm]["0"] for arm in ("dense", "ste"))
+    for arm in ("dense", "ste"):
+        one, other = (
+            [row["loss"] for row in rundir.read_metrics(folder / arm / "seed0") if row["kind"] == "train"]
+            for folder in (out, whole)
+        )
+        assert one == other and len(one) == STEPS
 
 
 def test_an_arm_that_diverges(done, shared, tmp_path, capsys):
@@ -215,7 +220,7 @@ def test_two_at_a_time(done, tmp_path, capsys):
         capsys, f"{path}:smoke", "--out", tmp_path / "out", "--jobs", 2, "--seeds", 0, "--resume"
     )
     assert status == 0, printed
-    assert "dense/0  running" in printed and "ste/0  finished  6/6" in printed
+    assert "dense/0  running" in printed and f"ste/0  finished  {STEPS}/{STEPS}" in printed
     one, two = stable(out), stable(tmp_path / "out")
     for arm in ("dense", "ste"):
         assert two["metrics"][arm]["0"] == one["metrics"][arm]["0"]
@@ -256,9 +261,9 @@ def test_folders(done, shared, tmp_path, capsys):
     path, out = done
     status, printed = run(capsys, f"{path}:smoke", "--out", out)
     assert status == 2 and "is not empty" in printed and "--resume" in printed
-    other = write_claim(shared, tmp_path / "paper", steps=7)
+    other = write_claim(shared, tmp_path / "paper", steps=STEPS + 1)
     status, printed = run(capsys, f"{other}:smoke", "--out", out, "--resume")
-    assert status == 2 and "train.steps: 6 -> 7" in printed
+    assert status == 2 and f"train.steps: {STEPS} -> {STEPS + 1}" in printed
     status, printed = run(capsys)
     assert status == 2 and "Give a CONFIG" in printed
 
