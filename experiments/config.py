@@ -135,7 +135,8 @@ class Train:
     dense_first: float = 0.0
     """share of the steps, at the start, that are dense; the method's own phases share the rest"""
     monitor_every: int = 10
-    """steps between measurements of flip rate, kept share of |w| and predicted and actual loss change"""
+    """steps between measurements of flip rate, kept share of |w| and predicted and actual loss change; an
+    interval that has no factor in common with the refresh period samples the refreshes too"""
     monitor_mask: Literal["transposable", "top-2"] = "transposable"
     """the mask that is watched where the method has none: FST's, or two of every four along `in`"""
     probe_every: int = 200
