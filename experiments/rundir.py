@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from experiments import config as configs
+from experiments.bench.environment import git, tree
 from experiments.config import Config, UserError, require
 
 
@@ -64,6 +65,8 @@ def environment() -> dict:
     )
     return {
         "command": sys.argv,
+        "commit": git("rev-parse", "HEAD"),
+        "tree": tree(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "devices": [device.device_kind for device in jax.devices()],

@@ -25,7 +25,7 @@ def result_of(named: Named, jobs) -> dict:
     for job in jobs:
         metrics[job.arm][job.seed] = outcome(job.read())
     found = [comparison.finding(metrics) for comparison in ablation.verdict.comparisons()]
-    first, *others = ablation.arms.values()
+    here, (first, *others) = environment.describe(), ablation.arms.values()
     return {
         "format": FORMAT,
         "paper": named.paper,
@@ -34,12 +34,13 @@ def result_of(named: Named, jobs) -> dict:
         **{key: getattr(ablation, key) for key in ("claim", "source", "expects", "differs")},
         "seeds": sorted({job.seed for job in jobs}),
         "date": datetime.date.today().isoformat(),
-        **environment.describe(),
+        **here,
         "config": configs.to_dict(first),
         "arms": {
             arm: configs.differences(first, config)
             for arm, config in zip(ablation.arms, [first, *others], strict=True)
         },
+        "commits": sorted({job.commit or (here["commit"] or "")[:12] for job in jobs} - {""}),
         "diverged": [job.label for job in jobs if job.diverged],
         "metrics": metrics,
         "confidence": CONFIDENCE,

@@ -1,6 +1,7 @@
 """The runs of an ablation: where each stands, one after the other or several at a time."""
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -49,6 +50,14 @@ class Job:
         return any(row.get("event") == "diverged" for row in self.rows)
 
     @property
+    def commit(self) -> str:
+        """The commit that started the run, with `+ changes` if files differed from it; `` if unknown."""
+        path = self.out / "environment.json"
+        environment = json.loads(path.read_text()) if path.exists() else {}
+        changed = " + changes" if environment.get("tree") not in (None, "clean") else ""
+        return (environment.get("commit") or "")[:12] + changed
+
+    @property
     def done(self) -> bool:
         return self.finished or self.diverged
 
@@ -88,8 +97,11 @@ def reuse(jobs, folder: Path) -> list[str]:
         same = [out for c, out in known if dataclasses.replace(c, name=job.config.name) == job.config]
         ended = [out for out in same if (out / "checkpoints" / str(job.config.train.steps)).is_dir()]
         if ended and not (job.out / "config.json").exists():
-            shutil.copytree(ended[0], job.out, dirs_exist_ok=True)
-            configs.write(job.config, job.out / "config.json")
+            partial = job.out.with_suffix(".copying")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(ended[0], partial)
+            configs.write(job.config, partial / "config.json")
+            partial.rename(job.out)  # all of it or nothing, should this process be killed
             copied.append(job.label)
     return copied
 

@@ -86,7 +86,8 @@ def provenance(result: dict) -> str:
     packages = ", ".join(
         f"{name} {result['packages'][name]}" for name in ("jax", "flax") if result["packages"].get(name)
     )
-    commit = f"commit {result['commit'][:12]} ({result['tree']})" if result["commit"] else "no commit known"
+    known = result["commits"] or ["unknown"]
+    commit = f"commit{'s' * (len(known) > 1)} {', '.join(known)}"
     return (
         f"Size {result['size']}: {model['layers']} layers, d={model['d']}, f={model['f']}, {model['ffn']}, "
         f"{train['steps']} steps of {data['batch']} x {data['seq']} bytes of {data['corpus']}. "
