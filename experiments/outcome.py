@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.report import Run
+from experiments.report import Run, monitor_cost
 
 LOSSES = ("val_loss", "val_dense", "val_sparse", "train_loss")
 # Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
@@ -21,6 +21,7 @@ METRICS = {
     "descent": "actual / predicted loss change, summed over measured steps",
     "cosine": "mean cosine of the sparse with the dense gradient on a fixed batch",
     "noise": "mean share of the gradient's squared norm that its random cut adds",
+    "monitor_cost": "time of monitors and probe as a share of the steps' time",
     "steps_per_s": "median optimiser steps per second, without measurements",
 }
 
@@ -57,5 +58,6 @@ def outcome(run: Run) -> dict[str, float | None]:
         "descent": actual / predicted if predicted and actual is not None else None,
         "cosine": over("probe", "cosine"),
         "noise": over("probe", "noise"),
+        "monitor_cost": monitor_cost(run),
         "steps_per_s": float(np.median(speeds)) if len(speeds) else None,
     }

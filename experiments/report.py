@@ -85,15 +85,18 @@ def _descent(run: Run):
     return actual / predicted if predicted and actual is not None else None
 
 
-def _monitor_cost(run: Run):
-    """Medians, so that compilation and the first calls do not count."""
+def monitor_cost(run: Run):
+    """Time of monitors and probe as a share of the training steps' time, at their intervals, or None.
+
+    From medians, so that compilation and the first calls do not count.
+    """
     _, speed = run.column("train", "steps_per_s")
     cost = 0.0
     for kind in ("monitor", "probe"):
         _, seconds = run.column(kind, "seconds")
         every = getattr(run.config.train, f"{kind}_every")
         cost += float(np.median(seconds)) / every if len(seconds) else 0.0
-    return 100 * cost * float(np.median(speed)) if cost and len(speed) else None
+    return cost * float(np.median(speed)) if cost and len(speed) else None
 
 
 def summary(run: Run) -> dict:
@@ -117,7 +120,7 @@ def summary(run: Run) -> dict:
         "steps with rising loss (%)": percent(run.column("monitor", "rising")[1]),
         "actual / predicted loss change": _descent(run),
         "gradient cosine, sparse and dense": _mean(run.column("probe", "cosine")[1]),
-        "monitors (% of step time)": _monitor_cost(run),
+        "monitors (% of step time)": percent([cost]) if (cost := monitor_cost(run)) else None,
         "steps/s": float(np.median(speed)) if len(speed) else None,
     }
 

@@ -20,8 +20,8 @@ def write(named, runs: dict, path: Path):
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
         kind, name = named.ablation.curve
-        _curves(left, runs, "train", "loss", width=40)
-        _curves(right, runs, kind, name, width=15 if kind == "monitor" else 1)
+        _curves(left, runs, "train", "loss", windows=40)
+        _curves(right, runs, kind, name, windows=15 if kind == "monitor" else None)
         left.set(xlabel="optimiser step", ylabel="training loss (nats per byte)")
         right.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
         seeds = max(map(len, runs.values()))
@@ -33,27 +33,24 @@ def write(named, runs: dict, path: Path):
         return save(figure, path)
 
 
-def _curves(axes, runs, kind, name, width):
-    """Mean over seeds of smoothed curves, and the band between the lowest and the highest."""
+def _curves(axes, runs, kind, name, windows):
+    """Mean over seeds and the band between the lowest and the highest, smoothed over a share of the curve."""
     for index, (arm, own) in enumerate(runs.items()):
         curves = [run.column(kind, name) for run in own]
         length = min(len(steps) for steps, _ in curves)
         if not length:
             continue
         steps = curves[0][0][:length]
-        values = np.array([smooth(v[:length], max(length // width, 1)) for _, v in curves])
-        if width == 1:
-            values = np.array([v[:length] for _, v in curves])
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(
-            steps, values.mean(0), color=colour, label=arm, linewidth=1.3, marker="." if width == 1 else ""
-        )
+        window = max(length // windows, 1) if windows else 1
+        values = np.array([smooth(v[:length], window) for _, v in curves])
+        colour, marker = COLOURS[index % len(COLOURS)], "" if windows else "."
+        axes.plot(steps, values.mean(0), color=colour, label=arm, linewidth=1.3, marker=marker)
         axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 
 def _focus(axes):
     """Cut off the first, steep part of the loss."""
-    heights = np.concatenate([line.get_ydata()[len(line.get_ydata()) // 8 :] for line in axes.get_lines()])
-    heights = heights[np.isfinite(heights)]
+    curves = [line.get_ydata() for line in axes.get_lines()]
+    heights = np.array([y for curve in curves for y in curve[len(curve) // 8 :] if np.isfinite(y)])
     if len(heights):
         axes.set_ylim(heights.min() - 0.05, heights.max() + 0.05)

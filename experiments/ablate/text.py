@@ -12,7 +12,16 @@ range, **refuted** if it has no point of it, else **inconclusive**; with one see
 is inconclusive. The comparisons are not corrected for their number. A claim is confirmed if all its
 comparisons are, and refuted if one is."""
 # Shown for every arm; others where a comparison names them.
-ALWAYS = ("val_dense", "val_sparse", "flip_mid", "flip_late", "kept_share", "rising", "cosine")
+ALWAYS = (
+    "val_dense",
+    "val_sparse",
+    "flip_mid",
+    "flip_late",
+    "kept_share",
+    "rising",
+    "cosine",
+    "monitor_cost",
+)
 
 
 def body(result: dict, image: str | None) -> str:

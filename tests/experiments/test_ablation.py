@@ -129,11 +129,19 @@ def test_outcome_by_hand():
     flips = {0: 0.4, 2: 0.2, 4: 0.1, 8: 0.3, 10: 0.06}
     monitor = [
         {"step": step, "flip_rate": r, "flipped_since_start": r + 0.5, "kept_share": 0.7}
-        | {"predicted_change": -2.0, "loss_change": -1.0 if step else 3.0, "rising": float(step == 0)}
+        | {
+            "predicted_change": -2.0,
+            "loss_change": -1.0 if step else 3.0,
+            "rising": float(step == 0),
+            "seconds": 0.02,
+        }
         for step, r in flips.items()
     ]
     evaluated = [{"step": 6, "dense": 9.0, "sparse": 9.0}, {"step": 12, "dense": 2.0, "sparse": 3.0}]
-    probe = [{"step": 0, "cosine": 0.8, "noise": 0.1}, {"step": 6, "cosine": 0.6, "noise": 0.3}]
+    probe = [
+        {"step": 0, "cosine": 0.8, "noise": 0.1, "seconds": 0.06},
+        {"step": 6, "cosine": 0.6, "noise": 0.3, "seconds": 0.06},
+    ]
     train = [{"step": step, "loss": float(step), "steps_per_s": 10.0} for step in range(12)]
     found = outcome(run_of(config, monitor, probe, evaluated, train))
     assert set(found) == set(METRICS)
@@ -152,6 +160,7 @@ def test_outcome_by_hand():
         "descent": 0.1,
         "cosine": 0.7,
         "noise": 0.2,
+        "monitor_cost": 0.2,
         "steps_per_s": 10.0,
     }
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
