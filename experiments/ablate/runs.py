@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -217,8 +218,9 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
     """Each run in its own process, as many at a time as there are environments; labels of those that failed.
 
     `command` is the command line that `--only LABEL` is added to. Output goes to a .log file next to each run
-    folder. When this process is interrupted, its children are asked to save and stop.
+    folder. When this process is interrupted or told to end, its children are asked to save and stop.
     """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     waiting = [job for job in jobs if not job.done]
     free, running, failed = list(environments), {}, []
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
@@ -250,6 +252,7 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
             child.terminate()
         for child in running:
             child.wait()
+        signal.signal(signal.SIGTERM, before)
     return failed
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -20,7 +21,7 @@ from experiments.config import REPOSITORY
 from experiments.outcome import METRICS
 from tests.experiments.conftest import python
 
-STEPS = 150  # enough that a run can be killed between its checkpoints, 20 steps apart
+STEPS = 150  # enough that a run can be killed between its checkpoints, 50 steps apart
 CLAIM = '''
 """A claim for tests: its first line."""
 
@@ -38,7 +39,7 @@ def ablation(size):
         model=Model(layers=1, d=8, f=16, heads=1),
         data=Data(corpus={corpus!r}, root={root!r}, seq=16, batch=4),
         train=Train(steps={steps}, eval_every=0, eval_batches=1, monitor_every=5, probe_every=0,
-                    checkpoint_every=20, keep=1),
+                    checkpoint_every=50, keep=1),
     )
     size = dataclasses.replace(size, base=base)
     dense = size.arm(s24.methods.Dense(), monitor_mask="top-2")
@@ -167,7 +168,7 @@ def test_killed_in_the_middle_and_resumed(done, tmp_path):
     )
     try:
         deadline = time.time() + 200
-        while time.time() < deadline and not (out / "ste/seed0/checkpoints/20").exists():
+        while time.time() < deadline and not (out / "ste/seed0/checkpoints/50").exists():
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
@@ -236,6 +237,28 @@ def test_a_process_that_fails(done, tmp_path, capsys, monkeypatch):
     assert "failed or were stopped: dense/0, ste/0" in printed and "seed0.log" in printed
     assert "--resume" in printed
     assert not (tmp_path / "out/result.json").exists()
+
+
+def test_children_end_with_their_parent(done, tmp_path):
+    """SIGTERM, which would otherwise end this process at once and leave them."""
+    jobs = runs.jobs_of(ablations.load(f"{done[0]}:smoke").ablation, (0,), tmp_path / "out")
+    note = "import os, pathlib, sys, time; file = pathlib.Path(sys.argv[-1].replace('/', '-'));"
+    note += "file.write_text(str(os.getpid())); time.sleep(99)"
+    command = ["env", "--chdir", str(tmp_path), sys.executable, "-c", note]
+    files = [tmp_path / "dense-0", tmp_path / "ste-0"]
+
+    def terminate():
+        while not all(file.exists() and file.read_text() for file in files):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(SystemExit) as stop:
+        runs.run_in_parallel(jobs, command, [{}, {}], show=False)
+    assert stop.value.code == 143
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
 
 
 @pytest.mark.parametrize(
