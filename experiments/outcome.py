@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.report import Run, monitor_cost
+from experiments.report import Run, descent, monitor_cost
 
 LOSSES = ("val_loss", "val_dense", "val_sparse", "train_loss")
 # Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
@@ -40,8 +40,7 @@ def outcome(run: Run) -> dict[str, float | None]:
 
     sparse_at_end = run.phases[-1][2].sparse
     early, late = over("monitor", "flip_rate", 0, 0.25), over("monitor", "flip_rate", 0.75)
-    predicted, actual = over("monitor", "predicted_change"), over("monitor", "loss_change")
-    dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
+    dense, sparse = evaluated[-1]["dense"], evaluated[-1]["sparse"]
     speeds = run.column("train", "steps_per_s")[1]
     return {
         "val_loss": sparse if sparse_at_end else dense,
@@ -55,7 +54,7 @@ def outcome(run: Run) -> dict[str, float | None]:
         "flipped_since_start": run.last("monitor", "flipped_since_start"),
         "kept_share": run.last("monitor", "kept_share"),
         "rising": over("monitor", "rising"),
-        "descent": actual / predicted if predicted and actual is not None else None,
+        "descent": descent(run),
         "cosine": over("probe", "cosine"),
         "noise": over("probe", "noise"),
         "monitor_cost": monitor_cost(run),

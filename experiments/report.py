@@ -80,7 +80,8 @@ def _mean(values):
     return float(np.mean(values)) if len(values) else None
 
 
-def _descent(run: Run):
+def descent(run: Run):
+    """Actual over predicted loss change, both summed over the measured steps, or None."""
     predicted, actual = (_mean(run.column("monitor", f"{name}_change")[1]) for name in ("predicted", "loss"))
     return actual / predicted if predicted and actual is not None else None
 
@@ -118,7 +119,7 @@ def summary(run: Run) -> dict:
         "flipped since start (%)": percent(run.column("monitor", "flipped_since_start")[1][-1:]),
         "kept share of abs(w)": run.last("monitor", "kept_share"),
         "steps with rising loss (%)": percent(run.column("monitor", "rising")[1]),
-        "actual / predicted loss change": _descent(run),
+        "actual / predicted loss change": descent(run),
         "gradient cosine, sparse and dense": _mean(run.column("probe", "cosine")[1]),
         "monitors (% of step time)": percent([cost]) if (cost := monitor_cost(run)) else None,
         "steps/s": float(np.median(speed)) if len(speed) else None,

@@ -174,6 +174,12 @@ def test_outcome_by_hand():
     }
 
 
+def test_a_last_evaluation_that_is_not_finite_is_not_replaced_by_an_earlier_one():
+    config = SIZE.arm(s24.methods.FST(dense_fraction=0))
+    evaluated = [{"step": 6, "dense": 2.0, "sparse": 2.0}, {"step": 12, "dense": 2.0, "sparse": None}]
+    assert outcome(run_of(config, evaluated=evaluated))["val_loss"] is None
+
+
 @pytest.mark.parametrize("evaluated", [[], [{"step": 6, "dense": 2.0, "sparse": 2.0}]])
 def test_an_unfinished_run_has_no_outcome(evaluated):
     config = SIZE.arm(s24.methods.Dense())
