@@ -271,6 +271,7 @@ def test_children_end_with_their_parent(done, tmp_path):
         (["--jobs", "10000"], ["--jobs 10000 is more than"]),
         (["--only", "fst/0"], ["no run 'fst/0'", "dense/0, ste/0, dense/1"]),
         (["--record"], ["smoke size shows only"]),
+        (["--reuse", "/nowhere"], ["no folder /nowhere"]),
     ],
 )
 def test_mistakes(done, tmp_path, capsys, arguments, parts):
