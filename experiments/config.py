@@ -132,8 +132,15 @@ class Train:
     """steps between evaluations (one more at the end)"""
     eval_batches: int = 16
     """validation batches per evaluation"""
+    dense_first: float = 0.0
+    """share of the steps, at the start, that are dense; the method's own phases share the rest"""
     monitor_every: int = 10
-    """steps between measurements of flip rate and kept share of |w|"""
+    """steps between measurements of flip rate, kept share of |w| and predicted and actual loss change; an
+    interval that has no factor in common with the refresh period samples the refreshes too"""
+    monitor_mask: Literal["transposable", "top-2"] = "transposable"
+    """the mask that is watched where the method has none: FST's, or two of every four along `in`"""
+    probe_every: int = 200
+    """steps between comparisons of the sparse gradient with the dense one: about five gradients each"""
     checkpoint_every: int = 200
     """steps between checkpoints (one more at the end)"""
     keep: int = 2
@@ -144,10 +151,14 @@ class Train:
     def __post_init__(self):
         for name in ("steps", "accumulate", "log_every", "eval_batches", "keep"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}.")
-        for name in ("eval_every", "monitor_every", "checkpoint_every"):
+        for name in ("eval_every", "monitor_every", "probe_every", "checkpoint_every"):
             require(
                 getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}."
             )
+        require(
+            0 <= self.dense_first < 1,
+            f"train.dense_first is a share below 1, got {self.dense_first}.",
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,13 @@ class Config:
             self.optim.warmup < self.train.steps,
             f"optim.warmup must be shorter than train.steps, got {self.optim.warmup} and {self.train.steps}.",
         )
+
+    @property
+    def schedule(self) -> s24.Schedule:
+        """The phases of the run: `train.dense_first`, then those of the method."""
+        dense = round(self.train.dense_first * self.train.steps)
+        own = self.method.schedule(self.train.steps - dense)
+        return s24.Schedule((s24.Phase("dense first", dense, sparse=False), *own.phases)) if dense else own
 
 
 def load(spec: str) -> Config:
@@ -217,6 +235,11 @@ def listing() -> list[Path]:
 
 def functions_of(path: Path) -> dict:
     """The functions that a config file offers: public, defined there, without required arguments."""
+    return {key: f for key, f in public_functions(path).items() if not inspect.signature(f).parameters}
+
+
+def public_functions(path: Path) -> dict:
+    """All public functions that a file of configs defines."""
     name = "config_file_" + str(path).replace("/", "_").removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

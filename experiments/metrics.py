@@ -31,7 +31,7 @@ class Writer:
             self.events.close()
 
     def write(self, kind: str, step: int, values: dict):
-        """One row: `kind` is train, monitor, eval or event."""
+        """One row: `kind` is train, monitor, probe, eval or event."""
         if not self.main:
             return
         # JSON knows no NaN: what is not finite is written as null.
@@ -58,7 +58,7 @@ class Clock:
     """Training time: runs from the first `tick`, stands still while something else is done."""
 
     def __init__(self):
-        self._last = None
+        self._last, self._spent = None, {}
 
     def tick(self, steps: int) -> float | None:
         """Steps per second since the last tick; None the first time."""
@@ -68,11 +68,17 @@ class Clock:
         return rate
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self, kind: str = ""):
         start = time.perf_counter()
         yield
+        spent = time.perf_counter() - start
+        self._spent[kind] = self.spent(kind) + spent
         if self._last is not None:
-            self._last += time.perf_counter() - start
+            self._last += spent
+
+    def spent(self, kind: str) -> float:
+        """Seconds paused for this kind since the last call."""
+        return self._spent.pop(kind, 0.0)
 
 
 class Progress:

@@ -1,13 +1,20 @@
-"""How the masks of the FFN kernels move: flip rate and kept share of |w|.
+"""Whether sparse training is healthy: how the masks move, whether steps go downhill, what the gradient loses.
 
 Flip rate r_t = |m(w_t) xor m(w_t-1)| / D over the D weights of all FFN kernels (arXiv 2404.01847), always
-with masks computed freshly from the weights, whatever mask training is using. For a method that masks no
-weight, the transposable mask that its weights would get, so that all arms are measured alike.
+with masks computed freshly from the weights, whatever mask training is using. A method that masks no weight
+is watched through a mask that its weights would get (`train.monitor_mask`), so that all arms are measured
+alike. Rising loss and predicted against actual change are two more diagnostics of arXiv 2409.09099.
 """
 
 import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
 
 import jax_sparse24 as s24
+from experiments.step import loss_of
+
+RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
 
 def ffn_kernels(params) -> list:
@@ -17,13 +24,17 @@ def ffn_kernels(params) -> list:
     return [leaf for parts, leaf in names if {"ffn", "kernel"} <= parts]
 
 
-class Monitor:
-    """Measures one optimiser step: `masks` before and after it, then `compare`."""
+def _floats(values) -> dict:
+    return {name: float(value) for name, value in values.items()}
 
-    def __init__(self, method):
+
+class Monitor:
+    """Measures one optimiser step: `masks` before and after it, then `compare` and `descent`."""
+
+    def __init__(self, method, ruler: str = "transposable"):
         def fresh(w):
             mask = method.fresh_mask(w)
-            return s24.transposable_mask24(w) if mask is None else mask
+            return RULERS[ruler](w) if mask is None else mask
 
         def compare(before, after, first, params):
             return {
@@ -33,4 +44,53 @@ class Monitor:
             }
 
         self.masks = jax.jit(lambda params: [fresh(w) for w in ffn_kernels(params)])
-        self.compare = jax.jit(compare)
+        self._compare = jax.jit(compare)
+
+    def compare(self, before, after, first, params) -> dict:
+        """How far masks moved in this step and since the first one, and the share of |w| that they keep."""
+        return _floats(self._compare(before, after, first, params))
+
+    def descent(self, metrics: dict, loss_after) -> dict:
+        """What the step did to the loss on its own batch: predicted to first order, actual, and whether up.
+
+        The loss after it is with the masks that the next step would use, so a refresh that is due counts.
+        """
+        change = float(loss_after) - float(metrics["loss"])
+        return {
+            "predicted_change": float(metrics["predicted"]),
+            "loss_change": change,
+            "rising": float(change > 0),
+        }
+
+
+class Probe:
+    """`probe(params, sparse)`: the sparse gradient of the FFN kernels on a fixed batch, and the dense one.
+
+    cosine: of the two, at the same weights; 1 would be no harm. noise: what share of the sparse gradient's
+    squared norm its random cut adds, from two draws, |g1 - g2|^2 / (|g1|^2 + |g2|^2); 0 without a draw.
+    Other quantities of a probe batch, such as the density of activations per layer, belong here.
+    """
+
+    def __init__(self, config, graphdefs: dict, tokens_BL):
+        tokens_BL = tokens_BL[: config.data.batch // config.train.accumulate]
+
+        def gradient(graphdef, params, sparse):
+            grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
+            return ffn_kernels(grads)
+
+        def measure(params, sparse):
+            draws = jnp.arange(2 if config.method.stochastic else 1)
+            both = jax.lax.map(lambda i: gradient(graphdefs[True], params, s24.nn.fold_key(sparse, i)), draws)
+            one, other = [g[0] for g in both], [g[-1] for g in both]
+            dense = gradient(graphdefs[False], params, sparse)
+            norm, dot = optax.tree.norm, optax.tree.vdot
+            squares = norm(one, squared=True) + norm(other, squared=True)
+            return {
+                "cosine": dot(one, dense) / (norm(one) * norm(dense)),
+                "noise": norm(optax.tree.sub(one, other), squared=True) / squares,
+            }
+
+        self._measure = jax.jit(measure)
+
+    def __call__(self, params, sparse) -> dict:
+        return _floats(self._measure(params, sparse))

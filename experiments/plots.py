@@ -22,13 +22,14 @@ STYLE = {
 def write(runs, out: Path) -> list[str]:
     """Write the plots; returns their file names."""
     with plt.rc_context(STYLE):
-        names = [_save(_loss(runs), out / "loss.png")]
+        names = [save(_loss(runs), out / "loss.png")]
         if any(len(run.column("monitor", "flip_rate")[0]) for run in runs):
-            names.append(_save(_flip_rate(runs), out / "flip_rate.png"))
+            names.append(save(_flip_rate(runs), out / "flip_rate.png"))
     return names
 
 
-def _save(figure, path: Path) -> str:
+def save(figure, path: Path) -> str:
+    """Write a figure as PNG, and close it; its file name."""
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
     return path.name

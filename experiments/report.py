@@ -39,7 +39,7 @@ class Run:
     @property
     def phases(self):
         """(first step, step after the last, phase) of each phase."""
-        return self.config.method.schedule(self.config.train.steps).boundaries()
+        return self.config.schedule.boundaries()
 
     @property
     def corpus(self) -> dict:
@@ -76,6 +76,30 @@ def percent(shares):
     return 100 * float(np.mean(shares)) if len(shares) else None
 
 
+def _mean(values):
+    return float(np.mean(values)) if len(values) else None
+
+
+def descent(run: Run):
+    """Actual over predicted loss change, both summed over the measured steps, or None."""
+    predicted, actual = (_mean(run.column("monitor", f"{name}_change")[1]) for name in ("predicted", "loss"))
+    return actual / predicted if predicted and actual is not None else None
+
+
+def monitor_cost(run: Run):
+    """Time of monitors and probe as a share of the training steps' time, at their intervals, or None.
+
+    From medians, so that compilation and the first calls do not count.
+    """
+    _, speed = run.column("train", "steps_per_s")
+    cost = 0.0
+    for kind in ("monitor", "probe"):
+        _, seconds = run.column(kind, "seconds")
+        every = getattr(run.config.train, f"{kind}_every")
+        cost += float(np.median(seconds)) / every if len(seconds) else 0.0
+    return cost * float(np.median(speed)) if cost and len(speed) else None
+
+
 def summary(run: Run) -> dict:
     """The numbers of one run for the table; None where they were not measured."""
     steps, flips = run.column("monitor", "flip_rate")
@@ -92,7 +116,12 @@ def summary(run: Run) -> dict:
         "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
         "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
         "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
+        "flipped since start (%)": percent(run.column("monitor", "flipped_since_start")[1][-1:]),
         "kept share of abs(w)": run.last("monitor", "kept_share"),
+        "steps with rising loss (%)": percent(run.column("monitor", "rising")[1]),
+        "actual / predicted loss change": descent(run),
+        "gradient cosine, sparse and dense": _mean(run.column("probe", "cosine")[1]),
+        "monitors (% of step time)": percent([cost]) if (cost := monitor_cost(run)) else None,
         "steps/s": float(np.median(speed)) if len(speed) else None,
     }
 
@@ -111,6 +140,11 @@ def table(runs) -> str:
     columns = [summary(run) for run in runs]
     lines = [["", *(run.label for run in runs)]]
     lines += [[name, *(show(column[name]) for column in columns)] for name in columns[0]]
+    return markdown(lines)
+
+
+def markdown(lines) -> str:
+    """Rows of cells, the first one the header, as a Markdown table with numbers to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     cells = [
@@ -141,8 +175,13 @@ Losses are means over the same validation text, in nats per byte. *Dense* evalua
 *Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
 sparsity, its dense weights cut once by FST's transposable mask. The flip rate is the share of mask entries of
 all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
-late over the last {EARLY:.0%}. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
-the last measurement. steps/s is the median, without evaluation, measurement and checkpoints."""
+late over the last {EARLY:.0%}. Flipped since start is the share that differs from the initial masks at the
+end. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
+the last measurement. A step raises the loss if the loss of its own batch is higher after it, with the masks
+that the next step uses; the predicted change is the inner product of gradient and update. The cosine is of
+the sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse
+phases. The monitors' share is the median time of a measurement over its interval, against the median step.
+steps/s is the median, without evaluation, measurement and checkpoints."""
 
 
 def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from experiments import config as configs
+from experiments.bench.environment import git, tree
 from experiments.config import Config, UserError, require
 
 
@@ -64,6 +65,8 @@ def environment() -> dict:
     )
     return {
         "command": sys.argv,
+        "commit": git("rev-parse", "HEAD"),
+        "tree": tree(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "devices": [device.device_kind for device in jax.devices()],
@@ -91,7 +94,7 @@ def read_metrics(out: Path) -> list[dict]:
 def truncate_metrics(out: Path, step: int):
     """Forget rows of steps that will be written again (process 0 only)."""
     if jax.process_index() == 0 and (out / "metrics.jsonl").exists():
-        # Rows of train and monitor name the step they belong to; eval and event, the number of steps done.
+        # Rows of eval and event name the number of steps done; the others, the step they belong to.
         rows = [row for row in read_metrics(out) if row["step"] < step + (row["kind"] in ("eval", "event"))]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (out / "metrics.jsonl").write_text(text)

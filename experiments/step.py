@@ -6,6 +6,8 @@ phase of the method's schedule is static, so each has its own compiled step.
 Shapes: A micro-batches, B sequences per micro-batch, L tokens.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -84,7 +86,11 @@ class Program:
         return sparse in self._compiled
 
     def step(self, sparse: bool):
-        """The compiled `(state, tokens_ABL) -> (state, {"loss", "grad_norm"})`; the state is donated."""
+        """The compiled `(state, tokens_ABL) -> (state, metrics)`; the state is donated.
+
+        Metrics are the loss, the gradient's norm, and `predicted`: the change of the loss on these tokens
+        that the update makes to first order, <gradient, update>.
+        """
         if sparse not in self._compiled:
             data, parts = self.config.data, self.config.train.accumulate
             tokens = jax.ShapeDtypeStruct(
@@ -132,6 +138,31 @@ class Program:
                 "sparse": sparse,
                 "opt": opt,
             }
-            return state, {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+            predicted = optax.tree.vdot(grads, updates)
+            return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), "predicted": predicted}
 
         return step
+
+    @functools.cached_property
+    def refreshed(self):
+        """Compiled `state -> state` with all masks computed anew, for a sparse phase after a dense one."""
+
+        def run(state):
+            model = nnx.merge(self.graphdefs[True], state["params"], state["sparse"])
+            s24.refresh(model)
+            return state | {"sparse": nnx.state(model, s24.nn.SparseState)}
+
+        return jax.jit(run, donate_argnums=0, out_shardings=self.replicated)
+
+    @functools.cached_property
+    def loss(self):
+        """Compiled `(sparse, state, tokens_ABL)` -> the loss that a step from this state would report."""
+
+        def run(sparse_phase, state, tokens_ABL):
+            model = nnx.merge(self.graphdefs[sparse_phase], state["params"], state["sparse"])
+            if sparse_phase:
+                s24.refresh(model, step=state["step"])
+            graphdef, variables = nnx.split(model)
+            return jax.lax.map(lambda part: loss_of(nnx.merge(graphdef, variables), part), tokens_ABL).mean()
+
+        return jax.jit(run, static_argnums=0)

@@ -12,7 +12,7 @@ from experiments.checkpoint import Checkpoints, StopSignal
 from experiments.config import Config, UserError
 from experiments.evaluate import Evaluator
 from experiments.metrics import Clock, Progress, Writer, summary_writer
-from experiments.monitor import Monitor
+from experiments.monitor import Monitor, Probe
 from experiments.optimiser import learning_rate
 from experiments.processes import first_process_first, wait_for_all
 from experiments.step import Program
@@ -48,7 +48,7 @@ def train(
     label = label or config.name
     if show is not False and jax.process_index() == 0:
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
-    schedule = config.method.schedule(config.train.steps)
+    schedule = config.schedule
     program = Program(config)
     with first_process_first("corpus"):
         corpus = data.open_corpus(config.data)
@@ -87,7 +87,9 @@ class Loop:
         self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
         self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
         self.writer, self.progress = writer, progress
-        self.clock, self.monitor = Clock(), Monitor(config.method)
+        self.clock, self.monitor = Clock(), Monitor(config.method, config.train.monitor_mask)
+        self.probe = Probe(config, program.graphdefs, evaluator.batches[0])
+        self.entered = {start for start, _, phase in schedule.boundaries() if phase.sparse and start}
         self.rate = learning_rate(config.optim, config.train.steps)
         self.pending = None  # the step just dispatched, logged after the next one is dispatched
         self.unlogged = 0
@@ -107,8 +109,10 @@ class Loop:
             watched = due(step, train.monitor_every)
             if watched:
                 self._flush()
-                with self.clock.paused():
+                with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
+            if step in self.entered:  # masks were left alone while the products were dense
+                state = self.program.refreshed(state)
             batch = self.program.batch(next(self.iterator)["tokens"])
             state, metrics = advance(state, batch)
             previous, self.pending = self.pending, (step, phase.name, metrics)
@@ -116,11 +120,17 @@ class Loop:
             done = step + 1
             if watched:
                 self._flush()
-                with self.clock.paused():
-                    values = self.monitor.compare(
-                        before, self.monitor.masks(state["params"]), first_masks, state["params"]
-                    )
-                    self.writer.write("monitor", step, {k: float(v) for k, v in values.items()})
+                with self.clock.paused("monitor"):
+                    after = self.monitor.masks(state["params"])
+                    values = self.monitor.compare(before, after, first_masks, state["params"])
+                    loss = self.program.loss(phase.sparse, state, batch)
+                    values |= self.monitor.descent(metrics, loss)
+                self._write("monitor", step, values)
+            if phase.sparse and due(step, train.probe_every):
+                self._flush()
+                with self.clock.paused("probe"):
+                    values = self.probe(state["params"], state["sparse"])
+                self._write("probe", step, values)
             if due(done, train.eval_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
@@ -131,6 +141,9 @@ class Loop:
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
+
+    def _write(self, kind, step, values):
+        self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
         # Of the initial weights, which the seed determines, so that they need no place in the checkpoint.

@@ -25,7 +25,15 @@ def config():
         model=Model(layers=2, d=16, f=32, heads=2),
         data=Data(corpus={corpus!r}, root={root!r}, seq=32, batch=4),
         optim=Optim(warmup=2),
-        train=Train(steps=12, eval_every=5, eval_batches=2, monitor_every=3, checkpoint_every=5, keep=10),
+        train=Train(
+            steps=12,
+            eval_every=5,
+            eval_batches=2,
+            monitor_every=3,
+            probe_every=6,
+            checkpoint_every=5,
+            keep=10,
+        ),
         method=s24.methods.FST(decay=1e-3, refresh_every=2, dense_fraction=0.25),
     )
 

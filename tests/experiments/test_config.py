@@ -88,6 +88,16 @@ def test_read_errors(tmp_path):
         configs.read(path)
 
 
+def test_dense_steps_first():
+    config = Config(method=s24.methods.FST(dense_fraction=0.25), train=Train(steps=600, dense_first=1 / 6))
+    phases = [(start, end, phase.sparse) for start, end, phase in config.schedule.boundaries()]
+    assert phases == [(0, 100, False), (100, 475, True), (475, 600, False)]
+    plain = Config(method=s24.methods.FST())
+    assert plain.schedule == plain.method.schedule(plain.train.steps)
+    with pytest.raises(UserError, match=r"train.dense_first .* got 1"):
+        Train(dense_first=1.0)
+
+
 def test_differences():
     fst = Config(method=s24.methods.FST(decay=1e-4))
     assert configs.differences(fst, fst) == []

@@ -13,7 +13,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config, Data, Model, Optim, Train, UserError
-from experiments.monitor import Monitor, ffn_kernels
+from experiments.monitor import Monitor, Probe, ffn_kernels
 from experiments.optimiser import decayed, learning_rate, optimiser
 from experiments.step import Program
 
@@ -156,6 +156,73 @@ def test_monitor(method):
     kept = sum(float(abs(w[m]).sum()) for w, m in zip(kernels, masks, strict=True))
     total = sum(float(abs(w).sum()) for w in kernels)
     assert float(same["kept_share"]) == pytest.approx(kept / total, rel=1e-5)
+
+
+def test_the_ruler_of_a_method_without_masks():
+    """STE and a dense run that is watched through top-2 masks see the same masks; others are transposable."""
+    params = initial_state(program_of(small()))["params"]
+    one, other, transposable = (
+        monitor.masks(params)
+        for monitor in (
+            Monitor(s24.methods.STE()),
+            Monitor(s24.methods.Dense(), "top-2"),
+            Monitor(s24.methods.Dense()),
+        )
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert any((a != b).any() for a, b in zip(one, transposable, strict=True))
+
+
+def test_predicted_and_actual_change_of_a_small_step():
+    """With a small learning rate the loss of the same batch changes as the first order says."""
+    config = dataclasses.replace(small(NOISELESS), optim=Optim(lr=1e-5, warmup=0))
+    program, monitor = program_of(config), Monitor(NOISELESS)
+    state, tokens = initial_state(program), batch(0)
+    state, metrics = advance(program, state, tokens, True)
+    change = monitor.descent(metrics, program.loss(True, state, program.batch(tokens)))
+    assert change["predicted_change"] < 0 and change["rising"] == 0
+    assert change["loss_change"] == pytest.approx(change["predicted_change"], rel=0.1)
+    up = monitor.descent({"loss": 1.0, "predicted": -0.5}, 1.25)
+    assert up == {"predicted_change": -0.5, "loss_change": 0.25, "rising": 1.0}
+
+
+def test_the_loss_after_a_step_is_that_of_the_next_step():
+    """Also where the next step refreshes its masks (period 3), and with micro-batches."""
+    program = program_of(small(NOISELESS, accumulate=2))
+    state, tokens = initial_state(program), program.batch(batch(0))
+    for _ in range(4):
+        expected = float(program.loss(True, state, tokens))
+        state, metrics = program.step(True)(state, tokens)
+        assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [NOISELESS, s24.methods.FST()], ids=("without noise", "with noise"))
+def test_probe(method):
+    config = small(method)
+    program = program_of(config)
+    state, tokens = initial_state(program), jnp.asarray(batch(0))
+    values = Probe(config, program.graphdefs, tokens)(state["params"], state["sparse"])
+    assert 0 < values["cosine"] < 1
+    assert (values["noise"] > 0.001) == method.stochastic
+    same = Probe(config, {True: program.graphdefs[False], False: program.graphdefs[False]}, tokens)
+    dense = same(state["params"], state["sparse"])
+    assert dense["cosine"] == pytest.approx(1, abs=1e-5) and dense["noise"] == 0
+
+
+def test_masks_are_fresh_when_a_sparse_phase_begins():
+    """At a step that is no multiple of the refresh period, after dense steps that moved the weights."""
+    program = program_of(small(NOISELESS))
+    state = initial_state(program)
+    for seed in range(4):
+        state, _ = advance(program, state, batch(seed), False)
+    expected = [s24.transposable_mask24(w) for w in ffn_kernels(state["params"])]
+
+    def masks(state):
+        leaves = jax.tree_util.tree_leaves_with_path(state["sparse"])
+        return [np.asarray(leaf) for path, leaf in leaves if "mask" in jax.tree_util.keystr(path)]
+
+    assert any((a != b).any() for a, b in zip(masks(state), expected, strict=True))
+    jax.tree.map(np.testing.assert_array_equal, masks(program.refreshed(state)), expected)
 
 
 def test_errors_come_before_any_work():

@@ -33,7 +33,7 @@ def rows(out, kind):
 
 
 def without_speed(row):
-    return {key: value for key, value in row.items() if key not in ("steps_per_s", "tokens_per_s")}
+    return {key: value for key, value in row.items() if key not in ("steps_per_s", "tokens_per_s", "seconds")}
 
 
 @pytest.fixture
@@ -56,6 +56,11 @@ def test_what_a_run_leaves(finished, config):
     assert all(
         0 <= row["flip_rate"] <= 1 and 0.5 < row["kept_share"] <= 1 for row in rows(finished, "monitor")
     )
+    assert all(
+        row["rising"] == (row["loss_change"] > 0) and row["seconds"] > 0 for row in rows(finished, "monitor")
+    )
+    assert [row["step"] for row in rows(finished, "probe")] == [0, 6]
+    assert all(-1 <= row["cosine"] <= 1 and 0 <= row["noise"] < 2 for row in rows(finished, "probe"))
     assert [row["step"] for row in rows(finished, "eval")] == [5, 10, 12]
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["10", "12", "5"]
 
@@ -75,7 +80,7 @@ def test_resume_in_a_new_process_is_bit_exact(finished, copy, shared):
             np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
         position = "checkpoints/{}/data/process_0-of-1.json".format(step)  # noqa: UP032
         assert json.loads((finished / position).read_text()) == json.loads((copy / position).read_text())
-    for kind in ("train", "monitor", "eval"):
+    for kind in ("train", "monitor", "probe", "eval"):
         one, other = ([without_speed(row) for row in rows(out, kind)] for out in (finished, copy))
         assert one == other
     assert [row["event"] for row in rows(copy, "event")] == ["start", "resume"]

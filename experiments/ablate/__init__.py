@@ -1,0 +1,1 @@
+"""Running ablations: `python -m experiments.ablate CONFIG`."""

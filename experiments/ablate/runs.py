@@ -1,0 +1,269 @@
+"""The runs of an ablation: where each stands, one after the other or several at a time."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from experiments import config as configs
+from experiments import rundir
+from experiments.ablation import folder_of
+from experiments.config import REPOSITORY, Config, require
+from experiments.report import Run, read_run
+from experiments.train import Diverged, train
+
+TABLE_EVERY = 2.0  # seconds: a table reads the metrics of every run
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an ablation."""
+
+    arm: str
+    seed: int
+    config: Config
+    out: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm}/{self.seed}"
+
+    @property
+    def rows(self) -> list[dict]:
+        """What the run has written; [] before its start."""
+        return rundir.read_metrics(self.out) if (self.out / "metrics.jsonl").exists() else []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last checkpoint is complete: orbax renames it into place when it is."""
+        return (self.out / "checkpoints" / str(self.config.train.steps)).is_dir()
+
+    @property
+    def diverged(self) -> bool:
+        return any(row.get("event") == "diverged" for row in self.rows)
+
+    @property
+    def commit(self) -> str:
+        """The commit that started the run, with `+ changes` if files differed from it; `` if unknown."""
+        path = self.out / "environment.json"
+        environment = json.loads(path.read_text()) if path.exists() else {}
+        changed = " + changes" if environment.get("tree") not in (None, "clean") else ""
+        return (environment.get("commit") or "")[:12] + changed
+
+    @property
+    def done(self) -> bool:
+        return self.finished or self.diverged
+
+    def read(self) -> Run:
+        """The run for reports."""
+        return read_run(self.out, self.label)
+
+
+def jobs_of(ablation, seeds, out: Path) -> list[Job]:
+    """Every run of an ablation, below `out`."""
+    return [
+        Job(arm, seed, config, out / folder_of(arm) / f"seed{seed}")
+        for arm, seed, config in ablation.runs(seeds)
+    ]
+
+
+def check_folder(jobs, out: Path, resume: bool):
+    """UserError unless `out` is new, or with `resume` holds runs of these very configs."""
+    if not resume:
+        occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
+        require(not occupied, f"{out} is not empty. Continue it with --resume, or choose another --out.")
+    for job in jobs:
+        if (job.out / "config.json").exists():
+            rundir.check_new(job.out, job.config, resume=True)
+
+
+def reuse(jobs, folder: Path) -> list[str]:
+    """Copy finished runs with the very config of a job (but for its name) from below a folder; their labels.
+
+    A run is determined by its config, on one machine and with the same code. Raises UserError if the folder
+    does not exist.
+    """
+    require(folder.is_dir(), f"There is no folder {folder} to reuse runs from.")
+    known = [(configs.read(path), path.parent) for path in sorted(folder.rglob("config.json"))]
+    copied = []
+    for job in jobs:
+        same = [out for c, out in known if dataclasses.replace(c, name=job.config.name) == job.config]
+        ended = [out for out in same if (out / "checkpoints" / str(job.config.train.steps)).is_dir()]
+        if ended and not (job.out / "config.json").exists():
+            partial = job.out.with_suffix(".copying")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(ended[0], partial)
+            configs.write(job.config, partial / "config.json")
+            partial.rename(job.out)  # all of it or nothing, should this process be killed
+            copied.append(job.label)
+    return copied
+
+
+def share_compilations(out: Path):
+    """Seeds of an arm run the same programs: the first one's are kept below `out` and read by the others."""
+    jax.config.update("jax_compilation_cache_dir", str((out / "compiled").resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
+    """Start or continue a run; returns finished, diverged or stopped (by a signal)."""
+    if job.done:
+        return "diverged" if job.diverged else "finished"
+    try:
+        resume = (job.out / "config.json").exists()
+        result = train(job.config, job.out, resume=resume, show=show, label=label or job.label)
+    except Diverged as error:
+        print(f"{job.label} diverged: {error}", file=sys.stderr, flush=True)
+        return "diverged"
+    return "finished" if result.finished else "stopped"
+
+
+def run_in_turn(jobs, show: bool | None = None) -> bool:
+    """All runs in this process, with a bar for each on a terminal; False if a signal stopped one."""
+    bar = sys.stderr.isatty() if show is None else show
+    begin, todo = time.perf_counter(), [job for job in jobs if not job.done]
+    for number, job in enumerate(todo):
+        state = run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.label}")
+        if state == "stopped":
+            return False
+        if show is not False:
+            spent = time.perf_counter() - begin
+            left = spent / (number + 1) * (len(todo) - number - 1)
+            text = f"{state}, {progress(job).cells()[3]}, about {left / 60:.1f} min left for all"
+            print(f"{number + 1}/{len(todo)} {job.label}: {text}", file=sys.stderr, flush=True)
+    return True
+
+
+# ---- several at a time
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A line of the table that is shown while runs go on."""
+
+    label: str
+    state: str
+    step: int
+    steps: int
+    loss: float | None
+    speed: float | None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end at the last speed."""
+        return (self.steps - self.step) / self.speed if self.speed and self.state == "running" else None
+
+    def cells(self) -> tuple[str, ...]:
+        show = lambda value, form: "-" if value is None else form.format(value)  # noqa: E731
+        return (
+            self.label,
+            self.state,
+            f"{self.step}/{self.steps}",
+            f"loss {show(self.loss, '{:.3f}')}",
+            f"{show(self.speed, '{:.1f}')} steps/s",
+            f"{show(self.left, '{:.0f}')} s left",
+        )
+
+
+def progress(job: Job, running: bool = False) -> Progress:
+    """Where a run stands, from what it has written."""
+    rows = [row for row in job.rows if row["kind"] == "train"]
+    last = rows[-1] if rows else {"step": -1}
+    state = (
+        "diverged" if job.diverged else "finished" if job.finished else "running" if running else "waiting"
+    )
+    return Progress(
+        job.label,
+        state,
+        last["step"] + 1,
+        job.config.train.steps,
+        last.get("loss"),
+        last.get("steps_per_s"),
+    )
+
+
+def table(lines) -> str:
+    """Progress lines in columns."""
+    cells = [line.cells() for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+
+
+def slots(count: int) -> list[dict]:
+    """The environment of each of `count` runs at a time: a GPU each, or a share of the processor's cores.
+
+    Raises UserError if there are fewer GPUs, or cores, than that.
+    """
+    question = "import jax; print(jax.default_backend(), jax.local_device_count())"
+    asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
+    require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
+    backend, devices = asked.stdout.split()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = cores if backend == "cpu" else int(devices)
+    what = "cores" if backend == "cpu" else "devices"
+    require(count <= room, f"--jobs {count} is more than the {room} {what} of this machine.")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(int(devices))))).split(",")
+    return [{} if backend == "cpu" else {"CUDA_VISIBLE_DEVICES": visible[i]} for i in range(count)]
+
+
+def run_in_parallel(jobs, command, environments, show: bool | None = None) -> list[str]:
+    """Each run in its own process, as many at a time as there are environments; labels of those that failed.
+
+    `command` is the command line that `--only LABEL` is added to. Output goes to a .log file next to each run
+    folder. When this process is interrupted or told to end, its children are asked to save and stop.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    waiting = [job for job in jobs if not job.done]
+    free, running, failed = list(environments), {}, []
+    terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
+    try:
+        while waiting or running:
+            while waiting and free:
+                job, environment = waiting.pop(0), free.pop(0)
+                job.out.parent.mkdir(parents=True, exist_ok=True)
+                with job.out.with_suffix(".log").open("a") as log:
+                    child = subprocess.Popen(
+                        [*command, "--only", job.label],
+                        env=os.environ | environment,
+                        stdout=log,
+                        stderr=log,
+                    )
+                running[child] = job, environment
+            time.sleep(0.5)
+            for child in [child for child in running if child.poll() is not None]:
+                job, environment = running.pop(child)
+                free.append(environment)
+                if not job.done:
+                    failed.append(job.label)
+            if show is not False and (time.monotonic() >= next_table or not running):
+                active = {job.label for job, _ in running.values()}
+                lines = [progress(job, job.label in active) for job in jobs]
+                shown, next_table = _show(lines, shown, terminal), time.monotonic() + TABLE_EVERY
+    finally:
+        for child in running:
+            child.terminate()
+        for child in running:
+            child.wait()
+        signal.signal(signal.SIGTERM, before)
+    return failed
+
+
+def _show(lines, shown, terminal: bool):
+    """Draw the table over the last one on a terminal; elsewhere a line for every change of state."""
+    if terminal:
+        up = f"\x1b[{len(lines)}A" if shown else ""
+        print(up + "\n".join(f"\x1b[2K{line}" for line in table(lines).split("\n")), file=sys.stderr)
+    else:
+        before = {line.label: line.state for line in shown or ()}
+        for line in lines:
+            if before.get(line.label, "waiting") != line.state:
+                print("  ".join(line.cells()), file=sys.stderr, flush=True)
+    return lines

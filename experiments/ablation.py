@@ -1,0 +1,208 @@
+"""An ablation is a claim that runs: arms, seeds, and a predicate over what they measure.
+
+A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
+sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
+two cores, `gpu` is a model of 25M parameters.
+"""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import config as configs
+from experiments.config import REPOSITORY, Config, Data, Model, Optim, Train, UserError, require
+from experiments.outcome import METRICS
+from experiments.verdicts import Predicate
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the arms of an ablation start from, and the masked decay that suits this model."""
+
+    name: str
+    base: Config
+    decay: float
+
+    def arm(self, method, **train) -> Config:
+        """The base with a method, and with other fields of Train."""
+        return dataclasses.replace(
+            self.base, method=method, train=dataclasses.replace(self.base.train, **train)
+        )
+
+
+def _size(name: str, decay: float, **parts) -> Size:
+    return Size(name, Config(name=name, **parts), decay)
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        _size(
+            "smoke",
+            1e-3,
+            model=Model(layers=1, d=16, f=32, heads=1),
+            data=Data(seq=32, batch=4),
+            optim=Optim(lr=3e-3, warmup=2),
+            train=Train(
+                steps=12,
+                eval_every=6,
+                eval_batches=2,
+                monitor_every=2,
+                probe_every=6,
+                checkpoint_every=6,
+                keep=1,
+            ),
+        ),
+        _size(
+            "cpu",
+            6e-4,
+            model=Model(layers=2, d=64, f=256, heads=2),
+            data=Data(seq=64, batch=16),
+            optim=Optim(lr=3e-3, warmup=100),
+            train=Train(
+                steps=800,
+                eval_every=200,
+                eval_batches=40,
+                monitor_every=10,
+                probe_every=100,
+                checkpoint_every=400,
+                keep=1,
+            ),
+        ),
+        _size(
+            "gpu",
+            6e-5,
+            model=Model(layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16"),
+            data=Data(seq=512, batch=64),
+            optim=Optim(lr=1e-3, warmup=300),
+            train=Train(
+                steps=3000,
+                log_every=5,
+                eval_every=500,
+                eval_batches=16,
+                monitor_every=20,
+                probe_every=200,
+                checkpoint_every=1000,
+                keep=1,
+            ),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A claim about training, with everything that is needed to test it.
+
+    All arms see the same batches in the same order, and start from the same parameters for equal seeds.
+    Raises UserError for what cannot be compared.
+    """
+
+    claim: str
+    """in words, as the paper makes it"""
+    source: str
+    """paper and where in it"""
+    arms: Mapping[str, Config]
+    """the first is what the others are compared with in tables; seeds are set by the run"""
+    verdict: Predicate
+    """what must hold of the metrics (experiments.outcome.METRICS)"""
+    expects: str
+    """written before the first run"""
+    differs: str
+    """what is not as in the paper, and why"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    curve: tuple[str, str] = ("monitor", "flip_rate")
+    """rows and column of metrics.jsonl that show the mechanism"""
+
+    def __post_init__(self):
+        require(bool(self.arms), "The ablation has no arms: give at least one.")
+        first = next(iter(self.arms.values()))
+        for name, config in self.arms.items():
+            require(
+                config.data == first.data and config.train.steps == first.train.steps,
+                f"Arm {name!r} has other data or another number of steps than {next(iter(self.arms))!r}: "
+                "arms must see the same batches, or seeds could not be paired.",
+            )
+        folders = {folder_of(arm) for arm in self.arms}
+        require(
+            len(folders) == len(self.arms), f"Two arms would share the same folder: {', '.join(self.arms)}."
+        )
+        comparisons = self.verdict.comparisons()
+        require(bool(comparisons), "The verdict compares nothing.")
+        for comparison in comparisons:
+            for arm in comparison.arms:
+                _known("arm", arm, self.arms)
+            _known("metric", comparison.metric, METRICS)
+        check_seeds(self.seeds)
+
+    def runs(self, seeds) -> list[tuple[str, int, Config]]:
+        """(arm, seed, config) of every run, seed by seed, so that early results already compare arms."""
+        return [
+            (arm, seed, dataclasses.replace(config, name=f"{arm}-seed{seed}", seed=seed))
+            for seed in check_seeds(seeds)
+            for arm, config in self.arms.items()
+        ]
+
+
+def folder_of(arm: str) -> str:
+    """The name of an arm as that of a folder."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in arm)
+
+
+def _known(what: str, name: str, names):
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    require(name in names, f"The verdict names the {what} {name!r}; there are: {', '.join(names)}.{hint}")
+
+
+def check_seeds(seeds) -> tuple[int, ...]:
+    """The seeds; UserError for none, for one that is given twice, or for a negative one."""
+    seeds = tuple(seeds)
+    require(bool(seeds), "The list of seeds is empty: give at least one, such as --seeds 0,1,2.")
+    require(len(set(seeds)) == len(seeds), f"A seed is given twice: {', '.join(map(str, seeds))}.")
+    require(min(seeds) >= 0, f"Seeds must not be negative, got {min(seeds)}.")
+    return seeds
+
+
+@dataclass(frozen=True)
+class Named:
+    """An ablation at one size, with the names that its results carry."""
+
+    paper: str
+    claim: str
+    size: str
+    ablation: Ablation
+
+    @property
+    def slug(self) -> str:
+        return f"{self.paper}/{self.claim}_{self.size}"
+
+
+def load(spec: str) -> Named:
+    """The ablation named by `path/to/file.py` (size cpu) or `path/to/file.py:size`; UserError if none."""
+    path, _, size = spec.partition(":")
+    size, file = size or "cpu", configs.find(path)
+    function = configs.public_functions(file).get("ablation")
+    if function is None or len(inspect.signature(function).parameters) != 1:
+        known = ", ".join(map(str, listing()))
+        raise UserError(f"{path} defines no ablation(size). Ablations of this repository: {known}.")
+    near = difflib.get_close_matches(size, SIZES, n=1)
+    require(
+        size in SIZES,
+        f"There is no size {size!r}; there are {', '.join(SIZES)}."
+        + (f" Did you mean {path}:{near[0]}?" if near else ""),
+    )
+    found = function(SIZES[size])
+    require(
+        isinstance(found, Ablation),
+        f"{path}: ablation must return an experiments.ablation.Ablation, not {type(found).__name__}.",
+    )
+    return Named(file.parent.name, file.stem, size, found)
+
+
+def listing() -> list[Path]:
+    """The ablations of this repository, relative to it."""
+    return [f for f in configs.listing() if "ablation" in configs.public_functions(REPOSITORY / f)]

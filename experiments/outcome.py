@@ -1,0 +1,62 @@
+"""A finished run in numbers: what claims compare. Everything comes from the run folder's metrics.jsonl."""
+
+import numpy as np
+
+from experiments.report import Run, descent, monitor_cost
+
+LOSSES = ("val_loss", "val_dense", "val_sparse", "train_loss")
+# Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
+METRICS = {
+    "val_loss": "validation loss as the run ends: dense after a dense phase, else sparse (nats per token)",
+    "val_dense": "validation loss with every product dense (nats per token)",
+    "val_sparse": "validation loss with the method's sparse products and fresh masks (nats per token)",
+    "train_loss": "mean training loss of the last tenth (nats per token)",
+    "flip_early": "mean flip rate of the first quarter",
+    "flip_mid": "mean flip rate of the second and third quarter",
+    "flip_late": "mean flip rate of the last quarter",
+    "flip_fade": "flip_late / flip_early",
+    "flipped_since_start": "share of the initial mask that differs at the end",
+    "kept_share": "share of |w| that the mask keeps at the end",
+    "rising": "share of measured steps that raise the loss of their own batch",
+    "descent": "actual / predicted loss change, summed over measured steps",
+    "cosine": "mean cosine of the sparse with the dense gradient on a fixed batch",
+    "noise": "mean share of the gradient's squared norm that its random cut adds",
+    "monitor_cost": "time of monitors and probe as a share of the steps' time",
+    "steps_per_s": "median optimiser steps per second, without measurements",
+}
+
+
+def outcome(run: Run) -> dict[str, float | None]:
+    """METRICS of a run; None where it was not measured, and everywhere unless the run reached its end."""
+    total = run.config.train.steps
+    evaluated = run.rows.get("eval", [])
+    if not evaluated or evaluated[-1]["step"] != total:
+        return dict.fromkeys(METRICS)
+
+    def over(kind, name, first=0.0, last=1.0):
+        at, values = run.column(kind, name)
+        chosen = values[(at >= first * total) & (at < last * total)] if len(at) else values
+        return float(np.mean(chosen)) if len(chosen) else None
+
+    sparse_at_end = run.phases[-1][2].sparse
+    early, late = over("monitor", "flip_rate", 0, 0.25), over("monitor", "flip_rate", 0.75)
+    dense, sparse = evaluated[-1]["dense"], evaluated[-1]["sparse"]
+    speeds = run.column("train", "steps_per_s")[1]
+    return {
+        "val_loss": sparse if sparse_at_end else dense,
+        "val_dense": dense,
+        "val_sparse": sparse,
+        "train_loss": over("train", "loss", 0.9),
+        "flip_early": early,
+        "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),
+        "flip_late": late,
+        "flip_fade": late / early if early and late is not None else None,
+        "flipped_since_start": run.last("monitor", "flipped_since_start"),
+        "kept_share": run.last("monitor", "kept_share"),
+        "rising": over("monitor", "rising"),
+        "descent": descent(run),
+        "cosine": over("probe", "cosine"),
+        "noise": over("probe", "noise"),
+        "monitor_cost": monitor_cost(run),
+        "steps_per_s": float(np.median(speeds)) if len(speeds) else None,
+    }

@@ -1,0 +1,187 @@
+"""What an ablation is: rules, files, and the claims of this repository."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments import ablation as ablations
+from experiments.ablation import SIZES, Ablation
+from experiments.config import Data, UserError
+from experiments.outcome import METRICS, outcome
+from experiments.report import Run
+from experiments.step import Program
+from experiments.verdicts import all_of, less
+
+SIZE = SIZES["smoke"]
+ARMS = {"dense": SIZE.arm(s24.methods.Dense()), "fst": SIZE.arm(s24.methods.FST())}
+SPECS = [f"{file}:{size}" for file in ablations.listing() for size in SIZES]
+
+
+def make(**fields):
+    words = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
+    return Ablation(**{**words, "arms": ARMS, "verdict": less("dense", "fst"), **fields})
+
+
+def test_there_are_claims():
+    assert {"configs/fst/decay_grid.py:cpu", "configs/fst/ste_flip_rate.py:smoke"} <= set(SPECS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_claim_says_what_it_must(spec):
+    named = ablations.load(spec)
+    ablation = named.ablation
+    assert f"configs/{named.paper}/{named.claim}.py:{named.size}" == spec
+    assert len(ablation.arms) > 1 and len(ablation.seeds) == 3
+    assert all(len(text) > 40 for text in (ablation.claim, ablation.expects, ablation.differs))
+    assert "arXiv" in ablation.source
+    assert not any(text.endswith(".") for text in (ablation.source,))
+    compared = {arm for comparison in ablation.verdict.comparisons() for arm in comparison.arms}
+    assert compared <= set(ablation.arms)
+
+
+def test_arms_of_a_seed_start_equal_and_others_do_not():
+    ablation = ablations.load("configs/fst/decay_grid.py:smoke").ablation
+    kept = {"dense", "decay usual"}
+    states = {
+        (arm, seed): jax.tree.leaves(Program(config).initial_state()["params"])
+        for arm, seed, config in ablation.runs((0, 1))
+        if arm in kept
+    }
+    for one, other in zip(states["dense", 0], states["decay usual", 0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(
+        (a != b).any() for a, b in zip(states["dense", 0], states["dense", 1], strict=True) if a.ndim > 1
+    )
+
+
+def test_runs_set_the_seed_and_nothing_else():
+    for arm, seed, config in make().runs((5, 3)):
+        assert dataclasses.replace(config, seed=0, name=ARMS[arm].name) == ARMS[arm]
+        assert config.seed == seed
+    assert [(arm, seed) for arm, seed, _ in make().runs((5, 3))] == [
+        ("dense", 5),
+        ("fst", 5),
+        ("dense", 3),
+        ("fst", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"arms": {}}, "no arms"),
+        ({"verdict": less("dense", "fts")}, r"arm 'fts'; there are: dense, fst\. Did you mean 'fst'\?"),
+        (
+            {"verdict": less("dense", "fst", "flip_rat")},
+            r"metric 'flip_rat'; there are: val_loss.*'flip_late'",
+        ),
+        ({"verdict": all_of()}, "compares nothing"),
+        ({"seeds": ()}, "list of seeds is empty"),
+        ({"seeds": (0, 0)}, "given twice"),
+        ({"seeds": (0, -1)}, "must not be negative, got -1"),
+        (
+            {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=Data(seq=16))}},
+            "'fst' has other data .* than 'dense'",
+        ),
+        ({"arms": {**ARMS, "fst": SIZE.arm(s24.methods.FST(), steps=13)}}, "another number of steps"),
+        ({"arms": {"a b": ARMS["dense"], "a/b": ARMS["fst"]}, "verdict": less("a b", "a/b")}, "same folder"),
+    ],
+)
+def test_rules(fields, message):
+    with pytest.raises(UserError, match=message):
+        make(**fields)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("configs/fst/decay_gird.py", ["Did you mean configs/fst/decay_grid.py?"]),
+        ("configs/fst/decay_grid.py:cpus", ["'cpus'", "smoke, cpu, gpu", "decay_grid.py:cpu?"]),
+        ("configs/demo.py", ["defines no ablation(size)", "configs/fst/decay_grid.py"]),
+    ],
+)
+def test_load_names_the_nearest(spec, parts):
+    with pytest.raises(UserError) as error:
+        ablations.load(spec)
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_load_wants_an_ablation(tmp_path):
+    (tmp_path / "bad.py").write_text("def ablation(size):\n    return 3\n")
+    with pytest.raises(UserError, match=r"must return an experiments\.ablation\.Ablation, not int"):
+        ablations.load(str(tmp_path / "bad.py"))
+
+
+def run_of(config, monitor=(), probe=(), evaluated=(), train=()):
+    def numbered(rows):
+        return [dict(row) for row in rows]
+
+    kinds = {"monitor": monitor, "probe": probe, "eval": evaluated, "train": train}
+    return Run("run", None, config, {kind: numbered(rows) for kind, rows in kinds.items()})
+
+
+def test_outcome_by_hand():
+    config = SIZE.arm(s24.methods.FST(dense_fraction=0))  # 12 steps: quarters are 0-2, 3-8, 9-11
+    flips = {0: 0.4, 2: 0.2, 4: 0.1, 8: 0.3, 10: 0.06}
+    monitor = [
+        {"step": step, "flip_rate": r, "flipped_since_start": r + 0.5, "kept_share": 0.7}
+        | {
+            "predicted_change": -2.0,
+            "loss_change": -1.0 if step else 3.0,
+            "rising": float(step == 0),
+            "seconds": 0.02,
+        }
+        for step, r in flips.items()
+    ]
+    evaluated = [{"step": 6, "dense": 9.0, "sparse": 9.0}, {"step": 12, "dense": 2.0, "sparse": 3.0}]
+    probe = [
+        {"step": 0, "cosine": 0.8, "noise": 0.1, "seconds": 0.06},
+        {"step": 6, "cosine": 0.6, "noise": 0.3, "seconds": 0.06},
+    ]
+    train = [{"step": step, "loss": float(step), "steps_per_s": 10.0} for step in range(12)]
+    found = outcome(run_of(config, monitor, probe, evaluated, train))
+    assert set(found) == set(METRICS)
+    expected = {
+        "val_loss": 3.0,
+        "val_dense": 2.0,
+        "val_sparse": 3.0,
+        "train_loss": 11.0,
+        "flip_early": 0.3,
+        "flip_mid": 0.2,
+        "flip_late": 0.06,
+        "flip_fade": 0.2,
+        "flipped_since_start": 0.56,
+        "kept_share": 0.7,
+        "rising": 0.2,
+        "descent": 0.1,
+        "cosine": 0.7,
+        "noise": 0.2,
+        "monitor_cost": 0.2,
+        "steps_per_s": 10.0,
+    }
+    assert found == {name: pytest.approx(value) for name, value in expected.items()}
+    dense_at_end = dataclasses.replace(config, method=s24.methods.FST(dense_fraction=1 / 6))
+    assert outcome(run_of(dense_at_end, evaluated=evaluated))["val_loss"] == 2.0
+    bare = outcome(run_of(config, evaluated=evaluated))
+    assert {name for name, value in bare.items() if value is not None} == {
+        "val_loss",
+        "val_dense",
+        "val_sparse",
+    }
+
+
+def test_a_last_evaluation_that_is_not_finite_is_not_replaced_by_an_earlier_one():
+    config = SIZE.arm(s24.methods.FST(dense_fraction=0))
+    evaluated = [{"step": 6, "dense": 2.0, "sparse": 2.0}, {"step": 12, "dense": 2.0, "sparse": None}]
+    assert outcome(run_of(config, evaluated=evaluated))["val_loss"] is None
+
+
+@pytest.mark.parametrize("evaluated", [[], [{"step": 6, "dense": 2.0, "sparse": 2.0}]])
+def test_an_unfinished_run_has_no_outcome(evaluated):
+    config = SIZE.arm(s24.methods.Dense())
+    found = outcome(run_of(config, evaluated=evaluated, train=[{"step": 0, "loss": math.inf}]))
+    assert set(found.values()) == {None}
