@@ -37,17 +37,19 @@ class Monitor:
             return RULERS[ruler](w) if mask is None else mask
 
         def compare(before, after, first, params):
+            since = {} if first is None else {"flipped_since_start": s24.flip_rate(first, after)}
             return {
                 "flip_rate": s24.flip_rate(before, after),
-                "flipped_since_start": s24.flip_rate(first, after),
                 "kept_share": s24.kept_share(ffn_kernels(params), after),
+                **since,
             }
 
         self.masks = jax.jit(lambda params: [fresh(w) for w in ffn_kernels(params)])
         self._compare = jax.jit(compare)
 
     def compare(self, before, after, first, params) -> dict:
-        """How far masks moved in this step and since the first one, and the share of |w| that they keep."""
+        """How far masks moved in this step and since the first one (if that is given), and the share of |w|
+        that they keep."""
         return _floats(self._compare(before, after, first, params))
 
     def descent(self, metrics: dict, loss_after) -> dict:
@@ -64,21 +66,24 @@ class Monitor:
 
 
 class Probe:
-    """`probe(params, sparse)`: the sparse gradient of the FFN kernels on a fixed batch, and the dense one.
+    """`probe(params, sparse, sparse_phase)`: activations and gradients on a fixed batch.
 
-    cosine: of the two, at the same weights; 1 would be no harm. noise: what share of the sparse gradient's
-    squared norm its random cut adds, from two draws, |g1 - g2|^2 / (|g1|^2 + |g2|^2); 0 without a draw.
-    Other quantities of a probe batch, such as the density of activations per layer, belong here.
+    Of every FFN n without a gate, whatever the phase: `density_n`, the share of non-zeros of Y2, and for the
+    method's cuts of Y2 what `s24.activation_stats` says they lose, such as `F2_lost_n`; and the means over
+    the FFNs, such as `density`. In a sparse phase, of the gradient of the FFN kernels: cosine, that of the
+    sparse and the dense one at the same weights (1 would be no harm); noise, what share of the sparse one's
+    squared norm its random cut adds, from two draws, |g1 - g2|^2 / (|g1|^2 + |g2|^2), 0 without a draw.
     """
 
     def __init__(self, config, graphdefs: dict, tokens_BL):
         tokens_BL = tokens_BL[: config.data.batch // config.train.accumulate]
+        gated = config.model.ffn == "swiglu"
 
         def gradient(graphdef, params, sparse):
             grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
             return ffn_kernels(grads)
 
-        def measure(params, sparse):
+        def gradients(params, sparse):
             draws = jnp.arange(2 if config.method.stochastic else 1)
             both = jax.lax.map(lambda i: gradient(graphdefs[True], params, s24.nn.fold_key(sparse, i)), draws)
             one, other = [g[0] for g in both], [g[-1] for g in both]
@@ -90,7 +95,17 @@ class Probe:
                 "noise": norm(optax.tree.sub(one, other), squared=True) / squares,
             }
 
-        self._measure = jax.jit(measure)
+        def activations(params, sparse):
+            if gated:
+                return {}
+            layers = nnx.merge(graphdefs[False], params, sparse).activation_stats(tokens_BL[:, :-1])
+            each = {f"{name}_{n}": x for name, values in layers.items() for n, x in enumerate(values)}
+            return each | {name: values.mean() for name, values in layers.items()}
 
-    def __call__(self, params, sparse) -> dict:
-        return _floats(self._measure(params, sparse))
+        self._gradients, self._activations = jax.jit(gradients), jax.jit(activations)
+
+    def __call__(self, params, sparse, sparse_phase: bool) -> dict:
+        values = self._activations(params, sparse)
+        if sparse_phase:
+            values |= self._gradients(params, sparse)
+        return _floats(values)

@@ -19,6 +19,7 @@ from experiments.config import Config, UserError, require
 from experiments.data import VOCABULARY
 from experiments.models import decoder
 from experiments.optimiser import optimiser
+from jax_sparse24.methods import Method
 
 
 def loss_of(model, tokens_BL):
@@ -75,6 +76,39 @@ class Program:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated),
             jax.eval_shape(self._initial),
         )
+
+    @property
+    def arranges(self) -> bool:
+        """Whether the method puts neurons into an order before its first sparse step."""
+        return type(self.config.method).arrange is not Method.arrange
+
+    def enter_sparse(self, state):
+        """The state as a sparse phase begins: masks computed anew, which were left alone while the products
+        were dense; neurons put into the method's order, once, together with their moments."""
+        if not self.arranges or self._arranged(state):
+            return self.refreshed(state)
+        model = nnx.merge(self.graphdefs[True], state["params"], state["sparse"])
+        try:
+            moves = s24.nn.arrange(model)
+        except ValueError as error:
+            raise UserError(f"The neurons cannot be arranged: {error}") from error
+        _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
+        opt = s24.optim.permute_moments(self.tx, state["opt"], params, moves)
+        state = state | {"params": params, "sparse": sparse, "opt": opt}
+        return self.refreshed(jax.device_put(state, self.replicated))
+
+    def check_arranged(self, state):
+        """Raises UserError in the middle of a sparse phase whose neurons were never arranged."""
+        require(
+            not self.arranges or self._arranged(state),
+            f"This checkpoint is of a sparse phase of {type(self.config.method).__name__}, but the neurons "
+            "were never arranged: it was not written by such a run. Continue from a checkpoint of the dense "
+            "warm-up, or of the run that made these weights.",
+        )
+
+    def _arranged(self, state) -> bool:
+        flags = [v[...] for path, v in nnx.to_flat_state(state["sparse"]) if path[-1] == "arranged"]
+        return bool(flags) and all(bool(flag.all()) for flag in flags)
 
     def batch(self, tokens):
         """This process's int32 (A * B, L + 1) as a global array (A, B, L + 1)."""

@@ -89,7 +89,9 @@ class Loop:
         self.writer, self.progress = writer, progress
         self.clock, self.monitor = Clock(), Monitor(config.method, config.train.monitor_mask)
         self.probe = Probe(config, program.graphdefs, evaluator.batches[0])
-        self.entered = {start for start, _, phase in schedule.boundaries() if phase.sparse and start}
+        self.entered = {
+            start for start, _, phase in schedule.boundaries() if phase.sparse and (start or program.arranges)
+        }
         self.rate = learning_rate(config.optim, config.train.steps)
         self.pending = None  # the step just dispatched, logged after the next one is dispatched
         self.unlogged = 0
@@ -97,6 +99,8 @@ class Loop:
     def run(self, start: int, state):
         """(last step, whether the run is complete, last evaluation)."""
         train, losses = self.config.train, {}
+        if self.schedule.phase_at(start).sparse and start not in self.entered:
+            self.program.check_arranged(state)
         first_masks = self._first_masks(state) if train.monitor_every else None
         for step in range(start, train.steps):
             if self.stop.at(step):
@@ -107,12 +111,14 @@ class Loop:
             phase = self.schedule.phase_at(step)
             advance = self._compiled(phase)
             watched = due(step, train.monitor_every)
+            if step in self.entered:
+                self._flush()
+                with self.clock.paused():
+                    state = self.program.enter_sparse(state)
             if watched:
                 self._flush()
                 with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
-            if step in self.entered:  # masks were left alone while the products were dense
-                state = self.program.refreshed(state)
             batch = self.program.batch(next(self.iterator)["tokens"])
             state, metrics = advance(state, batch)
             previous, self.pending = self.pending, (step, phase.name, metrics)
@@ -126,10 +132,10 @@ class Loop:
                     loss = self.program.loss(phase.sparse, state, batch)
                     values |= self.monitor.descent(metrics, loss)
                 self._write("monitor", step, values)
-            if phase.sparse and due(step, train.probe_every):
+            if due(step, train.probe_every):
                 self._flush()
                 with self.clock.paused("probe"):
-                    values = self.probe(state["params"], state["sparse"])
+                    values = self.probe(state["params"], state["sparse"], phase.sparse)
                 self._write("probe", step, values)
             if due(done, train.eval_every) or done == train.steps:
                 self._flush()
@@ -146,6 +152,8 @@ class Loop:
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
+        if self.program.arranges:  # neurons change their places
+            return None
         # Of the initial weights, which the seed determines, so that they need no place in the checkpoint.
         params = state["params"] if int(state["step"]) == 0 else self.program.initial_state()["params"]
         return jax.block_until_ready(self.monitor.masks(params))

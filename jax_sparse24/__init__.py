@@ -4,6 +4,7 @@ import importlib
 
 from jax_sparse24 import methods as methods
 from jax_sparse24 import patterns as patterns
+from jax_sparse24.activations import activation_stats as activation_stats
 from jax_sparse24.engine import sparse_dot as sparse_dot
 from jax_sparse24.engine import sparse_ffn as sparse_ffn
 from jax_sparse24.formats import Packed24 as Packed24

@@ -171,7 +171,7 @@ def _gather(x, packed, implementation):
     return gather_vnm(x, packed, implementation=implementation)
 
 
-def _ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
+def ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     T, d, f = *x_Td.shape, w1_df.shape[1]
     run.check(
         FFN,
@@ -203,19 +203,19 @@ def _ffn_bwd(run, residuals, dy3_Td):
     return dx_Td, dw1_df, dw2_fd, db1_f, None, None
 
 
-_ffn.defvjp(_ffn_fwd, _ffn_bwd)
+_ffn.defvjp(ffn_fwd, _ffn_bwd)
 
 
 # ---- entry points, shared by functions and layers
 
 
-def _plan(op: str, method, name: str) -> Plan:
+def plan_of(op: str, method, name: str) -> Plan:
     if isinstance(method, type) or not hasattr(method, name):
         raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
     return getattr(method, name)()
 
 
-def _prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
+def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     """Validates, promotes dtypes, flattens x to (tokens, features)."""
     x = patterns.as_array(op, "x", x)
     weights = {name: patterns.as_array(op, name, w) for name, w in weights.items()}
@@ -266,8 +266,8 @@ def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None
     has the promoted dtype. Reverse-mode differentiable: `w` gets the gradient its method defines, dense in
     shape. Products along the token axis need a multiple of four tokens, which is checked when a gradient is
     taken. Raises TypeError, ValueError (shapes, missing state or key), RuntimeError (implementation)."""
-    plan = _plan("sparse_dot", method, "linear_plan")
-    tokens, (w,), state, key = _prepare("sparse_dot", plan, implementation, state, key, x, w=w)
+    plan = plan_of("sparse_dot", method, "linear_plan")
+    tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     _check_state("sparse_dot", method, state, w)
     run = Execution("sparse_dot", "linear", plan, implementation)
     out = _linear(run, tokens, w, state, key)
@@ -296,13 +296,13 @@ def sparse_ffn(
         raise ValueError(
             f"sparse_ffn: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
         )
-    plan = _plan("sparse_ffn", method, "ffn_plan")
+    plan = plan_of("sparse_ffn", method, "ffn_plan")
     if plan.keep and activation not in SLOPES:
         raise ValueError(
             f"sparse_ffn: {method} keeps the packed activations for the backward pass, which needs an "
             f"activation whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
         )
-    tokens, (w1, w2), state, key = _prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
+    tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     if b1 is not None:
         if jnp.shape(b1) != (w1.shape[1],):
             raise ValueError(
@@ -321,55 +321,3 @@ def sparse_ffn(
         out = _ffn(run, permute(tokens, order, back), w1, w2, b1, {**state, **places}, key)
         out = permute(out, back, order)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")
-
-
-def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
-    """Bytes of activations that `sparse_ffn` holds for its backward pass besides its input: Y1, or the packed
-    Y2. shape: (T, d, f)."""
-    T, d, f = shape
-    x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
-    state = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in (("w1", w1), ("w2", w2))}
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
-    _, (_, saved, *_) = jax.eval_shape(partial(_ffn_fwd, run), x, w1, w2, None, state, key)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
-
-
-def activation_stats(
-    x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
-) -> dict[str, jax.Array]:
-    """How sparse the activations of `sparse_ffn` are, and what its cuts take away; float32 scalars.
-
-    Arguments as in `sparse_ffn`. "density": share of non-zeros of Y2. For each product with a sparse Y2 (F2
-    along features, B2 along tokens): "F2 lost" and "B2 lost", the share of the non-zeros of Y2 that the cut
-    drops, and "F2 lost energy" and "B2 lost energy", that of their squares. Features that stay dense in B2
-    lose nothing there. With MVUE, which scales what it keeps, "lost energy" is the relative squared error."""
-    plan = _plan("activation_stats", method, "ffn_plan")
-    tokens, (w1,), state, key = _prepare("activation_stats", plan, None, state, key, x, w1=w1)
-    run = Execution("activation_stats", "ffn", plan, None, activation)
-    route = method.route(tokens, w1, state)
-    if route is not None:
-        tokens, state = tokens[route[0]], {**state, **route[1]}
-    y1_Tf = run.product("F1", {"x": tokens, "w1": w1}, state, key)
-    y2_Tf = ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1)
-    stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32)}
-    axes = {"F2": -1, "B2": -2}
-    uncut = y2_Tf
-    for product, axis in axes.items():
-        row = plan.row(product)
-        if row is None or row.operand != "y2":
-            continue
-        own = Context(state.get("y2", {}), key, None, packed=False)
-        uncut = regroup(uncut, row.tokens, row.by.group)
-        if row.collected:
-            uncut = collect(uncut, uncut.shape[-1] // row.by.group, -1)
-        cut = row.by(uncut, axis, own)
-        if row.dense_share:
-            features = densest(uncut, row.dense_share, row.rank)
-            cut = cut.at[:, features].set(uncut[:, features])
-        error, whole = (jnp.square((a).astype(jnp.float32)) for a in (uncut - cut, y2_Tf))
-        lost = jnp.sum((uncut != 0) & (cut == 0), dtype=jnp.float32)
-        stats[f"{product} lost"] = lost / jnp.maximum(jnp.sum(y2_Tf != 0, dtype=jnp.float32), 1)
-        stats[f"{product} lost energy"] = jnp.sum(error) / jnp.maximum(jnp.sum(whole), 1e-30)
-        uncut = cut if plan.keep else y2_Tf
-    return stats

@@ -7,7 +7,7 @@ import platform
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine import saved_bytes
+from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.sparsifiers import DenseValues

@@ -18,7 +18,7 @@ LAYERS = [
     {"ops"},
     {"plan"},
     {"engine"},
-    {"methods"},
+    {"activations", "methods"},
     {"nn", "linen", "optim", "monitor", "tune"},
     {"surgery", "report", "export"},
     {"info"},

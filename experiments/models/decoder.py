@@ -81,6 +81,12 @@ class Block(nnx.Module):
         x_BLd = x_BLd + self.ffn(self.norm2(x_BLd))
         return x_BLd if cache is None else (x_BLd, cache)
 
+    def with_stats(self, x_BLd):
+        """The block's output, and `FFN.activation_stats`."""
+        x_BLd = x_BLd + self.attention(self.norm1(x_BLd))
+        y_BLd = self.norm2(x_BLd)
+        return x_BLd + self.ffn(y_BLd), self.ffn.activation_stats(y_BLd)
+
 
 class Decoder(nnx.Module):
     """Logits of the next token at every position; no position sees a later one.
@@ -135,6 +141,19 @@ class Decoder(nnx.Module):
             x_BLd, layer = block(x_BLd, [part[n] for part in cache], first)
             layers.append(layer)
         return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
+
+    def activation_stats(self, tokens_BL) -> dict:
+        """`FFN.activation_stats` of every block, each (N,)."""
+        x_BLd = self.embedding(tokens_BL)
+        if self.model.scan:
+            graphdef, stacked = nnx.split(self.blocks)
+            run = lambda x, state: nnx.merge(graphdef, state).with_stats(x)  # noqa: E731
+            return jax.lax.scan(run, x_BLd, stacked)[1]
+        layers = []
+        for block in self.blocks:
+            x_BLd, stats = block.with_stats(x_BLd)
+            layers.append(stats)
+        return jax.tree.map(lambda *values: jnp.stack(values), *layers)
 
     def _unrolled(self, x_BLd):
         for block in self.blocks:

@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jax_sparse24.activations import activation_stats
 from jax_sparse24.engine import sparse_ffn
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear
@@ -43,21 +44,27 @@ class FFN(nnx.Module):
         up, down = self.up, self.down
         if not (up.active and down.active):
             return down(ACTIVATIONS[self.activation](up(x)))
-        params = [None if p is None else p[...] for p in (up.kernel, up.bias, down.kernel, down.bias)]
-        x, w1, b1, w2, b2 = dtypes.promote_dtype((x, *params), dtype=up.dtype)
-        state = {"w1": up.method_state(), "w2": down.method_state()}
-        y = sparse_ffn(
-            x,
-            w1,
-            w2,
-            up.method,
-            state,
-            up.noise_key(),
-            b1=b1,
-            activation=self.activation,
-            implementation=up.implementation,
-        )
+        x, w1, b1, w2, b2 = self._promoted(x)
+        options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
+        y = sparse_ffn(x, w1, w2, up.method, self._state(), up.noise_key(), **options)
         return y if b2 is None else y + b2
+
+    def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
+        """How sparse the activations of `x` are, and what the method's cuts take away, in dense mode too; see
+        `s24.activation_stats`."""
+        up = self.up
+        x, w1, b1, *_ = self._promoted(x)
+        return activation_stats(
+            x, w1, up.method, self._state(), up.noise_key(), b1=b1, activation=self.activation
+        )
+
+    def _promoted(self, x):
+        layers = (self.up, self.down)
+        params = [None if p is None else p[...] for layer in layers for p in (layer.kernel, layer.bias)]
+        return dtypes.promote_dtype((x, *params), dtype=self.up.dtype)
+
+    def _state(self):
+        return {"w1": self.up.method_state(), "w2": self.down.method_state()}
 
 
 class GatedFFN(nnx.Module):

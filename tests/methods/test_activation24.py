@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24.engine import saved_bytes
+from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
 from jax_sparse24.ops.tokens import causal_mask24, densest, regroup
 from tests.engine import oracle

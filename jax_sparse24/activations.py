@@ -1,0 +1,62 @@
+"""What an FFN's activations are like, and what sparse products make of them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.engine import Execution, ffn_fwd, plan_of, prepare
+from jax_sparse24.ops.tokens import densest
+from jax_sparse24.plan import ACTIVATIONS
+
+
+def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
+    """Bytes of activations that `sparse_ffn` holds for its backward pass besides its input: Y1, or the packed
+    Y2. shape: (T, d, f)."""
+    T, d, f = shape
+    x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
+    state = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in (("w1", w1), ("w2", w2))}
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
+    _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, run), x, w1, w2, None, state, key)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
+
+
+def activation_stats(
+    x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
+) -> dict[str, jax.Array]:
+    """How sparse the activations of `sparse_ffn` are, and what its cuts take away; float32 scalars.
+
+    Arguments as in `sparse_ffn`. "density": share of non-zeros of Y2. For each product with a sparse Y2 (F2
+    along features, B2 along tokens): "F2_lost" and "B2_lost", the share of the non-zeros it was given that
+    the cut drops, and "F2_lost_energy" and "B2_lost_energy", that of their squares. B2 is given what F2 kept
+    if the plan keeps that support; features that stay dense in it lose nothing. With MVUE, which scales what
+    it keeps, the energy is the relative squared error."""
+    plan = plan_of("activation_stats", method, "ffn_plan")
+    tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
+    run = Execution("activation_stats", "ffn", plan, None, activation)
+    route = method.route(tokens, w1, state)
+    if route is not None:
+        tokens, state = tokens[route[0]], {**state, **route[1]}
+    y1_Tf = run.product("F1", {"x": tokens, "w1": w1}, state, key)
+    y2_Tf = ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1)
+    stats, given = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32)}, y2_Tf
+    for product in ("F2", "B2"):
+        row = plan.row(product)
+        if row is None or row.operand != "y2":
+            continue
+        operands = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
+        made = run.cut(product, operands, state, key, packed=False)
+        kept = made.left
+        if row.dense_share:
+            features = densest(made.uncut, row.dense_share, row.rank)
+            kept = kept.at[:, features].set(made.uncut[:, features])
+        lost = jnp.sum((made.uncut != 0) & (kept == 0), dtype=jnp.float32)
+        stats[f"{product}_lost"] = lost / jnp.maximum(jnp.sum(given != 0, dtype=jnp.float32), 1)
+        stats[f"{product}_lost_energy"] = _energy(made.uncut - kept) / jnp.maximum(_energy(given), 1e-30)
+        given = kept if plan.keep else y2_Tf
+    return stats
+
+
+def _energy(x):
+    return jnp.sum(jnp.square(x.astype(jnp.float32)))
