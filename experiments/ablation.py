@@ -26,11 +26,19 @@ class Size:
     base: Config
     decay: float
 
-    def arm(self, method, **train) -> Config:
-        """The base with a method, and with other fields of Train."""
+    def arm(self, method, model=None, **train) -> Config:
+        """The base with a method, and with other fields of Model (a dict) and Train."""
         return dataclasses.replace(
-            self.base, method=method, train=dataclasses.replace(self.base.train, **train)
+            self.base,
+            method=method,
+            model=dataclasses.replace(self.base.model, **(model or {})),
+            train=dataclasses.replace(self.base.train, **train),
         )
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the dense warm-up that sparse activations need."""
+        return self.base.train.steps // 4
 
 
 def _size(name: str, decay: float, **parts) -> Size:

@@ -4,12 +4,13 @@ import numpy as np
 
 from experiments.report import Run, descent, monitor_cost
 
-LOSSES = ("val_loss", "val_dense", "val_sparse", "train_loss")
+LOSSES = ("val_loss", "val_dense", "val_sparse", "sparse_gap", "train_loss")
 # Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
 METRICS = {
     "val_loss": "validation loss as the run ends: dense after a dense phase, else sparse (nats per token)",
     "val_dense": "validation loss with every product dense (nats per token)",
     "val_sparse": "validation loss with the method's sparse products and fresh masks (nats per token)",
+    "sparse_gap": "val_sparse minus val_dense (nats per token)",
     "train_loss": "mean training loss of the last tenth (nats per token)",
     "flip_early": "mean flip rate of the first quarter",
     "flip_mid": "mean flip rate of the second and third quarter",
@@ -21,6 +22,11 @@ METRICS = {
     "descent": "actual / predicted loss change, summed over measured steps",
     "cosine": "mean cosine of the sparse with the dense gradient on a fixed batch",
     "noise": "mean share of the gradient's squared norm that its random cut adds",
+    "density_start": "share of non-zero activations before the first step, mean over the FFNs",
+    "density": "share of non-zero activations at the end, mean over the FFNs",
+    "cut_f": "share of the activations' energy that F2 cuts along features, later half of the sparse steps",
+    "cut_T": "share of the energy left that B2 cuts along tokens, later half of the sparse steps",
+    "overflow_T": "share of the non-zeros left that B2 cuts along tokens, later half of the sparse steps",
     "monitor_cost": "time of monitors and probe as a share of the steps' time",
     "steps_per_s": "median optimiser steps per second, without measurements",
 }
@@ -42,10 +48,17 @@ def outcome(run: Run) -> dict[str, float | None]:
     early, late = over("monitor", "flip_rate", 0, 0.25), over("monitor", "flip_rate", 0.75)
     dense, sparse = evaluated[-1]["dense"], evaluated[-1]["sparse"]
     speeds = run.column("train", "steps_per_s")[1]
+    (begin, end), *_ = [(b, e) for b, e, phase in run.phases if phase.sparse] or [(0, 0)]
+
+    def while_sparse(name):
+        return over("probe", name, (begin + end) / 2 / total, end / total) if end else None
+
+    density = run.column("probe", "density")[1]
     return {
         "val_loss": sparse if sparse_at_end else dense,
         "val_dense": dense,
         "val_sparse": sparse,
+        "sparse_gap": sparse - dense,
         "train_loss": over("train", "loss", 0.9),
         "flip_early": early,
         "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),
@@ -57,6 +70,11 @@ def outcome(run: Run) -> dict[str, float | None]:
         "descent": descent(run),
         "cosine": over("probe", "cosine"),
         "noise": over("probe", "noise"),
+        "density_start": float(density[0]) if len(density) else None,
+        "density": float(density[-1]) if len(density) else None,
+        "cut_f": while_sparse("F2_lost_energy"),
+        "cut_T": while_sparse("B2_lost_energy"),
+        "overflow_T": while_sparse("B2_lost"),
         "monitor_cost": monitor_cost(run),
         "steps_per_s": float(np.median(speeds)) if len(speeds) else None,
     }

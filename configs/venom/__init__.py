@@ -1,0 +1,15 @@
+"""What the Venom ablations share: block and cluster sizes that fit each model."""
+
+import jax_sparse24 as s24
+from experiments.ablation import Size
+
+BLOCKS = {
+    "smoke": {"v": 16, "m": 8, "clusters": 4},
+    "cpu": {"v": 64, "m": 16, "clusters": 16},
+    "gpu": {"v": 64, "m": 16, "clusters": 64},
+}
+
+
+def venom(size: Size, **fields) -> s24.methods.Venom:
+    """Venom with the size's blocks and dense warm-up."""
+    return s24.methods.Venom(**(BLOCKS[size.name] | {"dense_warmup": size.warmup} | fields))

@@ -1,0 +1,37 @@
+"""Venom keeps most of the activations' energy if tokens are sorted and clusters of neurons are spread."""
+
+from configs.venom import BLOCKS, venom
+from experiments.ablation import Ablation, Size
+from experiments.verdicts import all_of, less
+
+
+def ablation(size: Size) -> Ablation:
+    """The default, with each part of the routing left out, and with smaller blocks; weights dense."""
+    own = BLOCKS[size.name]
+
+    def arm(**fields):
+        return size.arm(venom(size, weights="dense", sparse_share=1.0, **fields))
+
+    return Ablation(
+        claim="What V:2:M blocks cut grows with V and with M; sorting tokens by the clusters of neurons, and "
+        "spreading the neurons of a cluster over the groups of M, recovers most of it, while neurons of one "
+        "cluster side by side hurt.",
+        source="arXiv 2602.06183, section 3 (neuron-level routing); arXiv 2310.02065 (V:N:M)",
+        arms={
+            "sorted, spread": arm(),
+            "not sorted": arm(routing="none"),
+            "sorted, adjacent": arm(layout="adjacent"),
+            "smaller V": arm(v=16),
+            "smaller M": arm(m=own["m"] // 2),
+        },
+        verdict=all_of(
+            less("sorted, spread", "not sorted", "cut_f"),
+            less("sorted, spread", "sorted, adjacent", "cut_f"),
+            less("smaller V", "sorted, spread", "cut_f"),
+            less("smaller M", "sorted, spread", "cut_f"),
+        ),
+        curve=("probe", "F2_lost_energy"),
+        expects="The order of a simulation with 32 token types: sorted and spread best, adjacent worst.",
+        differs="A byte-level model with few neurons; the paper names no V, M, number of clusters or metric. "
+        "The model trains while its activations are cut, so what is kept is also what training made of it.",
+    )

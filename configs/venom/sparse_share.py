@@ -1,0 +1,27 @@
+"""The longer the sparse phase, the larger the gap that the dense steps leave."""
+
+import jax_sparse24 as s24
+from configs.venom import venom
+from experiments.ablation import Ablation, Size
+from experiments.verdicts import all_of, less, no_worse
+
+SHARES = (0.2, 0.5, 0.8)
+
+
+def ablation(size: Size) -> Ablation:
+    """Dense, and 20, 50 and 80 % of the steps after the warm-up sparse."""
+    arms = {f"{share:.0%} sparse": size.arm(venom(size, sparse_share=share)) for share in SHARES}
+    return Ablation(
+        claim="Quality falls with the share of sparse steps; with equally many sparse and dense steps it is "
+        "that of dense training.",
+        source="arXiv 2602.06183 (sparse:dense from 1:1 for 1B to 1:3.5 for 7B)",
+        arms={"dense": size.arm(s24.methods.Dense()), **arms},
+        verdict=all_of(
+            less("20% sparse", "50% sparse"),
+            less("50% sparse", "80% sparse"),
+            no_worse("50% sparse", "dense", 0.02),
+        ),
+        curve=("eval", "dense"),
+        expects="Monotone, and a gap of some hundredths of a nat at one half.",
+        differs="A small byte-level model and a short run: the dense phase is a few hundred steps.",
+    )
