@@ -59,7 +59,7 @@ SIZES = {
                 eval_every=6,
                 eval_batches=2,
                 monitor_every=2,
-                probe_every=6,
+                probe_every=3,
                 checkpoint_every=6,
                 keep=1,
             ),

@@ -1,6 +1,6 @@
-"""What `make demo` runs: one small language model trained dense and with FST, side by side.
+"""What `make demo` runs: one small language model trained dense, with FST and with Venom, side by side.
 
-Both arms share initialisation and data order. Each call makes a new folder (runs/demo, runs/demo-2, ...).
+All arms share initialisation and data order. Each call makes a new folder (runs/demo, runs/demo-2, ...).
 """
 
 import argparse
@@ -14,7 +14,7 @@ from experiments.config import UserError
 from experiments.train import train
 
 PROMPT = "def "
-ARMS = ("dense", "fst")
+ARMS = ("dense", "fst", "venom")
 
 
 def new_folder(base: Path) -> Path:
@@ -46,7 +46,7 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     begin, out = time.perf_counter(), new_folder(args.out)
-    print(f"Two arms, dense and FST, into {out}/", flush=True)
+    print(f"{len(ARMS)} arms, {', '.join(ARMS)}, into {out}/", flush=True)
     for arm in ARMS:
         result = train(configs.load(f"configs/demo.py:{arm}"), out / arm, label=arm)
         if not result.finished:
@@ -58,7 +58,7 @@ def main(argv=None):
     text = samples(out, tokens=240)
     try:
         table = report.write_report(
-            [out / arm for arm in ARMS], out, title="Dense and FST, the same start", extra=text
+            [out / arm for arm in ARMS], out, title="Dense, FST and Venom, the same start", extra=text
         )
     except UserError as error:  # the table without plots
         table = str(error)

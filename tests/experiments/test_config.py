@@ -31,16 +31,17 @@ def test_json_names_the_method():
 
 
 def test_arms_of_the_demo_differ_in_the_method_only():
-    dense, fst = (configs.load(f"configs/demo.py:{arm}") for arm in ("dense", "fst"))
-    assert dataclasses.replace(fst, name=dense.name, method=dense.method) == dense
+    dense, *others = (configs.load(f"configs/demo.py:{arm}") for arm in ("dense", "fst", "venom"))
+    for other in others:
+        assert dataclasses.replace(other, name=dense.name, method=dense.method) == dense
 
 
 @pytest.mark.parametrize(
     ("spec", "parts"),
     [
         ("configs/demos.py", ["configs/demos.py", "Did you mean configs/demo.py?"]),
-        ("configs/demo.py:fts", ["fts", "dense, fst", "Did you mean configs/demo.py:fst?"]),
-        ("configs/demo.py", ["'config'", "dense, fst"]),
+        ("configs/demo.py:fts", ["fts", "dense, fst, venom", "Did you mean configs/demo.py:fst?"]),
+        ("configs/demo.py", ["'config'", "dense, fst, venom"]),
     ],
 )
 def test_load_names_the_nearest(spec, parts):
