@@ -47,9 +47,7 @@ def _obstacle(dtype) -> str | None:
     return None
 
 
-def packed_pays(
-    axes: tuple[int, int], side: str, dtype, shape, pattern: str = "2:4"
-) -> _measured.Decision:
+def packed_pays(axes: tuple[int, int], side: str, dtype, shape, pattern: str = "2:4") -> _measured.Decision:
     """Whether `implementation=None` runs a product packed, or masked dense by XLA; see `_measured.decide`."""
     obstacle = _obstacle(dtype)
     if obstacle is None and jax.default_backend() != "cpu":

@@ -168,8 +168,8 @@ class Decision:
 def decide(
     axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], pattern: str = "2:4"
 ) -> Decision:
-    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern` ("2:4"
-    or such as "64:2:16"): packed, or masked dense, which multiplies the same values with XLA's dense
+    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern`
+    ("2:4" or such as "64:2:16"): packed, or masked dense, which multiplies the same values with XLA's dense
     product."""
     if math.prod(shape) == 0:
         return Decision(False, "empty")
