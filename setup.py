@@ -18,13 +18,8 @@ from setuptools.command.build_ext import build_ext
 
 CPU = Path("ffi/cpu")
 HANDLERS = ["module", "producer_handlers", "pack_handlers", "matmul_handlers", "vnm_handlers", "isa"]
-PRODUCERS = [
-    "packing",
-    "maps",
-    "tiles",
-    "vnm",
-    "variant",
-]  # per instruction set, every rounding as written
+# Compiled per instruction set, every rounding as written.
+PRODUCERS = ["packing", "maps", "tiles", "vnm", "variant"]
 PRODUCTS = ["matmul"]  # compiled per instruction set, FMA welcome
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]

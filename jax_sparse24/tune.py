@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
-from jax_sparse24.methods.sparsifiers import MVUE, Masked, Soft, Top2
+from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
 from jax_sparse24.ops import _ffi, _measured
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.vnm import pack_vnm
+from jax_sparse24.patterns import VNM
 from jax_sparse24.plan import FFN, Context, Sparsifier
 
 # (T, d, f): what the defaults of `tune` measure. One measurement speaks for sizes within a factor of four.
@@ -27,6 +29,8 @@ SPARSE_OPERANDS = (
     ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
 )  # fmt: skip
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
+ACTIVATIONS = ("y2", "dy1")  # operands that methods cut to V:N:M
+PATTERNS = (VNM(64, 8), VNM(64, 16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +75,32 @@ def products(T: int, d: int, f: int) -> list[Product]:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A compressed form: `pack(x, axis, implementation=)`, the multiple it needs along that axis, and the
-    implementation that multiplies it."""
+    """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
+    axis, the implementation that multiplies it, and the multiple it needs along the other axis."""
 
     name: str
     pack: Callable
     multiple: int
     implementation: str
+    rows: int = 1
+
+    def fits(self, shape: tuple[int, int], axis: int) -> bool:
+        return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
 
 
 FORMAT_24 = Format("2:4", pack24, 4, "ffi")
+
+
+def formats_of(product: Product, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
+    """The forms that methods give the sparse operand of a product."""
+
+    def pack(pattern):
+        return lambda x, axis, implementation=None: pack_vnm(
+            x, pattern.v, pattern.m, axis=axis, implementation=implementation
+        )
+
+    blocks = patterns if product.operand in ACTIVATIONS else ()
+    return [FORMAT_24, *(Format(str(p), pack(p), p.m, "ffi", p.v) for p in blocks)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +146,7 @@ def measure(
         programs |= rivals.dense(a, b, product.axes)
     expected = dict.fromkeys(programs, oracle(x))
     for form in formats:
-        if x.shape[product.axis] % form.multiple:
+        if not form.fits(x.shape, product.axis):
             continue
         name, pack, kernel = form.name, form.pack, form.implementation
         packed = pack(x, product.axis, implementation=kernel)
@@ -173,6 +193,8 @@ def measure(
 
 def producer_name(by: Sparsifier) -> str:
     """Name of a sparsifier in a table."""
+    if isinstance(by, Blocks):
+        return f"pack_vnm {by.pattern}"
     return "stored mask" if isinstance(by, Masked) else str(by)
 
 
@@ -188,27 +210,46 @@ def _producers(product: Product, dtype) -> dict[str, Callable]:
     return {producer_name(by): producer(by) for by in SPARSIFIERS}
 
 
-def entry(product: Product, dtype, repeats: int, seconds: float) -> dict:
-    """One entry of a table."""
-    found = measure(product, dtype, producers=_producers(product, dtype), repeats=repeats, seconds=seconds)
+def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
+    """The entries of a table for one product, one per form of its sparse operand."""
+    forms = formats_of(product, patterns)
+    producers = _producers(product, dtype)
+    blocks = {form.name: form for form in forms[1:]}
+    shape = product.a_shape if product.side == "left" else product.b_shape
+    packs = {
+        f"pack_vnm {name}": lambda x, form=form: form.pack(x, product.axis)
+        for name, form in blocks.items()
+        if form.fits(shape, product.axis)
+    }
+    found = measure(
+        product, dtype, formats=forms, producers=producers | packs, repeats=repeats, seconds=seconds
+    )
 
     def us(name):
         return round(found.times[name].median * 1e6, 2) if name in found.times else None
 
-    out = {
-        "product": product.kind,
-        "sparse": product.side,
-        "dtype": str(jnp.dtype(dtype)),
-        "shape": list(product.shape),
-        "status": found.status["2:4"],
-        "dense_us": us("dense"),
-        "masked_us": us("2:4 masked"),
-        "packed_us": us("2:4"),
-        "producers_us": {producer_name(by): us(producer_name(by)) for by in SPARSIFIERS},
-    }
-    if out["status"] == "ok" and None in (out["dense_us"], out["masked_us"]):
-        # Nothing to compare with: XLA's own product failed the check.
-        out["status"] = "without a valid dense product"
+    out = []
+    for form in forms:
+        if form.name not in found.operand_bytes:
+            continue
+        names = [f"pack_vnm {form.name}"] if form.name in blocks else list(producers)
+        out.append(
+            {
+                "product": product.kind,
+                "sparse": product.side,
+                "pattern": form.name,
+                "dtype": str(jnp.dtype(dtype)),
+                "shape": list(product.shape),
+                "status": found.status[form.name],
+                "dense_us": us("dense"),
+                "masked_us": us(f"{form.name} masked"),
+                "packed_us": us(form.name),
+                "producers_us": {name: us(name) for name in names},
+            }
+        )
+        if out[-1]["status"] == "ok" and None in (out[-1]["dense_us"], out[-1]["masked_us"]):
+            # Nothing to compare with: XLA's own product failed the check.
+            out[-1]["status"] = "without a valid dense product"
     return out
 
 
@@ -216,6 +257,7 @@ def tune(
     shapes: Sequence[tuple[int, int, int]] = SHAPES,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     *,
+    patterns: Sequence[VNM] = PATTERNS,
     folder: str | os.PathLike | None = None,
     repeats: int = 9,
     seconds: float = 0.4,
@@ -224,10 +266,12 @@ def tune(
     """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
 
     shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
-    within a factor of four. dtypes: names. folder: where `<hardware>.json` goes (default:
+    within a factor of four. dtypes: names. patterns: V:N:M of activations, measured besides 2:4 where their
+    blocks fit. folder: where `<hardware>.json` goes (default:
     ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this process). repeats,
     seconds: samples per program, and the time after which no more than 3 are taken. show: called with a line
-    of progress per shape; None for silence. About ten minutes on two cores by default.
+    of progress per shape; None for silence. A quarter of an hour on two cores by
+    default.
 
     A product whose packed result is wrong, or differs from call to call, is recorded as such and never
     chosen. Functions that are compiled already keep their decisions. Returns the file; raises RuntimeError
@@ -245,7 +289,7 @@ def tune(
             for product in products(T, d, f):
                 identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
                 if identity not in entries:
-                    entries[identity] = entry(product, dtype, repeats, seconds)
+                    entries[identity] = entries_of(product, dtype, patterns, repeats, seconds)
         if show is not None:
             took = time.perf_counter() - begin
             show(f"tune: T={T} d={d} f={f} measured, {count} of {len(shapes)} shapes, {took:.0f} s")
@@ -255,18 +299,19 @@ def tune(
         "isa": here.isa,
         "versions": _measured.versions(),
         "date": datetime.date.today().isoformat(),
-        "products": list(entries.values()),
+        "products": [entry for found in entries.values() for entry in found],
     }
     path = (_measured.user_folder() if folder is None else Path(folder)) / f"{here.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n  ".join(json.dumps(e) for e in content.pop("products"))
+    products_found = content.pop("products")
+    lines = ",\n  ".join(json.dumps(e) for e in products_found)
     text = json.dumps(content, indent=1)[:-2] + f',\n "products": [\n  {lines}\n ]\n}}\n'
     partial = path.with_suffix(".tmp")
     partial.write_text(text)
     partial.replace(path)  # a reader never sees half a table
     _measured.use(json.loads(text))
     if show is not None:
-        show(f"tune: {_summary(list(entries.values()))} Stored in {path}")
+        show(f"tune: {_summary(products_found)} Stored in {path}")
     return path
 
 

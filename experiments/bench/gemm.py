@@ -8,11 +8,11 @@ from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from jax_sparse24.ops._choose import decide
-from jax_sparse24.tune import FORMAT_24, measure, products
+from jax_sparse24.tune import formats_of, measure, products
 
-FORMATS = (FORMAT_24,)  # compressed forms to measure, each against the same dense product
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
-to B4), with the operand named in the second column packed. *packed* multiplies an operand that is packed
+to B4), with the operand named in the second column packed: 2:4, and for activations also V:N:M, where V rows
+share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed
 already, *with packing* packs it first; *by default* is what `implementation=None` runs for a packed
 operand. Ratios are dense time / time: above 1 is faster than XLA's dense product of the same dtype."""
 
@@ -31,8 +31,9 @@ def run(settings: Settings, progress) -> list[dict]:
 
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
-    """One row per format that divides the product."""
-    formats = [dataclasses.replace(form, implementation=kernels()) for form in FORMATS]
+    """One row per form of the operand whose blocks fit."""
+    forms = formats_of(product, settings.patterns)
+    formats = [dataclasses.replace(form, implementation=kernels()) for form in forms]
     done = measure(
         product,
         dtype,
@@ -41,12 +42,13 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
         repeats=settings.repeats,
         seconds=settings.seconds,
     )
-    decision = decide(product.axes, product.side, jnp.dtype(dtype), product.shape, "masked")
     shared = ("dense", *(name for name in done.status if name.startswith("torch")))
     out = []
-    for form in FORMATS:
+    for form in forms:
         if form.name not in done.operand_bytes:
             continue
+        place = (product.axes, product.side, jnp.dtype(dtype), product.shape)
+        decision = decide(*place, form.name, "masked")
         own = (form.name, f"{form.name} with packing", f"{form.name} masked")
         take = lambda source, own=own: {name: source[name] for name in (*shared, *own) if name in source}  # noqa: E731
         out.append(

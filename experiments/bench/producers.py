@@ -18,8 +18,9 @@ WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the ti
 copies as many bytes, over the producer's: 100 % is the speed of a copy. The bytes are those of its
 arguments and results, each counted once: for N elements of s bytes, `mask24` reads Ns and writes N;
 `prune24`, `soft24` and `mvue24` read and write Ns; the packing ones read Ns (and a mask's N) and write
-Ns/2 of values and N/8 of metadata. *vs jnp* is the time of the jnp reference over the producer's. Results
-equal the reference's bit for bit, or they are marked WRONG."""
+Ns/2 of values and N/8 of metadata, `pack_vnm` 2Ns/M, N/2M and 4N/VM of columns. *vs jnp* is the time of
+the jnp reference over the producer's. Results equal the reference's bit for bit, or they are marked
+WRONG."""
 KEY = np.array([2404, 1847], np.uint32)
 
 
@@ -51,12 +52,26 @@ PRODUCERS = (
 )
 
 
+def block_producers(patterns, case: Case) -> list[Producer]:
+    """Those of V:N:M, along the axes where the blocks fit."""
+
+    def pack(p):
+        return lambda x, m, axis, i: s24.pack_vnm(x, p.v, p.m, axis=axis, implementation=i)
+
+    sizes = {-1: (case.f, case.T), -2: (case.T, case.f)}
+    found = []
+    for p in patterns:
+        axes = tuple(axis for axis, (depth, rows) in sizes.items() if depth % p.m == rows % p.v == 0)
+        found.append(Producer(f"pack_vnm {p}", pack(p), axes))
+    return found
+
+
 def run(settings: Settings, progress) -> list[dict]:
     """One row per case, dtype, producer and axis."""
     found = []
     for case in settings.cases("producers"):
         for dtype in settings.dtypes:
-            for producer in PRODUCERS:
+            for producer in (*PRODUCERS, *block_producers(settings.patterns, case)):
                 for axis in producer.axes:
                     progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
                     found.append(measure_producer(case, dtype, producer, axis, settings))

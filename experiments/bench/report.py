@@ -110,7 +110,8 @@ def summary(suites: dict) -> str:
     """What the tables come to, in a few lines."""
     lines = []
     for dtype, found in select.by_dtype(select.rows_of(suites, "gemm")).items():
-        lines.append(f"- Products in {dtype} with a packed operand: {spread(found, 'dense', None)} dense.")
+        for name, own in select.by_format(found).items():
+            lines.append(f"- Products in {dtype} with a {name} operand: {spread(own, 'dense', name)} dense.")
     for dtype, found in select.by_dtype(select.rows_of(suites, "ffn")).items():
         for method, own in select.by_method(found).items():
             gains = spread(own, "dense both", "both")
@@ -124,9 +125,9 @@ def summary(suites: dict) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def spread(found, base: str, name: str | None) -> str:
-    """`0.95x to 1.31x (median 1.20x)`; name None is the format of the row."""
-    gains = [rows.ratio(row, base, name or row["format"]) for row in found]
+def spread(found, base: str, name: str) -> str:
+    """`0.95x to 1.31x (median 1.20x)`."""
+    gains = [rows.ratio(row, base, name) for row in found]
     gains = [gain for gain in gains if gain is not None]
     if not gains:
         return "no valid result against"

@@ -9,8 +9,10 @@ import jax
 import tyro
 
 import jax_sparse24 as s24
-from experiments.config import REPOSITORY, require
+from experiments.config import REPOSITORY, UserError, require
 from jax_sparse24.ops import _ffi
+from jax_sparse24.patterns import VNM
+from jax_sparse24.tune import PATTERNS
 
 SUITES = ("gemm", "producers", "ffn", "train-step")
 RESULTS = REPOSITORY / "experiments/bench/results"
@@ -58,11 +60,11 @@ STEPS = (PRESETS["gpt2-124m"],)
 
 @dataclass(frozen=True)
 class Settings:
-    """Measure this machine: dense against 2:4, ratios first, every timed result checked.
+    """Measure this machine: dense against 2:4 and V:N:M, ratios first, every timed result checked.
 
     Suites (default: all that measure):
-      gemm        one matrix product, dense and with either operand 2:4, as forward and backward use it
-      producers   mask, prune, soft threshold, pack, transposable mask, MVUE, squared ReLU
+      gemm        one matrix product, dense and with either operand sparse, as forward and backward use it
+      producers   mask, prune, soft threshold, pack, transposable mask, MVUE, squared ReLU, V:N:M
       ffn         forward, and forward with backward, per method, with everything counted
       train-step  whole steps of a language model, with the share of the FFN
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
@@ -79,6 +81,8 @@ class Settings:
     """tokens in the batch"""
     dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], tyro.conf.UseAppendAction] = ()
     """default: float32 and bfloat16"""
+    vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
+    """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
     """for ffn and train-step: FST-approximate, FST-dense-wgrad, or any of s24.methods. Default: STE, FST,
     SSTE, Activation24, Venom. Dense is always there"""
@@ -107,6 +111,7 @@ class Settings:
             widths(shape)
         for name in self.method:
             method(name)
+        _ = self.patterns
 
     @property
     def folder(self) -> Path:
@@ -115,6 +120,10 @@ class Settings:
     @property
     def dtypes(self) -> tuple[str, ...]:
         return self.dtype or DTYPES[:2]
+
+    @property
+    def patterns(self) -> tuple[VNM, ...]:
+        return tuple(pattern(text) for text in self.vnm) or PATTERNS
 
     @property
     def methods(self) -> dict:
@@ -161,6 +170,17 @@ def widths(shape: str) -> tuple[int, int]:
         f"--shape {shape}: both widths must be positive multiples of 4.",
     )
     return d, f
+
+
+def pattern(text: str) -> VNM:
+    """V:2:M of "v,m"; UserError for anything else."""
+    parts = text.split(",")
+    good = len(parts) == 2 and all(part.strip().isdigit() for part in parts)
+    require(good, f"--vnm {text!r} is not V,M, such as 64,16.")
+    try:
+        return VNM(*map(int, parts))
+    except ValueError as error:
+        raise UserError(f"--vnm {text}: {error}") from error
 
 
 def method(name: str):

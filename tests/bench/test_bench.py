@@ -24,7 +24,8 @@ def bench(tmp_path, capsys):
     """Runs the command; returns (exit status, result file as data, stdout, stderr)."""
 
     def run(*argv):
-        status = main([*argv, *SMALL, "--out", str(tmp_path)])
+        small = SMALL if "--shape" not in argv else SMALL[4:]
+        status = main([*argv, *small, "--out", str(tmp_path)])
         files = list(tmp_path.glob("*.json"))
         out = capsys.readouterr()
         return status, json.loads(files[0].read_text()) if len(files) == 1 else files, out.out, out.err
@@ -69,6 +70,38 @@ def test_gemm(bench, monkeypatch):
     names = columns(out)
     assert names.index("packed") < names.index("with packing") < names.index("dense ms"), "ratios first"
     assert "PyTorch" in out or "torch" in out
+
+
+def test_blocks_are_measured_where_they_fit(bench, monkeypatch):
+    """In products of activations, and as producers along both axes."""
+    monkeypatch.setattr(gemm, "products", two_products)
+    monkeypatch.setattr(producers, "PRODUCERS", ())
+    sizes = ["--shape", "8,32", "--tokens", "64", "--vnm", "32,16", "--vnm", "64,8", "--vnm", "64,12"]
+    status, result, out, _ = bench("gemm", *sizes)
+    assert status == 0
+    check_file(result, "gemm")
+    # B2 contracts 64 tokens of (tokens, 32): blocks of 64 rows or 12 columns do not fit.
+    forms = [(row["product"], row["format"]) for row in result["rows"]]
+    assert forms == [("F1", "2:4"), ("B2", "2:4"), ("B2", "32:2:16")]
+    row = result["rows"][-1]
+    assert {"dense", "32:2:16", "32:2:16 with packing", "32:2:16 masked"} <= set(row["ms"])
+    assert row["bytes"]["packed"] == 32 * (8 * 4 + 2) + 4 * 4
+    assert "32:2:16" in out
+
+
+def test_producers_of_blocks(bench, monkeypatch):
+    monkeypatch.setattr(producers, "PRODUCERS", ())
+    sizes = ["--shape", "8,32", "--tokens", "64", "--vnm", "32,16", "--vnm", "64,8"]
+    status, result, _, _ = bench("producers", *sizes)
+    assert status == 0
+    check_file(result, "producers")
+    measured = {(row["producer"], row["axis"]): row["bytes"] for row in result["rows"]}
+    size = 64 * 32
+    assert measured == {
+        ("pack_vnm 32:2:16", -1): 4 * size + 4 * size // 8 + size // 32 + 2 * 2 * 4,
+        ("pack_vnm 32:2:16", -2): 4 * size + 4 * size // 8 + size // 32 + 4 * 4,
+        ("pack_vnm 64:2:8", -1): 4 * size + size + size // 16 + 4 * 4,
+    }
 
 
 def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
@@ -219,6 +252,7 @@ def test_help_names_suites_and_options(capsys):
         "--dtype",
         "--method",
         "--tokens",
+        "--vnm",
     ):
         assert word in out
     assert all(name in out for name in PRESETS)
@@ -233,6 +267,8 @@ def test_help_names_suites_and_options(capsys):
         (["--method", "FTS"], "Did you mean FST?"),
         (["report", "gemm"], "run it alone"),
         (["--repeats", "0"], "at least 1"),
+        (["--vnm", "64"], "V,M, such as 64,16"),
+        (["--vnm", "48,8"], "v=48 is not supported"),
     ],
 )
 def test_mistakes_are_one_message(argv, message, capsys):

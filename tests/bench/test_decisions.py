@@ -13,6 +13,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from jax_sparse24.ops import _measured
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.patterns import VNM
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
 TUNE = importlib.import_module("jax_sparse24.tune")  # the name in the package is the function
@@ -119,6 +120,27 @@ def test_each_product_side_dtype_and_shape_has_its_own_decision(folders):
     assert not runs_packed(shape=(64, 32, 48 * 64)), "nothing is near"
 
 
+def test_each_pattern_has_its_own_decision(folders):
+    blocks = entry("fwd", "left", shape=(64, 32, 48), packed=50.0, pattern="64:2:16")
+    store(folders[0], table(blocks, entry("fwd", "left", packed=300.0, pattern="2:4")))
+    x, w = jnp.ones((64, 32)), jnp.ones((32, 48))
+
+    def packed(v, m):
+        text = str(jax.make_jaxpr(lambda x, w: s24.matmul(s24.pack_vnm(x, v, m), w))(x, w))
+        return "s24_vnm_matmul" in text
+
+    assert packed(64, 16)
+    assert not packed(64, 8), "never measured"
+    assert not packed(32, 16), "never measured"
+    assert not runs_packed("fwd", "left")
+
+
+def test_a_table_without_patterns_is_of_2_4(folders):
+    """Format 1 had no others."""
+    store(folders[0], table(entry(), format=1))
+    assert runs_packed()
+
+
 @pytest.mark.parametrize("status", ["wrong", "not repeatable"])
 def test_a_wrong_or_unsteady_product_is_never_chosen(folders, status):
     store(folders[0], table(entry(packed=1.0, status=status)))
@@ -188,9 +210,9 @@ def test_explain_refuses_other_shapes():
 # ---- tune
 
 
-def tune(monkeypatch, folder, **options):
-    """Measures one small product of one dtype."""
-    monkeypatch.setattr(TUNE, "SPARSE_OPERANDS", (("F1", "w1"),))
+def tune(monkeypatch, folder, operands=(("F1", "w1"),), **options):
+    """Measures few small products of one dtype."""
+    monkeypatch.setattr(TUNE, "SPARSE_OPERANDS", operands)
     options = {
         "shapes": [(16, 8, 12)],
         "dtypes": ["float32"],
@@ -214,6 +236,22 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders
     assert runs_packed(shape=(16, 8, 12)) == expected
     monkeypatch.setattr(_measured, "_adopted", None)  # as in another process
     assert runs_packed(shape=(16, 8, 12)) == expected
+
+
+def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
+    operands = (("F2", "y2"), ("B1", "w2"), ("B2", "y2"))
+    content = tune(monkeypatch, tmp_path, operands=operands, shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
+    found = {(e["product"], e["sparse"], e["pattern"]): e for e in content["products"]}
+    assert set(found) == {
+        *(("fwd", "left", pattern) for pattern in ("2:4", "32:2:16")),
+        ("dgrad", "right", "2:4"),
+        *(("wgrad", "left", pattern) for pattern in ("2:4", "32:2:16")),
+    }
+    blocks = found["wgrad", "left", "32:2:16"]
+    assert blocks["status"] == "ok" and blocks["shape"] == [32, 64, 4]
+    assert all(blocks[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
+    assert list(blocks["producers_us"]) == ["pack_vnm 32:2:16"]
+    assert content["format"] == _measured.FORMAT == 2
 
 
 def plant(monkeypatch, spoil):

@@ -1,0 +1,271 @@
+"""matmul with a V:2:M operand, in every layout, against float64 products."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.ops import _ffi
+from jax_sparse24.ops.matmul import contract
+from tests.ops import oracle, vnm_oracle
+from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
+
+# (rows, K, columns of the other, v, m): one group and odd numbers of them; more rows than a task takes and
+# more K than a panel holds; widths of 1, below and above a panel.
+SHAPES = [
+    (16, 4, 1, 16, 4),
+    (48, 77, 33, 16, 7),
+    (1280, 80, 70, 64, 16),
+    (64, 4400, 130, 64, 16),
+    (256, 96, 17, 128, 32),
+    (256, 40, 65, 256, 8),
+]
+
+
+def operands(rng, rows, k, n, v, m, dtype):
+    """The array (rows, K) that a packed operand stands for, and a dense one (K, n), rounded to dtype."""
+    p = rng.normal(size=(rows, k)).astype(NUMPY[dtype])
+    p = np.where(vnm_oracle.mask(p, v, m, -1), p, np.zeros_like(p))
+    return p, rng.normal(size=(k, n)).astype(NUMPY[dtype])
+
+
+def product(p, d, m):
+    """The exact product, and a bound of a float32 sum of its 2K/M terms plus the rounding of the result."""
+    p, d = oracle.wide(p), oracle.wide(d)
+    terms = p.shape[-1] // m * 2
+    scale = np.abs(p) @ np.abs(d)
+    return p @ d, lambda dtype: terms * 2.0**-24 * scale + (1 + 2**-8) * unit_roundoff(dtype) * np.abs(p @ d)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(s, "float32") for s in SHAPES] + [(s, d) for s in SHAPES[1:3] for d in ("bfloat16", "float16")],
+    ids=str,
+)
+def test_all_layouts(implementation, dtype, shape, rng):
+    """Either side, the dense operand contracted along either axis, the packed one also as a transpose."""
+    v, m = shape[3:]
+    p, d = operands(rng, *shape, dtype)
+    exact, bound = product(p, d, m)
+    packs = (s24.pack_vnm(device(p), v, m), -1), (s24.pack_vnm(device(p.T), v, m, axis=0), -2)
+    for (packed, axis), d_axis in ((packs[0], -1), (packs[1], -2)):
+        dense = device(d if d_axis == -2 else d.T)
+        left = contract(packed, dense, axis, d_axis, implementation)
+        right = contract(dense, packed, d_axis, axis, implementation)
+        for got, want in ((left, exact), (right.T, exact)):
+            assert got.dtype == p.dtype
+            assert_within(got, want, bound(dtype))
+
+
+@pytest.mark.parametrize("isa", _ffi._cpu.isas() if _ffi._cpu else [])
+def test_products_on_every_instruction_set(isa, rng):
+    p, d = operands(rng, *SHAPES[1], "float32")
+    exact, bound = product(p, d, 7)
+    packed = s24.pack_vnm(device(p), 16, 7)
+    _ffi._cpu.use_isa(isa)
+    try:
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            got = contract(packed, device(d.T), -1, -1, "ffi", dtype)
+            assert_within(got, exact, bound(np.dtype(dtype)))
+    finally:
+        _ffi._cpu.use_isa(_ffi._cpu.isas()[0])
+
+
+def test_a_product_is_that_of_the_same_packing(implementation, rng):
+    """Rows of any block see that block's columns: a matrix of one-hot rows reads D."""
+    x = np.zeros((64, 48), np.float32)
+    x[np.arange(64), rng.integers(0, 48, 64)] = 1
+    x[16:32] = 0
+    packed = s24.pack_vnm(device(x), 16, 12)
+    d = rng.normal(size=(48, 5)).astype(np.float32)
+    kept = np.asarray(packed.todense(implementation="reference"))
+    assert_same_bits(s24.matmul(packed, device(d), implementation=implementation), kept @ d)
+    assert kept.sum() > 20
+
+
+def test_matmul_of_either_side_with_leading_dimensions(implementation, rng):
+    p = np.stack([operands(rng, 32, 24, 1, 16, 8, "float32")[0] for _ in range(4)]).reshape(2, 2, 32, 24)
+    d = rng.normal(size=(2, 2, 24, 5)).astype(np.float32)
+    for a, b in ((p, d), (p[0, 0], d), (p, d[1, 0])):
+        exact, bound = product(a, b, 8)
+        left = s24.matmul(s24.pack_vnm(device(a), 16, 8), device(b), implementation=implementation)
+        assert_within(left, exact, bound("float32"))
+
+        def flip(x):
+            return device(np.swapaxes(x, -1, -2))
+
+        packed = s24.pack_vnm(flip(a), 16, 8, axis=-2)
+        right = s24.matmul(flip(b), packed, implementation=implementation)
+        assert_within(right, np.swapaxes(exact, -1, -2), np.swapaxes(bound("float32"), -1, -2))
+
+
+def test_sums_are_float32_whatever_is_asked(implementation, rng):
+    p, d = operands(rng, 16, 1024, 3, 16, 8, "bfloat16")
+    packed = s24.pack_vnm(device(p), 16, 8)
+    exact, bound = product(p, d, 8)
+    for asked in ("float32", "bfloat16", "float16"):
+        got = s24.matmul(packed, device(d), implementation=implementation, preferred_element_type=asked)
+        assert got.dtype == asked
+        assert_within(got, exact, bound(asked))
+
+
+def test_non_finite_values_stay_in_their_row_and_column(implementation, rng):
+    p, d = operands(rng, 48, 40, 9, 16, 8, "float32")
+    p[18, np.flatnonzero(p[18])[0]] = np.nan
+    d[:, 4] = np.inf
+    got = s24.matmul(s24.pack_vnm(device(p), 16, 8), device(d), implementation=implementation)
+    finite = np.isfinite(np.asarray(got))
+    assert not finite[18].any() and not finite[:, 4].any()
+    assert np.delete(np.delete(finite, 18, 0), 4, 1).all()
+
+
+def test_no_contraction_gives_zeros(implementation):
+    packed = s24.pack_vnm(jnp.zeros((16, 0)), 16, 8)
+    got = s24.matmul(packed, jnp.zeros((0, 5)), implementation=implementation)
+    assert_same_bits(got, np.zeros((16, 5), np.float32))
+
+
+def test_repeated_and_split_products_have_the_same_bits(rng):
+    """The order of a sum depends on nothing but K."""
+    p, d = operands(rng, 1280, 320, 200, 64, 16, "float32")
+    whole = np.asarray(s24.matmul(s24.pack_vnm(device(p), 64, 16), device(d), implementation="ffi"))
+    for _ in range(3):
+        again = s24.matmul(s24.pack_vnm(device(p), 64, 16), device(d), implementation="ffi")
+        assert_same_bits(again, whole)
+    part = s24.matmul(s24.pack_vnm(device(p[640:704]), 64, 16), device(d[:, 64:128]), implementation="ffi")
+    assert_same_bits(part, whole[640:704, 64:128])
+
+
+def test_by_default_it_runs_what_pays(rng):
+    p, d = operands(rng, 64, 128, 48, 64, 8, "float32")
+    exact, bound = product(p, d, 8)
+    assert_within(s24.matmul(s24.pack_vnm(device(p), 64, 8), device(d)), exact, 4 * bound("float32"))
+
+
+# ---- gradients and transformations
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_gradients_are_those_of_the_masked_dense_product(implementation, dtype, side, rng):
+    w = rng.normal(size=(32, 24)).astype(NUMPY[dtype])
+    mask = vnm_oracle.mask(w, 16, 8, -1)
+    d, c = (rng.normal(size=s).astype(NUMPY[dtype]) for s in ((24, 7), (32, 7)))
+
+    def loss(w, d):
+        if side == "left":
+            y = s24.matmul(s24.pack_vnm(w, 16, 8), d, implementation=implementation)
+        else:
+            y = s24.matmul(d.T, s24.pack_vnm(w.T, 16, 8, axis=0), implementation=implementation).T
+        return jnp.sum(y.astype(jnp.float32) * c.astype(jnp.float32))
+
+    dw, dd = jax.jit(jax.grad(loss, (0, 1)))(device(w), device(d))
+    wide_w, wide_d, wide_c = (oracle.wide(v) for v in (np.where(mask, w, 0), d, c))
+    for got, want, scale in (
+        (dw, np.where(mask, wide_c @ wide_d.T, 0), np.abs(wide_c) @ np.abs(wide_d.T)),
+        (dd, wide_w.T @ wide_c, np.abs(wide_w.T) @ np.abs(wide_c)),
+    ):
+        assert got.dtype == NUMPY[dtype]
+        assert_within(got, want, 40 * 2.0**-24 * scale + 1.01 * unit_roundoff(dtype) * np.abs(want))
+    assert not words(dw)[~mask].any()
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)])
+def test_vmap_over_some_operands(implementation, mapped, rng):
+    x, d = device(rng.normal(size=(3, 32, 24)), "float32"), device(rng.normal(size=(3, 24, 7)), "float32")
+    packs = jax.vmap(lambda x: s24.pack_vnm(x, 16, 8))(x)
+    one = [jax.tree.map(lambda leaf, i=i: leaf[i], packs) for i in range(3)]
+
+    def multiply(p, d):
+        return s24.matmul(p, d, implementation=implementation)
+
+    args = [packs if mapped[0] == 0 else one[0], d if mapped[1] == 0 else d[0]]
+    got = jax.vmap(multiply, mapped)(*args)
+    want = [
+        multiply(one[i] if mapped[0] == 0 else one[0], d[i] if mapped[1] == 0 else d[0]) for i in range(3)
+    ]
+    assert_within(got, np.stack(want), 1e-5)
+
+
+def test_programs_of_both_platforms():
+    x, w = jax.ShapeDtypeStruct((32, 16), jnp.bfloat16), jax.ShapeDtypeStruct((16, 4), jnp.bfloat16)
+
+    def step(x, w, implementation):
+        packed = s24.pack_vnm(x, 16, 8, implementation=implementation)
+        y = s24.matmul(packed, w, implementation=implementation)
+        return jnp.sum(y) + jnp.sum(jnp.where(s24.vnm_mask(x, 16, 8, implementation=implementation), x, 0))
+
+    def text(implementation, platform):
+        f = jax.jit(jax.grad(lambda x, w: step(x, w, implementation), (0, 1)))
+        return f.trace(x, w).lower(lowering_platforms=(platform,)).as_text()
+
+    assert "s24_" not in text(None, "cuda")
+    assert "s24_" not in text("reference", "cpu")
+    calls = text("ffi", "cpu")
+    for target in ("pack", "unpack", "gather", "matmul", "mask"):
+        assert f"@s24_vnm_{target}(" in calls
+
+
+# ---- errors
+
+
+def raises(error, *parts):
+    return pytest.raises(error, match=".*".join(parts))
+
+
+def test_errors_of_the_pattern():
+    for op in (s24.vnm_mask, s24.pack_vnm):
+        x = jnp.ones((64, 48))
+        for v in (8, 48, 512):
+            with raises(ValueError, f"v={v} is not supported", "16, 32, 64, 128, 256"):
+                op(x, v, 8)
+        for m in (2, 33):
+            with raises(ValueError, f"m={m} is not supported", "from 4 to 32"):
+                op(x, 16, m)
+        with raises(ValueError, "n=1 is not supported", "must be 2"):
+            op(x, 16, 8, 1)
+        with raises(TypeError, "v must be an int, got 16.0"):
+            op(x, 16.0, 8)
+        with raises(ValueError, op.__name__, "size 48 along axis -1", "multiple of 7", "42 or 49"):
+            op(x, 16, 7)
+        with raises(ValueError, op.__name__, "size 48 along axis -2", "multiple of 32"):
+            op(jnp.ones((48, 64)), 32, 8)
+        with raises(
+            ValueError, op.__name__, "48 rows along axis -1, fewer than v=64", "use v=16 or more tokens"
+        ):
+            op(x, 64, 8, axis=0)
+        with raises(ValueError, "24 rows along axis -2, fewer than v=32: use more tokens"):
+            op(jnp.ones((24, 16)), 32, 8)
+        with raises(ValueError, "need a matrix", r"\(16,\)"):
+            op(jnp.ones(16), 16, 8)
+        with raises(ValueError, "one of the last two", "axis -3"):
+            op(jnp.ones((16, 16, 16)), 16, 8, axis=0)
+        with raises(ValueError, "exact=True", "m=32", "35960", "limited to m=16"):
+            op(jnp.ones((16, 64)), 16, 32, exact=True)
+        with raises(TypeError, op.__name__, "int32", "float32, bfloat16, float16"):
+            op(jnp.ones((16, 16), int), 16, 8)
+        with raises(ValueError, op.__name__, "'cuda'", "unknown"):
+            op(x, 16, 8, implementation="cuda")
+    with raises(TypeError, "pack_vnm", "mask must be bool"):
+        s24.pack_vnm(x, 16, 8, mask=x)
+    with raises(ValueError, "pack_vnm", "exact=True", "mask", "where"):
+        s24.pack_vnm(x, 16, 8, exact=True, mask=x > 0)
+
+
+def test_errors_of_operands():
+    x = jnp.ones((64, 48))
+    packed = s24.pack_vnm(x, 16, 8)
+    with raises(ValueError, "a of shape", "axis -2", "contracts axis -1", r"pack_vnm\(a, 16, 8, axis=-1\)"):
+        s24.matmul(packed.T, x)
+    with raises(TypeError, "both operands are packed"):
+        s24.matmul(packed, s24.pack24(x.T, 0))
+    with raises(ValueError, "do not multiply"):
+        s24.matmul(packed, x)
+    short = dataclasses.replace(packed, columns=packed.columns[:2])
+    for call in (short.todense, lambda: s24.matmul(short, x.T)):
+        with raises(ValueError, "do not belong together", "16:2:8", "pack_vnm"):
+            call()
+    with raises(ValueError, "v=48"):
+        dataclasses.replace(packed, v=48).todense()
