@@ -45,6 +45,12 @@ S24_HD K blend(K mask, K a, K b) {
   return mask != 0 ? a : b;
 }
 
+// The same by bits, for masks that are results of logic and not of a comparison.
+template <class K>
+S24_HD K merge(K mask, K a, K b) {
+  return K((a & mask) | (b & ~mask));
+}
+
 S24_HD float blend(uint32_t mask, float a, float b) { return mask != 0 ? a : b; }
 
 S24_HD float keep_if(uint32_t mask, float v) { return float_of(bits_of(v) & mask); }
