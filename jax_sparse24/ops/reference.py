@@ -206,8 +206,8 @@ def matmul(packed, dense, dense_k_last, out_packed_last, out_dtype):
 
 
 def _uniform(key_words, draw, shape, fmt):
-    """The number in [0, 1) that each group draws first (0) or second (1), keyed by (key, index of the group in
-    row-major order): the four words of one call of Philox serve four neighbours."""
+    """The number in [0, 1) that each group draws first (0) or second (1), keyed by (key, index of the group
+    in row-major order): the four words of one call of Philox serve four neighbours."""
     count, zero = math.prod(shape), jnp.uint32(0)
     quartet = jnp.arange(-(-count // 4), dtype=jnp.uint32)
     words = philox4x32((key_words[0], key_words[1]), (quartet, zero, jnp.uint32(draw), zero))
