@@ -19,6 +19,13 @@
 #define S24_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// Before a short loop over lanes: becomes vector code only if it is not unrolled first.
+#if defined(__CUDACC__) || defined(__clang__)
+#define S24_LOOP
+#else
+#define S24_LOOP _Pragma("GCC unroll 1")
+#endif
+
 namespace s24 {
 
 S24_HD uint32_t bits_of(float f) {

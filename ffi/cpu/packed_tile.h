@@ -26,7 +26,7 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
   return t;
 }
 
-static_assert(kPackTileGroups == 16 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
+static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
 // The packed form of one tile as kernels compute it: rows of lanes.
 template <class B>
@@ -34,7 +34,8 @@ struct PackedTile {
   static constexpr int kWords = kPackTileGroups * 2 * sizeof(B) / 4;
   static constexpr int kTile = kPackTileLanes;
   alignas(64) uint32_t rows[kWords][kTile];
-  alignas(64) uint32_t nibbles[2][kTile];  // 16 groups, four bits each
+  static constexpr int kNibbleWords = kPackTileGroups / 8;
+  alignas(64) uint32_t nibbles[kNibbleWords][kTile];  // four bits for each group
 
   // Group k of the lanes from `first` on.
   S24_HD void put(int64_t k, int64_t first, const B pairs[2][kLanes<B>]) {
@@ -57,7 +58,9 @@ struct PackedTile {
   }
   S24_HD void put_nibbles(int64_t k, int64_t first, const B nibble[kLanes<B>]) {
     const int shift = int(4 * (k % 8));
-    for (int l = 0; l < kLanes<B>; ++l) nibbles[k / 8][first + l] |= uint32_t(nibble[l]) << shift;
+    uint32_t* to = nibbles[k / 8] + first;
+    S24_LOOP
+    for (int l = 0; l < kLanes<B>; ++l) to[l] |= uint32_t(nibble[l]) << shift;
   }
   S24_HD void get_nibbles(int64_t k, int64_t first, B nibble[kLanes<B>]) const {
     const int shift = int(4 * (k % 8));
@@ -94,7 +97,8 @@ struct PackedTile {
   }
   void store_metadata(uint8_t* m, int64_t step, int64_t n, int64_t count) const {
     for (int64_t l = 0; l < n; ++l) {
-      const uint32_t words[2] = {nibbles[0][l], nibbles[1][l]};
+      uint32_t words[kNibbleWords];
+      for (int h = 0; h < kNibbleWords; ++h) words[h] = nibbles[h][l];
       if (count == kPackTileGroups) {
         __builtin_memcpy(m + l * step, words, sizeof words);
       } else {
@@ -104,14 +108,13 @@ struct PackedTile {
   }
   void load_metadata(const uint8_t* m, int64_t step, int64_t n, int64_t count) {
     for (int64_t l = 0; l < n; ++l) {
-      uint32_t words[2] = {0, 0};
+      uint32_t words[kNibbleWords] = {};
       if (count == kPackTileGroups) {
         __builtin_memcpy(words, m + l * step, sizeof words);
       } else {
         __builtin_memcpy(words, m + l * step, size_t(ceil_div(count, 2)));
       }
-      nibbles[0][l] = words[0];
-      nibbles[1][l] = words[1];
+      for (int h = 0; h < kNibbleWords; ++h) nibbles[h][l] = words[h];
     }
   }
 };

@@ -239,7 +239,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
     } else {
       // The group after the last of an odd number.
       const uint32_t after = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
-      for (int h = 0; h < 2; ++h)
+      for (int h = 0; h < packed.kNibbleWords; ++h)
         for (int l = 0; l < kTile; ++l) packed.nibbles[h][l] = h == count / 8 ? after : 0u;
     }
     for (int64_t k = 0; k < count; ++k) {
