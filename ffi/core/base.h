@@ -19,6 +19,13 @@
 #define S24_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// Before a short loop over lanes: becomes vector code only if it is not unrolled first.
+#if defined(__CUDACC__) || defined(__clang__)
+#define S24_LOOP
+#else
+#define S24_LOOP _Pragma("GCC unroll 1")
+#endif
+
 namespace s24 {
 
 S24_HD uint32_t bits_of(float f) {
@@ -43,6 +50,12 @@ S24_HD K mask_if(bool c) {
 template <class K>
 S24_HD K blend(K mask, K a, K b) {
   return mask != 0 ? a : b;
+}
+
+// The same by bits, for masks that are results of logic and not of a comparison.
+template <class K>
+S24_HD K merge(K mask, K a, K b) {
+  return K((a & mask) | (b & ~mask));
 }
 
 S24_HD float blend(uint32_t mask, float a, float b) { return mask != 0 ? a : b; }

@@ -17,6 +17,8 @@ struct F32 {
   static constexpr Bits kInf = 0x7f800000u;
   static S24_HD uint32_t to_f32(Bits b) { return b; }
   static S24_HD Bits from_f32(uint32_t u) { return u; }
+  static S24_HD Bits from_f32_number(uint32_t u) { return u; }
+  static S24_HD Bits sign_of(uint32_t u) { return u & ~kF32Magnitude; }
 };
 
 struct BF16 {
@@ -24,11 +26,12 @@ struct BF16 {
   static constexpr Bits kMagnitude = 0x7fffu;
   static constexpr Bits kInf = 0x7f80u;
   static S24_HD uint32_t to_f32(Bits b) { return uint32_t(b) << 16; }
+  static S24_HD Bits sign_of(uint32_t u) { return Bits((u >> 16) & 0x8000u); }
+  static S24_HD Bits from_f32_number(uint32_t u) { return Bits((u + 0x7fffu + ((u >> 16) & 1u)) >> 16); }
   static S24_HD Bits from_f32(uint32_t u) {
-    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     // A NaN is truncated; the quiet bit is set only if nothing of its payload is left.
     const uint32_t nan = (u >> 16) | (mask_if<uint32_t>((u & 0x007f0000u) == 0) & 0x40u);
-    return Bits(blend(mask_if<uint32_t>((u & kF32Magnitude) > kF32Inf), nan, rounded));
+    return Bits(blend(mask_if<uint32_t>((u & kF32Magnitude) > kF32Inf), nan, from_f32_number(u)));
   }
 };
 
@@ -45,16 +48,19 @@ struct F16 {
     const uint32_t finite = blend(mask_if<uint32_t>(a < 0x0400u), subnormal, normal);
     return sign | blend(mask_if<uint32_t>(a >= 0x7c00u), special, finite);
   }
-  static S24_HD Bits from_f32(uint32_t u) {
+  static S24_HD Bits sign_of(uint32_t u) { return Bits((u >> 16) & 0x8000u); }
+  static S24_HD Bits from_f32_number(uint32_t u) {
     const uint32_t a = u & kF32Magnitude;
-    const uint32_t sign = (u >> 16) & 0x8000u;
     const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
     // 0.5 has the ulp of the smallest half: the addition does the rounding.
     const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - 0x3f000000u;
-    const uint32_t nan = 0x7c00u | ((a >> 13) & 0x3ffu) | (mask_if<uint32_t>((a & 0x007fe000u) == 0) & 0x200u);
     const uint32_t finite = blend(mask_if<uint32_t>(a < 0x38800000u), subnormal, normal);
-    const uint32_t over = blend(mask_if<uint32_t>(a > kF32Inf), nan, uint32_t(0x7c00u));
-    return Bits(sign | blend(mask_if<uint32_t>(a >= 0x477ff000u), over, finite));
+    return Bits(sign_of(u) | blend(mask_if<uint32_t>(a >= 0x477ff000u), uint32_t(0x7c00u), finite));
+  }
+  static S24_HD Bits from_f32(uint32_t u) {
+    const uint32_t a = u & kF32Magnitude;
+    const uint32_t nan = 0x7c00u | ((a >> 13) & 0x3ffu) | (mask_if<uint32_t>((a & 0x007fe000u) == 0) & 0x200u);
+    return Bits(blend(mask_if<uint32_t>(a > kF32Inf), sign_of(u) | nan, uint32_t(from_f32_number(u))));
   }
 };
 

@@ -10,22 +10,22 @@ constexpr uint8_t kEmptyNibble = 0x4;  // positions 0 and 1: what stands for a g
 // keep: masks of which exactly two are set.
 template <class K>
 S24_HD K nibble_of(const K keep[4]) {
-  const K low = blend(keep[0], K(0), blend(keep[1], K(1), K(2)));
-  const K high = blend(keep[3], K(12), blend(keep[2], K(8), K(4)));
+  const K low = K(~keep[0] & (K(2) ^ (K(3) & keep[1])));                // 0, 1 or 2
+  const K high = K((K(12) & keep[3]) | (K(4) ^ (K(12) & keep[2])));  // 3, 2 or 1, times 4
   return K(low | high);
 }
 
 // The kept pair, in index order.
 template <class B>
 S24_HD void take_kept(const B x[4], const B keep[4], B pair[2]) {
-  pair[0] = blend(keep[0], x[0], blend(keep[1], x[1], x[2]));
-  pair[1] = blend(keep[3], x[3], blend(keep[2], x[2], x[1]));
+  pair[0] = merge(keep[0], x[0], merge(keep[1], x[1], x[2]));
+  pair[1] = merge(keep[3], x[3], merge(keep[2], x[2], x[1]));
 }
 
 template <class B>
 S24_HD B take_one(const B x[4], B index) {
   const B odd = mask_if<B>((index & B(1)) != 0);
-  return blend(mask_if<B>((index & B(2)) != 0), blend(odd, x[3], x[2]), blend(odd, x[1], x[0]));
+  return merge(mask_if<B>((index & B(2)) != 0), merge(odd, x[3], x[2]), merge(odd, x[1], x[0]));
 }
 
 // The elements at the positions that a nibble names.
@@ -41,7 +41,7 @@ S24_HD void put_nibble(const B pair[2], B nibble, B x[4]) {
   const B first = B(nibble & B(3)), second = B((nibble >> 2) & B(3));
   S24_UNROLL
   for (int i = 0; i < 4; ++i)
-    x[i] = blend(mask_if<B>(second == B(i)), pair[1], B(pair[0] & mask_if<B>(first == B(i))));
+    x[i] = merge(mask_if<B>(second == B(i)), pair[1], B(pair[0] & mask_if<B>(first == B(i))));
 }
 
 }  // namespace s24

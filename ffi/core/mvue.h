@@ -4,6 +4,8 @@
 //
 // Magnitudes are first scaled by a power of two, so that the largest lies in [1, 4): sums neither overflow nor vanish.
 // Sums have a fixed order. The code must be compiled without contraction of products and sums.
+//
+// Positions are masks, one per entry, of which exactly one is set: comparing indices would cost more.
 #pragma once
 #include "philox.h"
 #include "select.h"
@@ -16,7 +18,6 @@ struct ScaledGroup {
   float b[4];
   uint32_t exponent;  // of the largest magnitude, 1..254; 0: all are zero
   float unscale;
-  uint32_t finite;  // mask
 };
 
 template <class T>
@@ -29,9 +30,7 @@ S24_HD ScaledGroup scale_group(const typename T::Bits x[4]) {
     s.sign[i] = u & ~kF32Magnitude;
     a[i] = flushed_magnitude(u);
   }
-  const uint32_t largest = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3]));
-  s.finite = mask_if<uint32_t>(largest < kF32Inf);
-  s.exponent = largest >> 23;
+  s.exponent = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3])) >> 23;
   const float scale = float_of((254u - min_u32(s.exponent, 253u)) << 23);
   s.unscale = float_of(min_u32(s.exponent, 253u) << 23);
   S24_UNROLL
@@ -54,41 +53,56 @@ S24_HD void running_sums(const float v[4], float c[4]) {
   c[3] = c[2] + v[3];
 }
 
-// Index of the first sum above level; the last one if there is none.
-S24_HD uint32_t first_above(const float c[4], float level) {
-  uint32_t n = 0;
+// The first sum above level; the last one if there is none. Sums do not decrease.
+S24_HD void first_above(const float c[4], float level, uint32_t at[4]) {
+  uint32_t below[3];
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) n -= mask_if<uint32_t>(c[i] <= level);
-  return min_u32(n, 3u);
+  for (int i = 0; i < 3; ++i) below[i] = mask_if<uint32_t>(c[i] <= level);
+  at[0] = ~below[0];
+  at[1] = below[0] & ~below[1];
+  at[2] = below[1] & ~below[2];
+  at[3] = below[2];
 }
 
-S24_HD uint32_t other_than(uint32_t second, uint32_t first) {
-  const uint32_t next = blend(mask_if<uint32_t>(first == 3u), uint32_t(2), uint32_t(first + 1u));
-  return blend(mask_if<uint32_t>(second == first), next, second);
+// Two positions: first, and second or, if they are the same, the one after it (before it, if it is the last).
+S24_HD void both_of(const uint32_t first[4], const uint32_t second[4], uint32_t at[4]) {
+  const uint32_t same =
+      (first[0] & second[0]) | (first[1] & second[1]) | (first[2] & second[2]) | (first[3] & second[3]);
+  const uint32_t next[4] = {0u, first[0], first[1] | first[3], first[2]};
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) at[i] = first[i] | second[i] | (same & next[i]);
 }
 
-S24_HD uint32_t is_index(uint32_t index, int i) { return mask_if<uint32_t>(index == uint32_t(i)); }
-
-// Magnitudes (float32) of the result. Returns the index of the entry that keeps its own bits, 4 if none does.
-S24_HD uint32_t mvue_exact_magnitudes(const ScaledGroup& s, float u0, float y[4]) {
-  const float* b = s.b;
-  uint32_t top = 0;
-  float largest = b[0];
+// The largest; of equals the first.
+S24_HD void position_of(float largest, const float v[4], uint32_t at[4]) {
+  uint32_t seen = 0;
   S24_UNROLL
-  for (int i = 1; i < 4; ++i) {
-    const uint32_t above = mask_if<uint32_t>(b[i] > largest);
-    top = blend(above, uint32_t(i), top);
-    largest = blend(above, b[i], largest);
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t equal = mask_if<uint32_t>(v[i] == largest);
+    at[i] = equal & ~seen;
+    seen |= equal;
   }
+  at[3] = ~seen;
+}
+
+// out: at most two entries differ from zero.
+template <class T>
+S24_HD void mvue24_exact(const ScaledGroup& s, const typename T::Bits x[4], float u0, typename T::Bits out[4]) {
+  using Bits = typename T::Bits;
+  const float* b = s.b;
+  const float largest = float_of(
+      max_u32(max_u32(bits_of(b[0]), bits_of(b[1])), max_u32(bits_of(b[2]), bits_of(b[3]))));
+  uint32_t top[4], drawn[4], i1[4], i2[4], two[4];
+  position_of(largest, b, top);
   float o[4], d[4], c[4];
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = keep_if(~is_index(top, i), b[i]);
+  for (int i = 0; i < 4; ++i) o[i] = keep_if(~top[i], b[i]);
   const float rest = (o[0] + o[1]) + (o[2] + o[3]);
   const uint32_t capped = mask_if<uint32_t>(largest > rest);
 
   // Capped: the largest is kept as it is, one of the others stands for their sum.
   running_sums(o, d);
-  const uint32_t drawn = first_above(d, u0 * d[3]);
+  first_above(d, u0 * d[3], drawn);
   const float z = keep_if(~vanishes(rest, s.exponent), rest * s.unscale);
 
   // Otherwise systematic sampling of two: both stand for half of the sum.
@@ -96,16 +110,19 @@ S24_HD uint32_t mvue_exact_magnitudes(const ScaledGroup& s, float u0, float y[4]
   const float half = c[3] * 0.5f;
   const float p = u0 * half;
   const float shifted[4] = {c[0] - half, c[1] - half, c[2] - half, c[3] - half};
-  const uint32_t i1 = first_above(c, p);
-  const uint32_t i2 = other_than(first_above(shifted, p), i1);
-  const float h = half * s.unscale;
+  first_above(c, p, i1);
+  first_above(shifted, p, i2);
+  both_of(i1, i2, two);
+
+  const Bits value = T::from_f32_number(bits_of(blend(capped, z, half * s.unscale)));
+  const uint32_t nonzero = mask_if<uint32_t>(value != 0);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float one = keep_if(is_index(drawn, i), z);
-    const float two = keep_if((is_index(i1, i) | is_index(i2, i)) & mask_if<uint32_t>(b[i] != 0.0f), h);
-    y[i] = blend(capped, one, two);
+    const uint32_t sampled = two[i] & mask_if<uint32_t>(b[i] != 0.0f);
+    const Bits stands = Bits(blend(capped, drawn[i], sampled) & nonzero);
+    const Bits y = Bits((value | T::sign_of(s.sign[i])) & stands);
+    out[i] = blend(Bits(capped & top[i]), x[i], y);
   }
-  return blend(capped, top, uint32_t(4));
 }
 
 // The sum of the others than j, as a fixed tree.
@@ -113,48 +130,61 @@ S24_HD float sum_without(const float v[4], int j) {
   return ((j == 0 ? 0.0f : v[0]) + (j == 1 ? 0.0f : v[1])) + ((j == 2 ? 0.0f : v[2]) + (j == 3 ? 0.0f : v[3]));
 }
 
-S24_HD void mvue_sequential_magnitudes(const ScaledGroup& s, float u0, float u1, float y[4]) {
+template <class T>
+S24_HD void mvue24_sequential(const ScaledGroup& s, float u0, float u1, typename T::Bits out[4]) {
+  using Bits = typename T::Bits;
   float b[4], c[4], o[4], d[4], k[4];
+  uint32_t i1[4], i2[4], two[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) b[i] = s.b[i] + 0x1p-23f;
   running_sums(b, c);
-  const uint32_t i1 = first_above(c, u0 * c[3]);
+  first_above(c, u0 * c[3], i1);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = keep_if(~is_index(i1, i), b[i]);
+  for (int i = 0; i < 4; ++i) o[i] = keep_if(~i1[i], b[i]);
   running_sums(o, d);
-  const uint32_t i2 = other_than(first_above(d, u1 * d[3]), i1);
+  first_above(d, u1 * d[3], i2);
+  both_of(i1, i2, two);
   S24_UNROLL
   for (int j = 0; j < 4; ++j) k[j] = b[j] / (c[3] * sum_without(b, j));  // one division: XLA merges two
   const float r = 1.0f / c[3];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const float v = s.b[i] / (b[i] * (r + sum_without(k, i)));
-    const uint32_t drawn = (is_index(i1, i) | is_index(i2, i)) & mask_if<uint32_t>(s.b[i] != 0.0f);
-    y[i] = keep_if(drawn & ~vanishes(v, s.exponent), v * s.unscale);
+    const uint32_t kept = two[i] & mask_if<uint32_t>(s.b[i] != 0.0f) & ~vanishes(v, s.exponent);
+    const Bits y = T::from_f32_number(bits_of(v * s.unscale) & kept);
+    out[i] = Bits((y | T::sign_of(s.sign[i])) & mask_if<Bits>(y != 0));
+  }
+}
+
+// Mask: every entry is finite.
+template <class T>
+S24_HD typename T::Bits all_finite(const typename T::Bits x[4]) {
+  using Bits = typename T::Bits;
+  Bits finite = Bits(~Bits(0));
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) finite = Bits(finite & mask_if<Bits>(Bits(x[i] & T::kMagnitude) < T::kInf));
+  return finite;
+}
+
+// For a group of finite entries; of others the result means nothing.
+template <class T, bool kExact>
+S24_HD void mvue24_finite(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
+  const ScaledGroup s = scale_group<T>(x);
+  if (kExact) {
+    mvue24_exact<T>(s, x, uniform(w0), out);
+  } else {
+    mvue24_sequential<T>(s, uniform(w0), uniform(w1), out);
   }
 }
 
 // A group with a non-finite entry is pruned instead (its NaN or infinity must reach the result).
-template <class T, bool kExact>
-S24_HD void mvue24(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
-  using Bits = typename T::Bits;
-  const ScaledGroup s = scale_group<T>(x);
-  float y[4];
-  uint32_t unchanged = 4;
-  if (kExact) {
-    unchanged = mvue_exact_magnitudes(s, uniform(w0), y);
-  } else {
-    mvue_sequential_magnitudes(s, uniform(w0), uniform(w1), y);
-  }
-  const uint32_t nonzero = mask_if<uint32_t>(s.exponent != 0u);
-  Bits pruned[4];
+template <class T>
+S24_HD void mvue24_repair(const typename T::Bits x[4], typename T::Bits out[4]) {
+  const typename T::Bits finite = all_finite<T>(x);
+  typename T::Bits pruned[4];
   prune24<T>(x, pruned);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const Bits rounded = round_positive_zero<T>(bits_of(y[i]) | s.sign[i]);
-    const Bits usual = Bits(blend(Bits(is_index(unchanged, i)), x[i], rounded) & Bits(nonzero));
-    out[i] = blend(Bits(s.finite), usual, pruned[i]);
-  }
+  for (int i = 0; i < 4; ++i) out[i] = blend(finite, out[i], pruned[i]);
 }
 
 }  // namespace s24

@@ -4,32 +4,44 @@
 
 namespace s24 {
 
-S24_HD void philox4x32(uint32_t k0, uint32_t k1, const uint32_t counter[4], uint32_t out[4]) {
-  uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+// 64 bits, or a vector of them; what stands above the low 32 bits of a factor does not count.
+template <class W>
+struct Wide {
+  static S24_HD W product(W a, uint32_t b) { return W(uint32_t(a)) * b; }
+};
+
+// The ten rounds, in place; the results are the low 32 bits.
+template <class W>
+S24_HD void philox_rounds(uint32_t k0, uint32_t k1, W c[4]) {
   S24_UNROLL
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t(0xD2511F53u) * c0;
-    const uint64_t p1 = uint64_t(0xCD9E8D57u) * c2;
-    c0 = uint32_t(p1 >> 32) ^ c1 ^ k0;
-    c1 = uint32_t(p1);
-    c2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
-    c3 = uint32_t(p0);
+    const W p0 = Wide<W>::product(c[0], 0xD2511F53u), p1 = Wide<W>::product(c[2], 0xCD9E8D57u);
+    c[0] = (p1 >> 32) ^ c[1] ^ k0;
+    c[1] = p1;
+    c[2] = (p0 >> 32) ^ c[3] ^ k1;
+    c[3] = p0;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  out[0] = c0;
-  out[1] = c1;
-  out[2] = c2;
-  out[3] = c3;
+}
+
+S24_HD void philox4x32(uint32_t k0, uint32_t k1, const uint32_t counter[4], uint32_t out[4]) {
+  uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+  philox_rounds(k0, k1, c);
+  for (int i = 0; i < 4; ++i) out[i] = uint32_t(c[i]);
 }
 
 // 23 random bits as a float in [0, 1).
 S24_HD float uniform(uint32_t word) { return float(int32_t(word >> 9)) * 0x1p-23f; }
 
-// The random words of one group: the counter is the group's index.
-S24_HD void group_words(uint32_t k0, uint32_t k1, uint64_t group, uint32_t words[4]) {
-  const uint32_t counter[4] = {uint32_t(group), uint32_t(group >> 32), 0u, 0u};
-  philox4x32(k0, k1, counter, words);
+// The counter of the groups 4 * quartet to 4 * quartet + 3, which take one word each, when they draw their first (0) or
+// second (1) number. W: 64 bits, or a vector of them.
+template <class W>
+S24_HD void quartet_counter(W quartet, uint32_t draw, W c[4]) {
+  c[0] = quartet;
+  c[1] = quartet >> 32;
+  c[2] = (quartet ^ quartet) + draw;
+  c[3] = quartet ^ quartet;
 }
 
 }  // namespace s24

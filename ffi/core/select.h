@@ -43,7 +43,7 @@ S24_HD void prune24(const typename T::Bits x[4], typename T::Bits y[4]) {
 
 // Two of four where masked entries (mask[i] != 0) outrank all others; a kept unmasked entry becomes +0 in x.
 template <class T>
-S24_HD void keep24_masked(typename T::Bits x[4], const uint8_t mask[4], typename T::Bits keep[4]) {
+S24_HD void keep24_masked(typename T::Bits x[4], const typename T::Bits mask[4], typename T::Bits keep[4]) {
   using Bits = typename T::Bits;
   Bits key[4];
   S24_UNROLL

@@ -4,35 +4,48 @@
 
 namespace s24 {
 
-// At most two results differ from zero. In a group with NaN the first two NaN pass with their bits and nothing else;
-// if the threshold itself is infinite, the first two infinities pass.
+// At most two results differ from zero. Returns a mask: every entry is finite; for another group y means nothing.
 template <class T>
-S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
+S24_HD uint32_t soft24_finite(const typename T::Bits x[4], typename T::Bits y[4]) {
   using Bits = typename T::Bits;
-  uint32_t sign[4], a[4], passes[4];
+  uint32_t sign[4], a[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const uint32_t u = T::to_f32(x[i]);
     sign[i] = u & ~kF32Magnitude;
     a[i] = flushed_magnitude(u);
   }
-  const uint32_t t = min_u32(max_u32(min_u32(a[0], a[1]), min_u32(a[2], a[3])),
-                             min_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3])));
-  const uint32_t largest = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3]));
-  const uint32_t has_nan = mask_if<uint32_t>(largest > kF32Inf);
+  const uint32_t high = max_u32(a[0], a[1]), other_high = max_u32(a[2], a[3]);
+  const uint32_t t = min_u32(max_u32(min_u32(a[0], a[1]), min_u32(a[2], a[3])), min_u32(high, other_high));
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t r = bits_of(float_of(a[i]) - float_of(t));
+    const Bits rounded = T::from_f32_number(r & mask_if<uint32_t>(int32_t(r) >= int32_t(kF32MinNormal)));
+    y[i] = Bits((rounded | T::sign_of(sign[i])) & mask_if<Bits>(rounded != 0));
+  }
+  return mask_if<uint32_t>(max_u32(high, other_high) < kF32Inf);
+}
+
+// In a group with NaN the first two NaN pass with their bits and nothing else; if the threshold itself is infinite, the
+// first two infinities pass.
+template <class T>
+S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
+  using Bits = typename T::Bits;
+  uint32_t a[4], passes[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = T::to_f32(x[i]) & kF32Magnitude;
+  const uint32_t high = max_u32(a[0], a[1]), other_high = max_u32(a[2], a[3]);
+  const uint32_t t = min_u32(max_u32(min_u32(a[0], a[1]), min_u32(a[2], a[3])), min_u32(high, other_high));
+  const uint32_t has_nan = mask_if<uint32_t>(max_u32(high, other_high) > kF32Inf);
   const uint32_t special = has_nan | mask_if<uint32_t>(t >= kF32Inf);
   const uint32_t floor = kF32Inf - has_nan;  // what passes in a special group: NaN alone if there is one
   S24_UNROLL
   for (int i = 0; i < 4; ++i) passes[i] = mask_if<uint32_t>(a[i] >= floor);
   passes[3] &= ~majority(passes[0], passes[1], passes[2]);
   passes[2] &= ~(passes[0] & passes[1]);
+  soft24_finite<T>(x, y);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t r = bits_of(float_of(a[i]) - float_of(t));
-    const uint32_t positive = mask_if<uint32_t>(int32_t(r) >= int32_t(kF32MinNormal));
-    const Bits usual = round_positive_zero<T>((sign[i] | r) & positive);
-    y[i] = blend(Bits(special), Bits(x[i] & Bits(passes[i])), usual);
-  }
+  for (int i = 0; i < 4; ++i) y[i] = blend(Bits(special), Bits(x[i] & Bits(passes[i])), y[i]);
 }
 
 }  // namespace s24

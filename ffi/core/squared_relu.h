@@ -7,10 +7,10 @@ namespace s24 {
 template <class T>
 S24_HD typename T::Bits squared_relu(typename T::Bits x) {
   using Bits = typename T::Bits;
+  constexpr int32_t kLeast = (127 - 63) << 23;  // 2^-63: the square of a smaller number is subnormal
   const uint32_t u = T::to_f32(x);
-  const uint32_t y = bits_of(float_of(u) * float_of(u));
-  const uint32_t positive = mask_if<uint32_t>(int32_t(u) > 0) & mask_if<uint32_t>(y >= kF32MinNormal);
-  const Bits rounded = T::from_f32(y & positive);
+  const float large = float_of(u & mask_if<uint32_t>(int32_t(u) >= kLeast));
+  const Bits rounded = T::from_f32_number(bits_of(large * large));
   return blend(mask_if<Bits>(Bits(x & T::kMagnitude) > T::kInf), x, rounded);
 }
 

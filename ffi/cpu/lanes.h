@@ -1,83 +1,67 @@
-// Blocks of groups as lanes: element j of kLanes groups becomes one contiguous row, so that the scalar definitions of
-// ffi/core, called in a loop over lanes, become vector code.
+// Blocks of groups as lanes: member j of kLanes groups becomes one contiguous row of a Quad, so that the scalar
+// definitions of ffi/core, called in a loop over lanes, become vector code.
 //
 // Everything lives in the namespace of the instruction set: nothing may be merged across them.
 #pragma once
 #include "variant.h"
+#include "vectors.h"
 
 namespace s24 {
 namespace S24_ISA {
 
-constexpr int kLanes = 64;
+// Groups of one block: a Quad is four registers.
+template <class B>
+constexpr int kLanes = int(sizeof(Vec) / sizeof(B));
 
 template <class B>
 struct Quad {
-  B at[4][kLanes];
+  alignas(64) B at[4][kLanes<B>];
 };
 
-// Call f(array offset of the first element, lane, count) for each run of lanes that lies contiguous in an
-// (outer, len, inner) array, inner > 1; groups are [q, q + n).
-template <class F>
-S24_HD void for_runs(const Groups& g, int64_t q, int64_t n, F f) {
-  int64_t row = q / g.inner, i = q - row * g.inner;
-  for (int64_t lane = 0; lane < n;) {
-    const int64_t run = g.inner - i < n - lane ? g.inner - i : n - lane;
-    f(row * 4 * g.inner + i, lane, run);
-    lane += run;
-    i = 0;
-    ++row;
+// Calls f(first group, offset of its first element, count) for blocks of at most kCount of the groups [begin, end), none
+// of which crosses a row.
+template <int kCount, bool kRows, class F>
+S24_HD void for_blocks(const Groups& g, int64_t begin, int64_t end, F f) {
+  if (kRows) {
+    for (int64_t q = begin; q < end; q += kCount) f(q, 4 * q, end - q < kCount ? end - q : int64_t{kCount});
+    return;
+  }
+  for (int64_t q = begin; q < end;) {
+    const int64_t row = q / g.inner, stop = (row + 1) * g.inner < end ? (row + 1) * g.inner : end;
+    for (; q < stop; q += kCount)
+      f(q, row * 3 * g.inner + q, stop - q < kCount ? stop - q : int64_t{kCount});
+    q = stop;
   }
 }
 
-template <class B>
-S24_HD void load_quads(const B* x, const Groups& g, int64_t q, int64_t n, Quad<B>& v) {
-  if (n < kLanes) v = Quad<B>{};
-  if (g.inner == 1) {
-    const B* p = x + 4 * q;
-    if (n == kLanes) {
-      for (int l = 0; l < kLanes; ++l)
-        for (int j = 0; j < 4; ++j) v.at[j][l] = p[4 * l + j];
-    } else {
-      for (int64_t l = 0; l < n; ++l)
-        for (int j = 0; j < 4; ++j) v.at[j][l] = p[4 * l + j];
-    }
-    return;
-  }
-  for_runs(g, q, n, [&](int64_t offset, int64_t lane, int64_t run) {
-    for (int j = 0; j < 4; ++j) {
-      const B* p = x + offset + j * g.inner;
-      if (run == kLanes) {
-        __builtin_memcpy(v.at[j], p, sizeof v.at[j]);
-      } else {
-        for (int64_t l = 0; l < run; ++l) v.at[j][lane + l] = p[l];
-      }
-    }
-  });
+// kRows: the members of a group are neighbours. Otherwise the members j of neighbouring groups are, `step` elements after
+// the members j - 1.
+template <bool kRows, bool kOrdered, class B>
+S24_HD void load_block(const B* p, int64_t step, Quad<B>& v) {
+  Vec a[4];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) __builtin_memcpy(&a[j], p + j * (kRows ? kLanes<B> : step), sizeof(Vec));
+  if (kRows) split_groups<sizeof(B), kOrdered>(a);
+  __builtin_memcpy(v.at, a, sizeof a);
 }
 
-template <class B>
-S24_HD void store_quads(B* x, const Groups& g, int64_t q, int64_t n, const Quad<B>& v) {
-  if (g.inner == 1) {
-    B* p = x + 4 * q;
-    if (n == kLanes) {
-      for (int l = 0; l < kLanes; ++l)
-        for (int j = 0; j < 4; ++j) p[4 * l + j] = v.at[j][l];
-    } else {
-      for (int64_t l = 0; l < n; ++l)
-        for (int j = 0; j < 4; ++j) p[4 * l + j] = v.at[j][l];
-    }
-    return;
+template <bool kRows, bool kOrdered, class B>
+S24_HD void store_block(B* p, int64_t step, const Quad<B>& v) {
+  Vec a[4];
+  __builtin_memcpy(a, v.at, sizeof a);
+  if (kRows) join_groups<sizeof(B), kOrdered>(a);
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) __builtin_memcpy(p + j * (kRows ? kLanes<B> : step), &a[j], sizeof(Vec));
+}
+
+// n groups from one place to another.
+template <bool kRows, class B>
+S24_HD void copy_groups(const B* from, int64_t from_step, int64_t n, B* to, int64_t to_step) {
+  if (kRows) {
+    __builtin_memcpy(to, from, size_t(4 * n) * sizeof(B));
+  } else {
+    for (int j = 0; j < 4; ++j) __builtin_memcpy(to + j * to_step, from + j * from_step, size_t(n) * sizeof(B));
   }
-  for_runs(g, q, n, [&](int64_t offset, int64_t lane, int64_t run) {
-    for (int j = 0; j < 4; ++j) {
-      B* p = x + offset + j * g.inner;
-      if (run == kLanes) {
-        __builtin_memcpy(p, v.at[j], sizeof v.at[j]);
-      } else {
-        for (int64_t l = 0; l < run; ++l) p[l] = v.at[j][lane + l];
-      }
-    }
-  });
 }
 
 }  // namespace S24_ISA

@@ -1,91 +1,159 @@
-// Maps from groups to groups: masks and pruned arrays. Compiled once per instruction set, with S24_ISA naming the namespace, and without
-// contraction of products and sums.
+// Maps from groups to groups: masks and pruned arrays. Compiled once per instruction set, with S24_ISA naming the
+// namespace, and without contraction of products and sums.
 #include "../core/select.h"
 #include "../core/soft.h"
 #include "mvue_lanes.h"
 
 namespace s24 {
 namespace S24_ISA {
+namespace {
 
-// An operation that looks at each group by itself.
-template <class Op>
-struct EachGroup {
-  template <class T>
-  using Out = typename Op::template Out<T>;
-  template <class T>
-  static S24_HD void apply_lanes(Key, int64_t, const Quad<typename T::Bits>& in, Quad<Out<T>>& out) {
-    for (int l = 0; l < kLanes; ++l) {
-      const typename T::Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-      Out<T> y[4];
-      Op::template apply<T>(x, y);
-      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
-    }
-  }
-};
-
-struct MaskOp {
-  template <class T>
-  using Out = uint8_t;
-  template <class T>
-  static S24_HD void apply(const typename T::Bits x[4], uint8_t y[4]) {
-    typename T::Bits keep[4];
-    keep24<T>(x, keep);
-    for (int j = 0; j < 4; ++j) y[j] = uint8_t(keep[j] & 1);
-  }
-};
+constexpr int kBlock = 64;  // groups that share one drawing of random words
 
 struct PruneOp {
   template <class T>
-  using Out = typename T::Bits;
+  static S24_HD uint32_t usual(const typename T::Bits x[4], typename T::Bits y[4]) {
+    prune24<T>(x, y);
+    return ~0u;
+  }
   template <class T>
-  static S24_HD void apply(const typename T::Bits x[4], typename T::Bits y[4]) {
+  static S24_HD void any(const typename T::Bits x[4], typename T::Bits y[4]) {
     prune24<T>(x, y);
   }
 };
 
 struct SoftOp {
   template <class T>
-  using Out = typename T::Bits;
+  static S24_HD uint32_t usual(const typename T::Bits x[4], typename T::Bits y[4]) {
+    return soft24_finite<T>(x, y);
+  }
   template <class T>
-  static S24_HD void apply(const typename T::Bits x[4], typename T::Bits y[4]) {
+  static S24_HD void any(const typename T::Bits x[4], typename T::Bits y[4]) {
     soft24<T>(x, y);
   }
 };
 
-template <bool kExact>
-struct MvueOp {
-  template <class T>
+// An operation that looks at each group by itself: `usual`, or `any` if that said for some group that it is not usual.
+template <class T, class Op>
+struct EachGroup {
   using Out = typename T::Bits;
-  template <class T>
-  static S24_HD void apply_lanes(Key key, int64_t q, const Quad<Out<T>>& in, Quad<Out<T>>& out) {
-    mvue_lanes<T, kExact>(key, q, in, out);
+  void draw(Key, int64_t, int64_t) {}
+  template <bool kRows>
+  S24_HD void apply(int64_t, const Out* from, int64_t from_step, Out* to, int64_t to_step) const {
+    Quad<Out> in, out;
+    load_block<kRows, false>(from, from_step, in);
+    uint32_t usual = ~0u;
+    for (int l = 0; l < kLanes<Out>; ++l) {
+      const Out x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      Out y[4];
+      usual &= Op::template usual<T>(x, y);
+      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+    }
+    for (int l = 0; usual == 0 && l < kLanes<Out>; ++l) {
+      const Out x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      Out y[4];
+      Op::template any<T>(x, y);
+      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+    }
+    store_block<kRows, false>(to, to_step, out);
   }
 };
 
-template <class T, class Op>
+template <class T>
+struct Mask {
+  using Bits = typename T::Bits;
+  using Out = uint8_t;
+  void draw(Key, int64_t, int64_t) {}
+  template <bool kRows>
+  S24_HD void apply(int64_t, const Bits* from, int64_t from_step, uint8_t* to, int64_t to_step) const {
+    constexpr int kMembers = int(sizeof(Bits));  // whose bytes one lane holds
+    Quad<Bits> in, keep;
+    load_block<kRows, true>(from, from_step, in);
+    for (int l = 0; l < kLanes<Bits>; ++l) {
+      const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      Bits y[4];
+      keep24<T>(x, y);
+      for (int j = 0; j < 4; ++j) keep.at[j][l] = y[j];
+    }
+    if (!kRows) {
+      for (int j = 0; j < 4; ++j)
+        for (int l = 0; l < kLanes<Bits>; ++l) to[j * to_step + l] = uint8_t(keep.at[j][l] & 1);
+      return;
+    }
+    Bits bytes[4 * kLanes<Bits> / kMembers];
+    for (int l = 0; l < kLanes<Bits>; ++l) {
+      S24_UNROLL
+      for (int h = 0; h < 4 / kMembers; ++h) {
+        Bits b = 0;
+        S24_UNROLL
+        for (int i = 0; i < kMembers; ++i) b = Bits(b | (keep.at[h * kMembers + i][l] & (Bits(1) << 8 * i)));
+        bytes[4 / kMembers * l + h] = b;
+      }
+    }
+    __builtin_memcpy(to, bytes, sizeof bytes);
+  }
+};
+
+template <class T, bool kExact>
+struct Mvue {
+  using Out = typename T::Bits;
+  void draw(Key key, int64_t first, int64_t n) {
+    w0 = words0.draw(key, uint64_t(first), n, 0);
+    w1 = kExact ? w0 : words1.draw(key, uint64_t(first), n, 1);
+  }
+  template <bool kRows>
+  S24_HD void apply(int64_t l, const Out* from, int64_t from_step, Out* to, int64_t to_step) const {
+    Quad<Out> in, out;
+    load_block<kRows, true>(from, from_step, in);
+    mvue_block<T, kExact>(w0 + l, w1 + l, in, out);
+    store_block<kRows, true>(to, to_step, out);
+  }
+  DrawnWords<kBlock> words0, words1;
+  const uint32_t *w0, *w1;
+};
+
+template <class T, class Op, bool kRows>
 void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
-  using Out = typename Op::template Out<T>;
-  Quad<Bits> in;
-  Quad<Out> out;
-  for (int64_t q = begin; q < end; q += kLanes) {
-    const int64_t n = end - q < kLanes ? end - q : kLanes;
-    load_quads(static_cast<const Bits*>(a.x), a.groups, q, n, in);
-    Op::template apply_lanes<T>(a.key, q, in, out);
-    store_quads(static_cast<Out*>(a.out), a.groups, q, n, out);
-  }
+  using Out = typename Op::Out;
+  constexpr int64_t kCount = kLanes<Bits>, kMember = kRows ? 4 : 1;
+  const int64_t step = a.groups.inner;
+  Op op;
+  Bits in[4 * kCount] = {};
+  Out out[4 * kCount];
+  for_blocks<kBlock, kRows>(a.groups, begin, end, [&](int64_t q, int64_t at, int64_t n) {
+    const Bits* from = static_cast<const Bits*>(a.x) + at;
+    Out* to = static_cast<Out*>(a.out) + at;
+    op.draw(a.key, q, n);
+    int64_t l = 0;
+    for (; l + kCount <= n; l += kCount)
+      op.template apply<kRows>(l, from + l * kMember, step, to + l * kMember, step);
+    if (l < n) {
+      copy_groups<kRows>(from + l * kMember, step, n - l, in, kCount);
+      op.template apply<kRows>(l, in, kCount, out, kCount);
+      copy_groups<kRows>(out, kCount, n - l, to + l * kMember, step);
+    }
+  });
+}
+
+template <class T, class Op>
+void map_either(const MapArgs& a, int64_t begin, int64_t end) {
+  if (a.groups.inner == 1) return map_groups<T, Op, true>(a, begin, end);
+  map_groups<T, Op, false>(a, begin, end);
 }
 
 template <class T>
 void map_typed(const MapArgs& a, int64_t begin, int64_t end) {
   switch (a.op) {
-    case MapOp::kMask: return map_groups<T, EachGroup<MaskOp>>(a, begin, end);
-    case MapOp::kPrune: return map_groups<T, EachGroup<PruneOp>>(a, begin, end);
-    case MapOp::kSoft: return map_groups<T, EachGroup<SoftOp>>(a, begin, end);
-    case MapOp::kMvueExact: return map_groups<T, MvueOp<true>>(a, begin, end);
-    case MapOp::kMvueSequential: return map_groups<T, MvueOp<false>>(a, begin, end);
+    case MapOp::kMask: return map_either<T, Mask<T>>(a, begin, end);
+    case MapOp::kPrune: return map_either<T, EachGroup<T, PruneOp>>(a, begin, end);
+    case MapOp::kSoft: return map_either<T, EachGroup<T, SoftOp>>(a, begin, end);
+    case MapOp::kMvueExact: return map_either<T, Mvue<T, true>>(a, begin, end);
+    case MapOp::kMvueSequential: return map_either<T, Mvue<T, false>>(a, begin, end);
   }
 }
+
+}  // namespace
 
 void map(const MapArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {

@@ -56,6 +56,22 @@ S24_HD Vec splat(float f) {
 #endif
 }
 
+// The value in all lanes, and the offset.
+S24_HD Vec read(const Entry& e, int64_t& offset) {
+#if defined(__AVX512F__)
+  // Both by one load.
+  uint64_t bits;
+  __builtin_memcpy(&bits, &e, sizeof bits);
+  asm("" : "+r"(bits));
+  offset = int64_t(bits >> 32);
+  const IntVec v = IntVec{} + int32_t(bits);
+  return (Vec)v;
+#else
+  offset = e.offset;
+  return e.value - Vec{};
+#endif
+}
+
 // kTileRows x (kVectors * kWidth) sums over `kept` entries per row.
 template <int kVectors>
 void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
@@ -70,8 +86,9 @@ void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const flo
   for (int64_t j = 0; j < kept; ++j) {
     S24_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
-      const Vec a = splat(e[r][j].value);
-      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + e[r][j].offset);
+      int64_t offset;
+      const Vec a = read(e[r][j], offset);
+      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + offset);
       S24_UNROLL
       for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
     }

@@ -11,24 +11,29 @@
 namespace s24 {
 namespace {
 
-// Blocks small enough that every thread has work. The result does not depend on them.
+// Blocks small enough that every thread has work, and of nearly equal size, so that all end together. The result does not
+// depend on them.
 struct Grid {
   int64_t rows = kMatmulRows, cols = kMatmulCols, row_blocks, col_blocks;
 
   Grid(int64_t batch, int64_t total_rows, int64_t total_cols, int64_t threads) {
-    constexpr int64_t kLeastRows = 48, kLeastCols = 128;
+    constexpr int64_t kLeastRows = 48, kLeastCols = 128, kRowStep = 16, kColStep = 64;
     for (;;) {
       row_blocks = ceil_div(total_rows, rows);
       col_blocks = ceil_div(total_cols, cols);
-      if (threads <= 1 || batch * row_blocks * col_blocks >= 4 * threads) return;
+      if (threads <= 1 || batch * row_blocks * col_blocks >= 4 * threads) break;
       if (rows > kLeastRows && row_blocks * rows >= kLeastRows * 2) {
         rows -= kLeastRows;
       } else if (cols > kLeastCols) {
         cols /= 2;
       } else {
-        return;
+        break;
       }
     }
+    rows = ceil_div(ceil_div(total_rows, row_blocks), kRowStep) * kRowStep;
+    cols = ceil_div(ceil_div(total_cols, col_blocks), kColStep) * kColStep;
+    row_blocks = ceil_div(total_rows, rows);
+    col_blocks = ceil_div(total_cols, cols);
   }
 };
 

@@ -1,26 +1,74 @@
-// The unbiased estimate of kLanes groups. The random words come first: their 64-bit products would keep the rest from
-// becoming vector code.
+// The unbiased estimate of a block of groups.
 #pragma once
 #include "../core/mvue.h"
 #include "lanes.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace s24 {
+
+template <>
+struct Wide<S24_ISA::WideVec> {
+  static S24_HD S24_ISA::WideVec product(S24_ISA::WideVec a, uint32_t b) {
+    const S24_ISA::WideVec factor = S24_ISA::WideVec{} + b;
+#if defined(__AVX512F__)
+    return (S24_ISA::WideVec)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)factor);
+#elif defined(__AVX2__)
+    return (S24_ISA::WideVec)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
+#elif defined(__SSE2__)
+    return (S24_ISA::WideVec)_mm_mul_epu32((__m128i)a, (__m128i)factor);
+#else
+    return (a & 0xffffffffu) * factor;
+#endif
+  }
+};
+
 namespace S24_ISA {
 
-// first is the group index of lane 0.
-template <class T, bool kExact>
-S24_HD void mvue_lanes(Key key, int64_t first, const Quad<typename T::Bits>& in, Quad<typename T::Bits>& out) {
-  uint32_t w0[kLanes], w1[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    uint32_t words[4];
-    group_words(key.k0, key.k1, uint64_t(first) + uint64_t(l), words);
-    w0[l] = words[0];
-    w1[l] = words[1];
+// The words that n groups, at most kCount, from `first` on take for one draw.
+template <int kCount>
+struct DrawnWords {
+  static constexpr int kCalls = kWidth / 2;  // of Philox at a time
+  alignas(64) uint32_t at[kCount + 4 * kCalls];  // the first group may be within a quartet
+
+  S24_HD const uint32_t* draw(Key key, uint64_t first, int64_t n, uint32_t number) {
+    static constexpr uint64_t kSteps[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int64_t quartets = (int64_t(first % 4) + n + 3) / 4;
+    for (int64_t l = 0; l < quartets; l += kCalls) {
+      WideVec quartet, c[4];
+      __builtin_memcpy(&quartet, kSteps, sizeof quartet);
+      quartet_counter(quartet + (first / 4 + uint64_t(l)), number, c);
+      philox_rounds(key.k0, key.k1, c);
+      const WideVec pairs[2] = {(c[0] & 0xffffffffu) | c[1] << 32, (c[2] & 0xffffffffu) | c[3] << 32};
+      uint64_t from[2][kCalls], to[2 * kCalls];
+      __builtin_memcpy(from, pairs, sizeof from);
+      for (int i = 0; i < kCalls; ++i)
+        for (int j = 0; j < 2; ++j) to[2 * i + j] = from[j][i];
+      __builtin_memcpy(at + 4 * l, to, sizeof to);
+    }
+    return at + first % 4;
   }
-  for (int l = 0; l < kLanes; ++l) {
-    const typename T::Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-    typename T::Bits y[4];
-    mvue24<T, kExact>(x, w0[l], w1[l], y);
+};
+
+template <class T, bool kExact>
+S24_HD void mvue_block(const uint32_t* w0, const uint32_t* w1, const Quad<typename T::Bits>& in,
+                       Quad<typename T::Bits>& out) {
+  using Bits = typename T::Bits;
+  Bits finite = Bits(~Bits(0));
+  for (int l = 0; l < kLanes<Bits>; ++l) {
+    const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+    Bits y[4];
+    mvue24_finite<T, kExact>(x, w0[l], w1[l], y);
+    finite = Bits(finite & all_finite<T>(x));
+    for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+  }
+  if (finite != 0) return;
+  for (int l = 0; l < kLanes<Bits>; ++l) {
+    const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+    Bits y[4] = {out.at[0][l], out.at[1][l], out.at[2][l], out.at[3][l]};
+    mvue24_repair<T>(x, y);
     for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
   }
 }

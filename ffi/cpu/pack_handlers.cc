@@ -31,7 +31,7 @@ void run_pack(ffi::ThreadPool& pool, const PackCall& c, const GroupShape& g, con
   const int64_t values_step = dense_step / 2, bytes_step = batch.rest() * g.inner_size() * g.bytes_len();
   const int64_t size = size_of(c.dtype);
   const int64_t per_unit = groups.inner == 1 ? kPackGroups : kPackTileGroups * kPackTileLanes;
-  parallel_for(pool, batch.count() * units, kGrainGroups / per_unit, [&](int64_t begin, int64_t end) {
+  parallel_for(pool, batch.count() * units, ceil_div(kGrainGroups, per_unit), [&](int64_t begin, int64_t end) {
     for_each_batch(begin, end, units, [&](int64_t b, int64_t unit0, int64_t unit1) {
       const auto place = [&](const Operand& o, int64_t bytes) -> char* {
         if (o.data == nullptr) return nullptr;

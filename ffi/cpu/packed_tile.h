@@ -1,5 +1,5 @@
-// Packing along an axis that is not the last one is a transpose. A tile of groups x lanes of it stays in the first-level
-// cache, so that memory is read and written in whole cache lines.
+// Packing along an axis that is not the last one is a transpose. A tile of groups x lanes of it stays in cache: rows are
+// read in runs long enough for the hardware's prefetchers, and packed lines are written in whole cache lines.
 #pragma once
 #include "lanes.h"
 #include "vectors.h"
@@ -26,82 +26,79 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
   return t;
 }
 
-static_assert(kPackTileLanes == kLanes && kPackTileGroups == 16 && kPackGroups % kLanes == 0, "unit sizes");
+static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
-// Asks for the cache lines of group k of tile t, in an array of elements of `size` bytes (for writing: kWrite). Rows are
-// far apart, which hardware prefetchers do not follow.
-template <bool kWrite>
-S24_HD void prefetch_group(const void* dense, int64_t size, const Groups& g, const PackTile& t, int64_t k) {
-  const int64_t row = (t.outer * (g.len / 4) + t.q0 + k) * 4;
-  for (int j = 0; j < 4; ++j) {
-    const char* p = static_cast<const char*>(dense) + ((row + j) * g.inner + t.i0) * size;
-    for (int64_t b = 0; b < t.n * size; b += 64) __builtin_prefetch(p + b, kWrite);
-  }
-}
-
-// The packed form of one tile, twice: rows of lanes, as kernels compute it, and one line per lane, as memory holds it.
+// The packed form of one tile as kernels compute it: rows of lanes.
 template <class B>
 struct PackedTile {
   static constexpr int kWords = kPackTileGroups * 2 * sizeof(B) / 4;
-  alignas(64) uint32_t rows[kWords][kLanes];
-  alignas(64) uint32_t lines[kLanes][kWords];
-  alignas(64) uint32_t nibbles[2][kLanes];  // 16 groups, four bits each
+  static constexpr int kTile = kPackTileLanes;
+  alignas(64) uint32_t rows[kWords][kTile];
+  static constexpr int kNibbleWords = kPackTileGroups / 8;
+  alignas(64) uint32_t nibbles[kNibbleWords][kTile];  // four bits for each group
 
-  S24_HD void put(int64_t k, const B pairs[2][kLanes], const uint8_t nibble[kLanes]) {
-    for (int l = 0; l < kLanes; ++l) {
-      if (sizeof(B) == 2) {
-        rows[k][l] = uint32_t(pairs[0][l]) | uint32_t(pairs[1][l]) << 16;
-      } else {
-        rows[2 * k][l] = pairs[0][l];
-        rows[2 * k + 1][l] = pairs[1][l];
-      }
-    }
-    const int shift = int(4 * (k % 8));
-    for (int l = 0; l < kLanes; ++l) nibbles[k / 8][l] |= uint32_t(nibble[l]) << shift;
-  }
-  S24_HD void get(int64_t k, B pairs[2][kLanes]) const {
-    for (int l = 0; l < kLanes; ++l) {
-      if (sizeof(B) == 2) {
-        pairs[0][l] = B(rows[k][l]);
-        pairs[1][l] = B(rows[k][l] >> 16);
-      } else {
-        pairs[0][l] = B(rows[2 * k][l]);
-        pairs[1][l] = B(rows[2 * k + 1][l]);
-      }
-    }
-  }
-  S24_HD void get_nibbles(int64_t k, uint8_t nibble[kLanes]) const {
-    const int shift = int(4 * (k % 8));
-    for (int l = 0; l < kLanes; ++l) nibble[l] = uint8_t((nibbles[k / 8][l] >> shift) & 0xf);
-  }
-
-  void rows_to_lines() {
-    for (int w = 0; w < kWords; w += kWidth)
-      for (int l = 0; l < kLanes; l += kWidth) transpose(&rows[w][l], kLanes, &lines[l][w], kWords);
-  }
-  void lines_to_rows() {
-    for (int w = 0; w < kWords; w += kWidth)
-      for (int l = 0; l < kLanes; l += kWidth) transpose(&lines[l][w], kWords, &rows[w][l], kLanes);
-  }
-
-  // Between lines and memory: `count` groups of n lanes; steps are elements and bytes from lane to lane.
-  void store_values(B* v, int64_t step, int64_t n, int64_t count) const {
-    if (count == kPackTileGroups) {
-      for (int64_t l = 0; l < n; ++l) __builtin_memcpy(v + l * step, lines[l], sizeof lines[l]);
+  // Group k of the lanes from `first` on.
+  S24_HD void put(int64_t k, int64_t first, const B pairs[2][kLanes<B>]) {
+    if (sizeof(B) == 4) {
+      for (int i = 0; i < 2; ++i) __builtin_memcpy(rows[2 * k + i] + first, pairs[i], sizeof pairs[i]);
     } else {
-      for (int64_t l = 0; l < n; ++l) __builtin_memcpy(v + l * step, lines[l], size_t(count) * 2 * sizeof(B));
+      for (int l = 0; l < kLanes<B>; ++l)
+        rows[k][first + l] = uint32_t(pairs[0][l]) | uint32_t(pairs[1][l]) << 16;
+    }
+  }
+  S24_HD void get(int64_t k, int64_t first, B pairs[2][kLanes<B>]) const {
+    if (sizeof(B) == 4) {
+      for (int i = 0; i < 2; ++i) __builtin_memcpy(pairs[i], rows[2 * k + i] + first, sizeof pairs[i]);
+      return;
+    }
+    for (int l = 0; l < kLanes<B>; ++l) {
+      pairs[0][l] = B(rows[k][first + l]);
+      pairs[1][l] = B(rows[k][first + l] >> 16);
+    }
+  }
+  S24_HD void put_nibbles(int64_t k, int64_t first, const B nibble[kLanes<B>]) {
+    const int shift = int(4 * (k % 8));
+    uint32_t* to = nibbles[k / 8] + first;
+    S24_LOOP
+    for (int l = 0; l < kLanes<B>; ++l) to[l] |= uint32_t(nibble[l]) << shift;
+  }
+  S24_HD void get_nibbles(int64_t k, int64_t first, B nibble[kLanes<B>]) const {
+    const int shift = int(4 * (k % 8));
+    for (int l = 0; l < kLanes<B>; ++l) nibble[l] = B((nibbles[k / 8][first + l] >> shift) & 0xf);
+  }
+
+  // Between rows and memory, which holds one line per lane: `count` groups of n lanes; steps are elements and bytes from
+  // lane to lane.
+  void store_values(B* v, int64_t step, int64_t n, int64_t count) const {
+    alignas(64) uint32_t lines[kWidth][kWords];
+    for (int64_t first = 0; first < n; first += kWidth) {
+      for (int w = 0; w < kWords; w += kWidth) transpose(&rows[w][first], kTile, &lines[0][w], kWords);
+      const int64_t lanes = n - first < kWidth ? n - first : int64_t{kWidth};
+      B* to = v + first * step;
+      if (count == kPackTileGroups) {
+        for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], sizeof lines[l]);
+      } else {
+        for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], size_t(count) * 2 * sizeof(B));
+      }
     }
   }
   void load_values(const B* v, int64_t step, int64_t n, int64_t count) {
-    if (count == kPackTileGroups) {
-      for (int64_t l = 0; l < n; ++l) __builtin_memcpy(lines[l], v + l * step, sizeof lines[l]);
-    } else {
-      for (int64_t l = 0; l < n; ++l) __builtin_memcpy(lines[l], v + l * step, size_t(count) * 2 * sizeof(B));
+    alignas(64) uint32_t lines[kWidth][kWords];
+    for (int64_t first = 0; first < n; first += kWidth) {
+      const int64_t lanes = n - first < kWidth ? n - first : int64_t{kWidth};
+      const B* from = v + first * step;
+      if (count == kPackTileGroups) {
+        for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(lines[l], from + l * step, sizeof lines[l]);
+      } else {
+        for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(lines[l], from + l * step, size_t(count) * 2 * sizeof(B));
+      }
+      for (int w = 0; w < kWords; w += kWidth) transpose(&lines[0][w], kWords, &rows[w][first], kTile);
     }
   }
   void store_metadata(uint8_t* m, int64_t step, int64_t n, int64_t count) const {
     for (int64_t l = 0; l < n; ++l) {
-      const uint32_t words[2] = {nibbles[0][l], nibbles[1][l]};
+      uint32_t words[kNibbleWords];
+      for (int h = 0; h < kNibbleWords; ++h) words[h] = nibbles[h][l];
       if (count == kPackTileGroups) {
         __builtin_memcpy(m + l * step, words, sizeof words);
       } else {
@@ -111,14 +108,13 @@ struct PackedTile {
   }
   void load_metadata(const uint8_t* m, int64_t step, int64_t n, int64_t count) {
     for (int64_t l = 0; l < n; ++l) {
-      uint32_t words[2] = {0, 0};
+      uint32_t words[kNibbleWords] = {};
       if (count == kPackTileGroups) {
         __builtin_memcpy(words, m + l * step, sizeof words);
       } else {
         __builtin_memcpy(words, m + l * step, size_t(ceil_div(count, 2)));
       }
-      nibbles[0][l] = words[0];
-      nibbles[1][l] = words[1];
+      for (int h = 0; h < kNibbleWords; ++h) nibbles[h][l] = words[h];
     }
   }
 };

@@ -8,9 +8,16 @@
 namespace s24 {
 namespace S24_ISA {
 
+// What packs one block of groups. B: the bits of an element.
+template <class B>
+struct Packed {
+  alignas(64) B pairs[2][kLanes<B>];
+  alignas(64) B nibbles[kLanes<B>];
+};
+
 // One lane: x (its mask, its nibble for kGather) -> the kept pair and the nibble.
 template <class T, PackOp kOp>
-S24_HD void pack_lane(typename T::Bits x[4], const uint8_t mask[4], typename T::Bits& nibble,
+S24_HD void pack_lane(typename T::Bits x[4], const typename T::Bits allowed[4], typename T::Bits& nibble,
                       typename T::Bits pair[2]) {
   using Bits = typename T::Bits;
   if (kOp == PackOp::kGather) return take_nibble(x, nibble, pair);
@@ -20,7 +27,7 @@ S24_HD void pack_lane(typename T::Bits x[4], const uint8_t mask[4], typename T::
   }
   Bits keep[4];
   if (kOp == PackOp::kMasked) {
-    keep24_masked<T>(x, mask, keep);
+    keep24_masked<T>(x, allowed, keep);
   } else {
     keep24<T>(x, keep);
   }
@@ -28,116 +35,202 @@ S24_HD void pack_lane(typename T::Bits x[4], const uint8_t mask[4], typename T::
   take_kept(x, keep, pair);
 }
 
-// kLanes groups; first is the index of lane 0.
 template <class T, PackOp kOp>
-S24_HD void pack_lanes(Key key, int64_t first, const Quad<typename T::Bits>& in, const Quad<uint8_t>& mask,
-                       uint8_t nibbles[kLanes], typename T::Bits pairs[2][kLanes]) {
+S24_HD void pack_block(const Quad<typename T::Bits>& in, const Quad<typename T::Bits>& allowed,
+                       Packed<typename T::Bits>& out) {
   using Bits = typename T::Bits;
-  if (kOp == PackOp::kMvueExact || kOp == PackOp::kMvueSequential) {
-    Quad<Bits> estimate;
-    mvue_lanes<T, kOp == PackOp::kMvueExact>(key, first, in, estimate);
-    return pack_lanes<T, PackOp::kPlain>(key, first, estimate, mask, nibbles, pairs);
-  }
-  for (int l = 0; l < kLanes; ++l) {
+  for (int l = 0; l < kLanes<Bits>; ++l) {
     Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-    const uint8_t m[4] = {mask.at[0][l], mask.at[1][l], mask.at[2][l], mask.at[3][l]};
-    Bits nibble = nibbles[l], pair[2];
+    const Bits m[4] = {allowed.at[0][l], allowed.at[1][l], allowed.at[2][l], allowed.at[3][l]};
+    Bits nibble = out.nibbles[l], pair[2];
     pack_lane<T, kOp>(x, m, nibble, pair);
-    nibbles[l] = uint8_t(nibble);
-    pairs[0][l] = pair[0];
-    pairs[1][l] = pair[1];
+    out.nibbles[l] = nibble;
+    out.pairs[0][l] = pair[0];
+    out.pairs[1][l] = pair[1];
   }
 }
 
-S24_HD void load_nibbles(const uint8_t* bytes, int64_t n, uint8_t nibbles[kLanes]) {
-  const auto load = [&](int64_t b) {
-    nibbles[2 * b] = bytes[b] & 0xf;
-    nibbles[2 * b + 1] = bytes[b] >> 4;
-  };
-  if (n == kLanes) {
-    for (int b = 0; b < kLanes / 2; ++b) load(b);
-  } else {
-    for (int64_t b = 0; b < (n + 1) / 2; ++b) load(b);
+// The bytes of a mask as elements of a Quad, in the order of its lanes.
+template <bool kRows, class B>
+S24_HD void load_mask(const uint8_t* p, int64_t step, Quad<B>& v) {
+  if (!kRows) {
+    for (int j = 0; j < 4; ++j)
+      for (int l = 0; l < kLanes<B>; ++l) v.at[j][l] = p[j * step + l];
+    return;
+  }
+  constexpr int kMembers = int(sizeof(B));  // whose bytes one element holds
+  B bytes[4 * kLanes<B> / kMembers];
+  __builtin_memcpy(bytes, p, sizeof bytes);
+  for (int l = 0; l < kLanes<B>; ++l) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j)
+      v.at[j][l] = B((bytes[4 / kMembers * l + j / kMembers] >> (8 * (j % kMembers))) & 0xff);
   }
 }
 
-S24_HD void store_nibbles(uint8_t* bytes, int64_t n, uint8_t nibbles[kLanes]) {
-  const auto store = [&](int64_t b) { bytes[b] = uint8_t(nibbles[2 * b] | nibbles[2 * b + 1] << 4); };
-  if (n == kLanes) {
-    for (int b = 0; b < kLanes / 2; ++b) store(b);
-  } else {
-    nibbles[n] = kEmptyNibble;
-    for (int64_t b = 0; b < (n + 1) / 2; ++b) store(b);
-  }
-}
+// Loads, and packs, the block of a dense array at `from`; lane 0 is number l of those that words were drawn for.
+template <class T, PackOp kOp>
+struct Packer {
+  using Bits = typename T::Bits;
+  static constexpr bool kExact = kOp == PackOp::kMvueExact, kRandom = kExact || kOp == PackOp::kMvueSequential;
 
-template <class B>
-S24_HD void load_pairs(const B* v, int64_t n, B pairs[2][kLanes]) {
-  const auto load = [&](int64_t l) {
-    pairs[0][l] = v[2 * l];
-    pairs[1][l] = v[2 * l + 1];
-  };
-  if (n == kLanes) {
-    for (int l = 0; l < kLanes; ++l) load(l);
-  } else {
-    for (int64_t l = 0; l < n; ++l) load(l);
+  S24_HD void draw(Key key, int64_t first, int64_t n) {
+    if (!kRandom) return;
+    w0 = words0.draw(key, uint64_t(first), n, 0);
+    w1 = kExact ? w0 : words1.draw(key, uint64_t(first), n, 1);
   }
-}
-
-template <class B>
-S24_HD void store_pairs(B* v, int64_t n, const B pairs[2][kLanes]) {
-  const auto store = [&](int64_t l) {
-    v[2 * l] = pairs[0][l];
-    v[2 * l + 1] = pairs[1][l];
-  };
-  if (n == kLanes) {
-    for (int l = 0; l < kLanes; ++l) store(l);
-  } else {
-    for (int64_t l = 0; l < n; ++l) store(l);
+  template <bool kRows>
+  S24_HD void run(const Bits* from, int64_t step, const uint8_t* mask, int64_t mask_step, int64_t l,
+                  Packed<Bits>& out) const {
+    Quad<Bits> in, other{};
+    load_block<kRows, true>(from, step, in);
+    if (kOp == PackOp::kMasked) load_mask<kRows>(mask, mask_step, other);
+    if (!kRandom) return pack_block<T, kOp>(in, other, out);
+    mvue_block<T, kExact>(w0 + l, w1 + l, in, other);
+    pack_block<T, PackOp::kPlain>(other, other, out);
   }
-}
+  DrawnWords<kPackTileLanes> words0, words1;
+  const uint32_t *w0, *w1;
+};
 
 // ---- the group axis is the last one
+
+template <class B>
+S24_HD void store_pairs(const Packed<B>& p, B* v) {
+  for (int l = 0; l < kLanes<B>; ++l) {
+    v[2 * l] = p.pairs[0][l];
+    v[2 * l + 1] = p.pairs[1][l];
+  }
+}
+
+template <class B>
+S24_HD void load_pairs(const B* v, Packed<B>& p) {
+  for (int l = 0; l < kLanes<B>; ++l) {
+    p.pairs[0][l] = v[2 * l];
+    p.pairs[1][l] = v[2 * l + 1];
+  }
+}
+
+constexpr int kRow = 64;  // groups of a row that are treated at a time
+static_assert(kPackGroups % kRow == 0 && kPackTileLanes >= kRow, "unit sizes");
+
+S24_HD void load_nibbles(const uint8_t* bytes, int64_t n, uint8_t nibbles[kRow]) {
+  uint8_t b[kRow / 2] = {};
+  __builtin_memcpy(b, bytes, n == kRow ? sizeof b : size_t((n + 1) / 2));
+  for (int i = 0; i < kRow / 2; ++i) {
+    nibbles[2 * i] = b[i] & 0xf;
+    nibbles[2 * i + 1] = b[i] >> 4;
+  }
+}
+
+S24_HD void store_nibbles(uint8_t nibbles[kRow], int64_t n, uint8_t* bytes) {
+  if (n % 2) nibbles[n] = kEmptyNibble;
+  uint8_t b[kRow / 2];
+  for (int i = 0; i < kRow / 2; ++i) b[i] = uint8_t(nibbles[2 * i] | nibbles[2 * i + 1] << 4);
+  __builtin_memcpy(bytes, b, n == kRow ? sizeof b : size_t((n + 1) / 2));
+}
+
+// f(first group of the array, its offset in metadata, count) for runs of at most kRow groups of one row.
+template <class F>
+S24_HD void for_row_runs(const Groups& g, int64_t begin, int64_t end, F f) {
+  const int64_t groups = g.len / 4, bytes = ceil_div(groups, 2), blocks = ceil_div(groups, kPackGroups);
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t row = unit / blocks, q0 = unit % blocks * kPackGroups;
+    const int64_t q1 = q0 + kPackGroups < groups ? q0 + kPackGroups : groups;
+    for (int64_t q = q0; q < q1; q += kRow)
+      f(row * groups + q, row * bytes + q / 2, q1 - q < kRow ? q1 - q : int64_t{kRow});
+  }
+}
 
 template <class T, PackOp kOp>
 void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
-  const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), blocks = ceil_div(groups, kPackGroups);
-  Quad<Bits> in;
-  Quad<uint8_t> mask{};
-  uint8_t nibbles[kLanes] = {};
-  Bits pairs[2][kLanes];
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t row = unit / blocks, q0 = unit % blocks * kPackGroups;
-    const int64_t q1 = q0 + kPackGroups < groups ? q0 + kPackGroups : groups;
-    for (int64_t q = q0; q < q1; q += kLanes) {
-      const int64_t n = q1 - q < kLanes ? q1 - q : kLanes;
-      const int64_t at = row * groups + q;
-      Bits* v = static_cast<Bits*>(a.values) + 2 * at;
-      uint8_t* m = a.metadata + row * bytes + q / 2;
-      load_quads(static_cast<const Bits*>(a.dense), a.groups, at, n, in);
-      if (kOp == PackOp::kMasked) load_quads(a.mask, a.groups, at, n, mask);
-      if (kOp == PackOp::kGather) load_nibbles(m, n, nibbles);
-      pack_lanes<T, kOp>(a.key, at, in, mask, nibbles, pairs);
-      store_pairs(v, n, pairs);
-      if (kOp != PackOp::kGather) store_nibbles(m, n, nibbles);
+  constexpr int kCount = kLanes<Bits>;
+  Packer<T, kOp> packer;
+  for_row_runs(a.groups, begin, end, [&](int64_t q, int64_t byte, int64_t n) {
+    Bits in[4 * kRow], pairs[2 * kRow];
+    uint8_t some[4 * kRow], nibbles[kRow];
+    const Bits* from = static_cast<const Bits*>(a.dense) + 4 * q;
+    const uint8_t* mask = kOp == PackOp::kMasked ? a.mask + 4 * q : nullptr;
+    Bits* values = static_cast<Bits*>(a.values) + 2 * q;
+    Bits* to = n == kRow ? values : pairs;
+    if (n < kRow) {
+      __builtin_memcpy(in, from, size_t(4 * n) * sizeof(Bits));
+      from = in;
+      if (kOp == PackOp::kMasked) {
+        __builtin_memcpy(some, mask, size_t(4 * n));
+        mask = some;
+      }
     }
+    packer.draw(a.key, q, n);
+    if (kOp == PackOp::kGather) load_nibbles(a.metadata + byte, n, nibbles);
+    for (int l = 0; l < kRow; l += kCount) {
+      Packed<Bits> out;
+      if (kOp == PackOp::kGather)
+        for (int i = 0; i < kCount; ++i) out.nibbles[i] = nibbles[l + i];
+      packer.template run<true>(from + 4 * l, 1, mask + 4 * l, 1, l, out);
+      store_pairs(out, to + 2 * l);
+      if (kOp != PackOp::kGather)
+        for (int i = 0; i < kCount; ++i) nibbles[l + i] = uint8_t(out.nibbles[i]);
+    }
+    if (n < kRow) __builtin_memcpy(values, pairs, size_t(2 * n) * sizeof(Bits));
+    if (kOp != PackOp::kGather) store_nibbles(nibbles, n, a.metadata + byte);
+  });
+}
+
+template <class T>
+S24_HD void unpack_block(const Packed<typename T::Bits>& in, Quad<typename T::Bits>& out) {
+  using Bits = typename T::Bits;
+  for (int l = 0; l < kLanes<Bits>; ++l) {
+    const Bits pair[2] = {in.pairs[0][l], in.pairs[1][l]};
+    Bits x[4];
+    put_nibble(pair, in.nibbles[l], x);
+    for (int j = 0; j < 4; ++j) out.at[j][l] = x[j];
   }
+}
+
+template <class T>
+void unpack_rows(const PackArgs& a, int64_t begin, int64_t end) {
+  using Bits = typename T::Bits;
+  constexpr int kCount = kLanes<Bits>;
+  for_row_runs(a.groups, begin, end, [&](int64_t q, int64_t byte, int64_t n) {
+    Bits pairs[2 * kRow], all[4 * kRow];
+    uint8_t nibbles[kRow];
+    const Bits* values = static_cast<const Bits*>(a.values) + 2 * q;
+    Bits* dense = static_cast<Bits*>(a.dense) + 4 * q;
+    Bits* to = n == kRow ? dense : all;
+    if (n < kRow) {
+      __builtin_memcpy(pairs, values, size_t(2 * n) * sizeof(Bits));
+      values = pairs;
+    }
+    load_nibbles(a.metadata + byte, n, nibbles);
+    for (int l = 0; l < kRow; l += kCount) {
+      Packed<Bits> in;
+      Quad<Bits> out;
+      for (int i = 0; i < kCount; ++i) in.nibbles[i] = nibbles[l + i];
+      load_pairs(values + 2 * l, in);
+      unpack_block<T>(in, out);
+      store_block<true, true>(to + 4 * l, 1, out);
+    }
+    if (n < kRow) __builtin_memcpy(dense, all, size_t(4 * n) * sizeof(Bits));
+  });
 }
 
 // ---- the group axis is not the last one: packing transposes, tile by tile
 
+constexpr int kTile = kPackTileLanes;
+
 template <class T, PackOp kOp>
 void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
+  constexpr int kCount = kLanes<Bits>;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
-  Quad<Bits> in;
-  Quad<uint8_t> mask{};
-  Bits pairs[2][kLanes];
-  uint8_t nibbles[kLanes] = {};
+  Packer<T, kOp> packer;
+  Bits in[4 * kTile] = {};
+  uint8_t some[4 * kTile] = {};
   PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
-    const PackTile t = pack_tile(a.groups, unit), next = pack_tile(a.groups, unit + 1 < end ? unit + 1 : unit);
+    const PackTile t = pack_tile(a.groups, unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
     Bits* values = static_cast<Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0;
     uint8_t* metadata = a.metadata + row0 * bytes + t.q0 / 2;
@@ -146,77 +239,61 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
     } else {
       // The group after the last of an odd number.
       const uint32_t after = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
-      for (int h = 0; h < 2; ++h)
-        for (int l = 0; l < kLanes; ++l) packed.nibbles[h][l] = h == count / 8 ? after : 0u;
+      for (int h = 0; h < packed.kNibbleWords; ++h)
+        for (int l = 0; l < kTile; ++l) packed.nibbles[h][l] = h == count / 8 ? after : 0u;
     }
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t at = (t.outer * groups + t.q0 + k) * inner + t.i0;
-      prefetch_group<false>(a.dense, sizeof(Bits), a.groups, next, k);
-      for (int64_t l = 4 * k; l < 4 * k + 4 && l < t.n; ++l) __builtin_prefetch(values + l * 2 * groups, 1);
-      load_quads(static_cast<const Bits*>(a.dense), a.groups, at, t.n, in);
-      if (kOp == PackOp::kMasked) load_quads(a.mask, a.groups, at, t.n, mask);
-      if (kOp == PackOp::kGather) packed.get_nibbles(k, nibbles);
-      pack_lanes<T, kOp>(a.key, at, in, mask, nibbles, pairs);
-      packed.put(k, pairs, nibbles);
+      const int64_t row = t.outer * groups + t.q0 + k, at = row * 4 * inner + t.i0;
+      const Bits* from = static_cast<const Bits*>(a.dense) + at;
+      const uint8_t* mask = kOp == PackOp::kMasked ? a.mask + at : nullptr;
+      int64_t step = inner;
+      if (t.n % kCount != 0) {
+        copy_groups<false>(from, inner, t.n, in, kTile);
+        if (kOp == PackOp::kMasked) copy_groups<false>(mask, inner, t.n, some, kTile);
+        from = in;
+        mask = some;
+        step = kTile;
+      }
+      packer.draw(a.key, row * inner + t.i0, t.n);
+      for (int64_t l = 0; l < t.n; l += kCount) {
+        Packed<Bits> out;
+        if (kOp == PackOp::kGather) packed.get_nibbles(k, l, out.nibbles);
+        packer.template run<false>(from + l, step, mask + l, step, l, out);
+        packed.put(k, l, out.pairs);
+        if (kOp != PackOp::kGather) packed.put_nibbles(k, l, out.nibbles);
+      }
     }
-    packed.rows_to_lines();
     packed.store_values(values, 2 * groups, t.n, count);
     if (kOp != PackOp::kGather) packed.store_metadata(metadata, bytes, t.n, count);
   }
 }
 
 template <class T>
-S24_HD void unpack_lanes(const uint8_t nibbles[kLanes], const typename T::Bits pairs[2][kLanes],
-                         Quad<typename T::Bits>& out) {
-  using Bits = typename T::Bits;
-  for (int l = 0; l < kLanes; ++l) {
-    const Bits pair[2] = {pairs[0][l], pairs[1][l]};
-    Bits x[4];
-    put_nibble(pair, Bits(nibbles[l]), x);
-    for (int j = 0; j < 4; ++j) out.at[j][l] = x[j];
-  }
-}
-
-template <class T>
-void unpack_rows(const PackArgs& a, int64_t begin, int64_t end) {
-  using Bits = typename T::Bits;
-  const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), blocks = ceil_div(groups, kPackGroups);
-  Quad<Bits> out;
-  uint8_t nibbles[kLanes] = {};
-  Bits pairs[2][kLanes] = {};
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t row = unit / blocks, q0 = unit % blocks * kPackGroups;
-    const int64_t q1 = q0 + kPackGroups < groups ? q0 + kPackGroups : groups;
-    for (int64_t q = q0; q < q1; q += kLanes) {
-      const int64_t n = q1 - q < kLanes ? q1 - q : kLanes;
-      const int64_t at = row * groups + q;
-      load_nibbles(a.metadata + row * bytes + q / 2, n, nibbles);
-      load_pairs(static_cast<const Bits*>(a.values) + 2 * at, n, pairs);
-      unpack_lanes<T>(nibbles, pairs, out);
-      store_quads(static_cast<Bits*>(a.dense), a.groups, at, n, out);
-    }
-  }
-}
-
-template <class T>
 void unpack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
+  constexpr int kCount = kLanes<Bits>;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
-  Quad<Bits> out;
-  Bits pairs[2][kLanes];
-  uint8_t nibbles[kLanes];
+  Bits all[4 * kTile];
   PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
     const PackTile t = pack_tile(a.groups, unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
     packed.load_values(static_cast<const Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0, 2 * groups, t.n, count);
     packed.load_metadata(a.metadata + row0 * bytes + t.q0 / 2, bytes, t.n, count);
-    packed.lines_to_rows();
     for (int64_t k = 0; k < count; ++k) {
-      packed.get(k, pairs);
-      packed.get_nibbles(k, nibbles);
-      unpack_lanes<T>(nibbles, pairs, out);
-      store_quads(static_cast<Bits*>(a.dense), a.groups, (t.outer * groups + t.q0 + k) * inner + t.i0, t.n, out);
+      Bits* dense = static_cast<Bits*>(a.dense) + (t.outer * groups + t.q0 + k) * 4 * inner + t.i0;
+      const bool whole = t.n % kCount == 0;
+      Bits* to = whole ? dense : all;
+      const int64_t step = whole ? inner : int64_t{kTile};
+      for (int64_t l = 0; l < t.n; l += kCount) {
+        Packed<Bits> in;
+        Quad<Bits> out;
+        packed.get(k, l, in.pairs);
+        packed.get_nibbles(k, l, in.nibbles);
+        unpack_block<T>(in, out);
+        store_block<false, true>(to + l, step, out);
+      }
+      if (!whole) copy_groups<false>(all, kTile, t.n, dense, inner);
     }
   }
 }

@@ -6,69 +6,80 @@
 namespace s24 {
 namespace S24_ISA {
 
-// kLanes tiles: quad r holds row r.
+// Quad r holds row r of the tiles.
 template <class B>
 struct Tiles {
   Quad<B> row[4];
 };
 
-// Not a template: the search over all patterns is compiled once.
-__attribute__((noinline)) void search_tiles(const Tiles<uint32_t>& in, Tiles<uint8_t>& out) {
-  uint32_t masks[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
+// Not a template: the search over all patterns is compiled once. words[i]: entry i of kWidth tiles.
+__attribute__((noinline)) void search_tiles(const uint32_t words[16][kWidth], uint32_t masks[kWidth]) {
+  for (int l = 0; l < kWidth; ++l) {
     uint32_t w[16];
     S24_UNROLL
-    for (int i = 0; i < 16; ++i) w[i] = in.row[i / 4].at[i % 4][l];
+    for (int i = 0; i < 16; ++i) w[i] = words[i][l];
     masks[l] = best_tile_mask(w);
   }
-  for (int i = 0; i < 16; ++i)
-    for (int l = 0; l < kLanes; ++l) out.row[i / 4].at[i % 4][l] = uint8_t((masks[l] >> i) & 1u);
 }
 
+template <class T>
 struct TransposableOp {
-  template <class T>
+  using Bits = typename T::Bits;
   using Out = uint8_t;
-  template <class T>
-  static S24_HD void apply(const Tiles<typename T::Bits>& in, Tiles<uint8_t>& out) {
-    Tiles<uint32_t> wide;
-    for (int i = 0; i < 16; ++i)
-      for (int l = 0; l < kLanes; ++l) wide.row[i / 4].at[i % 4][l] = T::to_f32(in.row[i / 4].at[i % 4][l]);
-    search_tiles(wide, out);
+  static S24_HD void apply(const Tiles<Bits>& in, uint8_t* to, int64_t to_step) {
+    constexpr int kCount = kLanes<Bits>;
+    uint32_t masks[kCount];
+    for (int first = 0; first < kCount; first += kWidth) {
+      uint32_t words[16][kWidth];
+      for (int i = 0; i < 16; ++i)
+        for (int l = 0; l < kWidth; ++l) words[i][l] = T::to_f32(in.row[i / 4].at[i % 4][first + l]);
+      search_tiles(words, masks + first);
+    }
+    for (int r = 0; r < 4; ++r) {
+      uint32_t bytes[kCount];  // the product spreads four bits over four bytes
+      for (int l = 0; l < kCount; ++l) bytes[l] = (((masks[l] >> (4 * r)) & 0xfu) * 0x00204081u) & 0x01010101u;
+      __builtin_memcpy(to + r * to_step, bytes, sizeof bytes);
+    }
   }
 };
 
-template <bool kColumnsFirst>
+template <class T, bool kColumnsFirst>
 struct DoublePruneOp {
-  template <class T>
-  using Out = typename T::Bits;
-  template <class T>
-  static S24_HD void apply(const Tiles<typename T::Bits>& in, Tiles<typename T::Bits>& out) {
-    for (int l = 0; l < kLanes; ++l) {
-      typename T::Bits x[16];
+  using Bits = typename T::Bits;
+  using Out = Bits;
+  static S24_HD void apply(const Tiles<Bits>& in, Bits* to, int64_t to_step) {
+    Tiles<Bits> out;
+    for (int l = 0; l < kLanes<Bits>; ++l) {
+      Bits x[16];
       S24_UNROLL
       for (int i = 0; i < 16; ++i) x[i] = in.row[i / 4].at[i % 4][l];
       double_prune_tile<T, kColumnsFirst>(x);
       S24_UNROLL
       for (int i = 0; i < 16; ++i) out.row[i / 4].at[i % 4][l] = x[i];
     }
+    for (int r = 0; r < 4; ++r) store_block<true, true>(to + r * to_step, 1, out.row[r]);
   }
 };
 
 template <class T, class Op>
 void map_tiles(const TileArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
-  using Out = typename Op::template Out<T>;
-  const Groups row = {1, a.cols, 1};  // one row of the matrix, groups of four columns
-  Tiles<Bits> in;
-  Tiles<Out> out;
+  using Out = typename Op::Out;
+  constexpr int64_t kCount = kLanes<Bits>, kStaged = 4 * kCount;
+  Bits in[4 * kStaged] = {};
+  Out out[4 * kStaged];
   for (int64_t tile_row = begin; tile_row < end; ++tile_row) {
-    const Bits* w = static_cast<const Bits*>(a.w) + tile_row * 4 * a.cols;
-    Out* o = static_cast<Out*>(a.out) + tile_row * 4 * a.cols;
-    for (int64_t q = 0; q < a.cols / 4; q += kLanes) {
-      const int64_t n = a.cols / 4 - q < kLanes ? a.cols / 4 - q : kLanes;
-      for (int r = 0; r < 4; ++r) load_quads(w + r * a.cols, row, q, n, in.row[r]);
-      Op::template apply<T>(in, out);
-      for (int r = 0; r < 4; ++r) store_quads(o + r * a.cols, row, q, n, out.row[r]);
+    for (int64_t at = 0; at < a.cols; at += kStaged) {
+      const int64_t n = a.cols - at < kStaged ? a.cols - at : kStaged;
+      const Bits* from = static_cast<const Bits*>(a.w) + tile_row * 4 * a.cols + at;
+      Out* to = static_cast<Out*>(a.out) + tile_row * 4 * a.cols + at;
+      const bool whole = n == kStaged;
+      if (!whole) copy_groups<false>(from, a.cols, n, in, kStaged);
+      Tiles<Bits> tiles;
+      for (int r = 0; r < 4; ++r)
+        load_block<true, true>(whole ? from + r * a.cols : in + r * kStaged, 1, tiles.row[r]);
+      Op::apply(tiles, whole ? to : out, whole ? a.cols : kStaged);
+      if (!whole) copy_groups<false>(out, kStaged, n, to, a.cols);
     }
   }
 }
@@ -76,9 +87,9 @@ void map_tiles(const TileArgs& a, int64_t begin, int64_t end) {
 template <class T>
 void tile_typed(const TileArgs& a, int64_t begin, int64_t end) {
   switch (a.op) {
-    case TileOp::kTransposableMask: return map_tiles<T, TransposableOp>(a, begin, end);
-    case TileOp::kPruneColumnsFirst: return map_tiles<T, DoublePruneOp<true>>(a, begin, end);
-    case TileOp::kPruneRowsFirst: return map_tiles<T, DoublePruneOp<false>>(a, begin, end);
+    case TileOp::kTransposableMask: return map_tiles<T, TransposableOp<T>>(a, begin, end);
+    case TileOp::kPruneColumnsFirst: return map_tiles<T, DoublePruneOp<T, true>>(a, begin, end);
+    case TileOp::kPruneRowsFirst: return map_tiles<T, DoublePruneOp<T, false>>(a, begin, end);
   }
 }
 

@@ -1,4 +1,4 @@
-// Vectors of 32-bit lanes as wide as the instruction set has them, and the transpose of a square of vectors.
+// Vectors of 32-bit lanes as wide as the instruction set has them, and the transposes that are made of them.
 #pragma once
 #include "../core/base.h"
 
@@ -9,27 +9,38 @@ namespace S24_ISA {
 constexpr int kWidth = 16;
 #define S24_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define S24_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define S24_BY_BLOCK 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15
+#define S24_BY_LANE S24_BY_BLOCK
+#define S24_EACH_BLOCK(M, size, at) M(at), M((size) + (at)), M(2 * (size) + (at)), M(3 * (size) + (at))
 #elif defined(__AVX2__)
 constexpr int kWidth = 8;
 #define S24_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define S24_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define S24_BY_BLOCK 0, 4, 1, 5, 2, 6, 3, 7
+#define S24_BY_LANE 0, 2, 4, 6, 1, 3, 5, 7
+#define S24_EACH_BLOCK(M, size, at) M(at), M((size) + (at))
 #else
 constexpr int kWidth = 4;
 #define S24_LOW 0, 4, 1, 5
 #define S24_HIGH 2, 6, 3, 7
+#define S24_BY_BLOCK 0, 1, 2, 3
+#define S24_BY_LANE S24_BY_BLOCK
+#define S24_EACH_BLOCK(M, size, at) M(at)
 #endif
 
 typedef float Vec __attribute__((vector_size(4 * kWidth)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kWidth)));
+typedef int16_t HalfVec __attribute__((vector_size(4 * kWidth)));
+typedef uint64_t WideVec __attribute__((vector_size(4 * kWidth)));
 
 #if defined(__clang__)
-#define S24_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define S24_SHUFFLE(Index, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define S24_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+#define S24_SHUFFLE(Index, a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
 #endif
 
-S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_LOW); }
-S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(a, b, S24_HIGH); }
+S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_LOW); }
+S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_HIGH); }
 
 // to[j][i] = from[i][j] for a square of kWidth; steps count lanes between rows. Only bits move: any 32-bit type will do.
 template <class W>
@@ -51,6 +62,57 @@ S24_HD void transpose(const W* from, int64_t from_step, W* to, int64_t to_step) 
   }
   S24_UNROLL
   for (int i = 0; i < kWidth; ++i) __builtin_memcpy(to + i * to_step, &a[i], sizeof(Vec));
+}
+
+// ---- groups of four that lie one after the other, to and from one vector per member
+
+// Interleave within each block of 128 bits, by elements of kSize bytes: no element leaves its block, which is cheap.
+#define S24_PAIR(i, lanes) (i), (i) + (lanes)
+#define S24_WORDS(i) S24_PAIR(i, kWidth), S24_PAIR((i) + 1, kWidth)
+#define S24_HALVES(i) \
+  S24_PAIR(i, 2 * kWidth), S24_PAIR((i) + 1, 2 * kWidth), S24_PAIR((i) + 2, 2 * kWidth), S24_PAIR((i) + 3, 2 * kWidth)
+
+template <int kSize>
+S24_HD Vec block_low(Vec a, Vec b) {
+  if (kSize == 4) return S24_SHUFFLE(IntVec, a, b, S24_EACH_BLOCK(S24_WORDS, 4, 0));
+  return (Vec)S24_SHUFFLE(HalfVec, (HalfVec)a, (HalfVec)b, S24_EACH_BLOCK(S24_HALVES, 8, 0));
+}
+
+template <int kSize>
+S24_HD Vec block_high(Vec a, Vec b) {
+  if (kSize == 4) return S24_SHUFFLE(IntVec, a, b, S24_EACH_BLOCK(S24_WORDS, 4, 2));
+  return (Vec)S24_SHUFFLE(HalfVec, (HalfVec)a, (HalfVec)b, S24_EACH_BLOCK(S24_HALVES, 8, 4));
+}
+
+// Turns the address of every element (vector, place in its block) left by one bit.
+template <int kSize>
+S24_HD void turn(Vec a[4]) {
+  const Vec b[4] = {block_low<kSize>(a[0], a[2]), block_high<kSize>(a[0], a[2]), block_low<kSize>(a[1], a[3]),
+                    block_high<kSize>(a[1], a[3])};
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = b[i];
+}
+
+// Four vectors from memory, of which each group has four neighbours -> one vector per member. Without kOrdered the groups
+// come in another order (the same in every vector), which join_groups undoes.
+template <int kSize, bool kOrdered>
+S24_HD void split_groups(Vec a[4]) {
+  turn<kSize>(a);
+  turn<kSize>(a);
+  if (kSize == 2) turn<kSize>(a);
+  if (!kOrdered) return;
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = S24_SHUFFLE(IntVec, a[i], a[i], S24_BY_BLOCK);
+}
+
+template <int kSize, bool kOrdered>
+S24_HD void join_groups(Vec a[4]) {
+  if (kOrdered) {
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) a[i] = S24_SHUFFLE(IntVec, a[i], a[i], S24_BY_LANE);
+  }
+  turn<kSize>(a);
+  turn<kSize>(a);
 }
 
 }  // namespace S24_ISA

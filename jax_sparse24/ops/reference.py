@@ -191,12 +191,14 @@ def matmul(p, dense, dense_k_last, out_packed_last, out_dtype):
 # ---- minimum-variance unbiased estimators
 
 
-def _uniforms(key_words, shape, fmt):
-    """Two uniforms in [0, 1) for every group, keyed by (key, index of the group in row-major order)."""
-    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    zero = jnp.uint32(0)
-    words = philox4x32((key_words[0], key_words[1]), (index, zero, zero, zero))
-    return [(w >> 9).astype(fmt.dtype) * fmt.dtype.type(2.0**-23) for w in words[:2]]
+def _uniform(key_words, draw, shape, fmt):
+    """The number in [0, 1) that each group draws first (0) or second (1), keyed by (key, index of the group
+    in row-major order): the four words of one call of Philox serve four neighbours."""
+    count, zero = math.prod(shape), jnp.uint32(0)
+    quartet = jnp.arange(-(-count // 4), dtype=jnp.uint32)
+    words = philox4x32((key_words[0], key_words[1]), (quartet, zero, jnp.uint32(draw), zero))
+    mine = jnp.stack(words, axis=-1).reshape(-1)[:count].reshape(shape)
+    return (mine >> 9).astype(fmt.dtype) * fmt.dtype.type(2.0**-23)
 
 
 def _first_above(sums, point):
@@ -276,10 +278,11 @@ def mvue24(key_words, x, axis, exact):
     # Scaled magnitudes below this would come out subnormal.
     underflow = jnp.where(top <= bias, fmt.power_of_two(jnp.maximum(bias + 1 - jnp.minimum(top, bias), 1)), 0)
     b = [flush(jnp.where(finite, m, 0) * scale) for m in a]
-    u, v = _uniforms(key_words, b[0].shape, fmt)
+    u = _uniform(key_words, 0, b[0].shape, fmt)
     if exact:
         magnitudes, untouched = _exact_magnitudes(b, u, unscale, underflow)
     else:
+        v = _uniform(key_words, 1, b[0].shape, fmt)
         magnitudes, untouched = (
             _sequential_magnitudes(b, u, v, unscale, underflow),
             [jnp.zeros_like(finite)] * GROUP,

@@ -186,9 +186,10 @@ def philox4x32(key, counter) -> tuple[int, int, int, int]:
 
 
 def uniforms(key, count) -> np.ndarray:
-    """(count, 2): the two uniforms of groups 0 .. count - 1, of 23 bits each."""
+    """(count, 2): the two uniforms of groups 0 .. count - 1, of 23 bits each; group g has word g % 4 of the
+    calls for (g // 4, 0, draw, 0)."""
     key = [int(k) for k in np.asarray(key)]
-    drawn = [philox4x32(key, (i, 0, 0, 0))[:2] for i in range(count)]
+    drawn = [[philox4x32(key, (g // 4, 0, draw, 0))[g % 4] for draw in (0, 1)] for g in range(count)]
     return (np.array(drawn).reshape(count, 2) >> 9) * 2.0**-23
 
 

@@ -32,6 +32,18 @@ def test_same_bits_along_any_axis(name, shape, axis):
     assert_same_bits(op(x, axis, implementation="ffi"), op(x, axis, implementation="reference"))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ALONG_AN_AXIS)
+def test_same_bits_across_tiles_of_finite_data(name, axis, dtype, rng):
+    """Several tiles in both axes, of which only a few blocks take the way of NaN and infinity."""
+    x = rng.normal(size=(72, 1100))
+    x[5, 700], x[70, 3] = np.nan, -np.inf
+    op = ALONG_AN_AXIS[name]
+    for data in (x[:, :520], x):
+        given = device(data, dtype)
+        assert_same_bits(op(given, axis, implementation="ffi"), op(given, axis, implementation="reference"))
+
+
 @pytest.mark.parametrize("name", ["prune24", "pack24", "squared_relu24"])
 def test_same_bits_of_bfloat16_subnormals_in_few_elements(name, rng):
     """XLA:CPU compiles a dozen elements to scalar code, where bfloat16 tends to pass through float32."""
