@@ -48,7 +48,8 @@ def ablation(size):
         hot = Optim(lr=1e30, clip=1e30, weight_decay=0.0, warmup=0)
         arms = {{"wild": dataclasses.replace(dense, optim=hot)}} | arms
     return Ablation(
-        claim="STE ends at a higher loss.", source="arXiv 0000.00000", expects="Nothing.", differs="All.",
+        claim="STE ends at a higher loss.", source="arXiv 0000.00000",
+        expects="Nothing.", differs="All.", found="Something.",
         arms=arms, seeds=(0, 1),
         verdict=all_of(less("dense", "ste"), between("ste", "kept_share", above=0.5, below=1), {more}),
     )
@@ -126,7 +127,7 @@ def test_what_it_leaves(done):
         "method.class: Dense -> STE",
     ]
     report = (out / "report.md").read_text()
-    for part in (found["claim"], "Nothing.", "All.", "curves.png", "Student's t", "kept_share"):
+    for part in (found["claim"], "Nothing.", "Something.", "All.", "curves.png", "Student's t", "kept_share"):
         assert part in report
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
