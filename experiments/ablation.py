@@ -121,6 +121,8 @@ class Ablation:
     """written before the first run"""
     differs: str
     """what is not as in the paper, and why"""
+    found: str = ""
+    """written after the runs: what they show, and where the verdict may come from"""
     seeds: tuple[int, ...] = (0, 1, 2)
     curve: tuple[str, str] = ("monitor", "flip_rate")
     """rows and column of metrics.jsonl that show the mechanism"""

@@ -31,6 +31,8 @@ class Result:
     finished: bool
     losses: dict
     """last evaluation: {"dense": nats, "sparse": nats}; {} if none was made"""
+    stopped: bool = False
+    """a signal asked to stop, be it after the last step"""
 
 
 def train(
@@ -77,7 +79,7 @@ def train(
             )
             evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
             loop = Loop(config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop)
-            return Result(out, *loop.run(start, state))
+            return Result(out, *loop.run(start, state), stopped=stop.asked)
 
 
 class Loop:

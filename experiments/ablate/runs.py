@@ -123,7 +123,7 @@ def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
     except Diverged as error:
         print(f"{job.label} diverged: {error}", file=sys.stderr, flush=True)
         return "diverged"
-    return "finished" if result.finished else "stopped"
+    return "finished" if result.finished and not result.stopped else "stopped"
 
 
 def run_in_turn(jobs, show: bool | None = None) -> bool:

@@ -34,6 +34,7 @@ def body(result: dict, image: str | None) -> str:
     parts += [
         arms(result),
         f"Expected before the run: {result['expects']}",
+        *([f"Found: {result['found']}"] if result["found"] else []),
         f"What differs from the paper, and why: {result['differs']}",
         provenance(result),
     ]

@@ -19,6 +19,7 @@ from experiments.ablate import __main__ as ablate
 from experiments.ablate import reproduction, result, runs, text
 from experiments.config import REPOSITORY
 from experiments.outcome import METRICS
+from experiments.train import Result
 from tests.experiments.conftest import python
 
 STEPS = 150  # enough that a run can be killed between its checkpoints, 50 steps apart
@@ -48,7 +49,8 @@ def ablation(size):
         hot = Optim(lr=1e30, clip=1e30, weight_decay=0.0, warmup=0)
         arms = {{"wild": dataclasses.replace(dense, optim=hot)}} | arms
     return Ablation(
-        claim="STE ends at a higher loss.", source="arXiv 0000.00000", expects="Nothing.", differs="All.",
+        claim="STE ends at a higher loss.", source="arXiv 0000.00000",
+        expects="Nothing.", differs="All.", found="Something.",
         arms=arms, seeds=(0, 1),
         verdict=all_of(less("dense", "ste"), between("ste", "kept_share", above=0.5, below=1), {more}),
     )
@@ -126,7 +128,7 @@ def test_what_it_leaves(done):
         "method.class: Dense -> STE",
     ]
     report = (out / "report.md").read_text()
-    for part in (found["claim"], "Nothing.", "All.", "curves.png", "Student's t", "kept_share"):
+    for part in (found["claim"], "Nothing.", "Something.", "All.", "curves.png", "Student's t", "kept_share"):
         assert part in report
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -190,6 +192,19 @@ def test_killed_in_the_middle_and_resumed(done, tmp_path):
             for folder in (out, whole)
         )
         assert one == other and len(one) == STEPS
+
+
+def test_a_signal_after_the_last_step_of_a_run_stops_the_others(done, tmp_path, monkeypatch):
+    started = []
+
+    def train(config, out, **_):
+        started.append(config.name)
+        return Result(out, config.train.steps, True, {}, stopped=True)
+
+    monkeypatch.setattr(runs, "train", train)
+    jobs = runs.jobs_of(ablations.load(f"{done[0]}:smoke").ablation, (0, 1), tmp_path)
+    assert not runs.run_in_turn(jobs, show=False)
+    assert started == ["dense-seed0"]
 
 
 def test_an_arm_that_diverges(done, shared, tmp_path, capsys):
