@@ -28,43 +28,46 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
 
 static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
-// The packed form of one tile as kernels compute it: rows of lanes.
-template <class B>
+// The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length.
+template <class B, int kTile = int(kPackTileLanes)>
 struct PackedTile {
   static constexpr int kWords = kPackTileGroups * 2 * sizeof(B) / 4;
-  static constexpr int kTile = kPackTileLanes;
   alignas(64) uint32_t rows[kWords][kTile];
   static constexpr int kNibbleWords = kPackTileGroups / 8;
   alignas(64) uint32_t nibbles[kNibbleWords][kTile];  // four bits for each group
 
   // Group k of the lanes from `first` on.
-  S24_HD void put(int64_t k, int64_t first, const B pairs[2][kLanes<B>]) {
+  template <int kRun>
+  S24_HD void put(int64_t k, int64_t first, const B (&pairs)[2][kRun]) {
     if (sizeof(B) == 4) {
       for (int i = 0; i < 2; ++i) __builtin_memcpy(rows[2 * k + i] + first, pairs[i], sizeof pairs[i]);
     } else {
-      for (int l = 0; l < kLanes<B>; ++l)
+      for (int l = 0; l < kRun; ++l)
         rows[k][first + l] = uint32_t(pairs[0][l]) | uint32_t(pairs[1][l]) << 16;
     }
   }
-  S24_HD void get(int64_t k, int64_t first, B pairs[2][kLanes<B>]) const {
+  template <int kRun>
+  S24_HD void get(int64_t k, int64_t first, B (&pairs)[2][kRun]) const {
     if (sizeof(B) == 4) {
       for (int i = 0; i < 2; ++i) __builtin_memcpy(pairs[i], rows[2 * k + i] + first, sizeof pairs[i]);
       return;
     }
-    for (int l = 0; l < kLanes<B>; ++l) {
+    for (int l = 0; l < kRun; ++l) {
       pairs[0][l] = B(rows[k][first + l]);
       pairs[1][l] = B(rows[k][first + l] >> 16);
     }
   }
-  S24_HD void put_nibbles(int64_t k, int64_t first, const B nibble[kLanes<B>]) {
+  template <class N, int kRun>
+  S24_HD void put_nibbles(int64_t k, int64_t first, const N (&nibble)[kRun]) {
     const int shift = int(4 * (k % 8));
     uint32_t* to = nibbles[k / 8] + first;
     S24_LOOP
-    for (int l = 0; l < kLanes<B>; ++l) to[l] |= uint32_t(nibble[l]) << shift;
+    for (int l = 0; l < kRun; ++l) to[l] |= uint32_t(nibble[l]) << shift;
   }
-  S24_HD void get_nibbles(int64_t k, int64_t first, B nibble[kLanes<B>]) const {
+  template <class N, int kRun>
+  S24_HD void get_nibbles(int64_t k, int64_t first, N (&nibble)[kRun]) const {
     const int shift = int(4 * (k % 8));
-    for (int l = 0; l < kLanes<B>; ++l) nibble[l] = B((nibbles[k / 8][first + l] >> shift) & 0xf);
+    for (int l = 0; l < kRun; ++l) nibble[l] = N((nibbles[k / 8][first + l] >> shift) & 0xf);
   }
 
   // Between rows and memory, which holds one line per lane: `count` groups of n lanes; steps are elements and bytes from

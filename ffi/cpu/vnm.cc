@@ -23,13 +23,13 @@ void prefetch_line(const VnmArgs& a, const Unit& u, int64_t i, int64_t size) {
 
 // The four elements of kCount lanes (their nibbles for kGather) -> nibbles and pairs; back for kUnpack.
 template <class B, int kCount>
-struct Lanes {
+struct TileLanes {
   B four[4][kCount], pair[2][kCount];
   uint8_t allowed[4][kCount], nibble[kCount];
 };
 
 template <class T, VnmOp kOp, int kCount>
-S24_HD void keep_lanes(Lanes<typename T::Bits, kCount>& v) {
+S24_HD void keep_lanes(TileLanes<typename T::Bits, kCount>& v) {
   using Bits = typename T::Bits;
   for (int l = 0; l < kCount; ++l) {
     Bits x[4] = {v.four[0][l], v.four[1][l], v.four[2][l], v.four[3][l]}, pair[2] = {v.pair[0][l], v.pair[1][l]};
@@ -39,7 +39,7 @@ S24_HD void keep_lanes(Lanes<typename T::Bits, kCount>& v) {
     } else if (kOp == VnmOp::kGather) {
       take_nibble(x, nibble, pair);
     } else {
-      const uint8_t allowed[4] = {v.allowed[0][l], v.allowed[1][l], v.allowed[2][l], v.allowed[3][l]};
+      const Bits allowed[4] = {v.allowed[0][l], v.allowed[1][l], v.allowed[2][l], v.allowed[3][l]};
       if (kOp == VnmOp::kPackMasked) {
         keep24_masked<T>(x, allowed, keep);
       } else {
@@ -68,7 +68,7 @@ void keep_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, const Co
   int32_t at[4][kCount] = {};
   for (int64_t g = 0; g < u.groups; ++g)
     for (int k = 0; k < 4; ++k) at[k][g] = int32_t(g * a.m + columns[0][g][k]);
-  Lanes<Bits, kCount> v = {};
+  TileLanes<Bits, kCount> v = {};
   for (int64_t r = 0; r < u.rows; ++r) {
     prefetch_line(a, next, r, sizeof(Bits));
     const int64_t row = u.outer * a.rows + u.row0 + r;
@@ -118,13 +118,19 @@ S24_HD void for_lanes(const VnmArgs& a, const Unit& u, int64_t row, int64_t lane
     f(l, dense_at(a, u) + (g * a.m + columns[(row + l) / a.v][g][k]) * a.rows + row + l);
 }
 
+constexpr int kTileRows = int(kVnmLeast);
+
+// Packing transposes, by tiles of kTileRows rows.
+template <class B>
+using RowsTile = PackedTile<B, kTileRows>;
+
 // Lanes are the rows [row, row + n) of one group.
 template <class T, VnmOp kOp>
 void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n, int64_t g, const Columns columns,
-                        Lanes<typename T::Bits, kLanes>& v, PackedTile<typename T::Bits>& packed) {
+                        TileLanes<typename T::Bits, kTileRows>& v, RowsTile<typename T::Bits>& packed) {
   auto* dense = static_cast<typename T::Bits*>(a.dense);
-  if (kOp == VnmOp::kUnpack) packed.get(g, v.pair);
-  if (kOp == VnmOp::kGather || kOp == VnmOp::kUnpack) packed.get_nibbles(g, v.nibble);
+  if (kOp == VnmOp::kUnpack) packed.get(g, 0, v.pair);
+  if (kOp == VnmOp::kGather || kOp == VnmOp::kUnpack) packed.get_nibbles(g, 0, v.nibble);
   for (int k = 0; k < 4 && kOp != VnmOp::kUnpack; ++k) {
     for_lanes(a, u, row, n, g, k, columns, [&](int64_t l, int64_t i) {
       __builtin_memcpy(&v.four[k][l], dense + i, kVnmLanes * sizeof *dense);
@@ -132,11 +138,8 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
     });
   }
   keep_lanes<T, kOp>(v);
-  if (packs(kOp)) return packed.put(g, v.pair, v.nibble);
-  if (kOp == VnmOp::kGather) {
-    const uint8_t none[kLanes] = {};
-    return packed.put(g, v.pair, none);
-  }
+  if (packs(kOp) || kOp == VnmOp::kGather) packed.put(g, 0, v.pair);
+  if (packs(kOp)) packed.put_nibbles(g, 0, v.nibble);
   for (int64_t i = 0; i < a.m; ++i) {
     const int64_t line = dense_at(a, u) + (g * a.m + i) * a.rows + row;
     if (kOp == VnmOp::kMask) __builtin_memset(a.mask + line, 0, size_t(n));
@@ -150,10 +153,9 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
   }
 }
 
-// Packing transposes, by tiles of kLanes rows.
 template <class B>
 struct PackedUnit {
-  PackedTile<B> tiles[kVnmMaxV / kLanes];
+  RowsTile<B> tiles[kVnmMaxV / kTileRows];
 };
 
 // Group by group: the distance between lines is often a power of two, and a cache holds only few such lines.
@@ -165,39 +167,35 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), at = u.outer * a.rows + u.row0;
   Bits* values = static_cast<Bits*>(a.values) + at * 2 * all + 2 * u.group0;
   uint8_t* metadata = a.metadata + at * bytes + u.group0 / 2;
-  Lanes<Bits, kLanes> v = {};
+  TileLanes<Bits, kTileRows> v = {};
   const auto for_tiles = [&](auto f) {
-    for (int64_t row = 0; row < u.rows; row += kLanes)
-      f(row, u.rows - row < kLanes ? u.rows - row : kLanes, packed.tiles[row / kLanes]);
+    for (int64_t row = 0; row < u.rows; row += kTileRows)
+      f(row, u.rows - row < kTileRows ? u.rows - row : kTileRows, packed.tiles[row / kTileRows]);
   };
-  for_tiles([&](int64_t row, int64_t n, PackedTile<Bits>& tile) {
+  for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
     if (kReads) tile.load_metadata(metadata + row * bytes, bytes, n, u.groups);
-    if (kOp == VnmOp::kUnpack) {
-      tile.load_values(values + row * 2 * all, 2 * all, n, u.groups);
-      tile.lines_to_rows();
-    }
+    if (kOp == VnmOp::kUnpack) tile.load_values(values + row * 2 * all, 2 * all, n, u.groups);
     if (packs(kOp)) {
       const uint32_t after = u.groups % 2 ? uint32_t(kEmptyNibble) << (4 * (u.groups % 8)) : 0u;
       for (int h = 0; h < 2; ++h)
-        for (int l = 0; l < kLanes; ++l) tile.nibbles[h][l] = h == u.groups / 8 ? after : 0u;
+        for (int l = 0; l < kTileRows; ++l) tile.nibbles[h][l] = h == u.groups / 8 ? after : 0u;
     }
   });
   for (int64_t g = 0; g < u.groups; ++g) {
     prefetch_line(a, g + 1 < u.groups ? u : next, (g + 1) % u.groups, sizeof(Bits));
     if (!kReads && !a.exact) choose_along_columns<T, kOp == VnmOp::kPackMasked>(a, u, g, columns);
-    for_tiles([&](int64_t row, int64_t n, PackedTile<Bits>& tile) {
+    for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
       keep_along_columns<T, kOp>(a, u, row, n, g, columns, v, tile);
     });
   }
   if (kOp == VnmOp::kMask || kOp == VnmOp::kUnpack) return;
-  for_tiles([&](int64_t row, int64_t n, PackedTile<Bits>& tile) {
-    tile.rows_to_lines();
+  for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
     tile.store_values(values + row * 2 * all, 2 * all, n, u.groups);
     if (packs(kOp)) tile.store_metadata(metadata + row * bytes, bytes, n, u.groups);
   });
 }
 
-static_assert(kVnmGroups == kPackTileGroups && kVnmLeast == kLanes, "a packed tile is a part of a unit");
+static_assert(kVnmGroups == kPackTileGroups && kTileRows % kWidth == 0, "a packed tile is a part of a unit");
 
 template <class T, VnmOp kOp>
 void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {
