@@ -24,8 +24,8 @@ struct Key {
 
 enum class MapOp : int32_t { kMask, kPrune, kSoft, kMvueExact, kMvueSequential };
 
-// x -> an array of the same shape (bytes for kMask). Units are groups, in row-major order; the unit is also the counter
-// of the random words.
+// x -> an array of the same shape (bytes for kMask). Units are groups, in row-major order; random words belong to the
+// unit by its index.
 struct MapArgs {
   MapOp op;
   Dtype dtype;
