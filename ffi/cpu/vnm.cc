@@ -225,7 +225,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   });
 }
 
-static_assert(kVnmGroups == kPackTileGroups && kVnmLeast == kLanes, "a packed tile is a part of a unit");
+static_assert(kVnmGroups == kPackTileGroups && kVnmLeast % kLanes == 0, "a packed tile is a part of a unit");
 
 template <class T, VnmOp kOp>
 void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {
