@@ -27,6 +27,12 @@ TARGETS = {
     "s24_gather",
     "s24_squared_relu_pack",
     "s24_matmul",
+    "s24_vnm_mask",
+    "s24_vnm_pack",
+    "s24_vnm_pack_masked",
+    "s24_vnm_unpack",
+    "s24_vnm_gather",
+    "s24_vnm_matmul",
 }
 
 

@@ -90,7 +90,7 @@ struct VnmArgs {
 };
 
 constexpr int64_t kVnmGroups = 16;  // a unit is this many groups of columns
-constexpr int64_t kVnmLeast = 64;   // of V rows, or of at least so many if rows are contiguous
+constexpr int64_t kVnmLeast = 128;  // of V rows, or of at least so many if rows are contiguous
 
 S24_HD int64_t vnm_unit_rows(const VnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
 

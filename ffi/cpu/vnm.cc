@@ -21,17 +21,20 @@ void prefetch_line(const VnmArgs& a, const Unit& u, int64_t i, int64_t size) {
 
 // ---- two of four
 
-// The four elements of kCount lanes (their nibbles for kGather) -> nibbles and pairs; back for kUnpack.
-template <class B, int kCount>
+// Loops over this many lanes become full vectors, whatever the size of an element.
+constexpr int kTileRows = 64;
+
+// The four elements of kTileRows lanes (their nibbles for kGather) -> nibbles and pairs; back for kUnpack.
+template <class B>
 struct TileLanes {
-  B four[4][kCount], pair[2][kCount];
-  uint8_t allowed[4][kCount], nibble[kCount];
+  B four[4][kTileRows], pair[2][kTileRows];
+  uint8_t allowed[4][kTileRows], nibble[kTileRows];
 };
 
-template <class T, VnmOp kOp, int kCount>
-S24_HD void keep_lanes(TileLanes<typename T::Bits, kCount>& v) {
+template <class T, VnmOp kOp>
+S24_HD void keep_lanes(TileLanes<typename T::Bits>& v) {
   using Bits = typename T::Bits;
-  for (int l = 0; l < kCount; ++l) {
+  for (int l = 0; l < kTileRows; ++l) {
     Bits x[4] = {v.four[0][l], v.four[1][l], v.four[2][l], v.four[3][l]}, pair[2] = {v.pair[0][l], v.pair[1][l]};
     Bits nibble = v.nibble[l], keep[4];
     if (kOp == VnmOp::kUnpack) {
@@ -59,53 +62,76 @@ S24_HD void keep_lanes(TileLanes<typename T::Bits, kCount>& v) {
 
 constexpr bool packs(VnmOp op) { return op == VnmOp::kPack || op == VnmOp::kPackMasked; }
 
-// Lanes are the groups of a row.
+// The lanes of one row, from `lane` on, to or from values and metadata.
+template <class B>
+S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, B* values, uint8_t* metadata) {
+  const auto pair = [&](int64_t g) {
+    values[2 * g] = v.pair[0][lane + g];
+    values[2 * g + 1] = v.pair[1][lane + g];
+  };
+  const auto byte = [&](int64_t b) {
+    metadata[b] = uint8_t(v.nibble[lane + 2 * b] | v.nibble[lane + 2 * b + 1] << 4);
+  };
+  if (groups == kVnmGroups) {
+    S24_LANES
+    for (int g = 0; g < int(kVnmGroups); ++g) pair(g);
+    if (metadata == nullptr) return;
+    S24_LANES
+    for (int b = 0; b < int(kVnmGroups) / 2; ++b) byte(b);
+  } else {
+    for (int64_t g = 0; g < groups; ++g) pair(g);
+    if (metadata == nullptr) return;
+    v.nibble[lane + groups] = kEmptyNibble;
+    for (int64_t b = 0; b < ceil_div(groups, 2); ++b) byte(b);
+  }
+}
+
+template <class B>
+S24_HD void load_row(TileLanes<B>& v, int64_t lane, int64_t groups, const B* values, const uint8_t* metadata) {
+  for (int64_t g = 0; g < groups; ++g) {
+    v.nibble[lane + g] = uint8_t(metadata[g / 2] >> (4 * (g % 2))) & 0xf;
+    if (values == nullptr) continue;
+    for (int k = 0; k < 2; ++k) v.pair[k][lane + g] = values[2 * g + k];
+  }
+}
+
+// Lanes are the groups of a few rows.
 template <class T, VnmOp kOp>
 void keep_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, const Columns columns) {
   using Bits = typename T::Bits;
-  constexpr int kCount = int(kVnmGroups);
+  constexpr int kCount = int(kVnmGroups), kRows = kTileRows / kCount;
   const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), width = u.groups * a.m, first = dense_at(a, u);
+  const int64_t row0 = u.outer * a.rows + u.row0;
+  Bits* dense = static_cast<Bits*>(a.dense) + first;
+  uint8_t* mask = a.mask + first;
   int32_t at[4][kCount] = {};
   for (int64_t g = 0; g < u.groups; ++g)
     for (int k = 0; k < 4; ++k) at[k][g] = int32_t(g * a.m + columns[0][g][k]);
-  TileLanes<Bits, kCount> v = {};
-  for (int64_t r = 0; r < u.rows; ++r) {
-    prefetch_line(a, next, r, sizeof(Bits));
-    const int64_t row = u.outer * a.rows + u.row0 + r;
-    Bits* x = static_cast<Bits*>(a.dense) + first + r * a.depth;
-    uint8_t* mask = a.mask + (a.mask != nullptr ? first + r * a.depth : 0);
-    Bits* values = static_cast<Bits*>(a.values) + row * 2 * all + 2 * u.group0;
-    uint8_t* metadata = a.metadata + row * bytes + u.group0 / 2;
-    if (kOp == VnmOp::kGather || kOp == VnmOp::kUnpack) {
-      for (int64_t g = 0; g < u.groups; ++g) v.nibble[g] = uint8_t(metadata[g / 2] >> (4 * (g % 2))) & 0xf;
+  TileLanes<Bits> v = {};
+  for (int64_t r = 0; r < u.rows; r += kRows) {
+    const auto values = [&](int q) { return static_cast<Bits*>(a.values) + ((row0 + r + q) * all + u.group0) * 2; };
+    const auto metadata = [&](int q) { return a.metadata + (row0 + r + q) * bytes + u.group0 / 2; };
+    for (int q = 0; q < kRows; ++q) {
+      prefetch_line(a, next, r + q, sizeof(Bits));
+      const int64_t row = (r + q) * a.depth, lane = q * kCount;
+      if (kOp == VnmOp::kGather) load_row<Bits>(v, lane, u.groups, nullptr, metadata(q));
+      if (kOp == VnmOp::kUnpack) load_row<Bits>(v, lane, u.groups, values(q), metadata(q));
+      for (int k = 0; k < 4; ++k) {
+        for (int g = 0; g < kCount && kOp != VnmOp::kUnpack; ++g) v.four[k][lane + g] = dense[row + at[k][g]];
+        for (int g = 0; g < kCount && kOp == VnmOp::kPackMasked; ++g) v.allowed[k][lane + g] = mask[row + at[k][g]];
+      }
     }
-    if (kOp == VnmOp::kUnpack) {
-      for (int64_t g = 0; g < u.groups; ++g)
-        for (int k = 0; k < 2; ++k) v.pair[k][g] = values[2 * g + k];
-    } else {
-      for (int k = 0; k < 4; ++k)
-        for (int g = 0; g < kCount; ++g) v.four[k][g] = x[at[k][g]];
-    }
-    if (kOp == VnmOp::kPackMasked)
-      for (int k = 0; k < 4; ++k)
-        for (int g = 0; g < kCount; ++g) v.allowed[k][g] = mask[at[k][g]];
     keep_lanes<T, kOp>(v);
-    if (kOp == VnmOp::kMask) {
-      for (int64_t c = 0; c < width; ++c) mask[c] = 0;
-      for (int k = 0; k < 4; ++k)
-        for (int64_t g = 0; g < u.groups; ++g) mask[at[k][g]] = v.allowed[k][g];
-    } else if (kOp == VnmOp::kUnpack) {
-      for (int64_t c = 0; c < width; ++c) x[c] = 0;
-      for (int k = 0; k < 4; ++k)
-        for (int64_t g = 0; g < u.groups; ++g) x[at[k][g]] = v.four[k][g];
-    } else {
-      for (int64_t g = 0; g < u.groups; ++g)
-        for (int k = 0; k < 2; ++k) values[2 * g + k] = v.pair[k][g];
-    }
-    if (packs(kOp)) {
-      if (u.groups % 2) v.nibble[u.groups] = kEmptyNibble;
-      for (int64_t b = 0; b < ceil_div(u.groups, 2); ++b)
-        metadata[b] = uint8_t(v.nibble[2 * b] | v.nibble[2 * b + 1] << 4);
+    for (int q = 0; q < kRows; ++q) {
+      const int64_t row = (r + q) * a.depth, lane = q * kCount;
+      if (kOp == VnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
+      if (kOp == VnmOp::kUnpack) __builtin_memset(dense + row, 0, size_t(width) * sizeof(Bits));
+      for (int k = 0; k < 4; ++k) {
+        for (int64_t g = 0; g < u.groups && kOp == VnmOp::kMask; ++g) mask[row + at[k][g]] = v.allowed[k][lane + g];
+        for (int64_t g = 0; g < u.groups && kOp == VnmOp::kUnpack; ++g) dense[row + at[k][g]] = v.four[k][lane + g];
+      }
+      if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, values(q), nullptr);
+      if (packs(kOp)) store_row<Bits>(v, lane, u.groups, values(q), metadata(q));
     }
   }
 }
@@ -118,8 +144,6 @@ S24_HD void for_lanes(const VnmArgs& a, const Unit& u, int64_t row, int64_t lane
     f(l, dense_at(a, u) + (g * a.m + columns[(row + l) / a.v][g][k]) * a.rows + row + l);
 }
 
-constexpr int kTileRows = int(kVnmLeast);
-
 // Packing transposes, by tiles of kTileRows rows.
 template <class B>
 using RowsTile = PackedTile<B, kTileRows>;
@@ -127,7 +151,7 @@ using RowsTile = PackedTile<B, kTileRows>;
 // Lanes are the rows [row, row + n) of one group.
 template <class T, VnmOp kOp>
 void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n, int64_t g, const Columns columns,
-                        TileLanes<typename T::Bits, kTileRows>& v, RowsTile<typename T::Bits>& packed) {
+                        TileLanes<typename T::Bits>& v, RowsTile<typename T::Bits>& packed) {
   auto* dense = static_cast<typename T::Bits*>(a.dense);
   if (kOp == VnmOp::kUnpack) packed.get(g, 0, v.pair);
   if (kOp == VnmOp::kGather || kOp == VnmOp::kUnpack) packed.get_nibbles(g, 0, v.nibble);
@@ -140,6 +164,7 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
   keep_lanes<T, kOp>(v);
   if (packs(kOp) || kOp == VnmOp::kGather) packed.put(g, 0, v.pair);
   if (packs(kOp)) packed.put_nibbles(g, 0, v.nibble);
+  if (packs(kOp) || kOp == VnmOp::kGather) return;
   for (int64_t i = 0; i < a.m; ++i) {
     const int64_t line = dense_at(a, u) + (g * a.m + i) * a.rows + row;
     if (kOp == VnmOp::kMask) __builtin_memset(a.mask + line, 0, size_t(n));
@@ -167,14 +192,16 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), at = u.outer * a.rows + u.row0;
   Bits* values = static_cast<Bits*>(a.values) + at * 2 * all + 2 * u.group0;
   uint8_t* metadata = a.metadata + at * bytes + u.group0 / 2;
-  TileLanes<Bits, kTileRows> v = {};
+  TileLanes<Bits> v = {};
   const auto for_tiles = [&](auto f) {
     for (int64_t row = 0; row < u.rows; row += kTileRows)
       f(row, u.rows - row < kTileRows ? u.rows - row : kTileRows, packed.tiles[row / kTileRows]);
   };
   for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
     if (kReads) tile.load_metadata(metadata + row * bytes, bytes, n, u.groups);
-    if (kOp == VnmOp::kUnpack) tile.load_values(values + row * 2 * all, 2 * all, n, u.groups);
+    if (kOp == VnmOp::kUnpack) {
+      tile.load_values(values + row * 2 * all, 2 * all, n, u.groups);
+    }
     if (packs(kOp)) {
       const uint32_t after = u.groups % 2 ? uint32_t(kEmptyNibble) << (4 * (u.groups % 8)) : 0u;
       for (int h = 0; h < 2; ++h)
@@ -183,7 +210,12 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   });
   for (int64_t g = 0; g < u.groups; ++g) {
     prefetch_line(a, g + 1 < u.groups ? u : next, (g + 1) % u.groups, sizeof(Bits));
-    if (!kReads && !a.exact) choose_along_columns<T, kOp == VnmOp::kPackMasked>(a, u, g, columns);
+    if (!kReads && !a.exact) {
+      constexpr bool kMasked = kOp == VnmOp::kPackMasked;
+      a.v == 16   ? choose_along_columns<T, kMasked, 1>(a, u, g, columns)
+      : a.v == 32 ? choose_along_columns<T, kMasked, 2>(a, u, g, columns)
+                  : choose_along_columns<T, kMasked, 4>(a, u, g, columns);
+    }
     for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
       keep_along_columns<T, kOp>(a, u, row, n, g, columns, v, tile);
     });
@@ -195,7 +227,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   });
 }
 
-static_assert(kVnmGroups == kPackTileGroups && kTileRows % kWidth == 0, "a packed tile is a part of a unit");
+static_assert(kVnmGroups == kPackTileGroups && kVnmLeast % kTileRows == 0, "a packed tile is a part of a unit");
 
 template <class T, VnmOp kOp>
 void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {

@@ -60,6 +60,13 @@ S24_HD void count_element(typename T::Bits x, const uint8_t* allowed, float& add
   magnitude = (u & kF32Magnitude) | (flag & kAllowed);
 }
 
+// add_lanes of neighbouring columns at once; the sums are left in row 0.
+S24_HD void add_all_lanes(float* s, int64_t step, int64_t columns) {
+  for (int half = kVnmLanes / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l)
+      for (int64_t c = 0; c < columns; ++c) s[l * step + c] += s[(l + half) * step + c];
+}
+
 S24_HD uint32_t allowed_first(float sum, uint32_t largest) {
   return column_key(sum, largest & kF32Magnitude) | (largest & kAllowed);
 }
@@ -96,13 +103,14 @@ void choose_along_rows(const VnmArgs& a, const Unit& u, Columns columns) {
         largest[c] = most;
       }
     }
-    for (int64_t c = 0; c < width; ++c) keys[c] = allowed_first(add_lanes(&sums[0][c], kStrip), largest[c]);
+    add_all_lanes(sums[0], kStrip, width);
+    for (int64_t c = 0; c < width; ++c) keys[c] = allowed_first(sums[0][c], largest[c]);
     for (int64_t g = 0; g < groups; ++g) best_columns(keys + g * a.m, int(a.m), columns[0][g0 + g]);
   }
 }
 
 // Rows are contiguous: lanes are partial sums, turned so that they become columns. One group of columns.
-template <class T, bool kMasked>
+template <class T, bool kMasked, int kRows>
 void choose_along_columns(const VnmArgs& a, const Unit& u, int64_t g, Columns columns) {
   const int64_t first = dense_at(a, u) + g * a.m * a.rows;
   alignas(64) float sums[kVnmMaxM][kVnmLanes], sums_turned[kVnmLanes][kVnmMaxM];
@@ -116,24 +124,24 @@ void choose_along_columns(const VnmArgs& a, const Unit& u, int64_t g, Columns co
       const int64_t at = first + i * a.rows + b * a.v;
       const auto* x = static_cast<const typename T::Bits*>(a.dense) + at;
       const uint8_t* allowed = kMasked ? a.mask + at : nullptr;
-      float s[kVnmLanes];
-      uint32_t most[kVnmLanes];
-      S24_LANES
-      for (int l = 0; l < kVnmLanes; ++l) count_element<T, kMasked>(x[l], allowed + (kMasked ? l : 0), s[l], most[l]);
-      for (int64_t r = kVnmLanes; r < a.v; r += kVnmLanes) {
+      for (int64_t r = 0; r < a.v; r += kRows * kVnmLanes) {
         S24_LANES
         for (int l = 0; l < kVnmLanes; ++l) {
-          float addend;
-          uint32_t magnitude;
-          count_element<T, kMasked>(x[r + l], allowed + (kMasked ? r + l : 0), addend, magnitude);
-          s[l] += addend;
-          most[l] = max_u32(most[l], magnitude);
+          float sum = r == 0 ? 0.0f : sums[i][l];
+          uint32_t most = r == 0 ? 0u : largest[i][l];
+          S24_UNROLL
+          for (int j = 0; j < kRows; ++j) {
+            const int64_t e = r + j * kVnmLanes + l;
+            float addend;
+            uint32_t magnitude;
+            count_element<T, kMasked>(x[e], allowed + (kMasked ? e : 0), addend, magnitude);
+            sum += addend;
+            most = max_u32(most, magnitude);
+          }
+          sums[i][l] = sum;
+          largest[i][l] = most;
         }
       }
-      S24_LANES
-      for (int l = 0; l < kVnmLanes; ++l) sums[i][l] = s[l];
-      S24_LANES
-      for (int l = 0; l < kVnmLanes; ++l) largest[i][l] = most[l];
     }
     for (int64_t i = 0; i < turned; i += kWidth) {
       for (int l = 0; l < kVnmLanes; l += kWidth) {
@@ -141,12 +149,11 @@ void choose_along_columns(const VnmArgs& a, const Unit& u, int64_t g, Columns co
         transpose(&largest[i][l], kVnmLanes, &largest_turned[l][i], kVnmMaxM);
       }
     }
-    for (int64_t i = 0; i < turned; ++i) {
-      uint32_t most = 0;
-      S24_UNROLL
-      for (int l = 0; l < kVnmLanes; ++l) most = max_u32(most, largest_turned[l][i]);
-      keys[i] = allowed_first(add_lanes(&sums_turned[0][i], kVnmMaxM), most);
-    }
+    add_all_lanes(sums_turned[0], kVnmMaxM, turned);
+    for (int l = 1; l < kVnmLanes; ++l)
+      for (int64_t i = 0; i < turned; ++i)
+        largest_turned[0][i] = max_u32(largest_turned[0][i], largest_turned[l][i]);
+    for (int64_t i = 0; i < turned; ++i) keys[i] = allowed_first(sums_turned[0][i], largest_turned[0][i]);
     best_columns(keys, int(a.m), columns[b][g]);
   }
 }

@@ -68,7 +68,7 @@ void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, co
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         if (j >= entries) break;
-        const Vec a = splat(float_of(T::to_f32(values[j])));
+        const Vec a = float_of(T::to_f32(values[j])) - Vec{};  // measured to be a little faster here than splat
         const Vec* d = reinterpret_cast<const Vec*>(rows + offsets[j]);
         S24_UNROLL
         for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
