@@ -36,7 +36,9 @@ S24_HD ScaledGroup scale_group(const typename T::Bits x[4]) {
   s.unscale = float_of(min_u32(s.exponent, 253u) << 23);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    s.b[i] = float_of(flushed_magnitude(bits_of(float_of(a[i]) * scale)));
+    // By exponents: a product that rounds up to the least normal number depends on how the hardware treats subnormals.
+    const uint32_t normal = mask_if<uint32_t>((a[i] >> 23) + 126u >= min_u32(s.exponent, 253u));
+    s.b[i] = float_of(a[i] & normal) * scale;
   }
   return s;
 }

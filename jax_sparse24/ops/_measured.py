@@ -163,6 +163,11 @@ class Decision:
     reason: str
     entry: Mapping[str, Any] | None = None
 
+    @property
+    def implementation(self) -> str:
+        """What multiplies when it is packed."""
+        return (self.entry or {}).get("implementation", "ffi")
+
 
 def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int]) -> Decision:
     """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right"): packed, or masked
@@ -182,3 +187,10 @@ def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int])
     size = "x".join(map(str, entry["shape"]))
     reason = f"packed is {ratio:.2f}x masked dense at {size}, {found.origin}{hint}"
     return Decision(ratio >= found.least, reason, entry)
+
+
+def algorithm(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int]) -> int | None:
+    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt was fastest there."""
+    found, _ = table()
+    entry = found and found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape)
+    return entry.get("algorithm") if entry else None

@@ -8,7 +8,7 @@ from jax import lax
 
 from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops import _cusparselt, _ffi, _measured, reference
 from jax_sparse24.ops._choose import choose, packed_pays, run
 from jax_sparse24.ops.pack import check_packed, gather24
 
@@ -60,61 +60,108 @@ def _operand(name: str, x):
     return patterns.as_array("matmul", name, x)
 
 
-def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, out_dtype=None) -> jax.Array:
+def contract(
+    a,
+    b,
+    a_axis: int,
+    b_axis: int,
+    implementation: str | None = None,
+    out_dtype=None,
+    algorithm: int | None = None,
+) -> jax.Array:
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
     Either may be Packed24 along its contracted axis, in which case no operand is ever transposed in memory;
     `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as fast.
+    algorithm: of cuSPARSELt, -1 for its own choice; None for what was measured here, or else the best known.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
     -2."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
     patterns.check_dtype("matmul", "operands", dtype)
     out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
     patterns.check_dtype("matmul", "the result", out_dtype)
-    if implementation is None and (isinstance(a, Packed24) or isinstance(b, Packed24)):
-        side = "left" if isinstance(a, Packed24) else "right"
-        shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
-        if not packed_pays((a_axis, b_axis), side, dtype, shape).packed:
-            a, b = (x.todense() if isinstance(x, Packed24) else x for x in (a, b))
     if isinstance(a, Packed24):
-        values, dense, dense_k_last, out_packed_last, metadata = a.values, b, b_axis == -1, False, a.metadata
+        packed, dense, dense_k_last, out_packed_last = a, b, b_axis == -1, False
     elif isinstance(b, Packed24):
-        values, dense, dense_k_last, out_packed_last, metadata = b.values, a, a_axis == -1, True, b.metadata
+        packed, dense, dense_k_last, out_packed_last = b, a, a_axis == -1, True
     else:
         return lax.dot_general(
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
             preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
         )  # fmt: skip
-    args = (dense_k_last, out_packed_last, out_dtype, implementation)
-    return _product(values.astype(dtype), dense.astype(dtype), metadata, *args)
+    product = (a_axis, b_axis), "right" if out_packed_last else "left", dtype, _shape(a, b, a_axis, b_axis)
+    if implementation is None:
+        decision = packed_pays(*product)
+        fits = decision.implementation != "cusparselt" or not _library(
+            packed.values, dense, dense_k_last, out_packed_last, dtype
+        ).misfit(out_dtype)
+        if not (decision.packed and fits):
+            a, b = (x.todense() if isinstance(x, Packed24) else x for x in (a, b))
+            return contract(a, b, a_axis, b_axis, None, out_dtype)
+        if decision.implementation == "cusparselt":
+            implementation = "cusparselt"
+    if implementation == "cusparselt" and algorithm is None:
+        algorithm = _measured.algorithm(*product)
+    args = (dense_k_last, out_packed_last, out_dtype, implementation, algorithm)
+    return _product(packed.values.astype(dtype), dense.astype(dtype), packed.metadata, *args)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-@partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
-def _product(values, dense, metadata, dense_k_last, out_packed_last, out_dtype, implementation):
+def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
+    """(M, K, N)"""
+    return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
+
+
+def _library(values, dense, dense_k_last: bool, out_packed_last: bool, dtype) -> _cusparselt.Product:
+    rows, half = values.shape[-2:]
+    return _cusparselt.Product(
+        rows, 2 * half, dense.shape[-2 if dense_k_last else -1], dense_k_last, out_packed_last, str(dtype)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
+def _product(values, dense, metadata, dense_k_last, out_packed_last, out_dtype, implementation, algorithm):
     rows, n = values.shape[-2], dense.shape[-2 if dense_k_last else -1]
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     fast = out_dtype in (jnp.float32, values.dtype)
+    flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
 
     def kernel(values, dense, metadata):
         result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
-        flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
         return _ffi.call("s24_matmul", result, values, metadata, dense, **flags).astype(out_dtype)
+
+    def library(values, dense, metadata):
+        product = _library(values, dense, **flags, dtype=values.dtype)
+        why = product.misfit(out_dtype)
+        if why:
+            raise ValueError(
+                f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'."
+            )
+        chosen = product.preferred if algorithm is None else algorithm
+        workspace, compressed = (jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen))
+        return _ffi.call(
+            "s24_cusparselt_matmul",
+            (out, compressed, workspace),
+            *(values, metadata, dense),
+            **flags,
+            algorithm=chosen,
+        )[0]
 
     def fallback(values, dense, metadata):
         return reference.matmul(
             Packed24(values, metadata, -1), dense, dense_k_last, out_packed_last, out_dtype
         )
 
-    return run("matmul", values.dtype, implementation, kernel, fallback, values, dense, metadata)
+    args = (values, dense, metadata)
+    return run("matmul", values.dtype, implementation, kernel, fallback, *args, cusparselt=library)
 
 
 def _product_fwd(values, dense, metadata, *static):
     return _product(values, dense, metadata, *static), (values, dense, metadata)
 
 
-def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, residuals, ct):
+def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, algorithm, residuals, ct):
     values, dense, metadata = residuals
     packed = Packed24(values, metadata, -1)
     ct_rn = ct.T if out_packed_last else ct
