@@ -58,7 +58,7 @@ def cpu_units():
 
 
 class BuildNative(build_ext):
-    """Compiles each translation unit with its own flags, two at a time, and only what is out of date."""
+    """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what is out of date."""
 
     def build_extension(self, ext):
         self._require_cpp17()
@@ -80,7 +80,7 @@ class BuildNative(build_ext):
 
         host = [*self._compiler(), *COMMON]
         units = [(source, folder, [*host, *flags, *includes]) for source, folder, flags in ext.host_units]
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(compile_one, [*ext.kernel_units, *units]))
         output = self.get_ext_fullpath(ext.name)
         Path(output).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 // Maps from groups to groups: masks and pruned arrays. Compiled without contraction of products and sums.
 #include <type_traits>
 
-#include "../core/mvue.h"
+#include "../core/pairs.h"
 #include "../core/soft.h"
 #include "vectors.cuh"
 
@@ -26,7 +26,13 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], Key key, int6
   } else {
     uint32_t words[4];
     group_words(key.k0, key.k1, uint64_t(group), words);
-    mvue24<T, op == MapOp::kMvueExact>(x, words[0], words[1], y);
+    if constexpr (op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2) {
+      const Words out = put_nibble(keep_drawn<T>(words_of(x), words[0]));
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
+    } else {
+      mvue24<T, op == MapOp::kMvueExact>(x, words[0], words[1], y);
+    }
   }
 }
 

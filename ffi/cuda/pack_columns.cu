@@ -12,11 +12,6 @@ constexpr int kTileVectors = 8;   // of 16 bytes along inner: whole lines of 128
 static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group of one vector");
 
 template <class Bits>
-struct alignas(2 * sizeof(Bits)) Pair {
-  Bits at[2];
-};
-
-template <class Bits>
 struct Tile {
   static constexpr int kLanes = 16 / int(sizeof(Bits));
   static constexpr int kInner = kTileVectors * kLanes;
@@ -66,10 +61,9 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
     Vector<Bits, kLanes> out[4];
     S24_UNROLL
     for (int l = 0; l < kLanes; ++l) {
-      Bits x[4];
-      put_nibble<Bits>(tile.pairs[S::place(vector * kLanes + l, group)].at, Bits(given(l)), x);
+      const Group<T> made = decode<T>(tile.pairs[S::place(vector * kLanes + l, group)], given(l));
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) out[j].at[l] = x[j];
+      for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
     }
     S24_UNROLL
     for (int j = 0; j < 4; ++j) store(dense + at + j * g.inner, out[j]);
@@ -87,18 +81,17 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
       }
       S24_UNROLL
       for (int l = 0; l < kLanes; ++l) {
-        Bits x[4];
-        uint8_t a[4] = {};
-        Pair<Bits> pair;
-        S24_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          x[j] = in[j].at[l];
-          if constexpr (op == PackOp::kMasked) a[j] = allowed[j].at[l];
+        const Bits x[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
+        uint32_t mask_bytes = 0;
+        if constexpr (op == PackOp::kMasked) {
+          S24_UNROLL
+          for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
         }
+        Pair<Bits> pair;
         uint32_t nibble = 0;
         if constexpr (op == PackOp::kGather) nibble = given(l);
         const int64_t number = (o * (g.len / 4) + q) * g.inner + i0 + l;
-        own |= encode<op, T>(x, a, nibble, key, number, pair.at) << (4 * l);
+        own |= encode<op, T>(Group<T>::of(x), mask_bytes, nibble, key, number, pair) << (4 * l);
         tile.pairs[S::place(vector * kLanes + l, group)] = pair;
       }
     }

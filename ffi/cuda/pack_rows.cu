@@ -6,6 +6,31 @@ namespace s24 {
 namespace cuda {
 namespace {
 
+// Two groups, in accesses of 16 bytes.
+template <class T>
+__device__ __forceinline__ void load_groups(const typename T::Bits* from, Group<T> (&groups)[2]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(from);
+  constexpr int kWords = int(sizeof(Group<T>)) / 2;  // of two groups
+  uint32_t w[kWords];
+  S24_UNROLL
+  for (int i = 0; i < kWords; i += 4) {
+    const Vector<uint32_t, 4> v = load<uint32_t, 4>(words + i);
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) w[i + j] = v.at[j];
+  }
+  __builtin_memcpy(groups, w, sizeof w);
+}
+
+template <class T>
+__device__ __forceinline__ void store_groups(typename T::Bits* to, const Group<T> (&groups)[2]) {
+  auto* words = reinterpret_cast<uint32_t*>(to);
+  constexpr int kWords = int(sizeof(Group<T>)) / 2;
+  uint32_t w[kWords];
+  __builtin_memcpy(w, groups, sizeof w);
+  S24_UNROLL
+  for (int i = 0; i < kWords; i += 4) store(words + i, Vector<uint32_t, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+}
+
 // Whole metadata bytes of one long row: a thread takes one byte, two groups, per access, several accesses apart by a block.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
@@ -15,53 +40,39 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
   constexpr int kAccesses = kHeavy<op> ? 1 : 4;
   const int64_t first = int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x;
   const Key key = read_key(key_words);
-  Vector<Bits, 4> in[kAccesses][2];
-  Vector<uint8_t, 8> allowed[kAccesses];
-  uint8_t nibbles[kAccesses];
+  Group<T> groups[kAccesses][2];
+  Vector<Pair<Bits>, 2> kept[kAccesses];
+  Vector<uint32_t, 2> allowed[kAccesses] = {};
+  uint32_t byte[kAccesses] = {};
   S24_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
     const int64_t b = first + int64_t(a) * kThreads;
     if (b >= bytes) break;
-    if constexpr (op == PackOp::kUnpack) {
-      in[a][0] = load<Bits, 4>(values + 4 * b);
-    } else if constexpr (sizeof(Bits) == 2) {
-      const Vector<Bits, 8> v = load<Bits, 8>(dense + 8 * b);
-      S24_UNROLL
-      for (int i = 0; i < 8; ++i) in[a][i / 4].at[i % 4] = v.at[i];
-    } else {
-      in[a][0] = load<Bits, 4>(dense + 8 * b);
-      in[a][1] = load<Bits, 4>(dense + 8 * b + 4);
-    }
-    if constexpr (op == PackOp::kMasked) allowed[a] = load<uint8_t, 8>(mask + 8 * b);
-    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) nibbles[a] = metadata[b];
+    if constexpr (op == PackOp::kUnpack)
+      kept[a] = load<Pair<Bits>, 2>(reinterpret_cast<Pair<Bits>*>(values) + 2 * b);
+    else
+      load_groups<T>(dense + 8 * b, groups[a]);
+    if constexpr (op == PackOp::kMasked) allowed[a] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask) + 2 * b);
+    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte[a] = metadata[b];
   }
   S24_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
     const int64_t b = first + int64_t(a) * kThreads;
     if (b >= bytes) break;
+    uint32_t made = 0;
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t nibble = byte[a] >> (4 * i) & 15;
+      if constexpr (op == PackOp::kUnpack)
+        groups[a][i] = decode<T>(kept[a].at[i], nibble);
+      else
+        made |= encode<op, T>(groups[a][i], allowed[a].at[i], nibble, key, 2 * b + i, kept[a].at[i]) << (4 * i);
+    }
     if constexpr (op == PackOp::kUnpack) {
-      Vector<Bits, 4> out[2];
-      put_nibble<Bits>(in[a][0].at, Bits(nibbles[a] & 15), out[0].at);
-      put_nibble<Bits>(in[a][0].at + 2, Bits(nibbles[a] >> 4), out[1].at);
-      if constexpr (sizeof(Bits) == 2) {
-        Vector<Bits, 8> v;
-        S24_UNROLL
-        for (int i = 0; i < 8; ++i) v.at[i] = out[i / 4].at[i % 4];
-        store(dense + 8 * b, v);
-      } else {
-        store(dense + 8 * b, out[0]);
-        store(dense + 8 * b + 4, out[1]);
-      }
+      store_groups<T>(dense + 8 * b, groups[a]);
     } else {
-      Vector<Bits, 4> kept;
-      uint32_t byte = 0;
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i)
-        byte |= encode<op, T>(in[a][i].at, allowed[a].at + 4 * i, nibbles[a] >> (4 * i) & 15, key, 2 * b + i,
-                              kept.at + 2 * i)
-                << (4 * i);
-      store(values + 4 * b, kept);
-      if constexpr (op != PackOp::kGather) metadata[b] = uint8_t(byte);
+      store(reinterpret_cast<Pair<Bits>*>(values) + 2 * b, kept[a]);
+      if constexpr (op != PackOp::kGather) metadata[b] = uint8_t(made);
     }
   }
 }
@@ -91,23 +102,24 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
     }
     const int64_t at = (o * g.len + 4 * q) * g.inner + i;
     const uint32_t nibble = byte >> (4 * n) & 15;
-    Bits x[4], pair[2];
+    Pair<Bits> pair;
     if constexpr (op == PackOp::kUnpack) {
-      pair[0] = kept[2 * n];
-      pair[1] = kept[2 * n + 1];
-      put_nibble<Bits>(pair, Bits(nibble), x);
+      pair = {kept[2 * n], kept[2 * n + 1]};
+      const Group<T> group = decode<T>(pair, nibble);
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) dense[at + j * g.inner] = x[j];
+      for (int j = 0; j < 4; ++j) dense[at + j * g.inner] = member<T>(group, j);
     } else {
-      uint8_t allowed[4] = {};
+      Bits x[4];
+      uint32_t allowed = 0;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         x[j] = dense[at + j * g.inner];
-        if constexpr (op == PackOp::kMasked) allowed[j] = mask[at + j * g.inner];
+        if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * g.inner]) << (8 * j);
       }
-      made |= encode<op, T>(x, allowed, nibble, key, (o * (g.len / 4) + q) * g.inner + i, pair) << (4 * n);
-      kept[2 * n] = pair[0];
-      kept[2 * n + 1] = pair[1];
+      const int64_t number = (o * (g.len / 4) + q) * g.inner + i;
+      made |= encode<op, T>(Group<T>::of(x), allowed, nibble, key, number, pair) << (4 * n);
+      kept[2 * n] = pair.at[0];
+      kept[2 * n + 1] = pair.at[1];
     }
   }
   if constexpr (op != PackOp::kGather && op != PackOp::kUnpack) metadata[packed_row * bytes + b] = uint8_t(made);

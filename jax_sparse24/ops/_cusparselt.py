@@ -16,8 +16,13 @@ OLDEST, WANTED = (0, 8, 0), (0, 8, 1)
 # The order of its metadata is known in closed form for these; it is documented nowhere.
 CAPABILITIES = ("9.0",)
 DTYPES = ("bfloat16", "float16")
-# By dtype and whether the result is column-major: the fastest nearly everywhere on an H200 (0.8.0).
-PREFERRED = {("bfloat16", True): 17, ("bfloat16", False): 20, ("float16", True): 6}
+# By dtype, and whether D and the result are column-major: the fastest nearly everywhere on an H200 (0.8.0).
+PREFERRED = {
+    ("bfloat16", True, True): 17,
+    ("bfloat16", False, True): 17,
+    ("bfloat16", True, False): 20,
+    ("float16", True, True): 6,
+}
 # float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
 TRIED = {"bfloat16": 64, "float16": 36}
 INSTALL = "pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
@@ -113,4 +118,4 @@ class Product:
     @property
     def preferred(self) -> int:
         """The algorithm where nothing was measured."""
-        return PREFERRED.get((self.dtype, self.out_packed_last), -1)
+        return PREFERRED.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

@@ -190,7 +190,7 @@ def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int])
 
 
 def algorithm(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int]) -> int | None:
-    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt was fastest there."""
+    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
     found, _ = table()
     entry = found and found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape)
     return entry.get("algorithm") if entry else None
