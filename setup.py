@@ -58,7 +58,8 @@ def cpu_units():
 
 
 class BuildNative(build_ext):
-    """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what is out of date."""
+    """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what
+    is out of date."""
 
     def build_extension(self, ext):
         self._require_cpp17()

@@ -1,5 +1,6 @@
 """Fixtures shared by the whole suite. Data come from fixed seeds: a failure repeats itself."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -8,6 +9,8 @@ from jax_sparse24.ops._choose import choose
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
 IMPLEMENTATIONS = ("reference", "ffi")
 FLOATS = ("float32", "bfloat16", "float16")
+if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

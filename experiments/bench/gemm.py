@@ -7,14 +7,27 @@ import jax.numpy as jnp
 from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24.ops._choose import packed_pays
+from jax_sparse24.ops._choose import choose, packed_pays
 from jax_sparse24.tune import FORMAT_24, measure, products
 
-FORMATS = (FORMAT_24,)  # compressed forms to measure, each against the same dense product
+OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
 to B4), with the operand named in the second column packed. *packed* multiplies an operand that is packed
 already, *with packing* packs it first; *by default* is what `implementation=None` runs for a packed
 operand. Ratios are dense time / time: above 1 is faster than XLA's dense product of the same dtype."""
+
+
+def formats() -> list:
+    """Compressed forms to measure, each against the same dense product. On CUDA: by cuSPARSELt, and by our
+    kernel."""
+    try:
+        choose("bench", jnp.bfloat16, "cusparselt")
+    except RuntimeError:
+        return [dataclasses.replace(FORMAT_24, implementation=kernels())]
+    return [
+        dataclasses.replace(FORMAT_24, implementation="cusparselt"),
+        dataclasses.replace(FORMAT_24, name=OWN_KERNEL),
+    ]
 
 
 def run(settings: Settings, progress) -> list[dict]:
@@ -32,11 +45,11 @@ def run(settings: Settings, progress) -> list[dict]:
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
     """One row per format that divides the product."""
-    formats = [dataclasses.replace(form, implementation=kernels()) for form in FORMATS]
+    forms = [form for form in formats() if form.implementation != "cusparselt" or dtype != "float32"]
     done = measure(
         product,
         dtype,
-        formats=formats,
+        formats=forms,
         rivals=torch_programs,
         repeats=settings.repeats,
         seconds=settings.seconds,
@@ -44,7 +57,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
     decision = packed_pays(product.axes, product.side, jnp.dtype(dtype), product.shape)
     shared = ("dense", *(name for name in done.status if name.startswith("torch")))
     out = []
-    for form in FORMATS:
+    for form in forms:
         if form.name not in done.operand_bytes:
             continue
         own = (form.name, f"{form.name} with packing", f"{form.name} masked")
@@ -59,7 +72,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
                 "kind": product.kind,
                 "shape": list(product.shape),
                 "format": form.name,
-                "implementation": kernels(),
+                "implementation": form.implementation,
                 "status": take(done.status),
                 "ms": rows.times(take(done.times)),
                 "bytes": {"dense": done.operand_bytes["dense"], "packed": done.operand_bytes[form.name]},

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 
 from jax_sparse24.ops import _ffi
 
-# 0.8.0 chooses slow algorithms on Hopper by itself; here they are searched, and those below were verified on an
-# H200. Older releases have another interface.
+# 0.8.0 chooses slow algorithms on Hopper by itself; here they are searched, and those below were verified on
+# an H200. Older releases have another interface.
 OLDEST, WANTED = (0, 8, 0), (0, 8, 1)
 # The order of its metadata is known in closed form for these; it is documented nowhere.
 CAPABILITIES = ("9.0",)
 DTYPES = ("bfloat16", "float16")
 # By dtype, and whether D and the result are column-major: the fastest nearly everywhere on an H200 (0.8.0).
+PREFERRED_IN = (0, 8, 0)  # other releases number them differently
 PREFERRED = {
     ("bfloat16", True, True): 17,
     ("bfloat16", False, True): 17,
@@ -59,7 +60,8 @@ def gate(found: tuple[int, int, int]) -> str:
 @functools.cache
 def version() -> tuple[int, int, int]:
     """(major, minor, patch) of the library that is open."""
-    number = _ffi.module("cuda").cusparselt_version()
+    cuda = _ffi.module("cuda")
+    number = cuda.cusparselt_version() if cuda else 0
     return number // 1000, number // 100 % 10, number % 100
 
 
@@ -97,8 +99,8 @@ class Product:
         return ""
 
     def needs(self, algorithm: int) -> tuple[int, int]:
-        """(bytes of workspace, bytes of the compressed matrix). Asked of the library where it runs; bounds for
-        a program that is lowered elsewhere."""
+        """(bytes of workspace, bytes of the compressed matrix). Asked of the library where it runs; bounds
+        for a program that is lowered elsewhere."""
         if jax.default_backend() == "gpu" and not problem():
             flags = (self.dense_k_last, self.out_packed_last, self.dtype == "float16")
             cuda = _ffi.module("cuda")
@@ -118,4 +120,6 @@ class Product:
     @property
     def preferred(self) -> int:
         """The algorithm where nothing was measured."""
+        if version() != PREFERRED_IN:
+            return -1
         return PREFERRED.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

@@ -1,8 +1,8 @@
 """The native kernels as JAX calls. The only file that uses `jax.ffi`.
 
-Importing registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are built, under
-the same names for their platforms. A handler built with newer FFI headers than the running jaxlib would make
-the backend fail to start, so the versions are compared first.
+Importing registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are built,
+under the same names for their platforms. A handler built with newer FFI headers than the running jaxlib would
+make the backend fail to start, so the versions are compared first.
 """
 
 import importlib

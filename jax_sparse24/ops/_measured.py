@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops import _cusparselt, _ffi
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "tuning"
@@ -81,6 +81,8 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from its folder
             found[name] = "not installed"
+    if jax.default_backend() == "gpu":
+        found["cusparselt"] = "none" if _cusparselt.problem() else ".".join(map(str, _cusparselt.version()))
     return found
 
 
@@ -183,6 +185,11 @@ def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int])
         return Decision(False, f"nothing {found.origin} near this shape; run s24.tune(shapes=...){hint}")
     if entry["status"] != "ok":
         return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
+    measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
+    if entry.get("implementation") == "cusparselt" and measured != here:
+        return Decision(
+            False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry
+        )
     ratio = entry["masked_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
     reason = f"packed is {ratio:.2f}x masked dense at {size}, {found.origin}{hint}"
@@ -192,5 +199,7 @@ def decide(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int])
 def algorithm(axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int]) -> int | None:
     """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
     found, _ = table()
-    entry = found and found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape)
+    if found is None or found.content["versions"].get("cusparselt") != versions().get("cusparselt"):
+        return None  # other releases number their algorithms differently
+    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape)
     return entry.get("algorithm") if entry else None

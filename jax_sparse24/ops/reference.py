@@ -289,8 +289,8 @@ def mvue24(key_words, x, axis, exact):
     unscale = fmt.power_of_two(jnp.minimum(top, last - 1))
     # Scaled magnitudes below this would come out subnormal.
     underflow = jnp.where(top <= bias, fmt.power_of_two(jnp.maximum(bias + 1 - jnp.minimum(top, bias), 1)), 0)
-    # Zero where the product would be subnormal, by exponents: hardware that keeps subnormals may round it up to
-    # the least normal number.
+    # Zero where the product would be subnormal, by exponents: hardware that keeps subnormals may round it up
+    # to the least normal number.
     normal = [finite & (e + (bias - 1) >= jnp.minimum(top, last - 1)) for e in exponents]
     b = [jnp.where(n, m, 0) * scale for n, m in zip(normal, a, strict=True)]
     u, v = _uniforms(key_words, b[0].shape, fmt)

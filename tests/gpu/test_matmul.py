@@ -87,7 +87,10 @@ def test_vmap_over_either_operand(implementation, cusparselt):
     rng = np.random.default_rng(1)
     w = s24.pack24(jnp.asarray(rng.normal(size=(3, 64, 128)), jnp.bfloat16), -1)
     x = jnp.asarray(rng.normal(size=(2, 128, 24)), jnp.bfloat16)
-    one = lambda w, x: s24.matmul(w, x, implementation=implementation)
+
+    def one(w, x):
+        return s24.matmul(w, x, implementation=implementation)
+
     got = jax.vmap(lambda x: jax.vmap(lambda w: one(w, x))(w))(x)
     for i, j in itertools.product(range(2), range(3)):
         assert_same_bits(got[i, j], one(jax.tree.map(lambda leaf, j=j: leaf[j], w), x[i]))

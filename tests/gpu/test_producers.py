@@ -30,8 +30,8 @@ def test_same_bits_on_adversarial_data(case, dtype):
     assert_same_on_both(lambda x: case.call(x, None), x)
 
 
-# Rows: whole and half metadata bytes, odd group counts. Columns: whole tiles of 128 rows, with the last tile of
-# columns partly outside; a multiple of the vector only; neither.
+# Rows: whole and half metadata bytes, odd group counts. Columns: whole tiles of 128 rows, with the last tile
+# of columns partly outside; a multiple of the vector only; neither.
 PLACES = [
     *[((4,), 0), ((5, 12), 1), ((6, 64), 1), ((3, 7, 1032), -1), ((2, 20, 17), 1), ((3, 68, 70), -2)],
     *[((2, 12, 3, 43), 1), ((256, 192), 0), ((2, 128, 72), 1), ((2, 384, 8), 1), ((128, 3, 24), 0)],
@@ -54,7 +54,7 @@ def test_same_bits_along_any_axis(name, shape, axis, dtype):
 
 
 def test_same_bits_near_the_least_normal_number():
-    """Entries that the estimator scales to just below it (all mantissa bits ones): hardware may round them up."""
+    """Entries that the estimator scales to just below it: hardware may round them up."""
     rng = np.random.default_rng(3)
     x = from_words(
         rng.choice([0x7E967699, 0x3F7FFFFF, 0x3F7FFFFE, 0x3F800000, 0x3EFFFFFF], (512, 64)), "float32"
