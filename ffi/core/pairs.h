@@ -144,7 +144,7 @@ template <class T>
 S24_HD Drawn draw_exact(Words x, const uint32_t a[4], uint32_t largest, float u0) {
   const uint32_t exponent = largest >> 23, bounded = min_u32(exponent, 253u);
   const float scale = float_of((254u - bounded) << 23), unscale = float_of(bounded << 23);
-  const uint32_t least = max_u32(bounded, 127u) - 126u << 23;  // below, the scaled entry would be subnormal
+  const uint32_t least = (max_u32(bounded, 127u) - 126u) << 23;  // below, the scaled entry would be subnormal
   float b[4], c[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) b[i] = a[i] >= least ? float_of(a[i]) * scale : 0.0f;
