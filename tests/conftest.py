@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_sparse24.ops._choose import choose
+from jax_sparse24.ops import _choose
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
 IMPLEMENTATIONS = ("reference", "ffi")
@@ -17,10 +17,16 @@ if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bit
 def implementation(request) -> str:
     """Name of the implementation under test."""
     try:
-        choose("the tests", np.float32, request.param)
+        _choose.choose("the tests", np.float32, request.param)
     except RuntimeError as error:
         pytest.skip(str(error))
     return request.param
+
+
+@pytest.fixture
+def no_cusparselt(monkeypatch):
+    """cuSPARSELt cannot be used, also where it is installed."""
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: "cuSPARSELt is not here")
 
 
 @pytest.fixture(params=FLOATS)

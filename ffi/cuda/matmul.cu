@@ -37,42 +37,44 @@ struct EveryColumn {
 // kWhole: every 16 bytes of the operands are aligned and wholly inside or outside; else they are read one by one.
 template <class Columns, bool kDenseKLast, bool kWhole>
 struct Loader {
-  MatmulArgs a;
+  const MatmulArgs& a;
   int64_t row0, col0;
   Columns column;
 
   __device__ __forceinline__ void operator()(Stage& s, int64_t k0) const {
-    const auto* values = static_cast<const uint16_t*>(a.values);
-    const auto* dense = static_cast<const uint16_t*>(a.dense);
-    const int64_t half = a.depth / 2, bytes = ceil_div(a.depth, 8);
+    const auto* values = static_cast<const uint16_t*>(a.values) + row0 * (a.depth / 2) + k0 / 2;
+    const auto* metadata = a.metadata + row0 * ceil_div(a.depth, 8) + k0 / 8;
+    const int rows = int(min(a.rows - row0, int64_t(kTile))), cols = int(min(a.cols - col0, int64_t(kTile)));
+    const int depth = int(min(a.depth - k0, int64_t(kDepth)));  // what is left of each
     S24_UNROLL
     for (int i = 0; i < kTile * kDepth / 2 / 8 / kThreads; ++i) {
       const int c = i * kThreads + int(threadIdx.x), r = c / (kDepth / 16), at = c % (kDepth / 16) * 8;
-      const int64_t row = row0 + r, k = k0 / 2 + at;
-      copy8<kWhole>(s.values + r * kValuesStride + at, values + row * half + k, row < a.rows ? half - k : 0);
+      copy8<kWhole>(s.values + r * kValuesStride + at, values + r * (a.depth / 2) + at, r < rows ? depth / 2 - at : 0);
     }
     if (threadIdx.x < kTile) {
-      const int64_t row = row0 + threadIdx.x, first = k0 / 8;
-      uint8_t* const to = s.metadata + threadIdx.x * (kDepth / 8);
-      const uint8_t* const from = a.metadata + row * bytes + first;
-      if (kWhole && row < a.rows) {
-        copy_async<8>(to, from, true);
+      const int r = threadIdx.x, bytes = r < rows ? (depth + 7) / 8 : 0;
+      uint8_t* const to = s.metadata + r * (kDepth / 8);
+      const uint8_t* const from = metadata + r * ceil_div(a.depth, 8);
+      if (kWhole) {
+        copy_async<8>(to, from, r < rows);
       } else {
-        for (int b = 0; b < kDepth / 8; ++b) to[b] = row < a.rows && first + b < bytes ? from[b] : kEmptyByte;
+        for (int b = 0; b < kDepth / 8; ++b) to[b] = b < bytes ? from[b] : kEmptyByte;
       }
     }
-    S24_UNROLL
-    for (int i = 0; i < kTile * kDepth / 8 / kThreads; ++i) {
-      const int c = i * kThreads + int(threadIdx.x);
-      if constexpr (kDenseKLast) {
-        const int n = c / (kDepth / 8), at = c % (kDepth / 8) * 8;
-        const int64_t col = col0 + n, k = k0 + at;
-        copy8<kWhole>(s.dense + n * kDenseByK + at, dense + col * a.depth + k, col < a.cols ? a.depth - k : 0);
-      } else {
-        const int r = c / (kTile / 8), at = c % (kTile / 8) * 8;
-        const int64_t k = k0 + r, col = col0 + at;
-        const int64_t from = k < a.depth ? column(k) * a.cols + col : 0;
-        copy8<kWhole>(s.dense + r * kDenseByN + at, dense + from, k < a.depth ? a.cols - col : 0);
+    if constexpr (kDenseKLast) {
+      const auto* dense = static_cast<const uint16_t*>(a.dense) + col0 * a.depth + k0;
+      S24_UNROLL
+      for (int i = 0; i < kTile * kDepth / 8 / kThreads; ++i) {
+        const int c = i * kThreads + int(threadIdx.x), n = c / (kDepth / 8), at = c % (kDepth / 8) * 8;
+        copy8<kWhole>(s.dense + n * kDenseByK + at, dense + n * a.depth + at, n < cols ? depth - at : 0);
+      }
+    } else {
+      const auto* dense = static_cast<const uint16_t*>(a.dense) + col0;
+      S24_UNROLL
+      for (int i = 0; i < kTile * kDepth / 8 / kThreads; ++i) {
+        const int c = i * kThreads + int(threadIdx.x), k = c / (kTile / 8), at = c % (kTile / 8) * 8;
+        const int64_t row = k < depth ? column(k0 + k) : 0;
+        copy8<kWhole>(s.dense + k * kDenseByN + at, dense + row * a.cols + at, k < depth ? cols - at : 0);
       }
     }
   }
@@ -200,12 +202,21 @@ cudaError_t launch(const MatmulArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
+// A check of the machine code compiles one dtype.
+#if defined(S24_ONE_DTYPE)
+template <class T>
+constexpr bool kCompiled = std::is_same_v<T, BF16>;
+#else
+template <class T>
+constexpr bool kCompiled = sizeof(typename T::Bits) == 2;
+#endif
+
 cudaError_t launch_matmul(const MatmulArgs& a, cudaStream_t stream) {
   const bool whole = aligned(a.values, 16) && aligned(a.dense, 16) && aligned(a.metadata, 8) && a.depth % kDepth == 0 &&
                      (a.dense_k_last || a.cols % 8 == 0);
   return for_dtype(a.in, [&](auto type) {
     using T = decltype(type);
-    if constexpr (sizeof(typename T::Bits) == 2) {
+    if constexpr (kCompiled<T>) {
       if (a.dense_k_last) return whole ? launch<T, true, true>(a, stream) : launch<T, true, false>(a, stream);
       return whole ? launch<T, false, true>(a, stream) : launch<T, false, false>(a, stream);
     } else {

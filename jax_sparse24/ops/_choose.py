@@ -39,7 +39,7 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
         return "reference", "asked for"
     obstacle = _obstacle(op, dtype, platform())
     if implementation == "cusparselt":
-        obstacle = obstacle or _library_obstacle()
+        obstacle = obstacle or library_obstacle()
     if implementation is not None:
         if obstacle is not None:
             raise RuntimeError(
@@ -71,7 +71,7 @@ def _obstacle(op: str, dtype, where: str) -> str | None:
     return None
 
 
-def _library_obstacle() -> str | None:
+def library_obstacle() -> str | None:
     """Why cuSPARSELt cannot run, or None."""
     if platform() != "cuda":
         return f"cuSPARSELt runs on CUDA and the default backend is {platform()}"
@@ -91,7 +91,7 @@ def packed_pays(axes: tuple[int, int], side: str, dtype, shape) -> _measured.Dec
         return _measured.Decision(False, obstacle)
     decision = _measured.decide(axes, side, dtype, shape)
     if decision.packed and decision.implementation == "cusparselt":
-        obstacle = _library_obstacle()
+        obstacle = library_obstacle()
         if obstacle is not None:
             return _measured.Decision(False, obstacle, decision.entry)
     return decision

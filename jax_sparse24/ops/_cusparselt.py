@@ -22,6 +22,7 @@ PREFERRED = {
     ("bfloat16", True, True): 17,
     ("bfloat16", False, True): 17,
     ("bfloat16", True, False): 20,
+    ("bfloat16", False, False): 3,
     ("float16", True, True): 6,
 }
 # float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
@@ -55,6 +56,11 @@ def gate(found: tuple[int, int, int]) -> str:
         have, least = (".".join(map(str, v)) for v in (found, OLDEST))
         return f"cuSPARSELt {have} is too old, it must be {least} or newer; {INSTALL}"
     return ""
+
+
+def advice() -> str:
+    """What to say about the version that is open, after its number."""
+    return f"; {'.'.join(map(str, WANTED))} or newer is better on Hopper" if version() < WANTED else ""
 
 
 @functools.cache
