@@ -94,7 +94,8 @@ def test_the_reference_calls_no_kernel():
 
 def test_one_program_for_both_platforms(built):
     text = lowered(lambda x: s24.prune24(x, 1), "cpu", "cuda")
-    assert text.count("@s24_prune(") == 1 + built
+    assert "@s24_prune(" in text
+    assert ("stablehlo.compare" in text) != built  # the reference is in it only where there is no kernel
     assert "platform_index" in text
 
 
