@@ -1,6 +1,7 @@
-"""Builds the native module `jax_sparse24._cpu`. Project metadata are in pyproject.toml.
+"""Builds the native modules `jax_sparse24._cpu` and, where nvcc is found, `jax_sparse24._cuda`
+(ffi/build_cuda.py). Project metadata are in pyproject.toml.
 
-The kernels are compiled several times with different instruction sets; the module picks one at run time.
+The CPU kernels are compiled several times with different instruction sets; the module picks one at run time.
 The XLA FFI headers come from the jaxlib of the build environment: the oldest supported one, because a handler
 runs on the FFI version it was built with and on newer ones, never on older ones.
 """
@@ -9,12 +10,16 @@ import importlib.util
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).parent / "ffi"))
+import build_cuda
 
 CPU = Path("ffi/cpu")
 HANDLERS = ["module", "producer_handlers", "pack_handlers", "matmul_handlers", "vnm_handlers", "isa"]
@@ -42,7 +47,7 @@ def jaxlib_include():
     return str(include)
 
 
-def translation_units():
+def cpu_units():
     """Yield (source, folder of the object, flags)."""
     for name in HANDLERS:
         flags = ["-O1", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O1"]
@@ -54,30 +59,40 @@ def translation_units():
 
 
 class BuildNative(build_ext):
-    """Compiles each translation unit with its own flags, two at a time, and only what is out of date."""
+    """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what
+    is out of date."""
 
     def build_extension(self, ext):
         self._require_cpp17()
         root = Path(__file__).parent.resolve()
-        newest = max(p.stat().st_mtime for p in [*(root / "ffi").rglob("*.h"), Path(__file__).resolve()])
+        own = [Path(__file__).resolve(), root / "ffi/build_cuda.py"]
+        headers = [p for kind in ("*.h", "*.cuh") for p in (root / "ffi").rglob(kind)]
+        newest = max(p.stat().st_mtime for p in [*headers, *own])
         includes = [flag for folder in ext.include_dirs + self.include_dirs for flag in ("-isystem", folder)]
-        objects = []
 
         def compile_one(unit):
-            source, folder, flags = unit
+            source, folder, command = unit
             target = Path(self.build_temp) / folder / f"{source.stem}.o"
             newer = max(newest, (root / source).stat().st_mtime)
             if not self.force and target.exists() and target.stat().st_mtime > newer:
                 return str(target)
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._run([*self._compiler(), *COMMON, *flags, *includes, "-c", str(source), "-o", str(target)])
+            self._run([*command, "-c", str(source), "-o", str(target)])
             return str(target)
 
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-            objects = list(pool.map(compile_one, translation_units()))
+        host = [*self._compiler(), *COMMON]
+        units = [(source, folder, [*host, *flags, *includes]) for source, folder, flags in ext.host_units]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(compile_one, [*ext.kernel_units, *units]))
         output = self.get_ext_fullpath(ext.name)
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(objects, output, target_lang="c++")
+        self.compiler.link_shared_object(
+            [*objects, *ext.extra_objects],
+            output,
+            libraries=ext.libraries,
+            extra_postargs=ext.extra_link_args,
+            target_lang="c++",
+        )
 
     def _compiler(self):
         # CXX as the user set it, else what Python was built with.
@@ -109,18 +124,33 @@ class BuildNative(build_ext):
             )
 
 
-def cpu_extension():
-    import pybind11
+class NativeExtension(Extension):
+    """A module of `host_units`, (source, folder, flags) for the C++ compiler, and `kernel_units`, (source,
+    folder, command) for nvcc."""
 
-    sources = sorted({str(source) for source, _, _ in translation_units()})
-    headers = sorted(str(p) for p in Path("ffi").rglob("*.h"))
-    return Extension(
-        "jax_sparse24._cpu",
-        sources,
-        include_dirs=[jaxlib_include(), pybind11.get_include()],
-        depends=headers,
-        language="c++",
-    )
+    def __init__(self, name, host_units, kernel_units=(), include_dirs=(), **options):
+        import pybind11
+
+        self.host_units, self.kernel_units = list(host_units), list(kernel_units)
+        sources = sorted({str(source) for source, *_ in [*self.host_units, *self.kernel_units]})
+        headers = sorted(str(p) for kind in ("*.h", "*.cuh") for p in Path("ffi").rglob(kind))
+        include_dirs = [jaxlib_include(), pybind11.get_include(), *include_dirs]
+        super().__init__(name, sources, include_dirs=include_dirs, depends=headers, language="c++", **options)
 
 
-setup(ext_modules=[cpu_extension()], cmdclass={"build_ext": BuildNative})
+def extensions():
+    yield NativeExtension("jax_sparse24._cpu", cpu_units())
+    toolkit = build_cuda.wanted()
+    if toolkit is not None:
+        yield NativeExtension(
+            "jax_sparse24._cuda",
+            build_cuda.handler_units(),
+            build_cuda.kernel_units(toolkit),
+            include_dirs=[str(toolkit / "include")],
+            extra_objects=[build_cuda.runtime(toolkit)],
+            libraries=["dl", "rt", "pthread"],
+            extra_link_args=["-Wl,--exclude-libs,ALL"],
+        )
+
+
+setup(ext_modules=list(extensions()), cmdclass={"build_ext": BuildNative})

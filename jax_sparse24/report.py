@@ -11,8 +11,8 @@ from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.sparsifiers import DenseValues
-from jax_sparse24.ops import _ffi, _measured
-from jax_sparse24.ops._choose import choose, decide
+from jax_sparse24.ops import _cusparselt, _ffi, _measured
+from jax_sparse24.ops._choose import choose, decide, library_obstacle
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.tune import producer_name, product_of
 
@@ -173,8 +173,13 @@ def _info_lines() -> list[str]:
         else reason
     )
     lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
+    cuda, reason = _ffi.available("cuda")
+    detail = f"CUDA kernels, cuSPARSELt {_dotted(_cusparselt.OLDEST)} or newer" if cuda else reason
+    lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
     found, note = _measured.table()
     decided = f"products {found.origin}" if found else "XLA's dense product everywhere; run s24.tune()"
     lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
-    lines.append("  cusparselt  off   needs the CUDA module, which this version does not have yet")
+    obstacle = library_obstacle()
+    detail = obstacle or f"version {_dotted(_cusparselt.version())}{_cusparselt.advice()}"
+    lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
     return lines

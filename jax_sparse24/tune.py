@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
 from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
-from jax_sparse24.ops import _ffi, _measured
+from jax_sparse24.ops import _cusparselt, _measured
+from jax_sparse24.ops._choose import choose, platform
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
@@ -21,8 +22,13 @@ from jax_sparse24.ops.vnm import pack_vnm
 from jax_sparse24.patterns import VNM
 from jax_sparse24.plan import FFN, Context, Sparsifier
 
-# (T, d, f): what the defaults of `tune` measure. One measurement speaks for sizes within a factor of four.
-SHAPES = ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096))
+# What the defaults of `tune` measure: (T, d, f), and dtypes. One measurement speaks for sizes within a factor
+# of four.
+SHAPES = {
+    "cpu": ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096)),
+    "cuda": ((4096, 1024, 4096), (16384, 2048, 8192), (16384, 4096, 14336)),
+}
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16", "float16")}
 # Operands that methods cut, per product of an FFN.
 SPARSE_OPERANDS = (
     ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
@@ -76,13 +82,15 @@ def products(T: int, d: int, f: int) -> list[Product]:
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
-    axis, the implementation that multiplies it, and the multiple it needs along the other axis."""
+    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, and the multiple it needs
+    along the other axis."""
 
     name: str
     pack: Callable
     multiple: int
     implementation: str
     rows: int = 1
+    algorithm: int | None = None
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:
         return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
@@ -134,8 +142,8 @@ def measure(
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
 
-    def multiply(sparse, y, implementation):
-        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation)
+    def multiply(sparse, y, implementation, algorithm=None):
+        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation, algorithm=algorithm)
 
     def oracle(x):
         a, b = (x, y) if left else (y, x)
@@ -148,16 +156,16 @@ def measure(
     for form in formats:
         if not form.fits(x.shape, product.axis):
             continue
-        name, pack, kernel = form.name, form.pack, form.implementation
+        name, pack, kernel, algorithm = form.name, form.pack, form.implementation, form.algorithm
         packed = pack(x, product.axis, implementation=kernel)
         truth = pack(x, product.axis, implementation="reference")
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
         variants = {
-            name: Program(lambda p, y, kernel=kernel: multiply(p, y, kernel), packed, y),
+            name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
             f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
             f"{name} with packing": Program(
-                lambda x, y, pack=pack, kernel=kernel: multiply(
-                    pack(x, product.axis, implementation=kernel), y, kernel
+                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(
+                    pack(x, product.axis, implementation=by[0]), y, *by
                 ),
                 x,
                 y,
@@ -210,15 +218,63 @@ def _producers(product: Product, dtype) -> dict[str, Callable]:
     return {producer_name(by): producer(by) for by in SPARSIFIERS}
 
 
+def fastest(product: Product, dtype) -> Format:
+    """The 2:4 format with the fastest implementation and algorithm. Wrong ones, and those that give another
+    result when called again, are left out."""
+    if platform() != "cuda":
+        return FORMAT_24
+    (i, j), left = product.axes, product.side == "left"
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
+    packed = pack24(a if left else b, product.axis)
+    operands = (packed, b) if left else (a, packed)
+    truth = jax.jit(lambda a, b: contract(a, b, i, j, "ffi", jnp.float32))(*operands)
+
+    def error(result):
+        return jnp.linalg.norm(result.astype(jnp.float32) - truth) / jnp.linalg.norm(truth)
+
+    programs = {}
+    for implementation, algorithm in [("ffi", None), *_algorithms(product, dtype)]:
+        run = lambda a, b, by=(implementation, algorithm): contract(a, b, i, j, by[0], algorithm=by[1])  # noqa: E731
+        try:
+            program = Program(run, *operands)
+        except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
+            continue
+        if error(program.result) <= jnp.finfo(dtype).eps and program.repeats_itself():
+            programs[implementation, algorithm] = program
+        program.result = None
+    times = interleaved(programs, 3, 0.05)
+    implementation, algorithm = min(times, key=lambda name: times[name].median)
+    return dataclasses.replace(FORMAT_24, implementation=implementation, algorithm=algorithm)
+
+
+def _algorithms(product: Product, dtype) -> list[tuple[str, int]]:
+    """What of cuSPARSELt may be tried for a product."""
+    try:
+        choose("tune", dtype, "cusparselt")
+    except RuntimeError:
+        return []
+    (M, K, N), right = product.shape, product.side == "right"
+    k_last = product.axes[0 if right else 1] == -1
+    asked = _cusparselt.Product(N if right else M, K, M if right else N, k_last, right, str(jnp.dtype(dtype)))
+    return [] if asked.misfit(dtype) else [("cusparselt", n) for n in asked.algorithms()]
+
+
+def _choice(form: Format) -> dict:
+    if form.algorithm is None:
+        return {"implementation": form.implementation}
+    return {"implementation": form.implementation, "algorithm": form.algorithm}
+
+
 def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
     """The entries of a table for one product, one per form of its sparse operand."""
-    forms = formats_of(product, patterns)
+    # There is no CUDA kernel for V:N:M yet.
+    blocks = formats_of(product, patterns if platform() == "cpu" else ())[1:]
+    forms = [fastest(product, dtype), *blocks]
     producers = _producers(product, dtype)
-    blocks = {form.name: form for form in forms[1:]}
     shape = product.a_shape if product.side == "left" else product.b_shape
     packs = {
-        f"pack_vnm {name}": lambda x, form=form: form.pack(x, product.axis)
-        for name, form in blocks.items()
+        f"pack_vnm {form.name}": lambda x, form=form: form.pack(x, product.axis)
+        for form in blocks
         if form.fits(shape, product.axis)
     }
     found = measure(
@@ -232,7 +288,7 @@ def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, s
     for form in forms:
         if form.name not in found.operand_bytes:
             continue
-        names = [f"pack_vnm {form.name}"] if form.name in blocks else list(producers)
+        names = [f"pack_vnm {form.name}"] if form in blocks else list(producers)
         out.append(
             {
                 "product": product.kind,
@@ -240,6 +296,7 @@ def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, s
                 "pattern": form.name,
                 "dtype": str(jnp.dtype(dtype)),
                 "shape": list(product.shape),
+                **_choice(form),
                 "status": found.status[form.name],
                 "dense_us": us("dense"),
                 "masked_us": us(f"{form.name} masked"),
@@ -254,8 +311,8 @@ def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, s
 
 
 def tune(
-    shapes: Sequence[tuple[int, int, int]] = SHAPES,
-    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    shapes: Sequence[tuple[int, int, int]] | None = None,
+    dtypes: Sequence[str] | None = None,
     *,
     patterns: Sequence[VNM] = PATTERNS,
     folder: str | os.PathLike | None = None,
@@ -266,20 +323,19 @@ def tune(
     """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
 
     shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
-    within a factor of four. dtypes: names. patterns: V:N:M of activations, measured besides 2:4 where their
-    blocks fit. folder: where `<hardware>.json` goes (default:
-    ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this process). repeats,
-    seconds: samples per program, and the time after which no more than 3 are taken. show: called with a line
-    of progress per shape; None for silence. A quarter of an hour on two cores by
-    default.
+    within a factor of four. dtypes: names. Their defaults suit the device. patterns: V:N:M of activations,
+    measured besides 2:4 where their blocks fit and there are kernels. folder: where `<hardware>.json` goes
+    (default: ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this
+    process). repeats, seconds: samples per program, and the time after which no more than 3 are taken. show:
+    called with a line of progress per shape; None for silence. A quarter of an hour on two cores by default.
 
-    A product whose packed result is wrong, or differs from call to call, is recorded as such and never
-    chosen. Functions that are compiled already keep their decisions. Returns the file; raises RuntimeError
-    where no kernels can be measured, ValueError for shapes."""
-    available, reason = _ffi.available()
-    if not available or jax.default_backend() != "cpu":
-        reason = reason or f"there are none for {jax.default_backend()} yet"
-        raise RuntimeError(f"tune: there are no kernels to measure: {reason}.")
+    On CUDA the implementations and cuSPARSELt's algorithms are compared first. A product whose packed result
+    is wrong, or differs from call to call, is recorded as such and never chosen. Functions that are compiled
+    already keep their decisions. Returns the file; raises RuntimeError where no kernels can be measured,
+    ValueError for shapes."""
+    choose("tune", jnp.bfloat16, "ffi")
+    shapes = SHAPES[platform()] if shapes is None else shapes
+    dtypes = DTYPES[platform()] if dtypes is None else dtypes
     for shape in shapes:
         if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
             raise ValueError(f"tune: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")

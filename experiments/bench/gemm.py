@@ -7,14 +7,28 @@ import jax.numpy as jnp
 from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24.ops._choose import decide
-from jax_sparse24.tune import formats_of, measure, products
+from jax_sparse24.ops._choose import choose, decide
+from jax_sparse24.tune import FORMAT_24, formats_of, measure, products
 
+OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
 to B4), with the operand named in the second column packed: 2:4, and for activations also V:N:M, where V rows
 share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed
 already, *with packing* packs it first; *by default* is what `implementation=None` runs for a packed
 operand. Ratios are dense time / time: above 1 is faster than XLA's dense product of the same dtype."""
+
+
+def formats(product, dtype: str, settings: Settings) -> list:
+    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and by
+    our kernel."""
+    try:
+        choose("bench", jnp.dtype(dtype), "cusparselt")
+    except RuntimeError:
+        forms = formats_of(product, settings.patterns)
+        return [dataclasses.replace(form, implementation=kernels()) for form in forms]
+    own = dataclasses.replace(FORMAT_24, name=OWN_KERNEL)
+    by_library = dataclasses.replace(FORMAT_24, implementation="cusparselt")
+    return [own] if dtype == "float32" else [by_library, own]
 
 
 def run(settings: Settings, progress) -> list[dict]:
@@ -32,12 +46,11 @@ def run(settings: Settings, progress) -> list[dict]:
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
     """One row per form of the operand whose blocks fit."""
-    forms = formats_of(product, settings.patterns)
-    formats = [dataclasses.replace(form, implementation=kernels()) for form in forms]
+    forms = formats(product, dtype, settings)
     done = measure(
         product,
         dtype,
-        formats=formats,
+        formats=forms,
         rivals=torch_programs,
         repeats=settings.repeats,
         seconds=settings.seconds,
@@ -48,7 +61,8 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
         if form.name not in done.operand_bytes:
             continue
         place = (product.axes, product.side, jnp.dtype(dtype), product.shape)
-        decision = decide(*place, form.name, "masked")
+        pattern = "2:4" if form.name == OWN_KERNEL else form.name
+        decision = decide(*place, pattern, "masked")
         own = (form.name, f"{form.name} with packing", f"{form.name} masked")
         take = lambda source, own=own: {name: source[name] for name in (*shared, *own) if name in source}  # noqa: E731
         out.append(
@@ -61,7 +75,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
                 "kind": product.kind,
                 "shape": list(product.shape),
                 "format": form.name,
-                "implementation": kernels(),
+                "implementation": form.implementation,
                 "status": take(done.status),
                 "ms": rows.times(take(done.times)),
                 "bytes": {"dense": done.operand_bytes["dense"], "packed": done.operand_bytes[form.name]},

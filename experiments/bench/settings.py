@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import tyro
 
 import jax_sparse24 as s24
 from experiments.config import REPOSITORY, UserError, require
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops._choose import choose
 from jax_sparse24.patterns import VNM
 from jax_sparse24.tune import PATTERNS
 
@@ -26,6 +27,8 @@ PRESETS = {
     "llama-1b": (2048, 8192),
     "llama-3b": (3072, 8192),
     "llama-7b": (4096, 11008),
+    "llama3-8b": (4096, 14336),
+    "opt-6.7b": (4096, 16384),
 }
 METHODS = {
     "Dense": s24.methods.Dense(),
@@ -76,7 +79,8 @@ class Settings:
     """what to run"""
     shape: Annotated[tuple[str, ...], tyro.conf.arg(metavar="D,F|PRESET"), tyro.conf.UseAppendAction] = ()
     """model and FFN width, as 512,2048 or as a preset: demo, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1.5b,
-    llama-1b, llama-3b, llama-7b. Default: sweeps over widths and tokens that suit the device"""
+    llama-1b, llama-3b, llama-7b, llama3-8b, opt-6.7b. Default: sweeps over widths and tokens that suit the
+    device"""
     tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="T"), tyro.conf.UseAppendAction] = ()
     """tokens in the batch"""
     dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], tyro.conf.UseAppendAction] = ()
@@ -86,7 +90,7 @@ class Settings:
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
     """for ffn and train-step: FST-approximate, FST-dense-wgrad, or any of s24.methods. Default: STE, FST,
     SSTE, Activation24, Venom. Dense is always there"""
-    implementation: Literal["auto", "ffi", "reference"] = "auto"
+    implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     layers: int = 2
     """for train-step: blocks of the model"""
@@ -149,8 +153,10 @@ class Settings:
 
 def kernels() -> str:
     """The implementation whose kernels are measured: the reference stands in where there are none."""
-    available, _ = _ffi.available()
-    return "ffi" if available and jax.default_backend() == "cpu" else "reference"
+    try:
+        return choose("bench", jnp.bfloat16, "ffi")[0]
+    except RuntimeError:
+        return "reference"
 
 
 def widths(shape: str) -> tuple[int, int]:

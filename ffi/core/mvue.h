@@ -35,7 +35,9 @@ S24_HD ScaledGroup scale_group(const typename T::Bits x[4]) {
   s.unscale = float_of(min_u32(s.exponent, 253u) << 23);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
-    s.b[i] = float_of(flushed_magnitude(bits_of(float_of(a[i]) * scale)));
+    // By exponents: a product that rounds up to the least normal number depends on how the hardware treats subnormals.
+    const uint32_t normal = mask_if<uint32_t>((a[i] >> 23) + 126u >= min_u32(s.exponent, 253u));
+    s.b[i] = float_of(a[i] & normal) * scale;
   }
   return s;
 }
@@ -185,6 +187,13 @@ S24_HD void mvue24_repair(const typename T::Bits x[4], typename T::Bits out[4]) 
   prune24<T>(x, pruned);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) out[i] = blend(finite, out[i], pruned[i]);
+}
+
+// Any group; w1 is not looked at if kExact.
+template <class T, bool kExact>
+S24_HD void mvue24(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
+  mvue24_finite<T, kExact>(x, w0, w1, out);
+  mvue24_repair<T>(x, out);
 }
 
 }  // namespace s24

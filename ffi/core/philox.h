@@ -44,4 +44,13 @@ S24_HD void quartet_counter(W quartet, uint32_t draw, W c[4]) {
   c[3] = quartet ^ quartet;
 }
 
+// The word of one group.
+S24_HD uint32_t group_word(uint32_t k0, uint32_t k1, uint64_t group, uint32_t draw) {
+  uint64_t c[4];
+  quartet_counter(group / 4, draw, c);
+  philox_rounds(k0, k1, c);
+  const uint32_t low = uint32_t(group % 2 == 0 ? c[0] : c[1]), high = uint32_t(group % 2 == 0 ? c[2] : c[3]);
+  return group % 4 < 2 ? low : high;
+}
+
 }  // namespace s24

@@ -3,67 +3,112 @@
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.ops import _ffi, _measured
+from jax_sparse24.ops import _cusparselt, _ffi, _measured
 
 IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
+# Compute capability -> machine code that runs on it. Those after 9.0 compile the PTX of sm_80.
+CAPABILITIES = {
+    **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), "sm_80"),
+    "9.0": "sm_90a",
+    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0", "12.1"), "PTX of sm_80"),
+}
+# Operations without a CUDA kernel.
+CPU_ONLY = frozenset({"vnm_mask", "pack_vnm", "unpack_vnm", "gather_vnm", "vnm_matmul"})
+
+
+def platform() -> str:
+    """Where programs run by default: "cpu", "cuda", or another name of JAX."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" and capability()[:1].isdigit() else backend
+
+
+def capability() -> str:
+    """Compute capability of the default device, such as "9.0"; something else if it is no CUDA device."""
+    return str(getattr(jax.devices()[0], "compute_capability", ""))
 
 
 def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
-    """The implementation (`"reference"`, `"ffi"`, or `"auto"`: ffi on CPU, reference elsewhere) and the
-    reason.
+    """The implementation (`"reference"`, `"ffi"`, `"cusparselt"`, or `"auto"`: ffi where there are kernels,
+    reference elsewhere) and the reason.
 
-    Raises ValueError for an unknown name and RuntimeError for a named implementation that cannot run here.
-    """
+    Raises ValueError for an unknown name and RuntimeError for a named implementation that cannot run here."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
         )
     if implementation == "reference":
         return "reference", "asked for"
-    obstacle = _obstacle(dtype)
+    obstacle = _obstacle(op, dtype, platform())
     if implementation == "cusparselt":
-        raise RuntimeError(
-            f"{op}: implementation 'cusparselt' needs the CUDA module, which this version does not have yet."
-        )
-    if implementation == "ffi":
-        if obstacle is None and jax.default_backend() != "cpu":
-            obstacle = f"the kernels run on CPU and the default backend is {jax.default_backend()}"
+        obstacle = obstacle or library_obstacle()
+    if implementation is not None:
         if obstacle is not None:
             raise RuntimeError(
-                f"{op}: implementation 'ffi' cannot run: {obstacle}. Use implementation=None or 'reference'."
+                f"{op}: implementation {implementation!r} cannot run: {obstacle}. "
+                "Use implementation=None or 'reference'."
             )
-        return "ffi", "asked for"
-    if obstacle is not None:
+        return implementation, "asked for"
+    if obstacle is not None and platform() in _ffi.PLATFORMS:
         return "reference", obstacle
-    return "auto", "CPU kernel; reference on other platforms"
+    kind = {"cpu": "CPU", "cuda": "CUDA"}
+    found = " and ".join(kind[p] for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None)
+    return ("auto", f"{found} kernel; reference on other platforms") if found else ("reference", obstacle)
 
 
-def _obstacle(dtype) -> str | None:
-    available, reason = _ffi.available()
-    if not available:
+def _obstacle(op: str, dtype, where: str) -> str | None:
+    """Why the kernels of a platform cannot run an operation, or None."""
+    if where not in _ffi.PLATFORMS:
+        return f"the kernels run on CPU and CUDA and the default backend is {where}"
+    built, reason = _ffi.available(where)
+    if not built:
         return reason
     if dtype == jnp.float64:
         return "the kernels have no float64"
+    if where == "cuda" and op in CPU_ONLY:
+        return f"{op} has no CUDA kernel yet"
+    if where == "cuda" and platform() == "cuda" and capability() not in CAPABILITIES:
+        known = ", ".join(CAPABILITIES)
+        return f"this GPU has compute capability {capability()}; the kernels are for {known}"
     return None
+
+
+def library_obstacle() -> str | None:
+    """Why cuSPARSELt cannot run, or None."""
+    if platform() != "cuda":
+        return f"cuSPARSELt runs on CUDA and the default backend is {platform()}"
+    if capability() not in _cusparselt.CAPABILITIES:
+        known = ", ".join(_cusparselt.CAPABILITIES)
+        return (
+            f"this GPU has compute capability {capability()}; the order of its metadata is known for {known}"
+        )
+    return _cusparselt.problem() or None
 
 
 def decide(
     axes: tuple[int, int], side: str, dtype, shape, pattern="2:4", alternative="dense"
 ) -> _measured.Decision:
-    """Whether `implementation=None` runs a product packed, or dense by XLA; see `_measured.decide`."""
-    obstacle = _obstacle(dtype)
-    if obstacle is None and jax.default_backend() != "cpu":
-        obstacle = f"no kernels for {jax.default_backend()} yet"
+    """Whether and by what `implementation=None` runs a product packed, or dense by XLA; see
+    `_measured.decide`."""
+    obstacle = _obstacle("matmul" if pattern == "2:4" else "vnm_matmul", dtype, platform())
     if obstacle is not None:
         return _measured.Decision(False, obstacle)
-    return _measured.decide(axes, side, dtype, shape, pattern, alternative)
+    decision = _measured.decide(axes, side, dtype, shape, pattern, alternative)
+    if decision.packed and decision.implementation == "cusparselt":
+        obstacle = library_obstacle()
+        if obstacle is not None:
+            return _measured.Decision(False, obstacle, decision.entry)
+    return decision
 
 
-def run(op: str, dtype, implementation: str | None, kernel, reference, *args):
-    """Calls `kernel(*args)` or `reference(*args)`. The platform is decided when the program is lowered."""
+def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cusparselt=None):
+    """Calls `kernel(*args)`, `cusparselt(*args)` (None: the kernel) or `reference(*args)`. The platform is
+    decided when the program is lowered."""
     name, _ = choose(op, dtype, implementation)
     if name == "reference":
         return reference(*args)
+    if name == "cusparselt":
+        return (cusparselt or kernel)(*args)
     if name == "ffi":
         return kernel(*args)
-    return jax.lax.platform_dependent(*args, cpu=kernel, default=reference)
+    kernels = {p: kernel for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None}
+    return jax.lax.platform_dependent(*args, **kernels, default=reference)

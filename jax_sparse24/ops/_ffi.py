@@ -1,7 +1,8 @@
-"""The native CPU kernels as JAX calls. The only file that uses `jax.ffi`.
+"""The native kernels as JAX calls. The only file that uses `jax.ffi`.
 
-Importing registers the targets of `jax_sparse24._cpu`, if it is built. A handler built with newer FFI
-headers than the running jaxlib would make the CPU backend fail to start, so the versions are compared first.
+Importing registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are built,
+under the same names for their platforms. A handler built with newer FFI headers than the running jaxlib would
+make the backend fail to start, so the versions are compared first.
 """
 
 import importlib
@@ -11,8 +12,13 @@ from pathlib import Path
 
 import jax
 
-_MODULE = "jax_sparse24._cpu"
+# Platform, as in jax.lax.platform_dependent -> (module, platform of its targets, how to build it).
 _BUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inplace`) in the source folder"
+_MODULES = {
+    "cpu": ("jax_sparse24._cpu", "cpu", _BUILD),
+    "cuda": ("jax_sparse24._cuda", "CUDA", f"with nvcc on PATH, {_BUILD}"),
+}
+PLATFORMS = tuple(_MODULES)
 
 
 def _runtime_version():
@@ -30,12 +36,12 @@ def _runtime_version():
     return tuple(int(m.group(1)) for m in found)
 
 
-def check_versions(built, runtime):
+def check_versions(built, runtime, module="jax_sparse24._cpu"):
     """Raise ImportError unless a module built with FFI `built` runs on `runtime`; both are (major, minor)."""
     if built[0] == runtime[0] and built[1] <= runtime[1]:
         return
     raise ImportError(
-        f"jax_sparse24._cpu was built with XLA FFI {built[0]}.{built[1]} but the installed jaxlib "
+        f"{module} was built with XLA FFI {built[0]}.{built[1]} but the installed jaxlib "
         f"({_jaxlib_version()}) has {runtime[0]}.{runtime[1]}. Reinstall jax_sparse24, built with "
         "the oldest supported jaxlib (pip install --force-reinstall --no-deps -e .), or use a newer jaxlib."
     )
@@ -45,45 +51,53 @@ def _jaxlib_version():
     return importlib.import_module("jaxlib").__version__
 
 
-def _load():
+def _load(platform="cpu"):
     """(module, None), or (None, reason) if the native module is not built."""
-    if importlib.util.find_spec(_MODULE) is None:
-        return None, f"the native module {_MODULE} is not built; {_BUILD}"
+    name, registered_for, build = _MODULES[platform]
+    if importlib.util.find_spec(name) is None:
+        return None, f"the native module {name} is not built; {build}"
     try:
-        module = importlib.import_module(_MODULE)
+        module = importlib.import_module(name)
     except ImportError as e:
-        return None, f"the native module {_MODULE} does not load ({e}); re{_BUILD}"
-    check_versions(module.ffi_api_version(), _runtime_version())
-    for name, capsule in module.registrations().items():
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+        return None, f"the native module {name} does not load ({e}); re{_BUILD}"
+    check_versions(module.ffi_api_version(), _runtime_version(), name)
+    for target, handler in module.registrations().items():
+        jax.ffi.register_ffi_target(target, handler, platform=registered_for)
     return module, None
 
 
-_cpu, _reason = _load()
+_loaded = {platform: _load(platform) for platform in PLATFORMS}
 
 
-def available():
-    """(True, "") if the native CPU kernels can be called, else (False, what to do)."""
-    return _cpu is not None, _reason or ""
+def module(platform):
+    """The native module of a platform, or None."""
+    return _loaded[platform][0]
+
+
+def available(platform="cpu"):
+    """(True, "") if the native kernels of a platform can be called, else (False, what to do)."""
+    loaded, reason = _loaded[platform]
+    return loaded is not None, reason or ""
 
 
 def versions():
     """What `info` shows: is the module built, its FFI version and jaxlib's, the instruction set in use."""
+    cpu, reason = _loaded["cpu"]
     return {
-        "built": _cpu is not None,
-        "reason": _reason or "",
-        "ffi_built": _cpu.ffi_api_version() if _cpu else None,
+        "built": cpu is not None,
+        "reason": reason or "",
+        "ffi_built": cpu.ffi_api_version() if cpu else None,
         "ffi_runtime": _runtime_version(),
-        "isa": _cpu.isa() if _cpu else None,
-        "targets": sorted(_cpu.registrations()) if _cpu else [],
+        "isa": cpu.isa() if cpu else None,
+        "targets": sorted(cpu.registrations()) if cpu else [],
     }
 
 
 def call(name, out_types, *args, **attrs):
-    """Call the target `name`.
+    """Call the target `name` on the platform that the program is lowered for.
 
     Args:
-      name: e.g. "s24_prune"; see ffi/cpu/*_handlers.cc.
+      name: e.g. "s24_prune"; see ffi/{cpu,cuda}/*_handlers.cc.
       out_types: one `jax.ShapeDtypeStruct`, or a sequence of them. Shapes are those without vmap.
       *args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped;
         handlers broadcast.
@@ -92,7 +106,7 @@ def call(name, out_types, *args, **attrs):
 
     Returns: one array or a list of arrays, as `out_types`.
     """
-    if _cpu is None:
-        raise RuntimeError(f"jax_sparse24: cannot call {name}: {_reason}")
+    if all(loaded is None for loaded, _ in _loaded.values()):
+        raise RuntimeError(f"jax_sparse24: cannot call {name}: {_loaded['cpu'][1]}")
     fn = jax.ffi.ffi_call(name, out_types, vmap_method="expand_dims")
     return fn(*args, **{key: int(value) for key, value in attrs.items()})

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from jax_sparse24.ops import _ffi
+from jax_sparse24.ops import _cusparselt, _ffi
 
 FORMAT = 2  # in format 1, entries name no pattern and are 2:4
 SHIPPED = Path(__file__).parent.parent / "tuning"
@@ -81,6 +81,8 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from its folder
             found[name] = "not installed"
+    if jax.default_backend() == "gpu":
+        found["cusparselt"] = "none" if _cusparselt.problem() else ".".join(map(str, _cusparselt.version()))
     return found
 
 
@@ -164,6 +166,11 @@ class Decision:
     reason: str
     entry: Mapping[str, Any] | None = None
 
+    @property
+    def implementation(self) -> str:
+        """What multiplies when it is packed."""
+        return (self.entry or {}).get("implementation", "ffi")
+
 
 def decide(
     axes: tuple[int, int],
@@ -190,7 +197,23 @@ def decide(
         )
     if entry["status"] != "ok":
         return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
+    measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
+    if entry.get("implementation") == "cusparselt" and measured != here:
+        return Decision(
+            False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry
+        )
     ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
     reason = f"packed is {ratio:.2f}x {alternative} at {size}, {found.origin}{hint}"
     return Decision(ratio >= found.least, reason, entry)
+
+
+def algorithm(
+    axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], pattern: str = "2:4"
+) -> int | None:
+    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
+    found, _ = table()
+    if found is None or found.content["versions"].get("cusparselt") != versions().get("cusparselt"):
+        return None  # other releases number their algorithms differently
+    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape, pattern)
+    return entry.get("algorithm") if entry else None

@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24, PackedVNM
-from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops import _cusparselt, _ffi, _measured, reference
 from jax_sparse24.ops._choose import choose, decide, run
 from jax_sparse24.ops.pack import check_packed, gather24
 from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
@@ -67,23 +67,27 @@ def _operand(name: str, x):
     return patterns.as_array("matmul", name, x)
 
 
-def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, out_dtype=None) -> jax.Array:
+def contract(
+    a,
+    b,
+    a_axis: int,
+    b_axis: int,
+    implementation: str | None = None,
+    out_dtype=None,
+    algorithm: int | None = None,
+) -> jax.Array:
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
     Either may be packed along its contracted axis, in which case no operand is ever transposed in memory;
     `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as fast.
+    algorithm: of cuSPARSELt, -1 for its own choice; None for what was measured here, or else the best known.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
     -2."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
     patterns.check_dtype("matmul", "operands", dtype)
     out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
     patterns.check_dtype("matmul", "the result", out_dtype)
-    if implementation is None and (isinstance(a, PACKED) or isinstance(b, PACKED)):
-        side, pattern = ("left", a.pattern) if isinstance(a, PACKED) else ("right", b.pattern)
-        shape = a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
-        if not decide((a_axis, b_axis), side, dtype, shape, pattern, "masked").packed:
-            a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
     if isinstance(a, PACKED):
         packed, dense, dense_k_last, out_packed_last = a, b, b_axis == -1, False
     elif isinstance(b, PACKED):
@@ -93,42 +97,84 @@ def contract(a, b, a_axis: int, b_axis: int, implementation: str | None = None, 
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
             preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
         )  # fmt: skip
-    args = (dense_k_last, out_packed_last, out_dtype, implementation)
+    side = "right" if out_packed_last else "left"
+    product = (a_axis, b_axis), side, dtype, _shape(a, b, a_axis, b_axis), packed.pattern
+    if implementation is None:
+        decision = decide(*product, "masked")
+        fits = decision.implementation != "cusparselt" or not _library(
+            packed.values, dense, dense_k_last, out_packed_last, dtype
+        ).misfit(out_dtype)
+        if not (decision.packed and fits):
+            a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
+            return contract(a, b, a_axis, b_axis, None, out_dtype)
+        if decision.implementation == "cusparselt":
+            implementation = "cusparselt"
+    if implementation == "cusparselt" and algorithm is None:
+        algorithm = _measured.algorithm(*product)
+    args = (dense_k_last, out_packed_last, out_dtype, implementation, algorithm)
     stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
     return _product(stored, dense.astype(dtype), *args)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-@partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementation):
+def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
+    """(M, K, N)"""
+    return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
+
+
+def _library(values, dense, dense_k_last: bool, out_packed_last: bool, dtype) -> _cusparselt.Product:
+    rows, half = values.shape[-2:]
+    return _cusparselt.Product(
+        rows, 2 * half, dense.shape[-2 if dense_k_last else -1], dense_k_last, out_packed_last, str(dtype)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
+@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementation, algorithm):
     rows, n = packed.shape[-2], dense.shape[-2 if dense_k_last else -1]
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     fast = out_dtype in (jnp.float32, packed.dtype)
+    flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
 
     def kernel(packed, dense):
         result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
-        flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
-        target, parts = "s24_matmul", (packed.values, packed.metadata)
         if isinstance(packed, PackedVNM):
-            target, parts, flags = (
-                "s24_vnm_matmul",
-                (*parts, packed.columns),
-                flags | {"v": packed.v, "m": packed.m},
+            parts, blocks = (packed.values, packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
+            return _ffi.call("s24_vnm_matmul", result, *parts, dense, **flags, **blocks).astype(out_dtype)
+        parts = packed.values, packed.metadata
+        return _ffi.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
+
+    def library(packed, dense):
+        product = _library(packed.values, dense, **flags, dtype=packed.dtype)
+        why = product.misfit(out_dtype)
+        if why:
+            raise ValueError(
+                f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'."
             )
-        return _ffi.call(target, result, *parts, dense, **flags).astype(out_dtype)
+        chosen = product.preferred if algorithm is None else algorithm
+        workspace, compressed = (jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen))
+        return _ffi.call(
+            "s24_cusparselt_matmul",
+            (out, compressed, workspace),
+            *(packed.values, packed.metadata, dense),
+            **flags,
+            algorithm=chosen,
+        )[0]
 
     def fallback(packed, dense):
         p = packed.todense(implementation="reference")
         return reference.matmul(p, dense, dense_k_last, out_packed_last, out_dtype)
 
-    return run("matmul", packed.dtype, implementation, kernel, fallback, packed, dense)
+    if isinstance(packed, PackedVNM):
+        return run("vnm_matmul", packed.dtype, implementation, kernel, fallback, packed, dense)
+    return run("matmul", packed.dtype, implementation, kernel, fallback, packed, dense, cusparselt=library)
 
 
 def _product_fwd(packed, dense, *static):
     return _product(packed, dense, *static), (packed, dense)
 
 
-def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, residuals, ct):
+def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, algorithm, residuals, ct):
     packed, dense = residuals
     ct_rn = ct.T if out_packed_last else ct
     weights = packed.todense(implementation=implementation)

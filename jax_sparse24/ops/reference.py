@@ -277,7 +277,10 @@ def mvue24(key_words, x, axis, exact):
     unscale = fmt.power_of_two(jnp.minimum(top, last - 1))
     # Scaled magnitudes below this would come out subnormal.
     underflow = jnp.where(top <= bias, fmt.power_of_two(jnp.maximum(bias + 1 - jnp.minimum(top, bias), 1)), 0)
-    b = [flush(jnp.where(finite, m, 0) * scale) for m in a]
+    # Zero where the product would be subnormal, by exponents: hardware that keeps subnormals may round it up
+    # to the least normal number.
+    normal = [finite & (e + (bias - 1) >= jnp.minimum(top, last - 1)) for e in exponents]
+    b = [jnp.where(n, m, 0) * scale for n, m in zip(normal, a, strict=True)]
     u = _uniform(key_words, 0, b[0].shape, fmt)
     if exact:
         magnitudes, untouched = _exact_magnitudes(b, u, unscale, underflow)

@@ -220,7 +220,7 @@ def _unpack(values, metadata, columns, pattern, axis, implementation):
     def fallback(*parts):
         return reference.unpack_vnm(_packed(parts, pattern, axis))
 
-    return run("todense", values.dtype, implementation, kernel, fallback, values, metadata, columns)
+    return run("unpack_vnm", values.dtype, implementation, kernel, fallback, values, metadata, columns)
 
 
 def _unpack_fwd(values, metadata, columns, pattern, axis, implementation):

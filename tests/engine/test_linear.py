@@ -305,7 +305,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_raises_and_says_what_to_do(case):
+def test_bad_input_raises_and_says_what_to_do(case, no_cusparselt):
     error, message, arguments = BAD[case]
     with pytest.raises(error, match=message):
         call(**arguments)

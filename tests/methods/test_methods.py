@@ -256,6 +256,6 @@ def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
 
 
 @pytest.mark.parametrize("by", [s for s, _, _ in SPARSIFIERS], ids=str)
-def test_sparsifiers_pass_the_implementation_on(by):
+def test_sparsifiers_pass_the_implementation_on(by, no_cusparselt):
     with pytest.raises(RuntimeError, match="cusparselt"):
         by(X, -1, dataclasses.replace(CONTEXT, implementation="cusparselt"))

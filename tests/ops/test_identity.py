@@ -14,6 +14,8 @@ SELECTIONS = [case for case in CASES if not case.sums]
 
 @pytest.mark.parametrize("case", SELECTIONS, ids=str)
 def test_same_bits_on_adversarial_data(case, dtype):
+    if case.name == "mvue24-approximate" and jax.default_backend() == "gpu":
+        pytest.skip("XLA's division is not correctly rounded on a GPU; tests/gpu compares with the CPU")
     # 3 x 100 x 420: long enough for several threads, with odd numbers of groups in both axes.
     x = device(adversarial((300, 420), dtype).reshape(3, 100, 420))
     assert_same_bits(case.call(x, "ffi"), case.call(x, "reference"))

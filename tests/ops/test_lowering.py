@@ -1,24 +1,84 @@
-"""Programs for CUDA lower on a machine without one, and programs for CPU call the kernels."""
+"""Programs for CUDA lower on a machine without one, and call the kernels of their platform."""
+
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.ops import _choose, _ffi
+from jax_sparse24.ops.matmul import contract
 from tests.ops.cases import CASES
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
 
 
-def lowered(f, *platforms) -> str:
-    return jax.jit(f).trace(X).lower(lowering_platforms=platforms).as_text()
+def lowered(f, *platforms, x=X) -> str:
+    # A function of its own: kernels that are there or not must not come from an earlier trace.
+    return jax.jit(lambda x: f(x)).trace(x).lower(lowering_platforms=platforms).as_text()
+
+
+@pytest.fixture(params=[True, False], ids=["with CUDA kernels", "without"])
+def built(request, monkeypatch):
+    """Programs are lowered as if the CUDA module were built, or were not."""
+    jax.clear_caches()
+    cuda = (object(), None) if request.param else (None, "not built")
+    monkeypatch.setitem(_ffi._loaded, "cuda", cuda)
+    yield request.param
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_gets_the_reference(case):
+def test_cuda_calls_the_kernel_if_it_is_there(case, built):
     text = lowered(lambda x: case.call(x, None), "cuda")
-    assert "s24_" not in text
-    assert "custom_call" not in text
+    if built:
+        # The product of a packed operand is measured; what unpacks it is a kernel too.
+        assert f"@{'s24_unpack' if case.sums else case.target}(" in text
+    else:
+        assert "s24_" not in text
+        assert "custom_call" not in text
+
+
+def test_attributes_and_layouts_of_a_call(built):
+    text = lowered(lambda x: s24.squared_relu24(x, 0), "cuda")
+    if not built:
+        return
+    call = re.search(r"custom_call @s24_squared_relu_pack\(.*", text).group(0)
+    assert "trailing = 1 : i64" in call
+    assert "operand_layouts = [dense<[1, 0]>" in call
+    assert "result_layouts = [dense<[1, 0]> : tensor<2xindex>, dense<[1, 0]>" in call
+    assert "(tensor<8x16xbf16>) -> (tensor<16x4xbf16>, tensor<16x1xui8>)" in call
+
+
+@pytest.mark.parametrize(
+    ("axes", "side", "flags"),
+    [
+        ((-1, -2), "right", (1, 1)),
+        ((-1, -1), "right", (1, 1)),
+        ((-2, -2), "right", (0, 1)),
+        ((-1, -2), "left", (0, 0)),
+        ((-1, -1), "left", (1, 0)),
+    ],
+)
+def test_products_of_cusparselt(monkeypatch, axes, side, flags):
+    """The custom call, its buffers for the compressed matrix and the workspace, and its attributes."""
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+
+    def product(x):
+        packed = s24.pack24(x, axes[side == "right"], implementation="reference")
+        operands = (packed, x) if side == "left" else (x, packed)
+        return contract(*operands, *axes, "cusparselt", algorithm=7)
+
+    call = re.search(r"custom_call @s24_cusparselt_matmul\(.*", lowered(product, "cuda", x=x)).group(0)
+    for name, value in zip(("dense_k_last", "out_packed_last"), flags, strict=True):
+        assert f"{name} = {value} : i64" in call
+    assert "algorithm = 7 : i64" in call
+    # 64 x 64: 4096 bytes of values and 512 of metadata, with room for what the library adds.
+    sizes = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", call.rsplit("->", 1)[1])]
+    assert 4096 + 512 <= sizes[0] <= 4096 + 512 + 8192
+    assert sizes[1] >= 1 << 20
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -32,15 +92,16 @@ def test_the_reference_calls_no_kernel():
         assert "s24_" not in lowered(lambda x, case=case: case.call(x, "reference"), "cpu")
 
 
-def test_one_program_for_both_platforms():
+def test_one_program_for_both_platforms(built):
     text = lowered(lambda x: s24.prune24(x, 1), "cpu", "cuda")
     assert "@s24_prune(" in text
+    assert ("stablehlo.compare" in text) != built  # the reference is in it only where there is no kernel
     assert "platform_index" in text
 
 
-def test_gradients_lower_for_cuda():
+def test_gradients_lower_for_cuda(built):
     def loss(x):
         y = s24.matmul(s24.pack24(s24.soft24(x, 1), 1), x.T)
         return jnp.sum(s24.squared_relu24(y).todense()) + jnp.sum(s24.double_prune24(x, 0) * x)
 
-    assert "s24_" not in lowered(jax.grad(loss), "cuda")
+    assert ("s24_" in lowered(jax.grad(loss), "cuda")) == built

@@ -205,7 +205,9 @@ def test_huge_tiny_and_subnormal_magnitudes(implementation, exact):
     assert np.isfinite(drawn).all()
     assert_within(np.abs(drawn[0][drawn[0] != 0]), np.float64([2e38, 2e38]), 1e33)
     assert_within(drawn[1], np.asarray(x)[1], 1e-42)
-    assert drawn[2, 0] == np.float32(1e38)
+    # XLA's division is not correctly rounded on a GPU.
+    inexact = implementation == "reference" and not exact and jax.default_backend() == "gpu"
+    assert_within(drawn[2, 0], np.float32(1e38), 2e31 if inexact else 0)
     assert not words(drawn)[3].any()  # float32 subnormals count as zero
 
 

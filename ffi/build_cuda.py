@@ -1,0 +1,87 @@
+"""How `jax_sparse24._cuda` is compiled: kernels by nvcc to plain objects, FFI handlers by the C++ compiler.
+
+Used by setup.py alone. The CUDA runtime is linked statically and cuSPARSELt is opened at run time, so the
+module imports on a machine without a GPU or driver."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+CUDA = Path("ffi/cuda")
+HANDLERS = [
+    "module",
+    "producer_handlers",
+    "pack_handlers",
+    "matmul_handlers",
+    "cusparselt",
+    "cusparselt_handlers",
+]
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns"]  # every rounding as written
+PRODUCTS = ["matmul", "matmul_f32", "metadata"]
+# Machine code for Ampere, Ada and Hopper; PTX for what comes later.
+TARGETS = [
+    "-gencode=arch=compute_80,code=[sm_80,compute_80]",
+    "-gencode=arch=compute_90a,code=sm_90a",
+]
+# The host compiler, which nvcc runs too, does not know nvcc's pragmas.
+HOST = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unknown-pragmas"
+COMMON = ["-std=c++17", "-O3", HOST, *TARGETS]
+INSTALL = (
+    "install CUDA 12 or 13 and put nvcc on PATH (or name its folder in CUDA_HOME), or: pip install "
+    "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 "
+    "nvidia-cuda-cccl==13.0.85"
+)
+
+
+def wanted() -> Path | None:
+    """Folder of the CUDA toolkit to build with, or None. S24_CUDA: 1 insists, 0 leaves CUDA out; without it
+    CUDA is built where nvcc is found."""
+    switch = os.environ.get("S24_CUDA", "")
+    if switch not in ("", "0", "1"):
+        raise SystemExit(f"jax_sparse24: S24_CUDA={switch!r} is not understood; use 1, 0, or leave it unset.")
+    toolkit = None if switch == "0" else _toolkit()
+    if switch == "1" and toolkit is None:
+        raise SystemExit(f"jax_sparse24: S24_CUDA=1, but there is no nvcc: {INSTALL}.")
+    return toolkit
+
+
+def _toolkit() -> Path | None:
+    candidates = [os.environ.get("CUDA_HOME")]
+    nvcc = shutil.which("nvcc")
+    if nvcc is not None:  # it may be a wrapper, so it is asked for its folder
+        command = [nvcc, "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull]
+        done = subprocess.run(command, capture_output=True, text=True)
+        top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.M)
+        candidates += [top.group(1).strip()] if top else []
+    packages = importlib.util.find_spec("nvidia")
+    for folder in packages.submodule_search_locations if packages else []:
+        candidates += [os.path.join(folder, "cu13")]
+    for folder in candidates:
+        if folder and os.access(os.path.join(folder, "bin", "nvcc"), os.X_OK):
+            return Path(folder).resolve()
+    return None
+
+
+def kernel_units(toolkit: Path):
+    """Yield (source, folder of the object, command without files) for each file of kernels."""
+    nvcc = str(toolkit / "bin" / "nvcc")
+    for names, contract in ((PRODUCERS, "false"), (PRODUCTS, "true")):
+        for name in names:
+            yield CUDA / f"{name}.cu", "cuda", [nvcc, *COMMON, f"-fmad={contract}"]
+
+
+def handler_units():
+    """Yield (source, folder of the object, flags) for each file of handlers."""
+    for name in HANDLERS:
+        yield CUDA / f"{name}.cc", "cuda_handlers", ["-O1"]
+
+
+def runtime(toolkit: Path) -> str:
+    """The static CUDA runtime library."""
+    for folder in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
+        if (toolkit / folder / "libcudart_static.a").is_file():
+            return str(toolkit / folder / "libcudart_static.a")
+    raise SystemExit(f"jax_sparse24: no libcudart_static.a under {toolkit}; {INSTALL}.")

@@ -1,0 +1,228 @@
+// cuSPARSELt through dlopen: the part of its C interface that is used, its handles and plans.
+//
+// The declarations below are those of versions 0.8.0 to 0.10.0, whose interface is the same.
+#include "cusparselt.h"
+
+#include <dlfcn.h>
+#include <library_types.h>
+
+#include <list>
+#include <map>
+#include <mutex>
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+struct alignas(16) Opaque {
+  uint8_t bytes[512];
+};
+
+enum Order { kColumnMajor = 1, kRowMajor = 2 };
+enum { kNoTranspose = 0, kHalfSparse = 0, kCompute32F = 2, kDefaultAlgorithms = 0 };
+enum AlgorithmAttribute { kAlgorithmId = 0, kAlgorithmMaxId = 1 };
+constexpr uint32_t kAlignment = 16;
+
+#define S24_FUNCTIONS(X)                                                                                              \
+  X(Init, (Opaque * handle))                                                                                          \
+  X(GetVersion, (const Opaque* handle, int* version))                                                                 \
+  X(DenseDescriptorInit, (const Opaque*, Opaque*, int64_t, int64_t, int64_t, uint32_t, cudaDataType, int))            \
+  X(StructuredDescriptorInit, (const Opaque*, Opaque*, int64_t, int64_t, int64_t, uint32_t, cudaDataType, int, int)) \
+  X(MatDescriptorDestroy, (const Opaque*))                                                                            \
+  X(MatmulDescriptorInit,                                                                                             \
+    (const Opaque*, Opaque*, int, int, const Opaque*, const Opaque*, const Opaque*, const Opaque*, int))              \
+  X(MatmulAlgSelectionInit, (const Opaque*, Opaque*, const Opaque*, int))                                             \
+  X(MatmulAlgSelectionDestroy, (const Opaque*))                                                                       \
+  X(MatmulAlgSetAttribute, (const Opaque*, Opaque*, int, const void*, size_t))                                        \
+  X(MatmulAlgGetAttribute, (const Opaque*, const Opaque*, int, void*, size_t))                                        \
+  X(MatmulPlanInit, (const Opaque*, Opaque*, const Opaque*, const Opaque*))                                           \
+  X(MatmulPlanDestroy, (const Opaque*))                                                                               \
+  X(MatmulGetWorkspace, (const Opaque*, const Opaque*, size_t*))                                                      \
+  X(SpMMACompressedSize2, (const Opaque*, const Opaque*, size_t*, size_t*))                                           \
+  X(Matmul, (const Opaque*, const Opaque*, const void*, const void*, const void*, const void*, const void*, void*,    \
+             void*, cudaStream_t*, int32_t))
+
+struct Library {
+  void* opened = nullptr;
+#define S24_MEMBER(name, arguments) int(*name) arguments = nullptr;
+  S24_FUNCTIONS(S24_MEMBER)
+#undef S24_MEMBER
+};
+
+// A function of the library that failed, or empty.
+class Calls {
+ public:
+  void operator()(int code, const char* what) {
+    if (code != 0 && error_.empty())
+      error_ = std::string("cuSPARSELt: ") + what + " returned status " + std::to_string(code);
+  }
+  bool ok() const { return error_.empty(); }
+  const std::string& error() const { return error_; }
+
+ private:
+  std::string error_;
+};
+
+struct Plan {
+  const Library* library;
+  const Opaque* handle;
+  Opaque sparse{}, dense{}, out{}, product{}, selection{}, plan{};
+  int made = 0;  // of the above, in this order
+  Needs needs;
+
+  ~Plan() {
+    if (made > 5) library->MatmulPlanDestroy(&plan);
+    if (made > 4) library->MatmulAlgSelectionDestroy(&selection);
+    const Opaque* matrices[] = {&sparse, &dense, &out};
+    for (int i = 0; i < 3 && i < made; ++i) library->MatDescriptorDestroy(matrices[i]);
+  }
+
+  void make(const PlanKey& k) {
+    const Library& L = *library;
+    const cudaDataType type = k.half ? CUDA_R_16F : CUDA_R_16BF;
+    const int d_order = k.dense_k_last ? kColumnMajor : kRowMajor, o_order = k.out_packed_last ? kColumnMajor : kRowMajor;
+    Calls calls;
+    const auto step = [&](int code, const char* what) {
+      calls(code, what);
+      if (calls.ok()) ++made;
+      return calls.ok();
+    };
+    const bool ready =
+        step(L.StructuredDescriptorInit(handle, &sparse, k.rows, k.depth, k.depth, kAlignment, type, kRowMajor, kHalfSparse),
+             "StructuredDescriptorInit") &&
+        step(L.DenseDescriptorInit(handle, &dense, k.depth, k.cols, k.dense_k_last ? k.depth : k.cols, kAlignment, type,
+                                   d_order),
+             "DenseDescriptorInit of the dense operand") &&
+        step(L.DenseDescriptorInit(handle, &out, k.rows, k.cols, k.out_packed_last ? k.rows : k.cols, kAlignment, type,
+                                   o_order),
+             "DenseDescriptorInit of the result") &&
+        step(L.MatmulDescriptorInit(handle, &product, kNoTranspose, kNoTranspose, &sparse, &dense, &out, &out, kCompute32F),
+             "MatmulDescriptorInit") &&
+        step(L.MatmulAlgSelectionInit(handle, &selection, &product, kDefaultAlgorithms), "MatmulAlgSelectionInit");
+    if (ready) {
+      calls(L.MatmulAlgGetAttribute(handle, &selection, kAlgorithmMaxId, &needs.algorithms, sizeof(int)),
+            "MatmulAlgGetAttribute");
+      const int id = int(k.algorithm);
+      if (id >= 0) calls(L.MatmulAlgSetAttribute(handle, &selection, kAlgorithmId, &id, sizeof id), "MatmulAlgSetAttribute");
+      size_t workspace = 0, compressed = 0, temporary = 0;
+      if (calls.ok() && step(L.MatmulPlanInit(handle, &plan, &product, &selection), "MatmulPlanInit")) {
+        calls(L.MatmulGetWorkspace(handle, &plan, &workspace), "MatmulGetWorkspace");
+        calls(L.SpMMACompressedSize2(handle, &sparse, &compressed, &temporary), "SpMMACompressedSize2");
+      }
+      needs.workspace = int64_t(workspace);
+      needs.compressed = int64_t(compressed);
+    }
+    needs.error = calls.error();
+  }
+};
+
+constexpr size_t kMostPlans = 256;
+
+// Never destroyed: at exit the driver may be gone before this module.
+struct State {
+  std::mutex mutex;
+  Library library;
+  std::string problem;
+  std::map<int, std::unique_ptr<Opaque>> handles;  // by device
+  std::map<PlanKey, std::shared_ptr<Plan>> plans;
+  std::list<PlanKey> order;  // oldest first
+};
+
+State& state() {
+  static State* s = new State;
+  return *s;
+}
+
+// Both with the lock held.
+std::string open_library(State& s, const char* path) {
+  if (s.library.opened != nullptr) return "";
+  void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (opened == nullptr) opened = dlopen("libcusparseLt.so.0", RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) {
+    const char* why = dlerror();
+    return std::string("cuSPARSELt does not open: ") + (why != nullptr ? why : "dlopen failed");
+  }
+#define S24_SYMBOL(name, arguments)                                                                       \
+  s.library.name = reinterpret_cast<int(*) arguments>(dlsym(opened, "cusparseLt" #name));                \
+  if (s.library.name == nullptr) return "this cuSPARSELt has no function cusparseLt" #name;
+  S24_FUNCTIONS(S24_SYMBOL)
+#undef S24_SYMBOL
+  s.library.opened = opened;
+  return "";
+}
+
+const Opaque* handle_of(State& s, int device, std::string& error) {
+  std::unique_ptr<Opaque>& handle = s.handles[device];
+  if (handle == nullptr) {
+    auto fresh = std::make_unique<Opaque>();
+    Calls calls;
+    calls(s.library.Init(fresh.get()), "Init");
+    error = calls.error();
+    if (!calls.ok()) return nullptr;
+    handle = std::move(fresh);
+  }
+  return handle.get();
+}
+
+std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  const auto found = s.plans.find(key);
+  if (found != s.plans.end()) return found->second;
+  error = open_library(s, nullptr);
+  if (!error.empty()) return nullptr;
+  const Opaque* handle = handle_of(s, key.device, error);
+  if (handle == nullptr) return nullptr;
+  auto plan = std::make_shared<Plan>();
+  plan->library = &s.library;
+  plan->handle = handle;
+  plan->make(key);
+  error = plan->needs.error;
+  if (!error.empty()) return nullptr;
+  if (s.plans.size() >= kMostPlans) {
+    s.plans.erase(s.order.front());
+    s.order.pop_front();
+  }
+  s.plans[key] = plan;
+  s.order.push_back(key);
+  return plan;
+}
+
+}  // namespace
+
+std::string load_cusparselt(const char* path) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  return open_library(s, path);
+}
+
+int cusparselt_version() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  int device = 0, version = 0;
+  std::string error = open_library(s, nullptr);
+  if (!error.empty() || cudaGetDevice(&device) != cudaSuccess) return 0;
+  const Opaque* handle = handle_of(s, device, error);
+  return handle != nullptr && s.library.GetVersion(handle, &version) == 0 ? version : 0;
+}
+
+Needs cusparselt_needs(const PlanKey& key) {
+  Needs failed;
+  const std::shared_ptr<Plan> plan = plan_of(key, failed.error);
+  return plan == nullptr ? failed : plan->needs;
+}
+
+std::string cusparselt_matmul(const PlanKey& key, const void* compressed, const void* dense, void* out, void* workspace,
+                              cudaStream_t stream) {
+  std::string error;
+  const std::shared_ptr<Plan> plan = plan_of(key, error);
+  if (plan == nullptr) return error;
+  const float one = 1.0f, zero = 0.0f;
+  Calls calls;
+  calls(plan->library->Matmul(plan->handle, &plan->plan, &one, compressed, dense, &zero, out, out, workspace, &stream, 1),
+        "Matmul");
+  return calls.error();
+}
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,28 @@
+// Launches of the kernels: what the handlers see. No XLA headers here, and no CUDA language.
+//
+// Arguments are those of the CPU kernels, in device memory; random keys are read there too, by the kernel. Launches never
+// wait, allocate or copy to the host, so they can be captured into a graph.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "../cpu/kernels.h"
+
+namespace s24 {
+namespace cuda {
+
+cudaError_t launch_map(const MapArgs& args, const uint32_t* key, cudaStream_t stream);
+cudaError_t launch_tile(const TileArgs& args, cudaStream_t stream);
+cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
+cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
+cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
+cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
+
+// Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
+bool fits_columns(const PackArgs& args);
+
+// The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90 and 16-bit values.
+cudaError_t launch_metadata_sm90(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
+                                 cudaStream_t stream);
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,154 @@
+// Packing and unpacking where groups lie across rows: the packed form is the transpose, which passes through shared memory,
+// so that both sides are read and written in 16-byte pieces of whole lines. Compiled without contraction of products and
+// sums.
+#include "pack_groups.cuh"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+constexpr int kTileGroups = 32;   // along the group axis: 128 rows
+constexpr int kTileVectors = 8;   // of 16 bytes along inner: whole lines of 128 bytes
+static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group of one vector");
+
+template <class Bits>
+struct Tile {
+  static constexpr int kLanes = 16 / int(sizeof(Bits));
+  static constexpr int kInner = kTileVectors * kLanes;
+  Pair<Bits> pairs[kInner * kTileGroups];
+  Vector<uint8_t, 16> nibbles[kInner];
+
+  // Pairs of one packed row stand together, in an order that spreads the threads of a warp over all banks: blocks of four
+  // are swapped by the number of the vector.
+  static __device__ __forceinline__ int place(int i, int group) {
+    return i * kTileGroups + (group ^ (i / kLanes << 2));
+  }
+};
+
+template <PackOp op, class T>
+__global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
+                                                         typename T::Bits* values, uint8_t* metadata, Groups g,
+                                                         const uint32_t* key_words) {
+  using Bits = typename T::Bits;
+  using S = Tile<Bits>;
+  constexpr int kLanes = S::kLanes, kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
+  constexpr int kChunks = kTileGroups / kPairs;                      // of 16 bytes in a packed row
+  __shared__ S tile;
+  const int vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
+  const int64_t inner0 = int64_t(blockIdx.x) * S::kInner, group0 = int64_t(blockIdx.y) * kTileGroups, o = blockIdx.z;
+  const int64_t i0 = inner0 + vector * kLanes, q = group0 + group;
+  const bool inside = i0 < g.inner;
+  const int64_t at = (o * g.len + 4 * q) * g.inner + i0;
+  const int64_t packed0 = (o * g.inner + inner0) * g.len;  // dense elements before the tile's first packed row
+  const int rows = int(min(int64_t(S::kInner), g.inner - inner0));
+
+  if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
+    if (int(threadIdx.x) < rows)
+      tile.nibbles[threadIdx.x] = load<uint8_t, 16>(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2);
+    if constexpr (op == PackOp::kUnpack) {
+      for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
+        const int i = c / kChunks, first = c % kChunks * kPairs;
+        *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
+            load<Pair<Bits>, kPairs>(reinterpret_cast<Pair<Bits>*>(values + (packed0 + i * g.len) / 2) + group0 + first);
+      }
+    }
+    __syncthreads();
+  }
+  const auto given = [&](int l) { return uint32_t(tile.nibbles[vector * kLanes + l].at[group / 2]) >> (group % 2 * 4) & 15; };
+
+  if constexpr (op == PackOp::kUnpack) {
+    if (!inside) return;
+    Vector<Bits, kLanes> out[4];
+    S24_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      const Group<T> made = decode<T>(tile.pairs[S::place(vector * kLanes + l, group)], given(l));
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
+    }
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) store(dense + at + j * g.inner, out[j]);
+    return;
+  } else {
+    uint32_t own = 0;  // the nibbles of this thread's lanes
+    if (inside) {
+      const Key key = read_key(key_words);
+      Vector<Bits, kLanes> in[4];
+      Vector<uint8_t, kLanes> allowed[4];
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        in[j] = load<Bits, kLanes>(dense + at + j * g.inner);
+        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * g.inner);
+      }
+      S24_UNROLL
+      for (int l = 0; l < kLanes; ++l) {
+        const Bits x[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
+        uint32_t mask_bytes = 0;
+        if constexpr (op == PackOp::kMasked) {
+          S24_UNROLL
+          for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+        }
+        Pair<Bits> pair;
+        uint32_t nibble = 0;
+        if constexpr (op == PackOp::kGather) nibble = given(l);
+        const int64_t number = (o * (g.len / 4) + q) * g.inner + i0 + l;
+        own |= encode<op, T>(Group<T>::of(x), mask_bytes, nibble, key, number, pair) << (4 * l);
+        tile.pairs[S::place(vector * kLanes + l, group)] = pair;
+      }
+    }
+    if constexpr (op != PackOp::kGather) {
+      // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row.
+      uint32_t four[4];
+      const int lane = threadIdx.x % 32, base = lane % kTileVectors;
+      S24_UNROLL
+      for (int k = 0; k < 4; ++k) four[k] = __shfl_sync(0xffffffffu, own, base + k * kTileVectors);
+      S24_UNROLL
+      for (int n = 0; n < kLanes / 4; ++n) {
+        const int l = lane / kTileVectors * (kLanes / 4) + n;
+        uint32_t bits = 0;
+        S24_UNROLL
+        for (int k = 0; k < 4; ++k) bits |= (four[k] >> (4 * l) & 15) << (4 * k);
+        reinterpret_cast<uint16_t*>(tile.nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
+      }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
+      const int i = c / kChunks, first = c % kChunks * kPairs;
+      store(reinterpret_cast<Pair<Bits>*>(values + (packed0 + i * g.len) / 2) + group0 + first,
+            *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)));
+    }
+    if constexpr (op != PackOp::kGather) {
+      if (int(threadIdx.x) < rows)
+        store(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2, tile.nibbles[threadIdx.x]);
+    }
+  }
+}
+
+template <PackOp op, class T>
+struct Launch {
+  static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+    using Bits = typename T::Bits;
+    const Groups& g = a.groups;
+    const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
+    pack_columns<op, T><<<grid, kThreads, 0, stream>>>(static_cast<Bits*>(a.dense), a.mask, static_cast<Bits*>(a.values),
+                                                       a.metadata, g, key);
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace
+
+bool fits_columns(const PackArgs& a) {
+  const Groups& g = a.groups;
+  const int lanes = a.dtype == Dtype::kF32 ? 4 : 8;
+  constexpr int64_t kMost = 65535;
+  return g.inner > 1 && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.len / (4 * kTileGroups) <= kMost &&
+         g.outer <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
+         aligned(a.mask, 8);
+}
+
+cudaError_t launch_pack_columns(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+  return for_pack<Launch>(a, key, stream);
+}
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,124 @@
+// What packing does to one group, for both ways that groups lie.
+#pragma once
+#include "../core/pairs.h"
+#include "vectors.cuh"
+
+namespace s24 {
+namespace cuda {
+
+template <PackOp op>
+constexpr bool kHeavy = op == PackOp::kMvueExact || op == PackOp::kMvueSequential;
+
+// Two kept elements in one access.
+template <class Bits>
+struct alignas(2 * sizeof(Bits)) Pair {
+  Bits at[2];
+};
+
+// A group in registers: four elements, or two words of two 16-bit elements.
+template <class T>
+struct Group {
+  typename T::Bits x[4];
+  static __device__ __forceinline__ Group of(const typename T::Bits x[4]) { return {{x[0], x[1], x[2], x[3]}}; }
+};
+template <>
+struct Group<BF16> : Words {
+  static __device__ __forceinline__ Group of(const uint16_t x[4]) { return {words_of(x)}; }
+};
+template <>
+struct Group<F16> : Words {
+  static __device__ __forceinline__ Group of(const uint16_t x[4]) { return {words_of(x)}; }
+};
+
+// The two kept elements of a group and their nibble. mask: of kMasked, a byte per element; nibble: what kGather is given.
+template <PackOp op, class T>
+__device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask, uint32_t nibble, Key key, int64_t number,
+                                           Pair<typename T::Bits>& pair) {
+  using Bits = typename T::Bits;
+  uint32_t words[2] = {};
+  if constexpr (kHeavy<op>) words[0] = group_word(key.k0, key.k1, uint64_t(number), 0);
+  if constexpr (op == PackOp::kMvueSequential) words[1] = group_word(key.k0, key.k1, uint64_t(number), 1);
+  if constexpr (sizeof(Bits) == 2) {
+    KeptPair kept;
+    if constexpr (op == PackOp::kGather) {
+      kept = take_nibble(group, nibble);
+    } else if constexpr (op == PackOp::kMasked) {
+      kept = keep_masked<T>(group, mask);
+    } else if constexpr (op == PackOp::kSquaredRelu) {
+      kept = keep_squared_relu<T>(group);
+    } else if constexpr (op == PackOp::kMvueExact) {
+      kept = keep_drawn<T>(group, words[0]);
+    } else if constexpr (op == PackOp::kMvueSequential) {
+      const Bits x[4] = {Bits(group.low), Bits(group.low >> 16), Bits(group.high), Bits(group.high >> 16)};
+      Bits y[4];
+      mvue24<T, false>(x, words[0], words[1], y);
+      kept = keep_largest<T>(words_of(y));
+    } else {
+      kept = keep_largest<T>(group);
+    }
+    pair = {Bits(kept.bits), Bits(kept.bits >> 16)};
+    return kept.nibble;
+  } else if constexpr (op == PackOp::kGather) {
+    take_nibble<Bits>(group.x, Bits(nibble), pair.at);
+    return nibble;
+  } else {
+    Bits x[4] = {group.x[0], group.x[1], group.x[2], group.x[3]}, keep[4];
+    if constexpr (op == PackOp::kMasked) {
+      const Bits allowed[4] = {mask & 0xff, mask >> 8 & 0xff, mask >> 16 & 0xff, mask >> 24};
+      keep24_masked<T>(x, allowed, keep);
+    } else {
+      if constexpr (op == PackOp::kSquaredRelu) {
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) x[i] = squared_relu<T>(x[i]);
+      } else if constexpr (kHeavy<op>) {
+        Bits y[4];
+        mvue24<T, op == PackOp::kMvueExact>(x, words[0], words[1], y);
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) x[i] = y[i];
+      }
+      keep24<T>(x, keep);
+    }
+    take_kept<Bits>(x, keep, pair.at);
+    return uint32_t(nibble_of<Bits>(keep)) & 15u;
+  }
+}
+
+// The inverse, for kUnpack.
+template <class T>
+__device__ __forceinline__ Group<T> decode(const Pair<typename T::Bits>& pair, uint32_t nibble) {
+  if constexpr (sizeof(typename T::Bits) == 2) {
+    return {put_nibble(KeptPair{nibble, uint32_t(pair.at[0]) | uint32_t(pair.at[1]) << 16})};
+  } else {
+    Group<T> group;
+    put_nibble<typename T::Bits>(pair.at, nibble, group.x);
+    return group;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ typename T::Bits member(const Group<T>& group, int i) {
+  if constexpr (sizeof(typename T::Bits) == 2)
+    return typename T::Bits((i < 2 ? group.low : group.high) >> (i % 2 * 16));
+  else
+    return group.x[i];
+}
+
+template <template <PackOp, class> class Launch>
+cudaError_t for_pack(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+  return for_dtype(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    switch (a.op) {
+      case PackOp::kPlain: return Launch<PackOp::kPlain, T>::run(a, key, stream);
+      case PackOp::kMasked: return Launch<PackOp::kMasked, T>::run(a, key, stream);
+      case PackOp::kSquaredRelu: return Launch<PackOp::kSquaredRelu, T>::run(a, key, stream);
+      case PackOp::kMvueExact: return Launch<PackOp::kMvueExact, T>::run(a, key, stream);
+      case PackOp::kMvueSequential: return Launch<PackOp::kMvueSequential, T>::run(a, key, stream);
+      case PackOp::kGather: return Launch<PackOp::kGather, T>::run(a, key, stream);
+      case PackOp::kUnpack: return Launch<PackOp::kUnpack, T>::run(a, key, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace cuda
+}  // namespace s24

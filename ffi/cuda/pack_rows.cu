@@ -1,0 +1,156 @@
+// Packing and unpacking: groups of neighbours, and every case that fits no tile. Compiled without contraction of products
+// and sums.
+#include "pack_groups.cuh"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+// Two groups, in accesses of 16 bytes.
+template <class T>
+__device__ __forceinline__ void load_groups(const typename T::Bits* from, Group<T> (&groups)[2]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(from);
+  constexpr int kWords = int(sizeof(Group<T>)) / 2;  // of two groups
+  uint32_t w[kWords];
+  S24_UNROLL
+  for (int i = 0; i < kWords; i += 4) {
+    const Vector<uint32_t, 4> v = load<uint32_t, 4>(words + i);
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) w[i + j] = v.at[j];
+  }
+  __builtin_memcpy(groups, w, sizeof w);
+}
+
+template <class T>
+__device__ __forceinline__ void store_groups(typename T::Bits* to, const Group<T> (&groups)[2]) {
+  auto* words = reinterpret_cast<uint32_t*>(to);
+  constexpr int kWords = int(sizeof(Group<T>)) / 2;
+  uint32_t w[kWords];
+  __builtin_memcpy(w, groups, sizeof w);
+  S24_UNROLL
+  for (int i = 0; i < kWords; i += 4) store(words + i, Vector<uint32_t, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
+}
+
+// Whole metadata bytes of one long row: a thread takes one byte, two groups, per access, several accesses apart by a block.
+template <PackOp op, class T>
+__global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
+                                                      typename T::Bits* values, uint8_t* metadata, int64_t bytes,
+                                                      const uint32_t* key_words) {
+  using Bits = typename T::Bits;
+  constexpr int kAccesses = kHeavy<op> ? 1 : 4;
+  const int64_t first = int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x;
+  const Key key = read_key(key_words);
+  Group<T> groups[kAccesses][2];
+  Vector<Pair<Bits>, 2> kept[kAccesses];
+  Vector<uint32_t, 2> allowed[kAccesses] = {};
+  uint32_t byte[kAccesses] = {};
+  S24_UNROLL
+  for (int a = 0; a < kAccesses; ++a) {
+    const int64_t b = first + int64_t(a) * kThreads;
+    if (b >= bytes) break;
+    if constexpr (op == PackOp::kUnpack)
+      kept[a] = load<Pair<Bits>, 2>(reinterpret_cast<Pair<Bits>*>(values) + 2 * b);
+    else
+      load_groups<T>(dense + 8 * b, groups[a]);
+    if constexpr (op == PackOp::kMasked) allowed[a] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask) + 2 * b);
+    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte[a] = metadata[b];
+  }
+  S24_UNROLL
+  for (int a = 0; a < kAccesses; ++a) {
+    const int64_t b = first + int64_t(a) * kThreads;
+    if (b >= bytes) break;
+    uint32_t made = 0;
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t nibble = byte[a] >> (4 * i) & 15;
+      if constexpr (op == PackOp::kUnpack)
+        groups[a][i] = decode<T>(kept[a].at[i], nibble);
+      else
+        made |= encode<op, T>(groups[a][i], allowed[a].at[i], nibble, key, 2 * b + i, kept[a].at[i]) << (4 * i);
+    }
+    if constexpr (op == PackOp::kUnpack) {
+      store_groups<T>(dense + 8 * b, groups[a]);
+    } else {
+      store(reinterpret_cast<Pair<Bits>*>(values) + 2 * b, kept[a]);
+      if constexpr (op != PackOp::kGather) metadata[b] = uint8_t(made);
+    }
+  }
+}
+
+// Any shape and alignment: a thread takes one metadata byte, element by element. Neighbouring threads are neighbours along
+// inner.
+template <PackOp op, class T>
+__global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, const uint8_t* mask,
+                                                     typename T::Bits* values, uint8_t* metadata, Groups g,
+                                                     const uint32_t* key_words) {
+  using Bits = typename T::Bits;
+  const int64_t bytes = ceil_div(g.len, 8), unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (unit >= g.outer * bytes * g.inner) return;
+  int64_t i, b;
+  const int64_t row = divide(unit, g.inner, &i), o = divide(row, bytes, &b);
+  const Key key = read_key(key_words);
+  const int64_t packed_row = o * g.inner + i;
+  Bits* const kept = values + packed_row * (g.len / 2) + 4 * b;
+  uint32_t byte = 0;
+  if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte = metadata[packed_row * bytes + b];
+  uint32_t made = 0;
+  for (int n = 0; n < 2; ++n) {
+    const int64_t q = 2 * b + n;
+    if (q >= g.len / 4) {
+      made |= uint32_t(kEmptyNibble) << (4 * n);
+      break;
+    }
+    const int64_t at = (o * g.len + 4 * q) * g.inner + i;
+    const uint32_t nibble = byte >> (4 * n) & 15;
+    Pair<Bits> pair;
+    if constexpr (op == PackOp::kUnpack) {
+      pair = {kept[2 * n], kept[2 * n + 1]};
+      const Group<T> group = decode<T>(pair, nibble);
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) dense[at + j * g.inner] = member<T>(group, j);
+    } else {
+      Bits x[4];
+      uint32_t allowed = 0;
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        x[j] = dense[at + j * g.inner];
+        if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * g.inner]) << (8 * j);
+      }
+      const int64_t number = (o * (g.len / 4) + q) * g.inner + i;
+      made |= encode<op, T>(Group<T>::of(x), allowed, nibble, key, number, pair) << (4 * n);
+      kept[2 * n] = pair.at[0];
+      kept[2 * n + 1] = pair.at[1];
+    }
+  }
+  if constexpr (op != PackOp::kGather && op != PackOp::kUnpack) metadata[packed_row * bytes + b] = uint8_t(made);
+}
+
+template <PackOp op, class T>
+struct Launch {
+  static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+    using Bits = typename T::Bits;
+    auto* dense = static_cast<Bits*>(a.dense);
+    auto* values = static_cast<Bits*>(a.values);
+    const Groups& g = a.groups;
+    const bool whole = g.inner == 1 && g.len % 8 == 0 && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
+    if (whole) {
+      const int64_t bytes = g.outer * g.len / 8;
+      pack_rows<op, T><<<blocks_for(bytes, kThreads * (kHeavy<op> ? 1 : 4)), kThreads, 0, stream>>>(
+          dense, a.mask, values, a.metadata, bytes, key);
+    } else {
+      const int64_t units = g.outer * ceil_div(g.len, 8) * g.inner;
+      pack_any<op, T><<<blocks_for(units, kThreads), kThreads, 0, stream>>>(dense, a.mask, values, a.metadata, g, key);
+    }
+    return cudaGetLastError();
+  }
+};
+
+}  // namespace
+
+cudaError_t launch_pack(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+  if (a.groups.count() == 0) return cudaSuccess;
+  return fits_columns(a) ? launch_pack_columns(a, key, stream) : for_pack<Launch>(a, key, stream);
+}
+
+}  // namespace cuda
+}  // namespace s24

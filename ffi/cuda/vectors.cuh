@@ -1,0 +1,57 @@
+// What the kernels share: aligned vectors, index arithmetic, launch sizes.
+#pragma once
+#include "../core/floats.h"
+#include "launch.h"
+
+namespace s24 {
+namespace cuda {
+
+constexpr int kThreads = 256;
+
+template <class B, int n>
+struct alignas(sizeof(B) * n) Vector {
+  B at[n];
+};
+
+template <class B, int n>
+__device__ __forceinline__ Vector<B, n> load(const B* p) {
+  return *reinterpret_cast<const Vector<B, n>*>(p);
+}
+
+template <class B, int n>
+__device__ __forceinline__ void store(B* p, const Vector<B, n>& v) {
+  *reinterpret_cast<Vector<B, n>*>(p) = v;
+}
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+// a / b and a % b; 64-bit division costs several times more than 32-bit.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
+  if (((a | b) >> 32) == 0) {
+    const uint32_t q = uint32_t(a) / uint32_t(b);
+    *rest = int64_t(uint32_t(a) - q * uint32_t(b));
+    return q;
+  }
+  const int64_t q = a / b;
+  *rest = a - q * b;
+  return q;
+}
+
+inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }
+
+__device__ __forceinline__ Key read_key(const uint32_t* key) {
+  return key == nullptr ? Key{0, 0} : Key{__ldg(key), __ldg(key + 1)};
+}
+
+template <class F>
+cudaError_t for_dtype(Dtype dtype, F f) {
+  switch (dtype) {
+    case Dtype::kF32: return f(F32());
+    case Dtype::kBF16: return f(BF16());
+    case Dtype::kF16: return f(F16());
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,131 @@
+"""cuSPARSELt: where the library is found, what it multiplies, and which of its algorithms are tried."""
+
+import dataclasses
+import functools
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.ops import _ffi
+
+# 0.8.0 chooses slow algorithms on Hopper by itself; here they are searched, and those below were verified on
+# an H200. Older releases have another interface.
+OLDEST, WANTED = (0, 8, 0), (0, 8, 1)
+# The order of its metadata is known in closed form for these; it is documented nowhere.
+CAPABILITIES = ("9.0",)
+DTYPES = ("bfloat16", "float16")
+# By dtype, and whether D and the result are column-major: the fastest nearly everywhere on an H200 (0.8.0).
+PREFERRED_IN = (0, 8, 0)  # other releases number them differently
+PREFERRED = {
+    ("bfloat16", True, True): 17,
+    ("bfloat16", False, True): 17,
+    ("bfloat16", True, False): 20,
+    ("bfloat16", False, False): 3,
+    ("float16", True, True): 6,
+}
+# float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
+TRIED = {"bfloat16": 64, "float16": 36}
+INSTALL = "pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
+MULTIPLES = {"rows of the packed operand": 16, "K": 32, "columns of the dense operand": 8}
+
+
+@functools.cache
+def problem() -> str:
+    """Why the library cannot be used in this process, or an empty string. Opens it."""
+    built, reason = _ffi.available("cuda")
+    if not built:
+        return reason
+    cuda, reasons = _ffi.module("cuda"), []
+    for path in (*_paths(), ""):
+        reason = cuda.load_cusparselt(str(path))
+        if not reason:
+            break
+        reasons.append(reason)
+    else:
+        return f"{reasons[-1]}; {INSTALL}"
+    return gate(version())
+
+
+def gate(found: tuple[int, int, int]) -> str:
+    """Why a version of the library is refused, or an empty string; (0, 0, 0): it does not start."""
+    if found == (0, 0, 0):
+        return "cuSPARSELt does not start on this device"
+    if found < OLDEST:
+        have, least = (".".join(map(str, v)) for v in (found, OLDEST))
+        return f"cuSPARSELt {have} is too old, it must be {least} or newer; {INSTALL}"
+    return ""
+
+
+def advice() -> str:
+    """What to say about the version that is open, after its number."""
+    return f"; {'.'.join(map(str, WANTED))} or newer is better on Hopper" if version() < WANTED else ""
+
+
+@functools.cache
+def version() -> tuple[int, int, int]:
+    """(major, minor, patch) of the library that is open."""
+    cuda = _ffi.module("cuda")
+    number = cuda.cusparselt_version() if cuda else 0
+    return number // 1000, number // 100 % 10, number % 100
+
+
+def _paths():
+    """Both places where its wheels put it."""
+    packages = importlib.util.find_spec("nvidia")
+    for folder in packages.submodule_search_locations if packages else []:
+        for place in ("cusparselt", "cu13", "cu12"):
+            path = Path(folder) / place / "lib/libcusparseLt.so.0"
+            if path.is_file():
+                yield path
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """out(rows, cols) = P(rows, depth) D(depth, cols), P packed; which of D and out are column-major."""
+
+    rows: int
+    depth: int
+    cols: int
+    dense_k_last: bool
+    out_packed_last: bool
+    dtype: str
+
+    def misfit(self, out_dtype) -> str:
+        """Why the library does not multiply it, or an empty string."""
+        if self.dtype not in DTYPES:
+            return f"its operands are {' or '.join(DTYPES)}, not {self.dtype}"
+        if str(jnp.dtype(out_dtype)) != self.dtype:
+            return f"its result has the dtype of its operands, {self.dtype}, not {jnp.dtype(out_dtype)}"
+        sizes = (self.rows, self.depth, self.cols)
+        for size, (what, multiple) in zip(sizes, MULTIPLES.items(), strict=True):
+            if size % multiple:
+                return f"{what} must be a multiple of {multiple}, got {size}"
+        return ""
+
+    def needs(self, algorithm: int) -> tuple[int, int]:
+        """(bytes of workspace, bytes of the compressed matrix). Asked of the library where it runs; bounds
+        for a program that is lowered elsewhere."""
+        if jax.default_backend() == "gpu" and not problem():
+            flags = (self.dense_k_last, self.out_packed_last, self.dtype == "float16")
+            cuda = _ffi.module("cuda")
+            workspace, compressed, _ = cuda.cusparselt_needs(
+                self.rows, self.depth, self.cols, *flags, algorithm
+            )
+            return max(workspace, 16), compressed
+        padded = -(-self.rows // 64) * 64
+        return 1 << 27, self.rows * self.depth + padded * self.depth // 8 + 4096
+
+    def algorithms(self) -> list[int]:
+        """The ids that are tried in a search, -1 for the library's own choice."""
+        flags = (self.dense_k_last, self.out_packed_last, self.dtype == "float16")
+        *_, count = _ffi.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, -1)
+        return [-1, *range(min(count, TRIED[self.dtype]))]
+
+    @property
+    def preferred(self) -> int:
+        """The algorithm where nothing was measured."""
+        if version() != PREFERRED_IN:
+            return -1
+        return PREFERRED.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

@@ -1,0 +1,80 @@
+"""What nvcc makes of the kernels, where there is an nvcc; and the build's switches. No GPU is needed."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("build_cuda", ROOT / "ffi/build_cuda.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_switch(build, monkeypatch):
+    monkeypatch.setattr(build, "_toolkit", lambda: None)
+    for value, found in (("0", None), ("", None)):
+        monkeypatch.setenv("S24_CUDA", value)
+        assert build.wanted() is found
+    monkeypatch.setenv("S24_CUDA", "1")
+    with pytest.raises(SystemExit, match=r"S24_CUDA=1, but there is no nvcc: install CUDA .*pip install"):
+        build.wanted()
+    monkeypatch.setenv("S24_CUDA", "yes")
+    with pytest.raises(SystemExit, match="S24_CUDA='yes' is not understood"):
+        build.wanted()
+    monkeypatch.setattr(build, "_toolkit", lambda: Path("/toolkit"))
+    monkeypatch.setenv("S24_CUDA", "0")
+    assert build.wanted() is None
+    monkeypatch.delenv("S24_CUDA")
+    assert build.wanted() == Path("/toolkit")
+
+
+def test_every_source_is_built(build):
+    kernels = {source.name for source, *_ in build.kernel_units(Path("/toolkit"))}
+    handlers = {source.name for source, *_ in build.handler_units()}
+    present = {p.name for p in (ROOT / "ffi/cuda").iterdir()}
+    assert kernels | handlers == {name for name in present if name.endswith((".cu", ".cc"))}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_product_runs_on_sparse_tensor_cores_without_spills(build, arch, tmp_path):
+    toolkit = build._toolkit()
+    if toolkit is None:
+        pytest.skip("needs nvcc")
+    cubin = tmp_path / "matmul.cubin"
+    flags = ["-std=c++17", "-O3", f"-arch={arch}", "-Xptxas=-v", "-cubin", "-DS24_ONE_DTYPE"]
+    command = [str(toolkit / "bin/nvcc"), *flags, str(ROOT / "ffi/cuda/matmul.cu"), "-o", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    assert len(spills) == 4, "a kernel for each layout and alignment of the dense operand"
+    assert set(spills) == {"0"}
+    cuobjdump = shutil.which("cuobjdump") or shutil.which(str(toolkit / "bin/cuobjdump"))
+    if cuobjdump is not None:
+        sass = subprocess.run(
+            [cuobjdump, "-sass", str(cubin)], capture_output=True, text=True, check=True
+        ).stdout
+        assert sass.count("HMMA.SP.16832.F32.BF16") >= 4 * 32
+        assert "LDL" not in sass
+
+
+def test_the_module_imports_without_a_driver():
+    if importlib.util.find_spec("jax_sparse24._cuda") is None:
+        pytest.skip("the CUDA module is not built")
+    code = "import jax_sparse24._cuda as m; print(len(m.registrations()), m.ffi_api_version())"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"\d+ \(0, \d+\)", done.stdout)

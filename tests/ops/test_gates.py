@@ -1,0 +1,132 @@
+"""Which devices and versions the kernels and cuSPARSELt are for: explicit lists, mocked here."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.ops import _choose, _cusparselt, _ffi
+
+# capability -> (kernels run, cuSPARSELt's metadata are known)
+DEVICES = {
+    **dict.fromkeys(("7.0", "7.5"), (False, False)),
+    **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), (True, False)),
+    "9.0": (True, True),
+    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0"), (True, False)),
+    "13.0": (False, False),
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """`gpu(capability)`: the default device looks like that GPU; the CUDA module and cuSPARSELt are there."""
+
+    def pretend(capability):
+        device = types.SimpleNamespace(compute_capability=capability, device_kind="mock")
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(jax, "devices", lambda *a: [device])
+        monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
+        monkeypatch.setattr(_cusparselt, "problem", lambda: "")
+
+    return pretend
+
+
+@pytest.mark.parametrize("capability", DEVICES)
+def test_capabilities(gpu, capability):
+    gpu(capability)
+    kernels, library = DEVICES[capability]
+    for implementation, runs in (("ffi", kernels), ("cusparselt", library)):
+        if runs:
+            assert _choose.choose("pack24", jnp.bfloat16, implementation) == (implementation, "asked for")
+        else:
+            with pytest.raises(
+                RuntimeError,
+                match=rf"'{implementation}' cannot run: this GPU has compute capability "
+                rf"{capability}; .*9\.0",
+            ):
+                _choose.choose("pack24", jnp.bfloat16, implementation)
+    name, reason = _choose.choose("pack24", jnp.bfloat16, None)
+    assert name == ("auto" if kernels else "reference")
+    assert kernels or capability in reason
+
+
+def test_other_accelerators(gpu, monkeypatch):
+    gpu("gfx90a")
+    assert _choose.platform() == "gpu"
+    with pytest.raises(RuntimeError, match="run on CPU and CUDA and the default backend is gpu"):
+        _choose.choose("pack24", jnp.bfloat16, "ffi")
+
+
+def test_module_that_is_not_built(gpu, monkeypatch):
+    gpu("9.0")
+    monkeypatch.setitem(_ffi._loaded, "cuda", (None, "the native module jax_sparse24._cuda is not built"))
+    for implementation in ("ffi", "cusparselt"):
+        with pytest.raises(RuntimeError, match="_cuda is not built"):
+            _choose.choose("pack24", jnp.bfloat16, implementation)
+    assert _choose.choose("pack24", jnp.bfloat16, None)[0] == "reference"
+
+
+def test_operations_without_a_cuda_kernel(gpu):
+    gpu("9.0")
+    op = min(_choose.CPU_ONLY)
+    with pytest.raises(RuntimeError, match=f"{op} has no CUDA kernel yet"):
+        _choose.choose(op, jnp.bfloat16, "ffi")
+    assert _choose.choose(op, jnp.bfloat16, None) == ("reference", f"{op} has no CUDA kernel yet")
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [((0, 7, 1), "0.7.1 is too old, it must be 0.8.0 or newer; pip install"), ((0, 0, 0), "does not start")],
+)
+def test_versions_that_are_refused(version, why):
+    assert why in _cusparselt.gate(version)
+
+
+@pytest.mark.parametrize("version", [(0, 8, 0), (0, 8, 1), (0, 9, 0), (0, 10, 0)])
+def test_versions_that_are_taken(version, monkeypatch):
+    assert _cusparselt.gate(version) == ""
+    monkeypatch.setattr(_cusparselt, "version", lambda: version)
+    assert ("0.8.1 or newer" in _cusparselt.advice()) == (version == (0, 8, 0))
+    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16")
+    assert product.preferred == (17 if version == (0, 8, 0) else -1)
+
+
+def test_library_that_is_not_installed(monkeypatch):
+    module = types.SimpleNamespace(load_cusparselt=lambda path: "cuSPARSELt does not open: no such file")
+    monkeypatch.setitem(_ffi._loaded, "cuda", (module, None))
+    assert _cusparselt.problem.__wrapped__() == (
+        "cuSPARSELt does not open: no such file; pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "out", "why"),
+    [
+        ({"rows": 24}, "bfloat16", "rows of the packed operand must be a multiple of 16, got 24"),
+        ({"depth": 48}, "bfloat16", "K must be a multiple of 32, got 48"),
+        ({"cols": 12}, "bfloat16", "columns of the dense operand must be a multiple of 8, got 12"),
+        ({"dtype": "float32"}, "float32", "bfloat16 or float16, not float32"),
+        ({}, "float32", "the dtype of its operands, bfloat16, not float32"),
+    ],
+)
+def test_products_that_do_not_fit(changed, out, why):
+    sizes = {"rows": 64, "depth": 64, "cols": 64, "dtype": "bfloat16"} | changed
+    assert why in _cusparselt.Product(dense_k_last=True, out_packed_last=True, **sizes).misfit(out)
+
+
+def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
+    module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
+    monkeypatch.setitem(_ffi._loaded, "cuda", (module, None))
+    product = _cusparselt.Product(64, 64, 64, True, True, "float16")
+    assert product.algorithms() == [-1, *range(36)]
+
+
+def test_a_product_that_does_not_fit_says_so(monkeypatch):
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    x = jnp.ones((8, 16), jnp.bfloat16)
+    with pytest.raises(
+        ValueError, match=r"cuSPARSELt does not run this product: rows .* multiple of 16, got 8"
+    ):
+        s24.matmul(s24.pack24(x, 1), x.T, implementation="cusparselt")
