@@ -257,8 +257,8 @@ def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
 def plant(monkeypatch, spoil):
     """A packed product whose result passes through `spoil`, and which is very fast otherwise."""
 
-    def planted(a, b, i, j, implementation=None):
-        result = contract(a, b, i, j, implementation)
+    def planted(a, b, i, j, implementation=None, **options):
+        result = contract(a, b, i, j, implementation, **options)
         return spoil(result) if implementation == "ffi" else result
 
     monkeypatch.setattr(TUNE, "contract", planted)

@@ -62,10 +62,10 @@ static void kept_pairs(const char* type, long count) {
     drawn += differs<T>(y, keep, keep_drawn<T>(w, word));
 
     const uint32_t mask = random() & 0x01010101u;
-    uint8_t bytes[4];
-    std::memcpy(bytes, &mask, 4);
+    uint16_t allowed[4];
+    for (int i = 0; i < 4; ++i) allowed[i] = mask >> (8 * i) & 1;
     std::memcpy(y, x, sizeof y);
-    keep24_masked<T>(y, bytes, keep);
+    keep24_masked<T>(y, allowed, keep);
     const KeptPair kept = keep_masked<T>(w, mask);
     masked += differs<T>(y, keep, kept);
 
