@@ -1,0 +1,82 @@
+"""A run whose neurons are rearranged in its middle: continued from any checkpoint it ends the same."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments import evaluate, report
+from experiments.config import UserError
+from experiments.step import Program
+from experiments.train import train
+
+METHOD = s24.methods.Venom(v=16, m=8, clusters=4, dense_warmup=4, sparse_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def venom(config):
+    """Twelve steps: dense up to step 4, where neurons move, sparse up to step 8, then dense."""
+    every = dataclasses.replace(config.train, checkpoint_every=2)
+    return dataclasses.replace(config, name="venom", method=METHOD, train=every)
+
+
+@pytest.fixture(scope="module")
+def whole(venom, tmp_path_factory):
+    return train(venom, tmp_path_factory.mktemp("venom") / "run", show=False).out
+
+
+def checkpoint(out, step):
+    return evaluate.load_state(out, step)[3]
+
+
+def places(state):
+    return [v[...] for path, v in nnx.to_flat_state(state["sparse"]) if path[-1] == "arranged"]
+
+
+def test_neurons_move_as_the_sparse_phase_begins(whole):
+    before, after = checkpoint(whole, 4), checkpoint(whole, 6)
+    assert not any(places(before)) and all(places(after))
+    rows = report.read_run(whole, "venom").rows
+    phases = {row["step"]: row["phase"] for row in rows["train"]}
+    assert [phases[s] for s in (3, 4, 7, 8)] == ["dense_warmup", "sparse", "sparse", "dense"]
+    probes = rows["probe"]
+    assert all({"density", "density_0", "density_1", "F2_lost", "B2_lost"} <= set(p) for p in probes)
+    assert [("cosine" in p) for p in probes] == [p["step"] == 6 for p in probes]
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_resume_before_at_and_after_the_move(whole, venom, tmp_path, step):
+    copy = tmp_path / "run"
+    shutil.copytree(whole, copy)
+    for kept in (copy / "checkpoints").iterdir():
+        if kept.name.isdigit() and int(kept.name) > step:
+            shutil.rmtree(kept)
+    train(venom, copy, resume=True, show=False)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint(copy, 12), checkpoint(whole, 12))
+
+
+def test_moving_neurons_changes_no_loss(whole, venom):
+    program, state = Program(venom), checkpoint(whole, 4)
+    losses = evaluate.Evaluator(venom, program.graphdefs, BATCHES, program.replicated)
+    before = losses(state["params"], state["sparse"])["dense"]
+    after = program.enter_sparse(state)
+    np.testing.assert_allclose(losses(after["params"], after["sparse"])["dense"], before, rtol=1e-5)
+    moved = jax.tree.map(np.asarray, after["params"])
+    again = program.enter_sparse(after)  # once only
+    jax.tree.map(np.testing.assert_array_equal, again["params"], moved)
+
+
+BATCHES = [np.random.default_rng(0).integers(0, 256, (4, 33), np.int32)]
+
+
+def test_a_sparse_phase_without_the_move_is_refused(whole, venom):
+    program, state = Program(venom), checkpoint(whole, 6)
+    program.check_arranged(state)
+    flat = nnx.to_flat_state(state["sparse"])
+    blank = [(p, v.replace(np.zeros_like(v[...])) if p[-1] == "arranged" else v) for p, v in flat]
+    with pytest.raises(UserError, match="the neurons were never arranged"):
+        program.check_arranged(state | {"sparse": nnx.from_flat_state(blank)})
