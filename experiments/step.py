@@ -82,10 +82,11 @@ class Program:
         """Whether the method puts neurons into an order before its first sparse step."""
         return type(self.config.method).arrange is not Method.arrange
 
-    def enter_sparse(self, state):
+    def enter_sparse(self, state, again: bool = False):
         """The state as a sparse phase begins: masks computed anew, which were left alone while the products
-        were dense; neurons put into the method's order, once, together with their moments."""
-        if not self.arranges or self._arranged(state):
+        were dense; neurons put into the method's order together with their moments, if they are not in one
+        yet, or `again`."""
+        if not self.arranges or (self._arranged(state) and not again):
             return self.refreshed(state)
         model = nnx.merge(self.graphdefs[True], state["params"], state["sparse"])
         try:

@@ -113,10 +113,11 @@ class Loop:
             phase = self.schedule.phase_at(step)
             advance = self._compiled(phase)
             watched = due(step, train.monitor_every)
-            if step in self.entered:
+            again = phase.sparse and due(step, self.config.method.arrange_every)
+            if step in self.entered or again:
                 self._flush()
                 with self.clock.paused():
-                    state = self.program.enter_sparse(state)
+                    state = self.program.enter_sparse(state, again)
             if watched:
                 self._flush()
                 with self.clock.paused("monitor"):

@@ -19,10 +19,12 @@ class Method:
 
     decay: rate of masked decay on gradients; 0 for none.
     refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh.
+    arrange_every: optimiser steps of a sparse phase between rearrangements of neurons; 0 for only once.
     """
 
     decay: ClassVar[float] = 0.0
     refresh_every: ClassVar[int] = 0
+    arrange_every: ClassVar[int] = 0
 
     def linear_plan(self) -> Plan:
         """Rows for the products fwd, dgrad, wgrad of `Y = X W`."""

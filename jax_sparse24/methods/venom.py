@@ -35,7 +35,8 @@ class Venom(Method):
     and neurons of one cluster in a block of V, so both are "regrouped" there (the sum over tokens does not
     mind, and gradients are dealt again), or left as in F2 ("plain"). exact: exhaustive search of columns.
     weights: "soft" 2:4 in F1 and B1, or "dense". dense_operand: F2 and B3 multiply "soft" weights too, so
-    that the gradient is that of the forward pass, or "dense" ones. dense_warmup: dense steps at the start.
+    that the gradient is that of the forward pass, or "dense" ones. arrange_every: steps between
+    rearrangements in the sparse phase, 0 for one at its start. dense_warmup: dense steps at the start.
     sparse_share: of the steps after them; the rest, at the end, is dense."""
 
     v: int = 64
@@ -49,6 +50,7 @@ class Venom(Method):
     exact: bool = False
     weights: Literal["soft", "dense"] = "soft"
     dense_operand: Literal["soft", "dense"] = "soft"
+    arrange_every: int = 0
     dense_warmup: int = 1000
     sparse_share: float = 0.5
 
@@ -65,6 +67,7 @@ class Venom(Method):
         check_choice(self, "dense_operand", "soft", "dense")
         check_steps(self, "clusters")
         check_steps(self, "dense_warmup", least=0)
+        check_steps(self, "arrange_every", least=0)
         check_share(self, "sparse_share")
         routed = self.columns == "data" or self.routing == "centroid"
         check_field(self, "columns", routed, "needs routing='centroid'")

@@ -48,6 +48,15 @@ def test_neurons_move_as_the_sparse_phase_begins(whole):
     assert [("cosine" in p) for p in probes] == [p["step"] == 6 for p in probes]
 
 
+def test_neurons_may_move_again(venom, whole, tmp_path):
+    """At steps 4 and 6; the state before step 6 is that of the run that moves them once."""
+    method = dataclasses.replace(METHOD, arrange_every=3)
+    out = train(dataclasses.replace(venom, method=method), tmp_path / "run", show=False).out
+    jax.tree.map(np.testing.assert_array_equal, checkpoint(out, 6)["params"], checkpoint(whole, 6)["params"])
+    kernels = [checkpoint(o, 8)["params"]["blocks"][0]["ffn"]["up"]["kernel"][...] for o in (out, whole)]
+    assert not np.array_equal(*kernels)
+
+
 @pytest.mark.parametrize("step", [2, 4, 6])
 def test_resume_before_at_and_after_the_move(whole, venom, tmp_path, step):
     copy = tmp_path / "run"
