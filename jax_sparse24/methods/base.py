@@ -51,6 +51,12 @@ class Method:
         not matter. w1: (in, out). Runs on the host, see `s24.nn.arrange`."""
         return None
 
+    router: ClassVar[int] = 0  # clusters of a learned router, a parameter (d, clusters) of the FFN
+
+    def teach(self, y: jax.Array, router: jax.Array, x: jax.Array, w1: jax.Array) -> jax.Array:
+        """The output `y` with a gradient for a learned router; x: (T, d)."""
+        return y
+
     def route(self, x: jax.Array, w1: jax.Array, state) -> tuple | None:
         """The order in which the products see the tokens of `x` (T, d), and further state by operand; None
         for the order in which they come."""

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.ops.tokens import collect
+
 Metric = Literal["cosine", "l2"]
 Layout = Literal["spread", "adjacent", "none"]
 ITERATIONS = 25
@@ -103,6 +105,34 @@ def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Arra
     cluster = jnp.argmax(closeness, axis=1).astype(jnp.int32)
     order = jnp.argsort(cluster, stable=True).astype(jnp.int32)
     return order, cluster[order]
+
+
+@jax.custom_vjp
+def teach(y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
+    """`y`, with a gradient for the router as a classifier of tokens: that of 0.01 times the mean
+    cross-entropy between softmax(x router) and the clusters, whatever is done with `y`."""
+    return y
+
+
+def _teach_fwd(y, router_dK, x_nd, cluster_n):
+    return y, (router_dK, x_nd, cluster_n)
+
+
+def _teach_bwd(saved, dy):
+    router_dK, x_nd, cluster_n = saved
+    x_nd = x_nd.astype(jnp.float32)
+    error_nK = jax.nn.softmax(x_nd @ router_dK) - jax.nn.one_hot(cluster_n, router_dK.shape[1])
+    return dy, 0.01 / len(x_nd) * x_nd.T @ error_nK, None, None
+
+
+teach.defvjp(_teach_fwd, _teach_bwd)
+
+
+def fired_cluster(y2_nf: jax.Array, clusters: int, m: int, layout: Layout) -> jax.Array:
+    """int32 (n,): the cluster of neurons that activations give most to. m, layout: of `neuron_order`."""
+    if layout == "spread":
+        y2_nf = collect(y2_nf, y2_nf.shape[1] // m, -1)
+    return jnp.argmax(y2_nf.reshape(len(y2_nf), clusters, -1).sum(-1), axis=1).astype(jnp.int32)
 
 
 def cluster_columns(w1: jax.Array, centroids_dK: jax.Array, m: int) -> jax.Array:

@@ -4,11 +4,21 @@ import dataclasses
 import math
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from jax_sparse24.methods.activation24 import soft_weights
 from jax_sparse24.methods.base import Method, check_choice, check_field, check_share, check_steps, phases
-from jax_sparse24.methods.routing import Layout, Metric, cluster_columns, cluster_neurons, neuron_order, route
+from jax_sparse24.methods.routing import (
+    Layout,
+    Metric,
+    cluster_columns,
+    cluster_neurons,
+    fired_cluster,
+    neuron_order,
+    route,
+    teach,
+)
 from jax_sparse24.methods.sparsifiers import Blocks, Kept
 from jax_sparse24.methods.sste import soft_scale
 from jax_sparse24.patterns import VNM
@@ -29,22 +39,24 @@ class Venom(Method):
     B3 multiply); every field is one of these choices. v, m: block size, V = 16 to 256 and M = 4 to 32.
     clusters: of neurons, all of one size. metric: of the clustering. layout: neurons of a cluster dealt over
     the groups of M ("spread"), side by side ("adjacent"), or left in place ("none"). routing: tokens sorted
-    by the nearest "centroid", or left in order ("none"). columns: the neurons of a block chosen by "data",
-    so that a token's mask depends on later tokens of its block, or by the "cluster" of the block's first
-    token alone. transposed: B2 and B4 need the opposite order, tokens of different clusters in a group of M
-    and neurons of one cluster in a block of V, so both are "regrouped" there (the sum over tokens does not
-    mind, and gradients are dealt again), or left as in F2 ("plain"). exact: exhaustive search of columns.
-    weights: "soft" 2:4 in F1 and B1, or "dense". dense_operand: F2 and B3 multiply "soft" weights too, so
-    that the gradient is that of the forward pass, or "dense" ones. arrange_every: steps between
-    rearrangements in the sparse phase, 0 for one at its start. dense_warmup: dense steps at the start.
-    sparse_share: of the steps after them; the rest, at the end, is dense."""
+    by the nearest "centroid"; by a "learned" linear router, a parameter of the FFN that starts from the
+    centroids and is taught which cluster a sixteenth of the tokens fires most; or left in order ("none").
+    columns: the neurons of a block chosen by "data", so that a token's mask depends on later tokens of its
+    block, or by the "cluster" of the block's first token alone. transposed: B2 and B4 need the opposite
+    order, tokens of different clusters in a group of M and neurons of one cluster in a block of V, so both
+    are "regrouped" there (the sum over tokens does not mind, and gradients are dealt again), or left as in F2
+    ("plain"). exact: exhaustive search of columns. weights: "soft" 2:4 in F1 and B1, or "dense".
+    dense_operand: F2 and B3 multiply "soft" weights too, so that the gradient is that of the forward pass, or
+    "dense" ones. arrange_every: steps between rearrangements in the sparse phase, 0 for one at its start.
+    dense_warmup: dense steps at the start. sparse_share: of the steps after them; the rest, at the end, is
+    dense."""
 
     v: int = 64
     m: int = 16
     clusters: int = 32
     metric: Metric = "cosine"
     layout: Layout = "spread"
-    routing: Literal["centroid", "none"] = "centroid"
+    routing: Literal["centroid", "learned", "none"] = "centroid"
     columns: Literal["data", "cluster"] = "data"
     transposed: Literal["regrouped", "plain"] = "regrouped"
     exact: bool = False
@@ -60,7 +72,7 @@ class Venom(Method):
             VNM(self.v, self.m).check_search("Venom")
         check_choice(self, "metric", "cosine", "l2")
         check_choice(self, "layout", "spread", "adjacent", "none")
-        check_choice(self, "routing", "centroid", "none")
+        check_choice(self, "routing", "centroid", "learned", "none")
         check_choice(self, "columns", "data", "cluster")
         check_choice(self, "transposed", "regrouped", "plain")
         check_choice(self, "weights", "soft", "dense")
@@ -69,8 +81,10 @@ class Venom(Method):
         check_steps(self, "dense_warmup", least=0)
         check_steps(self, "arrange_every", least=0)
         check_share(self, "sparse_share")
-        routed = self.columns == "data" or self.routing == "centroid"
-        check_field(self, "columns", routed, "needs routing='centroid'")
+        routed = self.columns == "data" or self.routing != "none"
+        check_field(self, "columns", routed, "needs tokens to be routed")
+        ordered = self.routing != "learned" or self.layout != "none"
+        check_field(self, "layout", ordered, "leaves clusters without a place, which routing='learned' needs")
 
     def ffn_plan(self):
         cut = Blocks(self.v, self.m, self.exact)
@@ -103,6 +117,15 @@ class Venom(Method):
         found = cluster_neurons(w1, self.clusters, self.metric)
         order = neuron_order(found.assignment, self.m, self.layout)
         return order, {"centroids": jnp.asarray(found.centroids), "arranged": jnp.asarray(True)}
+
+    @property
+    def router(self):
+        return self.clusters if self.routing == "learned" else 0
+
+    def teach(self, y, router, x_Td, w1_df):
+        some = jax.lax.stop_gradient(x_Td[::16])
+        fired = jnp.square(jax.nn.relu(some @ jax.lax.stop_gradient(w1_df)))
+        return teach(y, router, some, fired_cluster(fired, self.clusters, self.m, self.layout))
 
     def route(self, x_Td, w1_df, state):
         if self.routing == "none":

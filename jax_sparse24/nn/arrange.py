@@ -48,6 +48,8 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
         for name in found[0][1]:
             values = jnp.stack([state[name] for _, state in found])
             ffn.up.state[name][...] = values.reshape(*lead, *values.shape[1:])
+        if ffn.up.method.router:
+            ffn.router[...] = ffn.up.state["centroids"][...]
         for (layer, name), axis in NEURON_AXES.items():
             parameter = getattr(getattr(ffn, layer), name)
             if parameter is not None:

@@ -1,6 +1,7 @@
 """Feed-forward blocks of transformers."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
@@ -22,7 +23,8 @@ class FFN(nnx.Module):
     """`down(act(up(x)))`: all six products run as `method` says, under one differentiation rule.
 
     d, f: model and FFN width. `up` (d, f) and `down` (f, d) are `s24.nn.Linear`, so parameters are named as
-    in a plain block. activation: "squared_relu", "relu", "gelu" or "silu". Raises like `sparse_ffn`."""
+    in a plain block; a method with a learned router adds `router` (d, clusters). activation: "squared_relu",
+    "relu", "gelu" or "silu". Raises like `sparse_ffn`."""
 
     def __init__(
         self,
@@ -39,6 +41,8 @@ class FFN(nnx.Module):
         self.activation = activation
         self.up = Linear(d, f, method=method, use_bias=use_bias, role="w1", rngs=rngs, **linear)
         self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
+        if self.up.method.router:
+            self.router = nnx.Param(jnp.zeros((d, self.up.method.router), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
@@ -47,6 +51,8 @@ class FFN(nnx.Module):
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
         y = sparse_ffn(x, w1, w2, up.method, self._state(), up.noise_key(), **options)
+        if up.method.router:
+            y = up.method.teach(y, self.router[...], x.reshape(-1, x.shape[-1]), w1)
         return y if b2 is None else y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
@@ -64,7 +70,8 @@ class FFN(nnx.Module):
         return dtypes.promote_dtype((x, *params), dtype=self.up.dtype)
 
     def _state(self):
-        return {"w1": self.up.method_state(), "w2": self.down.method_state()}
+        own = {"centroids": jax.lax.stop_gradient(self.router[...])} if self.up.method.router else {}
+        return {"w1": self.up.method_state() | own, "w2": self.down.method_state()}
 
 
 class GatedFFN(nnx.Module):

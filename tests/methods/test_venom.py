@@ -257,7 +257,7 @@ BAD = {
     "search": ({"m": 32, "exact": True}, "limited to m=16"),
     "metric": ({"metric": "l1"}, "metric='l1' is unknown; use one of 'cosine', 'l2'"),
     "clusters": ({"clusters": 0}, "clusters=0"),
-    "columns": ({"columns": "cluster", "routing": "none"}, "needs routing='centroid'"),
+    "columns": ({"columns": "cluster", "routing": "none"}, "needs tokens to be routed"),
     "share": ({"sparse_share": 2.0}, r"sparse_share=2.0 must lie in \[0, 1\]"),
 }
 
@@ -291,3 +291,36 @@ def test_schedule():
     ]
     with pytest.raises(ValueError, match="no sparse step in a run of 900 steps"):
         Venom().schedule(900)
+
+
+def test_a_learned_router_starts_from_the_centroids_and_learns_what_tokens_fire():
+    """Gradients of everything else are those of the same routing without learning."""
+    x, _, _, dy = operands()
+    learned = s24.nn.FFN(d, f, method=Venom(v=V, m=M, clusters=K, routing="learned"), rngs=nnx.Rngs(0))
+    fixed = s24.nn.FFN(d, f, method=Venom(v=V, m=M, clusters=K), rngs=nnx.Rngs(0))
+    for ffn in (learned, fixed):
+        s24.nn.arrange(ffn)
+    np.testing.assert_array_equal(learned.router[...], fixed.up.state["centroids"][...])
+
+    def gradient(ffn):
+        return nnx.grad(lambda ffn: jnp.vdot(ffn(x), dy))(ffn)
+
+    got, want = gradient(learned), gradient(fixed)
+    np.testing.assert_array_equal(got["up"]["kernel"][...], want["up"]["kernel"][...])
+
+    some = x[::16]
+    mass = jnp.square(jax.nn.relu(some @ learned.up.kernel[...]))
+    by_cluster = np.asarray(mass).reshape(-1, f // M, M).transpose(0, 2, 1).reshape(len(some), K, -1).sum(-1)
+
+    def loss(router):
+        return (
+            0.01 * optax.softmax_cross_entropy_with_integer_labels(some @ router, by_cluster.argmax(1)).mean()
+        )
+
+    expected = jax.grad(loss)(learned.router[...])
+    np.testing.assert_allclose(got["router"][...], expected, rtol=1e-4, atol=1e-8)
+    for _ in range(300):
+        learned.router[...] -= 100 * gradient(learned)["router"][...]
+    assert (np.argmax(some @ learned.router[...], 1) == by_cluster.argmax(1)).all()
+    with pytest.raises(ValueError, match="leaves clusters without a place"):
+        Venom(routing="learned", layout="none")
