@@ -69,12 +69,12 @@ def test_mismatch_registers_nothing(monkeypatch):
 
 
 def test_missing_module_says_how_to_build(monkeypatch):
-    monkeypatch.setattr(_ffi, "_MODULE", "jax_sparse24._absent")
-    module, reason = _ffi._load()
+    monkeypatch.setitem(_ffi._MODULES, "cpu", ("jax_sparse24._absent", "cpu", "build it with `pip install`"))
+    module, reason = _ffi._load("cpu")
     assert module is None
     assert "not built" in reason and "pip install" in reason
-    monkeypatch.setattr(_ffi, "_cpu", None)
-    monkeypatch.setattr(_ffi, "_reason", reason)
+    for platform in _ffi.PLATFORMS:
+        monkeypatch.setitem(_ffi._loaded, platform, (None, reason))
     assert _ffi.available() == (False, reason)
     assert _ffi.versions()["built"] is False
     with pytest.raises(RuntimeError, match=r"cannot call s24_prune: .*not built"):
