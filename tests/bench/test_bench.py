@@ -75,7 +75,7 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     tune = importlib.import_module("jax_sparse24.tune")  # the name in the package is the function
     contract = tune.contract
 
-    def planted(a, b, i, j, implementation=None):
+    def planted(a, b, i, j, implementation=None, **options):
         y = contract(a, b, i, j, implementation)
         return y.at[1, 1].add(0.01) if implementation else y
 

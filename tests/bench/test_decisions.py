@@ -219,7 +219,7 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders
 def plant(monkeypatch, spoil):
     """A packed product whose result passes through `spoil`, and which is very fast otherwise."""
 
-    def planted(a, b, i, j, implementation=None):
+    def planted(a, b, i, j, implementation=None, **options):
         result = contract(a, b, i, j, implementation)
         return spoil(result) if implementation == "ffi" else result
 
