@@ -211,6 +211,15 @@ def test_huge_tiny_and_subnormal_magnitudes(implementation, exact):
     assert not words(drawn)[3].any()  # float32 subnormals count as zero
 
 
+def test_what_scales_to_just_below_the_least_normal_number_is_zero(implementation, exact):
+    """By exponents, however the hardware rounds there: 0.99999994 / 2^127 lies half a unit below 2^-126."""
+    almost = np.nextafter(np.float32(1), np.float32(0))
+    x = device([[2e38, almost, -almost, almost], [2e38, 1, 0, 0]], "float32")
+    drawn = np.asarray(s24.mvue24(KEY, x, 1, exact, implementation=implementation))
+    assert not words(drawn)[0, 1:].any()
+    assert drawn[1, 1] != 0 or not exact
+
+
 def test_half_precision_subnormals_are_numbers(implementation, exact):
     x = device(np.array([[3, 0, 0, 5]] * 4, np.uint16).view(np.float16))
     assert_same_bits(s24.mvue24(KEY, x, 1, exact, implementation=implementation), x)
