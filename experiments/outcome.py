@@ -58,7 +58,7 @@ def outcome(run: Run) -> dict[str, float | None]:
         "val_loss": sparse if sparse_at_end else dense,
         "val_dense": dense,
         "val_sparse": sparse,
-        "sparse_gap": sparse - dense,
+        "sparse_gap": None if dense is None or sparse is None else sparse - dense,
         "train_loss": over("train", "loss", 0.9),
         "flip_early": early,
         "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),

@@ -25,5 +25,5 @@ def ablation(size: Size) -> Ablation:
         curve=("probe", "B2_lost_energy"),
         expects="In a simulation with 32 token types 66 % instead of 41 % of the magnitude is kept at V=64, "
         "M=16; the loss follows.",
-        differs="A claim of our own.",
+        differs="A claim of this project and not of a paper, on a small byte-level model.",
     )

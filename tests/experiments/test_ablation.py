@@ -139,9 +139,11 @@ def test_outcome_by_hand():
     ]
     evaluated = [{"step": 6, "dense": 9.0, "sparse": 9.0}, {"step": 12, "dense": 2.0, "sparse": 3.0}]
     probe = [
-        {"step": 0, "cosine": 0.8, "noise": 0.1, "seconds": 0.06},
-        {"step": 6, "cosine": 0.6, "noise": 0.3, "seconds": 0.06},
+        {"step": 0, "cosine": 0.8, "noise": 0.1, "seconds": 0.06, "density": 0.5, "F2_lost_energy": 0.9},
+        {"step": 6, "cosine": 0.6, "noise": 0.3, "seconds": 0.06, "density": 0.1, "F2_lost_energy": 0.4},
     ]
+    for row in probe:
+        row |= {"B2_lost_energy": row["density"] / 2, "B2_lost": row["density"] / 4}
     train = [{"step": step, "loss": float(step), "steps_per_s": 10.0} for step in range(12)]
     found = outcome(run_of(config, monitor, probe, evaluated, train))
     assert set(found) == set(METRICS)
@@ -149,6 +151,7 @@ def test_outcome_by_hand():
         "val_loss": 3.0,
         "val_dense": 2.0,
         "val_sparse": 3.0,
+        "sparse_gap": 1.0,
         "train_loss": 11.0,
         "flip_early": 0.3,
         "flip_mid": 0.2,
@@ -160,6 +163,11 @@ def test_outcome_by_hand():
         "descent": 0.1,
         "cosine": 0.7,
         "noise": 0.2,
+        "density_start": 0.5,
+        "density": 0.1,
+        "cut_f": 0.4,  # of steps 6 to 12
+        "cut_T": 0.05,
+        "overflow_T": 0.025,
         "monitor_cost": 0.2,
         "steps_per_s": 10.0,
     }
@@ -170,6 +178,7 @@ def test_outcome_by_hand():
     assert {name for name, value in bare.items() if value is not None} == {
         "val_loss",
         "val_dense",
+        "sparse_gap",
         "val_sparse",
     }
 

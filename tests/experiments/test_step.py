@@ -201,12 +201,16 @@ def test_probe(method):
     config = small(method)
     program = program_of(config)
     state, tokens = initial_state(program), jnp.asarray(batch(0))
-    values = Probe(config, program.graphdefs, tokens)(state["params"], state["sparse"])
+    values = Probe(config, program.graphdefs, tokens)(state["params"], state["sparse"], True)
     assert 0 < values["cosine"] < 1
     assert (values["noise"] > 0.001) == method.stochastic
     same = Probe(config, {True: program.graphdefs[False], False: program.graphdefs[False]}, tokens)
-    dense = same(state["params"], state["sparse"])
+    dense = same(state["params"], state["sparse"], True)
     assert dense["cosine"] == pytest.approx(1, abs=1e-5) and dense["noise"] == 0
+    only = same(state["params"], state["sparse"], False)  # in a dense phase: the activations
+    layers = [only.pop(f"density_{n}") for n in range(config.model.layers)]
+    assert all(0.2 < density < 0.8 for density in layers)  # about half, untrained
+    assert only == {"density": pytest.approx(np.mean(layers))}
 
 
 def test_masks_are_fresh_when_a_sparse_phase_begins():

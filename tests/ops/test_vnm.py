@@ -213,9 +213,9 @@ def test_columns_out_of_range_read_within(implementation):
     assert np.isfinite(s24.matmul(broken, jnp.ones((8, 3)), implementation=implementation)).all()
 
 
-@pytest.mark.parametrize("isa", _ffi._cpu.isas() if _ffi._cpu else [])
+@pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
 def test_same_bits_on_every_instruction_set(isa):
-    _cpu = _ffi._cpu
+    _cpu = _ffi.module("cpu")
 
     _cpu.use_isa(isa)
     try:

@@ -60,18 +60,18 @@ def test_all_layouts(implementation, dtype, shape, rng):
             assert_within(got, want, bound(dtype))
 
 
-@pytest.mark.parametrize("isa", _ffi._cpu.isas() if _ffi._cpu else [])
+@pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
 def test_products_on_every_instruction_set(isa, rng):
     p, d = operands(rng, *SHAPES[1], "float32")
     exact, bound = product(p, d, 7)
     packed = s24.pack_vnm(device(p), 16, 7)
-    _ffi._cpu.use_isa(isa)
+    _ffi.module("cpu").use_isa(isa)
     try:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             got = contract(packed, device(d.T), -1, -1, "ffi", dtype)
             assert_within(got, exact, bound(np.dtype(dtype)))
     finally:
-        _ffi._cpu.use_isa(_ffi._cpu.isas()[0])
+        _ffi.module("cpu").use_isa(_ffi.module("cpu").isas()[0])
 
 
 def test_a_product_is_that_of_the_same_packing(implementation, rng):
