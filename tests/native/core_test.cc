@@ -1,5 +1,5 @@
 // The shared core on the CPU: kept pairs against masks, layouts of metadata, and an emulated mma.sp.
-// Prints one line per check: its name, and how many cases were wrong.
+// Prints one line per check: its name, and how many cases were wrong; and some random words.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -170,5 +170,10 @@ int main() {
          }));
   report("cutlass sm80", not_a_permutation(96, 128, [](int64_t m, int64_t q) { return cutlass_sm80_16bit(m, q, 96); }));
   report("emulated product", emulated_product());
+  for (uint32_t draw = 0; draw < 2; ++draw)
+    for (uint64_t group = 0; group < 9; ++group) {
+      const std::string name = "word " + std::to_string(draw) + " " + std::to_string(group);
+      report(name.c_str(), long(group_word(0x12345678u, 0x9abcdef0u, group, draw)));
+    }
   return 0;
 }
