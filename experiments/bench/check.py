@@ -26,6 +26,15 @@ def drawn(tolerance: float) -> float:
     return math.sqrt(8 * tolerance)
 
 
+def selected(tolerance: float) -> float:
+    """The tolerance of a product with an operand cut by magnitude from values that carry an error of
+    `tolerance`.
+
+    In about that share of all groups rounding decides between two elements of nearly equal size, and the
+    squared error of the result grows by as much."""
+    return math.sqrt(tolerance)
+
+
 def distance(result, truth) -> float:
     """Norm of the difference over the norm of the truth; infinite for what is not finite."""
     if jax.default_backend() != "cpu":  # float32 is enough for the tolerance, and a host takes seconds
