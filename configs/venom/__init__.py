@@ -1,4 +1,4 @@
-"""What the Venom ablations share: block and cluster sizes that fit each model."""
+"""Venom activations with 2:4 weights (arXiv 2602.06183)."""
 
 import jax_sparse24 as s24
 from experiments.ablation import Size
