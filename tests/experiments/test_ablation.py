@@ -168,7 +168,7 @@ def test_outcome_by_hand():
         "cut_f": 0.4,  # of steps 6 to 12
         "cut_T": 0.05,
         "overflow_T": 0.025,
-        "monitor_cost": 0.2,
+        "monitor_cost": 0.3,
         "steps_per_s": 10.0,
     }
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
