@@ -121,7 +121,7 @@ constexpr size_t kMostPlans = 256;
 // Never destroyed: at exit the driver may be gone before this module.
 struct State {
   std::mutex mutex;
-  Library library;
+  Library functions;
   std::string problem;
   std::map<int, std::unique_ptr<Opaque>> handles;  // by device
   std::map<PlanKey, std::shared_ptr<Plan>> plans;
@@ -135,7 +135,7 @@ State& state() {
 
 // Both with the lock held.
 std::string open_library(State& s, const char* path) {
-  if (s.library.opened != nullptr) return "";
+  if (s.functions.opened != nullptr) return "";
   void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (opened == nullptr) opened = dlopen("libcusparseLt.so.0", RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
@@ -143,11 +143,11 @@ std::string open_library(State& s, const char* path) {
     return std::string("cuSPARSELt does not open: ") + (why != nullptr ? why : "dlopen failed");
   }
 #define S24_SYMBOL(name, arguments)                                                                       \
-  s.library.name = reinterpret_cast<int(*) arguments>(dlsym(opened, "cusparseLt" #name));                \
-  if (s.library.name == nullptr) return "this cuSPARSELt has no function cusparseLt" #name;
+  s.functions.name = reinterpret_cast<int(*) arguments>(dlsym(opened, "cusparseLt" #name));                \
+  if (s.functions.name == nullptr) return "this cuSPARSELt has no function cusparseLt" #name;
   S24_FUNCTIONS(S24_SYMBOL)
 #undef S24_SYMBOL
-  s.library.opened = opened;
+  s.functions.opened = opened;
   return "";
 }
 
@@ -156,7 +156,7 @@ const Opaque* handle_of(State& s, int device, std::string& error) {
   if (handle == nullptr) {
     auto fresh = std::make_unique<Opaque>();
     Calls calls;
-    calls(s.library.Init(fresh.get()), "Init");
+    calls(s.functions.Init(fresh.get()), "Init");
     error = calls.error();
     if (!calls.ok()) return nullptr;
     handle = std::move(fresh);
@@ -174,7 +174,7 @@ std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
   const Opaque* handle = handle_of(s, key.device, error);
   if (handle == nullptr) return nullptr;
   auto plan = std::make_shared<Plan>();
-  plan->library = &s.library;
+  plan->library = &s.functions;
   plan->handle = handle;
   plan->make(key);
   error = plan->needs.error;
@@ -203,7 +203,7 @@ int cusparselt_version() {
   std::string error = open_library(s, nullptr);
   if (!error.empty() || cudaGetDevice(&device) != cudaSuccess) return 0;
   const Opaque* handle = handle_of(s, device, error);
-  return handle != nullptr && s.library.GetVersion(handle, &version) == 0 ? version : 0;
+  return handle != nullptr && s.functions.GetVersion(handle, &version) == 0 ? version : 0;
 }
 
 Needs cusparselt_needs(const PlanKey& key) {
