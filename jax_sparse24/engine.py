@@ -12,13 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
-from jax_sparse24.formats import Packed24
 from jax_sparse24.ops._choose import choose, decide
-from jax_sparse24.ops.matmul import PACKED, contract
+from jax_sparse24.ops.matmul import PACKED, contract, gather
 from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.ops.pack import gather24
 from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
-from jax_sparse24.ops.vnm import gather_vnm
 from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan
 
 
@@ -164,13 +161,6 @@ def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     return run.multiply("F2", cut), cut.left if run.plan.keep else y1_Tf
 
 
-def _gather(x, packed, implementation):
-    """The values of `x` at the positions of `packed`."""
-    if isinstance(packed, Packed24):
-        return gather24(x, packed.metadata, packed.axis, implementation)
-    return gather_vnm(x, packed, implementation=implementation)
-
-
 def ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     T, d, f = *x_Td.shape, w1_df.shape[1]
     run.check(
@@ -187,7 +177,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
     dy2_Tf = run.product("B1", operands, state, key)
     if run.plan.keep:
         slopes = SLOPES[run.activation](saved.values)
-        dy2 = _gather(dy2_Tf, saved, run.implementation)
+        dy2 = gather(dy2_Tf, saved, run.implementation)
         kept = dataclasses.replace(saved, values=slopes * dy2)
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)

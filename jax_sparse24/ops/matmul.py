@@ -17,6 +17,13 @@ from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
 PACKED = Packed24, PackedVNM
 
 
+def gather(x, packed: Packed24 | PackedVNM, implementation: str | None = None) -> jax.Array:
+    """The values of `x` at the positions of `packed`: the transpose of `todense`."""
+    if isinstance(packed, Packed24):
+        return gather24(x, packed.metadata, packed.axis, implementation)
+    return gather_vnm(x, packed, implementation=implementation)
+
+
 def matmul(a, b, *, implementation: str | None = None, preferred_element_type=None) -> jax.Array:
     """`a @ b` for matrices, either of which may be `Packed24` or `PackedVNM` along the contraction axis.
 
@@ -180,11 +187,8 @@ def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, algor
     weights = packed.todense(implementation=implementation)
     d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
     d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)  # (R, K)
-    if isinstance(packed, PackedVNM):
-        values = gather_vnm(d_weights, packed, implementation=implementation)
-    else:
-        values = gather24(d_weights, packed.metadata, -1, implementation)
     d_packed = jax.tree.map(lambda _: None, packed)
+    values = gather(d_weights, packed, implementation)
     return dataclasses.replace(d_packed, values=values), d_dense.T if dense_k_last else d_dense
 
 
