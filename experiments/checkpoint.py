@@ -1,10 +1,10 @@
 """Checkpoints of a run, its state and its position in the data, through orbax; and the stop signal."""
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import grain
@@ -21,23 +21,26 @@ def plain(tree):
     return jax.tree.map(lambda x: nnx.to_pure_dict(x) if is_state(x) else x, tree, is_leaf=is_state)
 
 
+def _is_worth_printing(record) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
+
+
 @contextlib.contextmanager
 def quiet_failure():
-    """Inside, a read that fails does not make the reads that orbax then abandons print a traceback each."""
-    before = sys.unraisablehook
+    """Inside, a read that fails does not make the reads that orbax then abandons print a traceback each.
+
+    These are collected at any later time, so after a failure the silence stays."""
+    before, asyncio_logger = sys.unraisablehook, logging.getLogger("asyncio")
 
     def hook(unraisable):
         if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     sys.unraisablehook = hook
-    try:
-        yield
-    except Exception:
-        time.sleep(0.5)  # until the abandoned reads have ended
-        raise
-    finally:
-        sys.unraisablehook = before
+    asyncio_logger.addFilter(_is_worth_printing)
+    yield
+    sys.unraisablehook = before
+    asyncio_logger.removeFilter(_is_worth_printing)
 
 
 class Checkpoints:

@@ -1,6 +1,8 @@
 """Whole runs: what they write, how they stop and resume, what is made of them."""
 
+import asyncio
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -21,7 +23,7 @@ import jax_sparse24 as s24
 from experiments import config as configs
 from experiments import data as datas
 from experiments import evaluate, generate, report, rundir
-from experiments.checkpoint import Checkpoints
+from experiments.checkpoint import Checkpoints, quiet_failure
 from experiments.config import UserError
 from experiments.metrics import Progress
 from experiments.train import Diverged, train
@@ -143,6 +145,18 @@ def test_truncated_checkpoint(copy):
     assert "Traceback" not in result.stderr
     shutil.rmtree(copy / "checkpoints" / "12")
     assert evaluate.load_state(copy)[2] == 10
+
+
+def test_reads_abandoned_by_a_failed_restore_are_silent(caplog):
+    loop = asyncio.new_event_loop()
+    with pytest.raises(ValueError, match="the failure itself"), quiet_failure():
+        abandoned = loop.create_future()
+        abandoned.set_exception(ValueError("a read"))
+        raise ValueError("the failure itself")
+    loop.close()
+    del abandoned
+    gc.collect()
+    assert not caplog.records
 
 
 def test_checkpoint_of_another_model(copy, config):
