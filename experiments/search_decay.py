@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -23,50 +22,8 @@ from experiments.config import Config, UserError, require
 from experiments.monitor import Monitor
 from experiments.report import markdown
 from experiments.step import Program
-from jax_sparse24.methods import Dense
-
-FEASIBLE = (0.60, 0.95)
-CANDIDATES = (6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The rate that was chosen, or None, with the reason and mu of every candidate (None: it diverged)."""
-
-    decay: float | None
-    reason: str
-    mu: dict
-
-
-def choose(dense, sparse: dict) -> Choice:
-    """Choose among candidates by their flip rates.
-
-    dense: flip rates of the dense run; sparse: candidate -> flip rates at the same steps, or None if it
-    diverged. mu is the ratio of the sums over the second half of the steps, where the learning rate is no
-    longer tiny. Of several feasible candidates the one nearest the middle of the range is taken: the paper
-    leaves this open.
-    """
-    late = slice(len(dense) // 2, None)
-    total = float(np.sum(dense[late]))
-    if not total > 0:
-        return Choice(None, "the masks of the dense run did not move: train for more steps", {})
-    mu = {d: None if r is None else float(np.sum(r[late])) / total for d, r in sorted(sparse.items())}
-    low, high = FEASIBLE
-    feasible = [d for d, m in mu.items() if m is not None and low <= m <= high]
-    if feasible:
-        best = min(feasible, key=lambda d: abs(mu[d] - (low + high) / 2))
-        return Choice(best, f"mu = {mu[best]:.3f} lies in {low} to {high}", mu)
-    loose = [d for d, m in mu.items() if m is not None and m > high]
-    frozen = [d for d, m in mu.items() if m is not None and m < low]
-    if loose and frozen:
-        advice = f"give candidates between {max(loose):g} and {min(frozen):g}"
-    elif loose:
-        advice = f"masks flip too much with all: give candidates above {max(loose):g}"
-    elif frozen:
-        advice = f"masks freeze with all: give candidates below {min(frozen):g}"
-    else:
-        advice = "all candidates diverged: lower the learning rate"
-    return Choice(None, f"no candidate has mu in {low} to {high}; {advice}", mu)
+from jax_sparse24.methods import FST, Dense
+from jax_sparse24.methods.search_decay import CANDIDATES, FEASIBLE
 
 
 def flip_rates(config: Config, watched, corpus, steps: int, every: int):
@@ -90,57 +47,57 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
 
 
 def search(config: Config, candidates=CANDIDATES, steps: int | None = None, show=lambda text: None):
-    """(choice, measured steps, dense flip rates, candidate -> flip rates) for a config with masked decay.
+    """(`DecaySearch`, measured steps) for a config with masked decay.
 
     steps: default all of the warm-up. show: called with a line of text before each run. Raises UserError for
     a method without decay and for steps that the config does not have.
     """
     fields = {field.name for field in dataclasses.fields(config.method)}
     require("decay" in fields, f"{type(config.method).__name__} has no decay to choose; FST has.")
-    require(bool(candidates), "Give at least one candidate, such as --decays 6e-5,2e-4.")
     steps = config.optim.warmup if steps is None else steps
     require(
         4 <= steps <= config.train.steps,
         f"The search needs 4 to {config.train.steps} steps, got {steps}. Give --steps.",
     )
+    corpus, every, measured = datas.open_corpus(config.data), max(steps // 50, 1), []
+
+    def rates_of(decay):
+        show("dense" if decay is None else f"decay {decay:g}")
+        method = Dense() if decay is None else dataclasses.replace(config.method, decay=decay)
+        arm = dataclasses.replace(config, method=method)
+        measured[:], rates = flip_rates(arm, config.method, corpus, steps, every)
+        return rates
+
     try:
-        arms = {d: dataclasses.replace(config.method, decay=d) for d in sorted(set(candidates))}
+        return FST.search_decay(rates_of, candidates), measured
     except ValueError as error:
         raise UserError(str(error)) from error
-    corpus, every, curves = datas.open_corpus(config.data), max(steps // 50, 1), {}
-    for decay, method in {None: Dense(), **arms}.items():
-        show("dense" if decay is None else f"decay {decay:g}")
-        arm = dataclasses.replace(config, method=method)
-        measured, curves[decay] = flip_rates(arm, config.method, corpus, steps, every)
-    dense = curves.pop(None)
-    require(dense is not None, "The dense run diverged: lower --optim.lr of the config.")
-    return choose(dense, curves), measured, dense, curves
 
 
-def table(measured, dense, curves, rows: int = 10) -> str:
+def table(measured, choice, rows: int = 10) -> str:
     """mu over the steps, as means over `rows` windows."""
-    lines = [["steps", "dense flip rate", *(f"mu({decay:g})" for decay in curves)]]
+    lines = [["steps", "dense flip rate", *(f"mu({decay:g})" for decay in choice.sparse)]]
     for part in np.array_split(np.arange(len(measured)), min(rows, len(measured))):
-        base = float(np.mean(np.array(dense)[part]))
+        base = float(np.mean(np.array(choice.dense)[part]))
         cells = [
             "diverged" if r is None else f"{np.mean(np.array(r)[part]) / base:.3f}" if base else "-"
-            for r in curves.values()
+            for r in choice.sparse.values()
         ]
         lines.append([f"{measured[part[0]]}-{measured[part[-1]]}", f"{base:.5f}", *cells])
     return markdown(lines)
 
 
-def draw(measured, dense, curves, path: Path):
+def draw(measured, choice, path: Path):
     """mu(t) of every candidate, and the feasible range."""
     from experiments.plots import COLOURS, STYLE, plt, save, smooth
 
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.5))
         window = max(len(measured) // 8, 1)
-        base = smooth(np.array(dense), window)
+        base = smooth(np.array(choice.dense), window)
         axes.axhspan(*FEASIBLE, color="grey", alpha=0.15, label=f"feasible, {FEASIBLE[0]} to {FEASIBLE[1]}")
         axes.axvline(measured[len(measured) // 2], color="grey", linestyle=":", label="mean from here on")
-        for index, (decay, rates) in enumerate(curves.items()):
+        for index, (decay, rates) in enumerate(choice.sparse.items()):
             if rates is not None:
                 ratio = smooth(np.array(rates), window) / np.where(base > 0, base, np.nan)
                 axes.plot(measured, ratio, color=COLOURS[index % len(COLOURS)], label=f"decay {decay:g}")
@@ -166,15 +123,12 @@ def main(argv=None):
     except ValueError as error:
         raise UserError(f"--decays takes numbers with commas between, got {args.decays!r}.") from error
     out = args.out or Path("runs/search_decay") / config.name
-    choice, measured, dense, curves = search(
-        config, decays, args.steps, show=lambda text: print(text, flush=True)
-    )
+    choice, measured = search(config, decays, args.steps, show=lambda text: print(text, flush=True))
     out.mkdir(parents=True, exist_ok=True)
-    data = {**dataclasses.asdict(choice), "feasible": FEASIBLE, "steps": measured, "dense": dense}
-    data |= {"sparse": curves, "config": configs.to_dict(config)}
-    (out / "decay.json").write_text(json.dumps(data, indent=1) + "\n")
-    draw(measured, dense, curves, out / "mu.png")
-    print(f"\n{table(measured, dense, curves)}\n")
+    data = {**dataclasses.asdict(choice), "feasible": FEASIBLE, "steps": measured}
+    (out / "decay.json").write_text(json.dumps(data | {"config": configs.to_dict(config)}, indent=1) + "\n")
+    draw(measured, choice, out / "mu.png")
+    print(f"\n{table(measured, choice)}\n")
     print(
         "mu: " + ", ".join(f"{d:g}: {'diverged' if m is None else f'{m:.3f}'}" for d, m in choice.mu.items())
     )

@@ -3,6 +3,7 @@
 import dataclasses
 
 from jax_sparse24.methods.base import Method, check_choice, check_positive, check_share, check_steps, phases
+from jax_sparse24.methods.search_decay import search_decay
 from jax_sparse24.methods.sparsifiers import Estimator, Masked, weight_gradient
 from jax_sparse24.ops.mask import transposable_mask24
 from jax_sparse24.plan import LINEAR, Plan, Row
@@ -22,6 +23,8 @@ class FST(Method):
     refresh_every: int = 40
     mvue: Estimator | None = "exact"
     dense_fraction: float = 1 / 6
+
+    search_decay = staticmethod(search_decay)
 
     def __post_init__(self):
         check_choice(self, "mvue", "exact", "approximate", None)

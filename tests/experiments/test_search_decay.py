@@ -9,9 +9,13 @@ import pytest
 import jax_sparse24 as s24
 from experiments import search_decay
 from experiments.config import UserError
-from experiments.search_decay import choose, search
+from experiments.search_decay import search
 
 DENSE = [0.0, 9.0, 0.02, 0.02]  # only the second half counts
+
+
+def choose(dense, sparse, **options):
+    return s24.methods.FST.search_decay(({None: dense} | sparse).get, tuple(sparse), **options)
 
 
 def scaled(*factors):
@@ -37,6 +41,11 @@ def test_choose(sparse, decay, part):
     assert set(choice.mu) == set(sparse)
 
 
+def test_a_dense_run_that_diverges():
+    with pytest.raises(ValueError, match="the dense run diverged"):
+        choose(None, {1e-4: [0.0]})
+
+
 def test_masks_that_do_not_move():
     choice = choose([0.0, 0.0], {1e-4: [0.0, 0.0]})
     assert choice.decay is None and "did not move" in choice.reason
@@ -50,9 +59,9 @@ def fast(config):
 
 def test_search(fast):
     """Strong decay holds flips down; the first step has a learning rate of 0 and flips nothing."""
-    choice, measured, dense, curves = search(fast, (100.0,), steps=12)
-    assert measured == list(range(12)) and len(dense) == 12 and dense[0] == 0
-    assert list(curves) == [100.0] and 0 <= choice.mu[100.0] < 1
+    choice, measured = search(fast, (100.0,), steps=12)
+    assert measured == list(range(12)) and len(choice.dense) == 12 and choice.dense[0] == 0
+    assert list(choice.sparse) == [100.0] and 0 <= choice.mu[100.0] < 1
 
 
 def test_search_refuses_what_it_cannot_search(config):
@@ -60,18 +69,15 @@ def test_search_refuses_what_it_cannot_search(config):
         search(dataclasses.replace(config, method=s24.methods.STE()))
     with pytest.raises(UserError, match="4 to 12 steps, got 2"):
         search(config)  # its warm-up has two
-    with pytest.raises(UserError, match="at least one candidate"):
+    with pytest.raises(UserError, match="one or more rates"):
         search(config, (), steps=12)
-    with pytest.raises(UserError, match=r"decay=-1"):
+    with pytest.raises(UserError, match="none negative"):
         search(config, (-1.0,), steps=12)
 
 
 def test_command(shared, tmp_path, capsys, monkeypatch):
-    measured, dense = [0, 1, 2, 3, 4, 5, 6, 7], [0.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]
-    curves = {1e-3: [0.0, *[0.08] * 7]}
-    monkeypatch.setattr(
-        search_decay, "search", lambda *_, **__: (choose(dense, curves), measured, dense, curves)
-    )
+    dense, curves = [0.0, *[0.1] * 7], {1e-3: [0.0, *[0.08] * 7]}
+    monkeypatch.setattr(search_decay, "search", lambda *_, **__: (choose(dense, curves), list(range(8))))
 
     def command(decays):
         arguments = [f"{shared / 'tiny.py'}", "--decays", decays, "--steps", "8", "--out", str(tmp_path)]
@@ -87,7 +93,7 @@ def test_command(shared, tmp_path, capsys, monkeypatch):
     assert status == 0 and "Accepted: decay 0.001" in printed and "mu(0.001)" in printed
     assert data["decay"] == 1e-3 and len(data["sparse"]["0.001"]) == len(data["steps"]) == 8
     assert (tmp_path / "mu.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(search_decay, "FEASIBLE", (99.0, 100.0))
+    curves[1e-3] = [0.0, *[0.2] * 7]
     status, printed, data = command("1e-3")
     assert status == 2 and "Refused: no candidate" in printed and data["decay"] is None
     with pytest.raises(SystemExit):
