@@ -29,8 +29,8 @@ def ablation(size: Size) -> Ablation:
             less("gradients", "weights x100"),
         ),
         expects="The three statements about flips hold with wide gaps: Adam divides the decay on gradients "
-        "by the root of the second moment, which is 10^-3 or less. Losses differ by about 0.01 nats and three "
-        "seeds do not tell them apart.",
+        "by the root of the second moment, which is 10^-3 or less. Losses differ by about 0.01 nats and "
+        "three seeds do not tell them apart.",
         differs="Top-2 masks found anew in every step, without FST's other parts, so that only the place of "
         "the decay differs. A byte-level model of source code and a short run.",
     )

@@ -35,8 +35,8 @@ def ablation(size: Size) -> Ablation:
         curve=("probe", "noise"),
         expects="Losses within 0.03 nats. The exact estimator's noise is 6 to 25 % below the approximate "
         "one's, as the variances on Gaussian to heavy-tailed gradients say; the one of two 1:2 a third above "
-        "it, that of random twos twice as large. Uniform loses some 0.02 nats; the biased cut less than three "
-        "seeds of a short run can show, because its bias, a pull away from small gradients, needs time.",
+        "it, that of random twos twice as large. Uniform loses some 0.02 nats; the biased cut less than "
+        "three seeds of a short run can show, because its bias, away from small gradients, needs time.",
         differs="No dense phase at the end, so that the sparse gradient's effect is not trained away; noise "
         "is measured on a fixed validation batch, over the gradient of all FFN kernels. A first "
         "cpu run with a tenth of the probes had it 12 % lower, which three seeds could not tell from zero.",

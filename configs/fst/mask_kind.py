@@ -25,8 +25,8 @@ def ablation(size: Size) -> Ablation:
             no_worse("transposable", "greedy", 0.01),
         ),
         expects="The shares kept are ordered as claimed, above those of random weights (0.745, 0.702, "
-        "0.692), because decay has shrunk what is pruned. Top-2 is ahead by about 0.02 nats; exact and greedy cannot "
-        "be told apart.",
+        "0.692), because decay has shrunk what is pruned. Top-2 is ahead by about 0.02 nats; exact and "
+        "greedy cannot be told apart.",
         differs="All arms refresh their masks every 40 steps. The input gradient of top-2 is a dense product "
         "of the same values, because such masks do not fit it.",
     )
