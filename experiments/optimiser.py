@@ -1,4 +1,4 @@
-"""The optax chain: clip, masked decay, AdamW; and the learning-rate schedules."""
+"""The optax chain: clip, masked decay, AdamW or the one of STEP; and the learning-rate schedules."""
 
 import jax
 import optax
@@ -22,22 +22,24 @@ def learning_rate(optim: Optim, steps: int) -> optax.Schedule:
 
 
 def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
-    """`update` takes `masks=`: the layers' current masks, or {} in a dense phase.
+    """`update` takes `masks=`: the layers' current masks, or {} in a dense phase; and `frozen=`, whether the
+    phase is sparse, for STEP.
 
-    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments
-    must see it (FST, arXiv 2404.01847, section 4).
+    Masked decay on gradients acts after clipping, which would rescale it, and before Adam, whose moments must
+    see it (FST, arXiv 2404.01847, section 4).
     """
-    optim = config.optim
-    adamw = optax.adamw(
-        learning_rate(optim, config.train.steps),
-        b1=optim.b1,
-        b2=optim.b2,
-        weight_decay=optim.weight_decay,
-        mask=decayed,
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(optim.clip), s24.optim.masked_decay(config.method.decay), adamw
-    )
+    optim, method = config.optim, config.method
+    rate = learning_rate(optim, config.train.steps)
+    clip, decay = optax.clip_by_global_norm(optim.clip), s24.optim.masked_decay(method.decay)
+    betas = {"b1": optim.b1, "b2": optim.b2}
+    weight_decay = {"weight_decay": optim.weight_decay, "mask": decayed}
+    if isinstance(method, s24.methods.STEP):
+        when = {"settles": method.settles, "earliest": round(method.earliest * config.train.steps)}
+        return optax.chain(clip, s24.optim.step_adamw(rate, **betas, **weight_decay, **when))
+    if method.decay_on == "weights":
+        after = (optax.add_decayed_weights(**weight_decay), decay, optax.scale_by_learning_rate(rate))
+        return optax.chain(clip, optax.scale_by_adam(**betas), *after)
+    return optax.chain(clip, decay, optax.adamw(rate, **betas, **weight_decay))
 
 
 def decayed(params):

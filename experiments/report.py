@@ -38,8 +38,15 @@ class Run:
 
     @property
     def phases(self):
-        """(first step, step after the last, phase) of each phase."""
-        return self.config.schedule.boundaries()
+        """(first step, step after the last, phase) of each phase; of one that ended early, as rows say."""
+        found = list(self.config.schedule.boundaries())
+        for n, (start, end, phase) in enumerate(found):
+            if phase.until_settled:
+                after = found[n + 1]
+                named = [row["step"] for row in self.rows.get("train", []) if row["phase"] == after[2].name]
+                switch = min([end, *named])
+                found[n : n + 2] = [(start, switch, phase), (switch, *after[1:])]
+        return tuple(found)
 
     @property
     def corpus(self) -> dict:

@@ -166,7 +166,7 @@ class Program:
                 masks = s24.nn.masks(model)
             _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
             loss, grads = mean_over(params, sparse, tokens_ABL)
-            updates, opt = self.tx.update(grads, state["opt"], params, masks=masks)
+            updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse_phase)
             state = {
                 "step": state["step"] + 1,
                 "params": optax.apply_updates(params, updates),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+import jax_sparse24 as s24
 from experiments import data, rundir
 from experiments.checkpoint import Checkpoints, StopSignal
 from experiments.config import Config, UserError
@@ -110,7 +111,7 @@ class Loop:
                 self.checkpoints.save(step, state, self.iterator)
                 self.progress.note(f"stopped by a signal and saved at step {step}")
                 return step, False, losses
-            phase = self.schedule.phase_at(step)
+            phase = self._phase(step, state)
             advance = self._compiled(phase)
             watched = due(step, train.monitor_every)
             again = phase.sparse and due(step, self.config.method.arrange_every)
@@ -150,6 +151,12 @@ class Loop:
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
+
+    def _phase(self, step, state):
+        phase = self.schedule.phase_at(step)
+        if phase.until_settled:
+            phase = self.schedule.phase_at(step, settled=bool(s24.optim.settled(state["opt"])))
+        return phase
 
     def _write(self, kind, step, values):
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})

@@ -1,5 +1,8 @@
 """Optax transformations that sparse training needs."""
 
+import math
+from typing import Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -16,10 +19,15 @@ def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
 
         optax.chain(optax.clip_by_global_norm(1.0), masked_decay(6e-5), optax.adamw(lr))
 
+    On weights instead, decoupled from Adam and times the learning rate (the form of SR-STE, 2102.04010, that
+    2404.01847 compares with), between its two parts:
+
+        optax.chain(optax.scale_by_adam(), masked_decay(2e-4), optax.scale_by_learning_rate(lr))
+
     `update` takes `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves
     are bool arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing.
-    The term is computed in float32, is not scaled by the learning rate, and must be applied once per
-    optimiser step. Raises ValueError for a negative rate, or when parameters or masks are missing."""
+    The term is computed in float32, is not scaled by itself, and must be applied once per optimiser step.
+    Raises ValueError for a negative rate, or when parameters or masks are missing."""
     if not rate >= 0:
         raise ValueError(f"masked_decay: rate={rate!r} must be 0 or positive.")
 
@@ -57,3 +65,87 @@ def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.Sta
         return moves[path](value) if path in moves else value
 
     return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths)
+
+
+class StepAdamState(NamedTuple):
+    """Adam's state; the last changes of the second moment, float32 (window,); whether it has settled."""
+
+    count: jax.Array
+    mu: optax.Params
+    nu: optax.Params
+    changes: jax.Array
+    settled: jax.Array
+
+
+def step_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    mask=None,
+    *,
+    settles: Literal["arithmetic", "geometric"] | None = "arithmetic",
+    earliest: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW whose second moment can be frozen: dense steps find it, sparse steps use it (STEP, 2302.01172).
+
+    `update` takes `frozen=`, a bool that is fixed when the step is compiled. False: a step of `optax.adamw`,
+    with the same arguments. True: the second moment stays v*, and the denominator is `sqrt(v*) + eps**(3/4)`
+    with v* not corrected for its bias, as in 2404.01847's code; the first moment goes on as usual.
+
+    settles: watch how far v moves, `Z_t`: the mean over all parameters of |v_t - v_{t-1}|, "arithmetic" (the
+    paper's option I) or "geometric" (option II, where a coordinate that did not move counts as the least
+    normal number). When the mean of Z over the last `floor(1 / (1 - b2))` steps is below eps, at step
+    `earliest` or later, `settled(opt_state)` becomes True and stays so. None watches nothing. Raises
+    ValueError for another `settles`, or without `frozen`."""
+    if settles not in ("arithmetic", "geometric", None):
+        raise ValueError(
+            f"step_adamw: settles={settles!r} is unknown; use 'arithmetic', 'geometric' or None."
+        )
+    window = 0 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
+
+    def init(params):
+        zeros = optax.tree.zeros_like(params)
+        return StepAdamState(jnp.int32(0), zeros, zeros, jnp.zeros(window, jnp.float32), jnp.asarray(False))
+
+    def watch(state, count, nu):
+        if not window:
+            return state
+        moves = [jnp.abs(a - b) for a, b in zip(*map(jax.tree.leaves, (nu, state.nu)), strict=True)]
+        if settles == "geometric":
+            moves = [jnp.log(jnp.maximum(m, jnp.finfo(m.dtype).tiny)) for m in moves]
+        mean = sum(jnp.sum(m, dtype=jnp.float32) for m in moves) / sum(m.size for m in moves)
+        change = jnp.exp(mean) if settles == "geometric" else mean
+        changes = state.changes.at[state.count % window].set(change)
+        now = (count >= max(window, earliest)) & (changes.mean() < eps)
+        return state._replace(changes=changes, settled=state.settled | now)
+
+    def update(updates, state, params=None, *, frozen=None, **_):
+        if not isinstance(frozen, bool):
+            raise ValueError(
+                f"step_adamw: needs frozen=False (dense steps) or frozen=True (sparse ones), got {frozen!r}; "
+                "call update(..., frozen=False)."
+            )
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        nu = state.nu
+        if frozen:
+            scale = jax.tree.map(lambda v: jnp.sqrt(v) + eps**0.75, nu)
+        else:
+            nu = optax.tree.update_moment_per_elem_norm(updates, nu, b2, 2)
+            state = watch(state, count, nu)
+            scale = jax.tree.map(lambda v: jnp.sqrt(v) + eps, optax.tree.bias_correction(nu, b2, count))
+        updates = jax.tree.map(lambda m, s: m / s, optax.tree.bias_correction(mu, b1, count), scale)
+        return updates, state._replace(count=count, mu=mu, nu=nu)
+
+    return optax.chain(
+        optax.GradientTransformationExtraArgs(init, update),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def settled(opt_state) -> jax.Array:
+    """Whether the second moment of the `step_adamw` in an optimiser's state has settled: a bool scalar."""
+    return optax.tree.get(opt_state, "settled")

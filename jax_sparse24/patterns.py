@@ -1,6 +1,7 @@
 """What each sparsity pattern divides an array into, and the errors raised where it does not fit.
 
 `2:4`          two of every four consecutive elements along one axis are kept.
+`n:m`          n of every m; masks only, no hardware packs any other than 2:4.
 `transposable` every 4x4 tile of a matrix keeps two per row and two per column, so that the matrix is 2:4
                along both axes (2102.08124; exact search over the 90 possible tiles as in 2404.01847,
                section 5).
@@ -92,6 +93,15 @@ def check_matrix(op: str, x: jax.Array) -> None:
         raise ValueError(f"{op}: needs a matrix (..., rows, columns), got shape {x.shape}.")
     check_divides(op, x.shape, -2)
     check_divides(op, x.shape, -1)
+
+
+def check_nm(op: str, n: int, m: int) -> None:
+    """Raises TypeError or ValueError unless n of every m elements can be kept."""
+    for name, value in (("n", n), ("m", m)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
+    if not 1 <= n <= m:
+        raise ValueError(f"{op}: n={n} of every m={m} cannot be kept; use 1 <= n <= m.")
 
 
 BLOCK_ROWS = (16, 32, 64, 128, 256)  # V: matrix units take rows by 16

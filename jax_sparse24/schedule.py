@@ -6,11 +6,15 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """`steps` optimiser steps, `sparse` or with every product dense. A phase is static: one compiled step per
-    phase."""
+    phase.
+
+    until_settled: it ends earlier, once `s24.optim.settled(opt_state)`, which the training loop asks on the
+    host before every step of it."""
 
     name: str
     steps: int
     sparse: bool
+    until_settled: bool = False
 
     def __post_init__(self):
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -31,6 +35,8 @@ class Schedule:
     def __post_init__(self):
         if not self.phases:
             raise ValueError("Schedule: needs at least one Phase.")
+        if self.phases[-1].until_settled:
+            raise ValueError("Schedule: the last Phase cannot end early; nothing follows it.")
 
     @property
     def total_steps(self) -> int:
@@ -44,9 +50,10 @@ class Schedule:
             start += phase.steps
         return tuple(out)
 
-    def phase_at(self, step: int) -> Phase:
-        """The phase of optimiser step `step`, counted from 0; raises ValueError outside the schedule."""
-        for start, end, phase in self.boundaries():
+    def phase_at(self, step: int, settled: bool = False) -> Phase:
+        """The phase of optimiser step `step`, counted from 0; with `settled`, instead of one that then ends,
+        the next. Raises ValueError outside the schedule."""
+        for number, (start, end, phase) in enumerate(self.boundaries()):
             if start <= step < end:
-                return phase
+                return self.phases[number + 1] if settled and phase.until_settled else phase
         raise ValueError(f"Schedule: step {step} is outside [0, {self.total_steps}).")

@@ -17,12 +17,13 @@ class Method:
     its state (`init`, `refresh`, `refresh_every`) and its hooks (`decay`, `schedule`). State is a dict of
     arrays per weight matrix.
 
-    decay: rate of masked decay on gradients; 0 for none.
+    decay: rate of masked decay; 0 for none. decay_on: "gradients" or "weights", see `s24.optim.masked_decay`.
     refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh.
     arrange_every: optimiser steps of a sparse phase between rearrangements of neurons; 0 for only once.
     """
 
     decay: ClassVar[float] = 0.0
+    decay_on: ClassVar[str] = "gradients"
     refresh_every: ClassVar[int] = 0
     arrange_every: ClassVar[int] = 0
 

@@ -1,49 +1,77 @@
 """FST: fully sparse training with transposable weights and MVUE gradients (2404.01847)."""
 
 import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
 
 from jax_sparse24.methods.base import Method, check_choice, check_positive, check_share, check_steps, phases
 from jax_sparse24.methods.search_decay import search_decay
-from jax_sparse24.methods.sparsifiers import Estimator, Masked, weight_gradient
-from jax_sparse24.ops.mask import transposable_mask24
+from jax_sparse24.methods.sparsifiers import (
+    GRADIENT_CUTS,
+    DenseValues,
+    GradientCut,
+    Masked,
+    weight_gradient,
+)
+from jax_sparse24.ops.mask import mask24, transposable_mask24
 from jax_sparse24.plan import LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FST(Method):
-    """All three products of a linear layer 2:4, from step 0, with a dense phase at the end.
+    """All three products of a linear layer 2:4, from step 0, with a dense phase at the end; and variants to
+    compare it with.
 
     decay: rate of masked decay on gradients (section 4; the paper's GPT-2 uses 6e-5 to 2e-4; it must be tuned
-    per model). refresh_every: optimiser steps between searches for the transposable mask; the values are read
-    anew in every step. mvue: "exact", "approximate" (what the paper's code runs), or None for a dense
-    weight-gradient product. dense_fraction: share of the steps, at the end, in which every product is dense
-    (the paper: 1/6)."""
+    per model). refresh_every: optimiser steps between searches for the mask; the values are read anew in
+    every step. mask: "transposable", the exact best, the same mask in both products of the weight; "greedy",
+    an approximation of it that may keep one weight less in a tile (2102.08124); "double-pruned", top-2 along
+    `in` forward and of these top-2 along `out` for the input gradient (2405.16325, there with a mask that
+    never changes); "top-2", along `in` only, the input gradient a dense product of the same values. mvue: how
+    the output gradient is cut for the weight gradient: "exact" or "approximate" (what the paper's code runs)
+    MVUE, or None for a dense product; to compare, "biased" (its top-2), "uniform" (any two, doubled) and
+    "paired" (MVUE 1:2 of either half of a group). dense_fraction: share of the steps, at the end, in which
+    every product is dense (the paper: 1/6)."""
 
     decay: float = 6e-5
     refresh_every: int = 40
-    mvue: Estimator | None = "exact"
+    mask: Literal["transposable", "greedy", "double-pruned", "top-2"] = "transposable"
+    mvue: GradientCut | None = "exact"
     dense_fraction: float = 1 / 6
 
     search_decay = staticmethod(search_decay)
 
     def __post_init__(self):
-        check_choice(self, "mvue", "exact", "approximate", None)
+        check_choice(self, "mask", "transposable", "greedy", "double-pruned", "top-2")
+        check_choice(self, "mvue", *GRADIENT_CUTS, None)
         check_positive(self, "decay")
         check_steps(self, "refresh_every")
         check_share(self, "dense_fraction")
 
     def linear_plan(self):
-        transposable = Row("w", Masked("mask", "transposable mask"))
-        return Plan.of(LINEAR, fwd=transposable, dgrad=transposable, **weight_gradient(self.mvue))
+        names = {"transposable": "transposable", "greedy": "greedy transposable"}
+        forward = Masked("mask", f"{names.get(self.mask, 'top-2 of 4')} mask")
+        backward = {
+            "double-pruned": Masked("backward", "top-2 of 4 mask, pruned again along out"),
+            "top-2": DenseValues(forward, axis=-2),
+        }.get(self.mask, forward)
+        rows = {"fwd": Row("w", forward), "dgrad": Row("w", backward)}
+        return Plan.of(LINEAR, **rows, **weight_gradient(self.mvue))
 
     def init(self, w, role="w"):
-        return {"mask": transposable_mask24(w)}
+        mask = self.fresh_mask(w)
+        if self.mask != "double-pruned":
+            return {"mask": mask}
+        return {"mask": mask, "backward": mask & mask24(jnp.where(mask, w, 0), -1)}
 
     def refresh(self, state, w, role="w"):
-        return {"mask": transposable_mask24(w)}
+        return self.init(w)
 
     def fresh_mask(self, w):
-        return transposable_mask24(w)
+        if self.mask in ("transposable", "greedy"):
+            return transposable_mask24(w, exact=self.mask == "transposable")
+        return mask24(w, -2)
 
     def schedule(self, total_steps):
         dense = round(total_steps * self.dense_fraction)

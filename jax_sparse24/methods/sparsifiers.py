@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.ops.mvue import mvue24, mvue_pack24
+from jax_sparse24.ops.mask import mask_nm
+from jax_sparse24.ops.mvue import mvue24, mvue_pack24, random24
 from jax_sparse24.ops.pack import pack24
 from jax_sparse24.ops.prune import prune24, soft24
 from jax_sparse24.ops.squared_relu import squared_relu24
@@ -18,7 +19,10 @@ from jax_sparse24.ops.vnm import pack_vnm, vnm_mask
 from jax_sparse24.patterns import VNM
 from jax_sparse24.plan import Context, Row, Sparsifier
 
-Estimator = Literal["exact", "approximate"]  # of MVUE: of least variance, or what the code of 2404.01847 runs
+# Cuts of the output gradient: MVUE of least variance, or as the code of 2404.01847 draws it; the two largest
+# of four; two of four at random; one of each two neighbours at random.
+Estimator = Literal["exact", "approximate"]
+GradientCut = Literal["exact", "approximate", "biased", "uniform", "paired"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,26 @@ class Top2(Groups24):
 
     def __str__(self):
         return "top-2 of 4"
+
+
+@dataclasses.dataclass(frozen=True)
+class TopN:
+    """The n largest magnitudes of every m along the contraction axis, as an array: hardware has no
+    such format."""
+
+    n: int
+    m: int
+    stochastic: ClassVar = False
+
+    def check(self, op, shape, axis, what):
+        patterns.check_divides(op, shape, axis, self.m, what)
+
+    def __call__(self, x, axis, context: Context):
+        x = context.activate(x)
+        return jnp.where(mask_nm(x, self.n, self.m, axis), x, jnp.zeros_like(x))
+
+    def __str__(self):
+        return f"top-{self.n} of {self.m}, which nothing packs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +178,33 @@ class MVUE(Groups24):
         return f"MVUE, {'exact' if self.exact else 'approximate'}"
 
 
-def weight_gradient(mvue: Estimator | None) -> dict[str, Row]:
-    """The row of wgrad in a linear plan: MVUE of dY along tokens, or none."""
-    return {} if mvue is None else {"wgrad": Row("dy", MVUE(mvue == "exact"))}
+@dataclasses.dataclass(frozen=True)
+class Random(Groups24):
+    """Two of four along the contraction axis by another unbiased law than MVUE, see `random24`."""
+
+    law: Literal["uniform", "paired"]
+    stochastic: ClassVar = True
+
+    def __call__(self, x, axis, context: Context):
+        drawn = random24(context.key, x, axis, self.law)
+        return pack24(drawn, axis, implementation=context.implementation) if context.packed else drawn
+
+    def __str__(self):
+        return {"uniform": "two of 4 at random, doubled", "paired": "MVUE 1:2, twice"}[self.law]
+
+
+GRADIENT_CUTS = {
+    "exact": MVUE(),
+    "approximate": MVUE(exact=False),
+    "biased": Top2(),
+    "uniform": Random("uniform"),
+    "paired": Random("paired"),
+}
+
+
+def weight_gradient(cut: GradientCut | None) -> dict[str, Row]:
+    """The row of wgrad in a linear plan: dY cut along tokens, or none."""
+    return {} if cut is None else {"wgrad": Row("dy", GRADIENT_CUTS[cut])}
 
 
 @dataclasses.dataclass(frozen=True)

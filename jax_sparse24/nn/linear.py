@@ -84,6 +84,12 @@ class Linear(nnx.Module):
     def method_state(self) -> dict[str, jax.Array]:
         return {name: value[...] for name, value in self.state.items()}
 
+    def mask(self) -> jax.Array | None:
+        """The mask in use: stored, or the method's fresh one; None if it masks no weight."""
+        if "mask" in self.state:
+            return self.state["mask"][...]
+        return self.method.fresh_mask(self.kernel[...])
+
     def __call__(self, x: jax.Array) -> jax.Array:
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)

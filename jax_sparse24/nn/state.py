@@ -40,12 +40,13 @@ def masks(model: nnx.Module):
     """A tree like `nnx.state(model, nnx.Param)` whose leaves are the masks in use: bool, True where a weight
     is kept.
 
-    Parameters without a mask get a scalar True. For `s24.optim.masked_decay`.
+    Stored masks, or fresh ones of methods that choose anew in every step. Parameters without a mask get a
+    scalar True. For `s24.optim.masked_decay`.
     """
     in_use = {
-        (*path, "kernel"): layer.state["mask"][...]
+        (*path, "kernel"): mask
         for path, layer in sparse_layers(model)
-        if layer.sparse and "mask" in layer.state
+        if layer.sparse and (mask := layer.mask()) is not None
     }
     params = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return nnx.from_flat_state(

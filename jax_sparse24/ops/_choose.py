@@ -12,6 +12,8 @@ CAPABILITIES = {
     "9.0": "sm_90a",
     **dict.fromkeys(("10.0", "10.3", "11.0", "12.0", "12.1"), "PTX of sm_80"),
 }
+# Operations without any kernel.
+REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
 # Operations without a CUDA kernel.
 CPU_ONLY = frozenset({"vnm_mask", "pack_vnm", "unpack_vnm", "gather_vnm", "vnm_matmul"})
 
@@ -57,6 +59,8 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
 
 def _obstacle(op: str, dtype, where: str) -> str | None:
     """Why the kernels of a platform cannot run an operation, or None."""
+    if op in REFERENCE_ONLY:
+        return f"{op} has no kernel"
     if where not in _ffi.PLATFORMS:
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = _ffi.available(where)

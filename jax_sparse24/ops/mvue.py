@@ -1,6 +1,7 @@
 """Minimum-variance unbiased 2:4 estimators, for neural gradients."""
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,25 @@ def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | 
     words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
     return _mvue_pack(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
+
+
+def random24(key, g, axis: int, law: Literal["uniform", "paired"]) -> jax.Array:
+    """Two other unbiased random 2:4 cuts of `g`, to compare `mvue24` with.
+
+    law: "uniform", any two of four with the same probability, doubled; "paired", one of each two neighbours
+    with probability |g| / sum|g|, as large as their sum: the minimum-variance 1:2 estimate of 2203.10991.
+    Shapes, dtypes, keys, non-finite groups and errors as `mvue24`; only the reference computes them."""
+    if law not in ("uniform", "paired"):
+        raise ValueError(f"random24: law {law!r} is unknown; use 'uniform' or 'paired'.")
+    words = key_words("random24", key)
+    g = patterns.as_array("random24", "g", g)
+    return _random(g, words, patterns.check_grouped("random24", g, axis), law)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+@partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _random(g, words, axis, law):
+    return reference.random24(words, g, axis, law)
 
 
 def key_words(op: str, key) -> jax.Array:
@@ -73,10 +93,11 @@ def _mvue_jit(g, words, axis, exact, implementation):
 
 
 @_mvue.defjvp
-def _refuse(axis, exact, implementation, primals, tangents):
+@_random.defjvp
+def _refuse(*_):
     raise TypeError(
-        "mvue24 estimates gradients and has no derivative of its own. Apply it to cotangents, or wrap the "
-        "argument in jax.lax.stop_gradient."
+        "mvue24 and random24 estimate gradients and have no derivative of their own. Apply them to "
+        "cotangents, or wrap the argument in jax.lax.stop_gradient."
     )
 
 

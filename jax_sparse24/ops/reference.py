@@ -29,7 +29,7 @@ from jax_sparse24.ops._groups import (
     with_sign,
 )
 from jax_sparse24.ops._philox import philox4x32
-from jax_sparse24.patterns import PAIRS, TILES
+from jax_sparse24.patterns import KEPT, PAIRS, TILES
 
 # XLA:CPU slices, joins and selects bfloat16 through float32, which rewrites NaN: elements move as integers.
 
@@ -44,6 +44,13 @@ def _join(members, axis):
 
 def mask24(x, axis):
     return join(rank_below_two([key(m) for m in _split(x, axis)]), axis)
+
+
+def mask_nm(x, n, m, axis):
+    place = x.ndim + axis
+    groups = key(x).reshape(*x.shape[:place], x.shape[place] // m, m, *x.shape[place + 1 :])
+    rank = jnp.argsort(jnp.argsort(~groups, axis=place + 1), axis=place + 1)  # stable: the lower index first
+    return (rank < n).reshape(x.shape)
 
 
 def prune24(x, axis):
@@ -102,6 +109,20 @@ def transposable_mask24(w):
     best = jnp.argmax(upper[..., codes[0], codes[1]] + lower[..., codes[2], codes[3]], axis=-1)
     masks = jnp.asarray([[[c in PAIRS[p] for c in range(GROUP)] for p in tile] for tile in TILES], bool)
     return jnp.swapaxes(masks[best], -3, -2).reshape(w.shape)
+
+
+def greedy_transposable_mask24(w):
+    *lead, rows, cols = w.shape
+    tiles = jnp.swapaxes(key(w).reshape(*lead, rows // GROUP, GROUP, cols // GROUP, GROUP), -3, -2)
+    order = jnp.argsort(~tiles.reshape(*tiles.shape[:-2], GROUP * GROUP), axis=-1)
+    places = jnp.arange(GROUP * GROUP).reshape(GROUP, GROUP)
+
+    def take(i, mask):
+        full = (mask.sum(-1, keepdims=True) >= KEPT) | (mask.sum(-2, keepdims=True) >= KEPT)
+        return mask | ((order[..., i, None, None] == places) & ~full)
+
+    mask = lax.fori_loop(0, GROUP * GROUP, take, jnp.zeros(tiles.shape, bool))
+    return jnp.swapaxes(mask, -3, -2).reshape(w.shape)
 
 
 # ---- packing
@@ -295,5 +316,34 @@ def mvue24(key_words, x, axis, exact):
     for i in range(GROUP):
         y = with_sign(magnitudes[i], members[i]).astype(x.dtype)
         y = select(untouched[i] & (a[i] > 0), inputs[i], y)
+        out.append(select(finite, y, select(kept[i], inputs[i])))
+    return _join(out, axis)
+
+
+# ---- other random cuts
+
+
+def random24(key_words, x, axis, law):
+    """`law`: "uniform" or "paired". A group with NaN or Inf is cut by magnitude, unscaled."""
+    fmt = compute_format(x.dtype)
+    inputs = _split(x, axis)
+    members = [m.astype(fmt.dtype) for m in inputs]
+    a = [flush(jnp.abs(m)) for m in members]
+    finite = ~any_of([magnitude_bits(m) >= fmt.uint(fmt.infinity) for m in members])
+    u = _uniform(key_words, 0, a[0].shape, fmt)
+    if law == "uniform":
+        drawn = jnp.minimum((u * len(PAIRS)).astype(jnp.int32), len(PAIRS) - 1)
+        holds = jnp.asarray([[i in pair for pair in PAIRS] for i in range(GROUP)])
+        magnitudes = [jnp.where(holds[i][drawn], 2 * a[i], 0) for i in range(GROUP)]
+    else:
+        magnitudes = []
+        for one, other, draw in ((a[0], a[1], u), (a[2], a[3], _uniform(key_words, 1, a[0].shape, fmt))):
+            both = one + other
+            first = draw * both < one
+            magnitudes += [jnp.where(first, both, 0), jnp.where(first, 0, both)]
+    kept = rank_below_two([key(m) for m in inputs])
+    out = []
+    for i in range(GROUP):
+        y = with_sign(magnitudes[i], members[i]).astype(x.dtype)
         out.append(select(finite, y, select(kept[i], inputs[i])))
     return _join(out, axis)

@@ -21,6 +21,13 @@ METHODS = [
     s24.methods.FST(mvue=None, refresh_every=1, dense_fraction=0),
     s24.methods.SSTE(),
     s24.methods.SSTE(scale="dynamic", mvue="exact"),
+    s24.methods.SSTE(fp8="row"),
+    s24.methods.FST(mask="greedy", mvue="uniform"),
+    s24.methods.FST(mask="double-pruned", mvue="paired"),
+    s24.methods.SRSTE(),
+    s24.methods.SRSTE(n=1, m=8, decay_on="weights"),
+    s24.methods.STEP(),
+    s24.methods.BiMask(trials=2),
     s24.methods.Activation24(),
     s24.methods.Activation24(soft_weights=True, backward_mask="redraw"),
 ]
@@ -174,7 +181,8 @@ def test_fst_state_is_the_transposable_mask(shape):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mvue": "exakt"}, r"mvue='exakt' is unknown; use one of 'exact', 'approximate', None"),
+        ({"mvue": "exakt"}, r"mvue='exakt' is unknown; use one of 'exact', 'approximate', 'biased', "),
+        ({"mask": "rows"}, r"mask='rows' is unknown; use one of 'transposable', 'greedy', 'double-pruned', "),
         ({"mvue": False}, r"mvue=False is unknown"),
         ({"decay": -1e-4}, r"decay=-0.0001 must be 0 or positive"),
         ({"decay": math.nan}, r"decay=nan must be 0 or positive"),

@@ -228,7 +228,16 @@ def test_masks_are_a_tree_like_the_parameters():
     assert all(v.dtype == np.float32 for v in arrays(nnx.state(model, nnx.Param)).values())
 
 
-@pytest.mark.parametrize("how", ["dense mode", "Dense", "STE"])
+@pytest.mark.parametrize("method", [s24.methods.STE(), s24.methods.SRSTE(n=1, m=8)], ids=str)
+def test_masks_that_are_not_stored_are_fresh(method):
+    model = Net(method, rngs=nnx.Rngs(0))
+    nudge(model)
+    flat = arrays(s24.nn.masks(model))
+    for path, found in s24.nn.sparse_layers(model):
+        np.testing.assert_array_equal(flat[*path, "kernel"], method.fresh_mask(found.kernel[...]))
+
+
+@pytest.mark.parametrize("how", ["dense mode", "Dense"])
 def test_where_no_mask_is_in_use_everything_is_kept(how):
     model = Net(METHODS.get(how, FST), rngs=nnx.Rngs(0))
     if how == "dense mode":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.ops.mvue import random24
 from tests.ops.data import device
 
 SIDE = 1024  # 65 536 tiles, 262 144 groups
@@ -83,3 +84,23 @@ def test_variance_of_the_estimators(implementation, draws, law, exact, approxima
     largest = np.abs(groups).argmax(1)[:, None]
     same = np.take_along_axis(groups, largest, 1) == np.take_along_axis(out, largest, 1)
     assert same.mean() == pytest.approx(capped, abs=0.004)
+
+
+@pytest.mark.parametrize(("law", "share"), [("normal", 0.692), ("lognormal", 0.756)])
+def test_greedy_tiles_keep_less(draws, law, share):
+    """On Gaussian data 7.84 weights per tile: 16 % of the tiles lack one of eight, none lacks more."""
+    x = draws[law]
+    mask = np.asarray(s24.transposable_mask24(device(x), exact=False))
+    assert kept(x, np.where(mask, x, 0)) == pytest.approx(share, abs=0.002)
+    count = mask.reshape(SIDE // 4, 4, SIDE // 4, 4).sum((1, 3))
+    assert set(np.unique(count)) == {7, 8}
+    if law == "normal":
+        assert count.mean() == pytest.approx(7.84, abs=0.01)
+        assert (count < 8).mean() == pytest.approx(0.16, abs=0.005)
+
+
+@pytest.mark.parametrize(("law", "paired"), [("normal", 0.636), ("laplace", 0.499)])
+def test_variance_of_the_other_random_cuts(draws, law, paired):
+    x = draws[law]
+    for name, ratio in (("paired", paired), ("uniform", 1.0)):
+        assert energy(x, random24(KEY, device(x), 1, name)) == pytest.approx(ratio, abs=0.006)

@@ -1,0 +1,86 @@
+"""Bi-Mask: separate masks for the forward and the backward product (2302.06058)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.methods.base import Method, check_positive, check_steps
+from jax_sparse24.methods.sparsifiers import DenseValues, Top2
+from jax_sparse24.ops.mask import mask24
+from jax_sparse24.patterns import GROUP, KEPT
+from jax_sparse24.plan import LINEAR, Context, Plan, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Reordered(DenseValues):
+    """The values of the forward pass, `of` along `in`, cut by it again along `out`, in groups of the order in
+    the layer's state. Given back in the order of the weight, where the members of these groups are no
+    neighbours: a dense product."""
+
+    def check(self, op, shape, axis, what):
+        for both in (-1, -2):
+            self.of.check(op, shape, both, what)
+
+    def __call__(self, x, axis, context: Context):
+        order = context.state["order"]
+        context = dataclasses.replace(context, packed=False)
+        values = jnp.take(self.of(x, -2, context), order, axis=-1)
+        return jnp.take(self.of(values, -1, context), jnp.argsort(order), axis=-1)
+
+    def __str__(self):
+        return f"values of {self.of}, {self.of} again along out in the stored order, dense product"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiMask(Method):
+    """2:4 weights along `in` forward; backward the same weights cut to 2:4 along `out` as well, with the
+    output neurons dealt into groups of four such that few of them are lost; masks chosen anew in every step.
+
+    The state holds that order of neurons: the best of `trials` random ones and of the present one, by the
+    number of weights left, sought every `refresh_every` optimiser steps; the draws follow from the number of
+    the search. decay: rate of masked decay on gradients, by the forward mask. The defaults are those of
+    2404.01847's comparison. A kernel would permute dY and the weight together; here the input gradient is a
+    dense product of the same values."""
+
+    decay: float = 2e-4
+    refresh_every: int = 100
+    trials: int = 100
+
+    def __post_init__(self):
+        check_positive(self, "decay")
+        check_steps(self, "refresh_every")
+        check_steps(self, "trials")
+
+    def linear_plan(self):
+        return Plan.of(LINEAR, fwd=Row("w", Top2()), dgrad=Row("w", Reordered(Top2(), axis=-1)))
+
+    def init(self, w, role="w"):
+        identity = jnp.broadcast_to(jnp.arange(w.shape[-1], dtype=jnp.int32), (*w.shape[:-2], w.shape[-1]))
+        return self.refresh({"order": identity, "searches": jnp.zeros(w.shape[:-2], jnp.int32)}, w)
+
+    def refresh(self, state, w, role="w"):
+        search = self._better_order
+        for _ in w.shape[:-2]:
+            search = jax.vmap(search)
+        order = search(state["order"], state["searches"], w)
+        return {"order": order, "searches": state["searches"] + 1}
+
+    def _better_order(self, order, searches, w):
+        kept = mask24(w, -2)
+
+        def left(order):
+            """Weights that the second cut leaves."""
+            groups = kept[:, order].reshape(w.shape[0], -1, GROUP)
+            return jnp.minimum(groups.sum(-1), KEPT).sum()
+
+        def trial(best, key):
+            new = jax.random.permutation(key, order)
+            count = left(new)
+            return jax.tree.map(lambda n, b: jnp.where(count > best[0], n, b), (count, new), best), None
+
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), searches), self.trials)
+        return jax.lax.scan(trial, (left(order), order), keys)[0][1]
+
+    def fresh_mask(self, w):
+        return mask24(w, -2)

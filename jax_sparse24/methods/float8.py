@@ -1,0 +1,68 @@
+"""Products of 8-bit floats, simulated: operands are rounded as the casts round them and multiplied as before.
+
+It shows what FP8 does to training and adds no speed.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jax_sparse24.methods.sparsifiers import DenseValues
+from jax_sparse24.plan import Context, Row
+
+FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
+LEAST = 2.0**-100  # amplitude below which scales would overflow
+
+
+@dataclasses.dataclass(frozen=True)
+class All:
+    """The whole operand."""
+
+    stochastic = False
+
+    def check(self, op, shape, axis, what):
+        """Fits everything."""
+
+    def __call__(self, x, axis, context: Context):
+        return context.activate(x)
+
+    def __str__(self):
+        return "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8(DenseValues):
+    """Values of another sparsifier, rounded to an 8-bit format after scaling their largest magnitude to its
+    largest number: one scale per tensor, or one per row, which is all that one element of the result sums up.
+    """
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    scales: Literal["tensor", "row"] = "tensor"
+
+    def __call__(self, x, axis, context: Context):
+        values = super().__call__(x, axis, context)
+        wide = values.astype(jnp.float32)
+        over = axis if self.scales == "row" else None
+        top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
+        to = FORMATS[self.format]
+        scale = float(jnp.finfo(to).max) / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
+        return ((wide * scale).astype(to).astype(jnp.float32) / scale).astype(values.dtype)
+
+    def __str__(self):
+        values = "" if self.of == All() else f"{super().__str__()}, "
+        return f"{values}simulated {self.format}, a scale per {self.scales}"
+
+
+def in_float8(rows: dict[str, Row], scales: Literal["tensor", "row"]) -> dict[str, Row]:
+    """The rows of a linear plan with both operands of every product in 8 bits: e4m3 forward and e5m2 backward
+    (code of 2409.09099)."""
+    defaults = {"fwd": Row("w", All()), "dgrad": Row("w", All()), "wgrad": Row("dy", All())}
+    axes = {"fwd": -2, "dgrad": -1, "wgrad": -2}  # of the sparse operand
+    found = {}
+    for name, row in (defaults | rows).items():
+        options = {"format": "e4m3" if name == "fwd" else "e5m2", "scales": scales}
+        of, axis = (row.by.of, row.by.axis) if isinstance(row.by, DenseValues) else (row.by, axes[name])
+        other = Float8(All(), -1, **options)
+        found[name] = dataclasses.replace(row, by=Float8(of, axis, **options), other=other)
+    return found

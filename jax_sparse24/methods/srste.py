@@ -1,0 +1,42 @@
+"""SR-STE: sparse-refined straight-through estimation (2102.04010)."""
+
+import dataclasses
+from typing import Literal
+
+from jax_sparse24.methods.base import Method, check_choice, check_positive
+from jax_sparse24.methods.sparsifiers import DenseValues, TopN
+from jax_sparse24.methods.ste import STE
+from jax_sparse24.ops.mask import mask_nm
+from jax_sparse24.patterns import check_nm
+from jax_sparse24.plan import LINEAR, Plan, Row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SRSTE(Method):
+    """`STE` with a decay of the weights that are pruned, masks chosen anew in every step; trained and
+    evaluated sparse.
+
+    decay: its rate, 2e-4 in the paper. decay_on: "gradients", where both Adam moments see it, or "weights",
+    after Adam and times the learning rate. The paper trains with momentum SGD and subtracts `lr (g + decay (1
+    - M) w)` (section 4.2; its code adds the term to the gradient), which without momentum is both at once;
+    with Adam the two differ (2404.01847, section 4). n, m: n of every m weights along `in` stay. Only 2:4 has
+    a packed format; every other pattern runs dense products of the masked values."""
+
+    decay: float = 2e-4
+    decay_on: Literal["gradients", "weights"] = "gradients"
+    n: int = 2
+    m: int = 4
+
+    def __post_init__(self):
+        check_positive(self, "decay")
+        check_choice(self, "decay_on", "gradients", "weights")
+        check_nm("SRSTE", self.n, self.m)
+
+    def linear_plan(self):
+        if (self.n, self.m) == (2, 4):
+            return STE().linear_plan()
+        values = Row("w", DenseValues(TopN(self.n, self.m), axis=-2))
+        return Plan.of(LINEAR, fwd=values, dgrad=values)
+
+    def fresh_mask(self, w):
+        return mask_nm(w, self.n, self.m, -2)

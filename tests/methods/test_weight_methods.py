@@ -1,0 +1,239 @@
+"""SRSTE, STEP, BiMask, the variants of FST and FP8 against products written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.methods.float8 import FORMATS
+from jax_sparse24.ops.mvue import random24
+from tests.engine import oracle
+
+T, d, f = 12, 16, 24
+KEY = jax.random.key(7)
+NOISE = jax.random.fold_in(KEY, 2)  # of wgrad
+
+
+def masked_nm(n, m):
+    def cut(a, axis):
+        g = np.moveaxis(a, axis, -1)
+        order = np.argsort(-np.abs(g.reshape(-1, m)), axis=-1, kind="stable")
+        keep = np.zeros(order.shape, bool)
+        np.put_along_axis(keep, order[:, :n], True, axis=-1)
+        return np.moveaxis(np.where(keep.reshape(g.shape), g, 0), -1, axis)
+
+    return cut
+
+
+def twice(a, axis):
+    return oracle.top2(oracle.top2(a, 0), 1)
+
+
+def reordered(order):
+    def cut(a, axis):
+        out = np.zeros_like(a)
+        out[:, order] = oracle.top2(oracle.top2(a, 0)[:, order], 1)
+        return out
+
+    return cut
+
+
+def in_8_bits(name, cut=lambda a, axis: a, row=False):
+    """Scaled to the largest number of the format, cast, and back; a row is what one result sums up."""
+
+    def rounded(a, axis):
+        a = np.asarray(cut(a, axis), np.float32)
+        top = np.abs(a).max(axis if row else None, keepdims=True)
+        scale = np.float32(jnp.finfo(FORMATS[name]).max) / np.where(top > 0, top, 1).astype(np.float32)
+        return (a * scale).astype(FORMATS[name]).astype(np.float32) / scale
+
+    return rounded
+
+
+def both(fwd, dgrad):
+    return lambda state, dy: {("fwd", "w"): fwd, ("dgrad", "w"): dgrad}
+
+
+def float8(row):
+    def cuts(state, dy):
+        values = lambda a, axis: np.asarray(s24.soft24(jnp.float32(a), 0) * state["scale"])  # noqa: E731
+        drawn = s24.mvue24(NOISE, dy, 0, exact=False)
+        e4m3, e5m2 = ({"name": name, "row": row} for name in ("e4m3", "e5m2"))
+        return {
+            ("fwd", "w"): in_8_bits(cut=values, **e4m3),
+            ("fwd", "x"): in_8_bits(**e4m3),
+            ("dgrad", "w"): in_8_bits(cut=values, **e5m2),
+            ("dgrad", "dy"): in_8_bits(**e5m2),
+            ("wgrad", "dy"): in_8_bits(cut=oracle.drawn(drawn), **e5m2),
+            ("wgrad", "x"): in_8_bits(**e5m2),
+        }
+
+    return cuts
+
+
+def cut_of(sparse_dy):
+    def cuts(state, dy):
+        by = oracle.masked(state["mask"])
+        return {("fwd", "w"): by, ("dgrad", "w"): by, ("wgrad", "dy"): oracle.drawn(sparse_dy(dy))}
+
+    return cuts
+
+
+top2_rows = oracle.along(0)
+FST = s24.methods.FST
+CASES = {
+    "SRSTE": (s24.methods.SRSTE(), both(top2_rows, top2_rows)),
+    "SRSTE 1:8": (s24.methods.SRSTE(n=1, m=8), both(*[oracle.along(0, masked_nm(1, 8))] * 2)),
+    "STEP": (s24.methods.STEP(), both(top2_rows, top2_rows)),
+    "BiMask": (
+        s24.methods.BiMask(trials=3),
+        lambda state, dy: both(top2_rows, reordered(np.asarray(state["order"])))(state, dy),
+    ),
+    "FST greedy": (
+        FST(mask="greedy", mvue=None),
+        lambda state, dy: both(*[oracle.masked(state["mask"])] * 2)(state, dy),
+    ),
+    "FST double-pruned": (FST(mask="double-pruned", mvue=None), both(top2_rows, twice)),
+    "FST top-2": (FST(mask="top-2", mvue=None), both(top2_rows, top2_rows)),
+    "FST biased": (FST(mvue="biased"), cut_of(lambda dy: s24.prune24(dy, 0))),
+    "FST uniform": (FST(mvue="uniform"), cut_of(lambda dy: random24(NOISE, dy, 0, "uniform"))),
+    "FST paired": (FST(mvue="paired"), cut_of(lambda dy: random24(NOISE, dy, 0, "paired"))),
+    "SSTE fp8 per tensor": (s24.methods.SSTE(fp8="tensor"), float8(row=False)),
+    "SSTE fp8 per row": (s24.methods.SSTE(fp8="row"), float8(row=True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [*((n, "ffi") for n in CASES), ("FST double-pruned", None), ("FST paired", None)],
+)
+def test_gradients_are_the_masked_dense_products(name, implementation):
+    """By the kernels, which take every operand that has a format packed, or as is faster here."""
+    method, cuts = CASES[name]
+    x, w, dy = oracle.matrices(4, "float32", (T, d), (d, f), (T, f))
+    state = method.init(w)
+    run = lambda x, w: s24.sparse_dot(x, w, method, state, KEY, implementation=implementation)  # noqa: E731
+    y, vjp = jax.vjp(run, x, w)
+    dx, dw = vjp(dy)
+    want = oracle.linear(x, w, dy, cuts(state, dy))
+    for what, got in {"y": y, "dx": dx, "dw": dw}.items():
+        oracle.assert_close(got, want[what], "float32", K=max(T, d, f), roundings=2, name=what)
+
+
+@pytest.mark.parametrize("method", [s24.methods.BiMask(trials=2), s24.methods.SSTE(fp8="tensor", mvue=None)])
+def test_both_matrices_of_an_ffn_are_treated_alike(method):
+    """An FFN is its two linear layers."""
+    x, w1, w2, dy = oracle.matrices(5, "float32", (T, d), (d, f), (f, d), (T, d))
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def layers(x, w1, w2):
+        hidden = jnp.square(jax.nn.relu(s24.sparse_dot(x, w1, method, state["w1"])))
+        return s24.sparse_dot(hidden, w2, method, state["w2"])
+
+    results = []
+    for run in (lambda *a: s24.sparse_ffn(*a, method, state), layers):
+        y, vjp = jax.vjp(run, x, w1, w2)
+        results.append((y, *vjp(dy)))
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_8_bits_hide_neither_nan_nor_small_numbers(scales):
+    method = s24.methods.SSTE(fp8=scales, scale="unit", mvue=None)
+    w = jnp.tile(jnp.array([[4.0], [0.0], [0.0], [1.0]]), (1, 4))
+    for x, want in ((1e-35, 4e-35), (0.0, 0.0), (jnp.nan, jnp.nan), (jnp.inf, jnp.nan)):
+        y = s24.sparse_dot(jnp.array([[x, 0, 0, 0]], jnp.float32), w, method, method.init(w))
+        np.testing.assert_allclose(y, np.full((1, 4), want), rtol=2**-4)
+
+
+def test_fst_variants_choose_their_masks():
+    w = jax.random.normal(jax.random.key(1), (2, 8, 16))
+    for kind, mask in {
+        "transposable": s24.transposable_mask24(w),
+        "greedy": s24.transposable_mask24(w, exact=False),
+        "double-pruned": s24.mask24(w, 1),
+        "top-2": s24.mask24(w, 1),
+    }.items():
+        method = FST(mask=kind)
+        np.testing.assert_array_equal(method.init(w)["mask"], mask)
+        np.testing.assert_array_equal(method.fresh_mask(w), mask)
+    state = FST(mask="double-pruned").init(w)
+    np.testing.assert_array_equal(state["backward"], s24.double_prune24(w, 1) != 0)
+
+
+def test_bimask_loses_fewer_weights_than_without_an_order():
+    method, w = s24.methods.BiMask(trials=50), jax.random.normal(jax.random.key(3), (2, 32, 16))
+    refresh = jax.jit(method.refresh)
+
+    def left(w, order):
+        once = s24.prune24(w, 0)[:, order]
+        return int((s24.prune24(once, 1) != 0).sum())
+
+    state = jax.jit(method.init)(w)
+    counts = [[left(w[i], jnp.arange(16)) for i in range(2)]]
+    for search in range(1, 3):
+        assert state["searches"].tolist() == [search] * 2
+        assert np.sort(state["order"], axis=-1).tolist() == [list(range(16))] * 2
+        counts.append([left(w[i], state["order"][i]) for i in range(2)])
+        state = refresh(state, w)
+    assert (np.diff(counts, axis=0) >= 0).all()  # the present order is among the candidates
+    assert (np.array(counts[-1]) > counts[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: s24.methods.SRSTE(decay=-1), ValueError, "SRSTE: decay=-1 must be 0 or positive"),
+        (lambda: s24.methods.SRSTE(decay_on="updates"), ValueError, "decay_on='updates' is unknown; use one"),
+        (lambda: s24.methods.SRSTE(n=4, m=2), ValueError, "SRSTE: n=4 of every m=2 cannot be kept"),
+        (lambda: s24.methods.SRSTE(m=4.0), TypeError, "SRSTE: m must be an int, got 4.0"),
+        (
+            lambda: s24.methods.STEP(switch="soon"),
+            ValueError,
+            "STEP: switch='soon' must be 'arithmetic', 'ge",
+        ),
+        (lambda: s24.methods.STEP(switch=1.5), ValueError, r"STEP: switch=1.5 must lie in \[0, 1\]"),
+        (lambda: s24.methods.STEP(latest=0.05), ValueError, "STEP: latest=0.05 is before earliest=0.1"),
+        (lambda: s24.methods.BiMask(trials=0), ValueError, "BiMask: trials=0 must be a whole number"),
+        (
+            lambda: s24.methods.SSTE(fp8="block"),
+            ValueError,
+            "SSTE: fp8='block' is unknown; use one of 'tensor'",
+        ),
+        (
+            lambda: s24.methods.STEP(switch=0.01).schedule(20),
+            ValueError,
+            "STEP: switch=0.01 leaves no dense or no sparse step in a run of 20 steps",
+        ),
+        (
+            lambda: s24.sparse_dot(jnp.ones((4, 12)), jnp.ones((12, 8)), s24.methods.SRSTE(n=1, m=8)),
+            ValueError,
+            "w of product fwd of shape .* size 12 along axis -2, which is not a multiple of 8",
+        ),
+    ],
+)
+def test_what_makes_no_sense(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_phases_of_step():
+    for method, early in ((s24.methods.STEP(), True), (s24.methods.STEP(switch=0.25), False)):
+        dense, sparse = method.schedule(100).phases
+        assert (dense.sparse, dense.until_settled, sparse.sparse) == (False, early, True)
+        assert dense.steps == (50 if early else 25)
+    schedule = s24.methods.STEP().schedule(100)
+    names = [schedule.phase_at(step, settled).name for step in (10, 60) for settled in (False, True)]
+    assert names == ["dense", "sparse", "sparse", "sparse"]
+    with pytest.raises(ValueError, match="the last Phase cannot end early"):
+        s24.Schedule((s24.Phase("dense", 3, sparse=False, until_settled=True),))
+
+
+def test_explain_says_what_has_no_format(capsys):
+    s24.explain(s24.methods.SRSTE(n=1, m=8))
+    s24.explain(s24.methods.SSTE(fp8="tensor"))
+    printed = capsys.readouterr().out
+    assert "top-1 of 8, which nothing packs, dense product" in printed and "simulated e4m3" in printed
+    assert "by measurement" not in printed
