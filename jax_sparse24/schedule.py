@@ -6,11 +6,12 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """`steps` optimiser steps, `sparse` or with every product dense. A phase is static: one compiled step per
-    phase."""
+    phase. adapters: whether the low-rank adapters of a method that has some take part."""
 
     name: str
     steps: int
     sparse: bool
+    adapters: bool = True
 
     def __post_init__(self):
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
