@@ -123,17 +123,27 @@ class Ablation:
     """what is not as in the paper, and why"""
     found: str = ""
     """written after the runs: what they show, and where the verdict may come from"""
+    start: str = ""
+    """the first arm, if the others start from its trained parameters of the same seed; it may have another
+    number of steps"""
     seeds: tuple[int, ...] = (0, 1, 2)
     curve: tuple[str, str] = ("monitor", "flip_rate")
     """rows and column of metrics.jsonl that show the mechanism"""
 
     def __post_init__(self):
         require(bool(self.arms), "The ablation has no arms: give at least one.")
-        first = next(iter(self.arms.values()))
+        leading = next(iter(self.arms))
+        require(
+            self.start in ("", leading) and not (self.start and len(self.arms) == 1),
+            f"The arms cannot start from {self.start!r}: it must be the first of several arms, {leading!r}.",
+        )
+        other = next(name for name in self.arms if name != self.start)
+        first = self.arms[other]
         for name, config in self.arms.items():
+            steps = name == self.start or config.train.steps == first.train.steps
             require(
-                config.data == first.data and config.train.steps == first.train.steps,
-                f"Arm {name!r} has other data or another number of steps than {next(iter(self.arms))!r}: "
+                config.data == first.data and steps,
+                f"Arm {name!r} has other data or another number of steps than {other!r}: "
                 "arms must see the same batches, or seeds could not be paired.",
             )
         folders = {folder_of(arm) for arm in self.arms}

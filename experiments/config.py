@@ -53,6 +53,10 @@ class Model:
     """recompute each block in the backward pass: less memory, more time"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of the products; parameters stay float32"""
+    rank: int = 0
+    """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
+    bottleneck: Literal["silu", "identity"] = "silu"
+    """with a rank: what is between the two factors"""
 
     def __post_init__(self):
         for name in ("layers", "d", "f", "heads"):
@@ -61,6 +65,10 @@ class Model:
             self.d % (2 * self.heads) == 0,
             f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
             "Choose d as a multiple of 2 * heads.",
+        )
+        require(
+            0 <= self.rank <= self.d,
+            f"model.rank is 0 (full) or at most model.d = {self.d}, got {self.rank}.",
         )
 
 
@@ -132,6 +140,9 @@ class Train:
     """steps between evaluations (one more at the end)"""
     eval_batches: int = 16
     """validation batches per evaluation"""
+    start_from: str = ""
+    """folder of a finished run, or one of its checkpoints (RUN/checkpoints/STEP), whose parameters training
+    starts from; they also teach a method that distils"""
     dense_first: float = 0.0
     """share of the steps, at the start, that are dense; the method's own phases share the rest"""
     monitor_every: int = 10
@@ -191,7 +202,8 @@ class Config:
         """The phases of the run: `train.dense_first`, then those of the method."""
         dense = round(self.train.dense_first * self.train.steps)
         own = self.method.schedule(self.train.steps - dense)
-        return s24.Schedule((s24.Phase("dense first", dense, sparse=False), *own.phases)) if dense else own
+        first = s24.Phase("dense first", dense, sparse=False, adapters=False) if dense else None
+        return s24.Schedule((first, *own.phases)) if first else own
 
 
 def load(spec: str) -> Config:

@@ -1,7 +1,8 @@
 """Validation loss with dense and with sparse weights: `python -m experiments.evaluate RUN`.
 
 Dense: every product dense. Sparse: the method's own products with masks computed freshly from the weights;
-for a run without sparsity, FST's transposable masks, cut once from its dense weights.
+for a run without sparsity, a mask cut once from its dense weights: FST's transposable one, or two of every
+four along `in` if that is its `train.monitor_mask`.
 """
 
 import argparse
@@ -30,7 +31,9 @@ class Evaluator:
         self.batches = [jax.device_put(batch, sharding) for batch in batches]
         cut_once = not config.method.ffn_plan().rows
         if cut_once:
-            cut = dataclasses.replace(config, method=s24.methods.FST(mvue=None))
+            top2 = config.train.monitor_mask == "top-2"
+            masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
+            cut = dataclasses.replace(config, method=masked)
             cut_graphdefs = graphdefs_of(cut)
             _, _, blank = nnx.split(
                 nnx.eval_shape(lambda: decoder.create(cut, VOCABULARY)), nnx.Param, s24.nn.SparseState

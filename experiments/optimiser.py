@@ -25,25 +25,32 @@ def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
     """`update` takes `masks=`: the layers' current masks, or {} in a dense phase; and `frozen=`, whether the
     phase is sparse, for STEP.
 
-    Masked decay on gradients acts after clipping, which would rescale it, and before Adam, whose moments must
-    see it (FST, arXiv 2404.01847, section 4).
+    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments
+    must see it (FST, arXiv 2404.01847, section 4); or where the method says: between the moments, on the
+    smoothed gradient (AST, arXiv 2407.20584), or after them, on the weights.
     """
     optim, method = config.optim, config.method
     rate = learning_rate(optim, config.train.steps)
-    clip, decay = optax.clip_by_global_norm(optim.clip), s24.optim.masked_decay(method.decay)
+    clip = optax.clip_by_global_norm(optim.clip)
     betas = {"b1": optim.b1, "b2": optim.b2}
     weight_decay = {"weight_decay": optim.weight_decay, "mask": decayed}
     if isinstance(method, s24.methods.STEP):
         when = {"settles": method.settles, "earliest": round(method.earliest * config.train.steps)}
         return optax.chain(clip, s24.optim.step_adamw(rate, **betas, **weight_decay, **when))
+    after = (optax.add_decayed_weights(**weight_decay), optax.scale_by_learning_rate(rate))
+    if method.decay_on == "momentum":
+        steps, pull = method.decay_steps, method.decay
+        pull = optax.linear_schedule(0.0, pull, steps) if steps else pull
+        return optax.chain(clip, s24.optim.adam_masked_decay(pull, **betas), *after)
+    decay, adam = s24.optim.masked_decay(method.decay), optax.scale_by_adam(**betas)
     if method.decay_on == "weights":
-        after = (optax.add_decayed_weights(**weight_decay), decay, optax.scale_by_learning_rate(rate))
-        return optax.chain(clip, optax.scale_by_adam(**betas), *after)
-    return optax.chain(clip, decay, optax.adamw(rate, **betas, **weight_decay))
+        return optax.chain(clip, adam, decay, *after)
+    return optax.chain(clip, decay, adam, *after)
 
 
 def decayed(params):
-    """Which parameters have weight decay: the matrices, not the norm scales."""
+    """Which parameters have weight decay: the matrices, not the norm scales; nor adapters, which may have to
+    wait for their phase."""
 
     def is_matrix(path, _):
         names = {str(getattr(key, "key", "")) for key in path}

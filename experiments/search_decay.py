@@ -21,6 +21,7 @@ from experiments.cli import command
 from experiments.config import Config, UserError, require
 from experiments.monitor import Monitor
 from experiments.report import markdown
+from experiments.start import initial_state
 from experiments.step import Program
 from jax_sparse24.methods import FST, Dense
 from jax_sparse24.methods.search_decay import CANDIDATES, FEASIBLE
@@ -32,13 +33,14 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
     watched: the method whose fresh masks are compared.
     """
     program, monitor = Program(config), Monitor(watched)
-    state, batches = program.initial_state(), datas.train_batches(corpus, config.data, config.seed)
+    state, batches = initial_state(program), datas.train_batches(corpus, config.data, config.seed)
     measured, rates, metrics = [], [], None
     for step in range(steps):
         look = (step + 1) % every == 0
         before = jax.block_until_ready(monitor.masks(state["params"])) if look else None
         tokens = program.batch(next(batches)["tokens"])
-        state, metrics = program.step(config.schedule.phase_at(step).sparse)(state, tokens)
+        phase = config.schedule.phase_at(step)
+        state, metrics = program.step(phase.sparse, phase.adapters)(state, tokens)
         if look:
             after = monitor.masks(state["params"])
             measured.append(step)

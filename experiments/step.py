@@ -1,7 +1,8 @@
 """The compiled training step: refresh masks, accumulate gradients, update.
 
-The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments). A
-phase of the method's schedule is static, so each has its own compiled step.
+The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments), and
+for a method that distils teacher (parameters, a second copy that stays). A phase of the method's schedule is
+static, so each has its own compiled step.
 
 Shapes: A micro-batches, B sequences per micro-batch, L tokens.
 """
@@ -24,17 +25,30 @@ from jax_sparse24.methods import Method
 
 def loss_of(model, tokens_BL):
     """Mean cross entropy in nats of each token given those before it."""
-    logits_BLV = model(tokens_BL[:, :-1])
+    return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
+
+
+def cross_entropy(logits_BLV, tokens_BL):
     return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:]).mean()
 
 
-def graphdefs_of(config: Config) -> dict:
+def distilled_loss(model, teacher, method: Method, tokens_BL):
+    """Cross entropy, and a share of `method.distill` of Kullback-Leibler divergence from the teacher, both
+    distributions at `method.temperature`, times its square (arXiv 2407.20584, section 3.3)."""
+    logits_BLV, share, t = model(tokens_BL[:, :-1]), method.distill, method.temperature
+    own, taught = (jax.nn.log_softmax(x / t) for x in (logits_BLV, teacher(tokens_BL[:, :-1])))
+    divergence = optax.losses.kl_divergence_with_log_targets(own, taught).mean()
+    return (1 - share) * cross_entropy(logits_BLV, tokens_BL) + share * t**2 * divergence
+
+
+def graphdefs_of(config: Config, adapting: bool = True) -> dict:
     """The model's structure with dense (False) and with sparse (True) products; computes nothing."""
     try:
         model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
     except (ValueError, TypeError) as error:
         raise UserError(f"This model cannot be built: {error}") from error
     graphdefs = {}
+    s24.nn.set_adapting(model, adapting)
     for sparse in (False, True):
         s24.nn.set_sparse(model, sparse)
         graphdefs[sparse] = nnx.graphdef(model)
@@ -62,12 +76,18 @@ class Program:
         )
         self.graphdefs = graphdefs_of(config)
 
+    @functools.cached_property
+    def without_adapters(self) -> dict:
+        """`graphdefs` in which the method's adapters, if it has some, take no part."""
+        return graphdefs_of(self.config, adapting=False)
+
     def _initial(self):
         _, params, sparse = nnx.split(decoder.create(self.config, VOCABULARY), nnx.Param, s24.nn.SparseState)
-        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
+        state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
+        return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.config.method.distill else {})
 
     def initial_state(self):
-        """The state before the first step, from the config's seed."""
+        """The state before the first step, from the config's seed alone (see experiments.start)."""
         return jax.jit(self._initial, out_shardings=self.replicated)()
 
     def abstract_state(self):
@@ -117,42 +137,54 @@ class Program:
         tokens_ABL = tokens.reshape(parts, tokens.shape[0] // parts, tokens.shape[1])
         return jax.make_array_from_process_local_data(self.split, tokens_ABL)
 
-    def is_compiled(self, sparse: bool) -> bool:
-        return sparse in self._compiled
+    def is_compiled(self, sparse: bool, adapters: bool = True) -> bool:
+        return self._mode(sparse, adapters) in self._compiled
 
-    def step(self, sparse: bool):
+    def _mode(self, sparse: bool, adapters: bool) -> tuple[bool, bool]:
+        return sparse, adapters or type(self.config.method).adapters is Method.adapters
+
+    def step(self, sparse: bool, adapters: bool = True):
         """The compiled `(state, tokens_ABL) -> (state, metrics)`; the state is donated.
 
         Metrics are the loss, the gradient's norm, and `predicted`: the change of the loss on these tokens
         that the update makes to first order, <gradient, update>.
         """
-        if sparse not in self._compiled:
+        mode = self._mode(sparse, adapters)
+        if mode not in self._compiled:
+            graphdefs = self.graphdefs if mode[1] else self.without_adapters
             data, parts = self.config.data, self.config.train.accumulate
             tokens = jax.ShapeDtypeStruct(
                 (parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split
             )
             run = jax.jit(
-                self._step(self.graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated
+                self._step(graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated
             )
             try:
                 lowered = run.lower(self.abstract_state(), tokens)
             except (ValueError, TypeError) as error:
                 raise UserError(f"This training step cannot be built: {error}") from error
-            self._compiled[sparse] = lowered.compile()
-        return self._compiled[sparse]
+            self._compiled[mode] = lowered.compile()
+        return self._compiled[mode]
+
+    def _objective(self, model, state, tokens_BL):
+        if "teacher" not in state:
+            return loss_of(model, tokens_BL)
+        teacher = nnx.merge(self.without_adapters[False], state["teacher"], state["sparse"])
+        return distilled_loss(model, teacher, self.config.method, tokens_BL)
 
     def _step(self, graphdef, sparse_phase: bool):
-        def loss_and_grad(params, sparse, tokens_BL, index):
+        def loss_and_grad(state, params, sparse, tokens_BL, index):
             noise = s24.nn.fold_key(sparse, index)
-            return jax.value_and_grad(lambda p: loss_of(nnx.merge(graphdef, p, noise), tokens_BL))(params)
+            objective = lambda p: self._objective(nnx.merge(graphdef, p, noise), state, tokens_BL)  # noqa: E731
+            return jax.value_and_grad(objective)(params)
 
-        def mean_over(params, sparse, tokens_ABL):
+        def mean_over(state, params, sparse, tokens_ABL):
             parts = tokens_ABL.shape[0]
             if parts == 1:
-                return loss_and_grad(params, sparse, tokens_ABL[0], 0)
+                return loss_and_grad(state, params, sparse, tokens_ABL[0], 0)
 
             def add(total, part):
-                return jax.tree.map(jnp.add, total, loss_and_grad(params, sparse, *part)), None
+                return jax.tree.map(jnp.add, total, loss_and_grad(state, params, sparse, *part)), None
 
             zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
             total, _ = jax.lax.scan(add, zero, (tokens_ABL, jnp.arange(parts)))
@@ -165,9 +197,9 @@ class Program:
                 s24.refresh(model, step=state["step"])
                 masks = s24.nn.masks(model)
             _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
-            loss, grads = mean_over(params, sparse, tokens_ABL)
+            loss, grads = mean_over(state, params, sparse, tokens_ABL)
             updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse_phase)
-            state = {
+            state = state | {
                 "step": state["step"] + 1,
                 "params": optax.apply_updates(params, updates),
                 "sparse": sparse,
@@ -198,6 +230,7 @@ class Program:
             if sparse_phase:
                 s24.refresh(model, step=state["step"])
             graphdef, variables = nnx.split(model)
-            return jax.lax.map(lambda part: loss_of(nnx.merge(graphdef, variables), part), tokens_ABL).mean()
+            one = lambda part: self._objective(nnx.merge(graphdef, variables), state, part)  # noqa: E731
+            return jax.lax.map(one, tokens_ABL).mean()
 
         return jax.jit(run, static_argnums=0)

@@ -16,6 +16,7 @@ from experiments.metrics import Clock, Progress, Writer, summary_writer
 from experiments.monitor import Monitor, Probe
 from experiments.optimiser import learning_rate
 from experiments.processes import first_process_first, wait_for_all
+from experiments.start import initial_state
 from experiments.step import Program
 
 
@@ -57,19 +58,22 @@ def train(
         corpus = data.open_corpus(config.data)
     batches = data.validation_batches(corpus, config.data, config.train.eval_batches)
     iterator = data.train_batches(corpus, config.data, config.seed)
+    state = None
     if not resume:
-        program.step(schedule.phase_at(0).sparse)
+        first = schedule.phase_at(0)
+        program.step(first.sparse, first.adapters)
+        state = initial_state(program)
         wait_for_all("checked")
         rundir.create(out, config)
     with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
-        start, state = 0, None
+        start = 0
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
             if start == config.train.steps:
                 return Result(out, start, True, {})
             state = checkpoints.restore(start, program.abstract_state(), iterator)
         rundir.truncate_metrics(out, start)
-        state = program.initial_state() if state is None else state
+        state = initial_state(program) if state is None else state
         with (
             Writer(out, config.train.tensorboard) as writer,
             Progress(label, start, config.train.steps, show) as progress,
@@ -164,16 +168,16 @@ class Loop:
     def _first_masks(self, state):
         if self.program.arranges:  # neurons change their places
             return None
-        # Of the initial weights, which the seed determines, so that they need no place in the checkpoint.
-        params = state["params"] if int(state["step"]) == 0 else self.program.initial_state()["params"]
+        # Of the initial weights, which the config determines, so that they need no place in the checkpoint.
+        params = state["params"] if int(state["step"]) == 0 else initial_state(self.program)["params"]
         return jax.block_until_ready(self.monitor.masks(params))
 
     def _compiled(self, phase):
-        if not self.program.is_compiled(phase.sparse):
+        if not self.program.is_compiled(phase.sparse, phase.adapters):
             self._flush()
             with self.clock.paused():
-                return self.program.step(phase.sparse)
-        return self.program.step(phase.sparse)
+                return self.program.step(phase.sparse, phase.adapters)
+        return self.program.step(phase.sparse, phase.adapters)
 
     def _flush(self):
         self._log(self.pending)

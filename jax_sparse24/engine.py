@@ -16,7 +16,7 @@ from jax_sparse24.ops._choose import choose, decide
 from jax_sparse24.ops.matmul import PACKED, contract, gather
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
-from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, Context, Plan
+from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, WEIGHT_GRADIENTS, Context, Plan
 
 
 class Cut(NamedTuple):
@@ -55,7 +55,14 @@ class Execution:
 
     def product(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32."""
-        return self.multiply(name, self.cut(name, operands, state, key, **context))
+        out = self.multiply(name, self.cut(name, operands, state, key, **context))
+        if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
+            mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
+            out = jnp.where(mask, out, jnp.zeros_like(out))
+        return out
+
+    def _by_operand(self, state) -> Mapping[str, Any]:
+        return state if self.products == "ffn" else {"w": state}
 
     def cut(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> Cut:
         """The operands of a product as its row makes them. `context`: see `Context`."""
@@ -70,7 +77,7 @@ class Execution:
             x = collect(x, x.shape[-1] // row.by.group, -1)
         if row.by.stochastic:
             key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
-        states = state if self.products == "ffn" else {"w": state}
+        states = self._by_operand(state)
         own = partial(Context, key=key, implementation=self.implementation)
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))

@@ -53,6 +53,36 @@ def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+def adam_masked_decay(
+    rate: float | optax.Schedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.scale_by_adam` with masked decay of the momentum-smoothed gradient (2407.20584, section 3.2; its
+    order of operations is that of the paper's code).
+
+    The first moment m holds the gradients alone. Of a parameter with a mask, `s = m + rate (1 - M) w` takes
+    the place of m in the update, and of the gradient in the second moment; others see plain Adam. rate: a
+    number, or a schedule of the count of earlier updates. `update` takes `masks=` like `masked_decay`, and
+    raises like it; a parameter whose mask is a scalar has none."""
+    adam = optax.scale_by_adam(b1, b2, eps)
+    whole = masked_decay(1.0)
+
+    def update(updates, state, params=None, *, masks=_MISSING, **_):
+        nothing = jax.tree.map(jnp.zeros_like, updates)
+        pruned, _ = whole.update(nothing, optax.EmptyState(), params, masks=masks)
+        pull = rate(state.count) if callable(rate) else rate
+        masked = jax.tree.map(jnp.ndim, masks) if masks else jax.tree.map(lambda _: 0, updates)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        top = jax.tree.map(lambda m, w: m + pull * w, mu, pruned)
+        seen = jax.tree.map(lambda has, s, g: s if has else g, masked, top, updates)
+        nu = jax.tree.map(lambda v, s: b2 * v + (1 - b2) * s * s, state.nu, seen)
+        count = optax.safe_increment(state.count)
+        first, second = (1 - jnp.float32(b) ** count for b in (b1, b2))
+        out = jax.tree.map(lambda s, v: (s / first / (jnp.sqrt(v / second) + eps)).astype(s.dtype), top, nu)
+        return out, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
 def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.State, moves):
     """The optimiser state after `s24.nn.arrange` has moved neurons: its entries follow them.
 

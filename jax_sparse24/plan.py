@@ -37,6 +37,9 @@ LINEAR_IN_FFN = {
     "w2": {"x": "y2", "w": "w2", "dy": "dy3", "fwd": "F2", "dgrad": "B1", "wgrad": "B2"},
 }
 
+# The products whose results are gradients of weights, and of which.
+WEIGHT_GRADIENTS = {"wgrad": "w", "B2": "w2", "B4": "w1"}
+
 ACTIVATIONS = {
     "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
     "relu": jax.nn.relu,
@@ -119,13 +122,18 @@ class Plan:
     """A table: product name -> Row. Products that are not named are dense.
 
     keep: the backward pass keeps the support of F2's sparse Y2: dY1 is zero elsewhere, and the packed Y2 is
-    saved in place of Y1."""
+    saved in place of Y1.
+    gradient_mask: the entry of a weight's state, bool (in, out), outside of which its gradient is zero: the
+    result of the product that makes it is masked, whatever its operands are; "" for none."""
 
     rows: tuple[tuple[str, Row], ...] = ()
     keep: bool = False
+    gradient_mask: str = ""
 
     @classmethod
-    def of(cls, products: Mapping[str, tuple], *, keep: bool = False, **rows: Row) -> "Plan":
+    def of(
+        cls, products: Mapping[str, tuple], *, keep: bool = False, gradient_mask: str = "", **rows: Row
+    ) -> "Plan":
         """Checks every row against the products of the engine; raises ValueError for an impossible one."""
         for name, row in rows.items():
             if name not in products:
@@ -150,10 +158,18 @@ class Plan:
                 )
         if keep and ("F2" not in rows or rows["F2"].operand != "y2"):
             raise ValueError("plan: keep=True keeps the support of a sparse y2 in F2; add that row.")
-        return cls(tuple(rows.items()), keep)
+        return cls(tuple(rows.items()), keep, gradient_mask)
 
     def row(self, product: str) -> Row | None:
         return dict(self.rows).get(product)
+
+    def describe(self, product: str) -> str:
+        """How a product is sparse, in words; "" if it is not."""
+        row = self.row(product)
+        parts = [str(row)] if row else []
+        if self.gradient_mask and product in WEIGHT_GRADIENTS:
+            parts.append("masked result")
+        return "; ".join(parts)
 
     @property
     def stochastic(self) -> bool:
@@ -166,4 +182,4 @@ def ffn_plan(linear: Plan) -> Plan:
     for names in LINEAR_IN_FFN.values():
         for product, row in linear.rows:
             rows[names[product]] = dataclasses.replace(row, operand=names[row.operand])
-    return Plan.of(FFN, **rows)
+    return Plan.of(FFN, gradient_mask=linear.gradient_mask, **rows)

@@ -78,13 +78,14 @@ def _method_table(method: Method, dtype, implementation) -> str:
             row = plan.row(product)
             place = inside.get(product, product)
             if row is None:
-                rows.append((product, place, _SYMBOLS[product], "none", "", "", "XLA dense product"))
+                by = plan.describe(product)
+                rows.append((product, place, _SYMBOLS[product], "none", by, "", "XLA dense product"))
                 continue
             axis = dict(products[product])[row.operand]
             dense_values = isinstance(row.by, DenseValues)
             along = _AXES[row.operand][row.by.axis if dense_values else axis]
             runs = "XLA dense product" if dense_values else runs_sparse
-            rows.append((product, place, _SYMBOLS[product], row.operand, str(row), along, runs))
+            rows.append((product, place, _SYMBOLS[product], row.operand, plan.describe(product), along, runs))
     return _aligned(rows)
 
 
@@ -106,7 +107,7 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         row = method.ffn_plan().row(product)
         place = product_of(product, row.operand if row else operand, *shape)
         size = " x ".join(map(str, place.shape))
-        cells = (product, size, row.operand, str(row)) if row else (product, size, "none", "")
+        cells = (product, size, row.operand if row else "none", method.ffn_plan().describe(product))
         if row is None or isinstance(row.by, DenseValues):
             rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
         elif implementation is not None:

@@ -9,12 +9,14 @@ class Phase:
     phase.
 
     until_settled: it ends earlier, once `s24.optim.settled(opt_state)`, which the training loop asks on the
-    host before every step of it."""
+    host before every step of it. adapters: whether the low-rank adapters of a method that has some take
+    part."""
 
     name: str
     steps: int
     sparse: bool
     until_settled: bool = False
+    adapters: bool = True
 
     def __post_init__(self):
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:

@@ -31,6 +31,8 @@ class Job:
     seed: int
     config: Config
     out: Path
+    needs: "Job | None" = None
+    """the run that this one starts from"""
 
     @property
     def label(self) -> str:
@@ -69,10 +71,16 @@ class Job:
 
 def jobs_of(ablation, seeds, out: Path) -> list[Job]:
     """Every run of an ablation, below `out`."""
-    return [
-        Job(arm, seed, config, out / folder_of(arm) / f"seed{seed}")
-        for arm, seed, config in ablation.runs(seeds)
-    ]
+    jobs, starts = [], {}
+    for arm, seed, config in ablation.runs(seeds):
+        job = Job(arm, seed, config, out / folder_of(arm) / f"seed{seed}", starts.get(seed))
+        if arm == ablation.start:
+            starts[seed] = job
+        elif job.needs:
+            train = dataclasses.replace(config.train, start_from=str(job.needs.out))
+            job = dataclasses.replace(job, config=dataclasses.replace(config, train=train))
+        jobs.append(job)
+    return jobs
 
 
 def check_folder(jobs, out: Path, resume: bool):
@@ -226,8 +234,12 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
-            while waiting and free:
-                job, environment = waiting.pop(0), free.pop(0)
+            ready = [job for job in waiting if job.needs is None or job.needs.done]
+            if not running and not ready:  # what they start from has failed
+                return failed + [job.label for job in waiting]
+            while ready and free:
+                job, environment = ready.pop(0), free.pop(0)
+                waiting.remove(job)
                 job.out.parent.mkdir(parents=True, exist_ok=True)
                 with job.out.with_suffix(".log").open("a") as log:
                     child = subprocess.Popen(

@@ -4,6 +4,8 @@ Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H 
 V vocabulary.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -26,12 +28,32 @@ def rotate(x_BLHh, first=0):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
 
 
+def _factors(model: Model) -> dict:
+    return {"rank": model.rank, "activation": model.bottleneck, "dtype": jnp.dtype(model.dtype)}
+
+
+class LowRankQKV(nnx.Module):
+    """Queries, keys and values by a low-rank layer each."""
+
+    def __init__(self, model: Model, *, rngs):
+        self.parts = nnx.List(
+            s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs) for _ in range(3)
+        )
+
+    def __call__(self, x_BLd):
+        return jnp.concatenate([part(x_BLd) for part in self.parts], axis=-1)
+
+
 class Attention(nnx.Module):
     """Causal self-attention with rotary positions; its products stay dense."""
 
     def __init__(self, model: Model, *, rngs):
         dtype = jnp.dtype(model.dtype)
         self.heads = model.heads
+        if model.rank:
+            self.qkv = LowRankQKV(model, rngs=rngs)
+            self.out = s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs)
+            return
         self.qkv = nnx.Linear(model.d, 3 * model.d, use_bias=False, dtype=dtype, rngs=rngs)
         self.out = nnx.Linear(model.d, model.d, use_bias=False, dtype=dtype, rngs=rngs)
 
@@ -63,8 +85,12 @@ class Block(nnx.Module):
 
     def __init__(self, model: Model, method, *, rngs):
         dtype = jnp.dtype(model.dtype)
-        feed_forward = s24.nn.GatedFFN if model.ffn == "swiglu" else s24.nn.FFN
-        activation = "silu" if model.ffn == "swiglu" else "squared_relu"
+        gated = model.ffn == "swiglu"
+        feed_forward = s24.nn.GatedFFN if gated else s24.nn.FFN
+        if model.rank:
+            low_rank = {"rank": model.rank, "bottleneck": model.bottleneck, "gated": gated}
+            feed_forward = partial(s24.nn.LowRankFFN, **low_rank)
+        activation = "silu" if gated else "squared_relu"
         self.norm1 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
         self.attention = Attention(model, rngs=rngs)
         self.norm2 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)

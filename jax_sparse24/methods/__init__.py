@@ -1,10 +1,12 @@
 """One file per paper: its table, its state, its hooks."""
 
 from jax_sparse24.methods.activation24 import Activation24 as Activation24
+from jax_sparse24.methods.ast import AST as AST
 from jax_sparse24.methods.base import Method as Method
 from jax_sparse24.methods.bimask import BiMask as BiMask
 from jax_sparse24.methods.dense import Dense as Dense
 from jax_sparse24.methods.fst import FST as FST
+from jax_sparse24.methods.slope import SLoPe as SLoPe
 from jax_sparse24.methods.srste import SRSTE as SRSTE
 from jax_sparse24.methods.sste import SSTE as SSTE
 from jax_sparse24.methods.ste import STE as STE

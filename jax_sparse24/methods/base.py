@@ -1,7 +1,7 @@
 """What a method is: a plan, its state and its hooks."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 
@@ -17,15 +17,23 @@ class Method:
     its state (`init`, `refresh`, `refresh_every`) and its hooks (`decay`, `schedule`). State is a dict of
     arrays per weight matrix.
 
-    decay: rate of masked decay; 0 for none. decay_on: "gradients" or "weights", see `s24.optim.masked_decay`.
+    decay: rate of masked decay; 0 for none. decay_on: what it is added to: the gradients, seen by both Adam
+    moments; the "momentum", the smoothed gradient, where it rises from 0 within `decay_steps` optimiser
+    steps; or the "weights", after Adam and times the learning rate.
     refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh.
     arrange_every: optimiser steps of a sparse phase between rearrangements of neurons; 0 for only once.
+    distill: share of the loss that compares with a dense teacher; temperature: of both distributions there.
+    when: for whom the method is, in a sentence.
     """
 
     decay: ClassVar[float] = 0.0
-    decay_on: ClassVar[str] = "gradients"
+    decay_on: ClassVar[Literal["gradients", "momentum", "weights"]] = "gradients"
+    decay_steps: ClassVar[int] = 0
     refresh_every: ClassVar[int] = 0
     arrange_every: ClassVar[int] = 0
+    distill: ClassVar[float] = 0.0
+    temperature: ClassVar[float] = 1.0
+    when: ClassVar[str] = ""
 
     def linear_plan(self) -> Plan:
         """Rows for the products fwd, dgrad, wgrad of `Y = X W`."""
@@ -42,6 +50,14 @@ class Method:
     def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """State recomputed from the current weight."""
         return state
+
+    def adapters(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
+        """Initial low-rank adapters of a weight (..., in, out), trained besides it; {} for none."""
+        return {}
+
+    def adapt(self, x: jax.Array, adapters: dict[str, jax.Array]) -> jax.Array:
+        """What adapters add to the product of `x` (..., in) with their weight: (..., out), linear in x."""
+        raise NotImplementedError(f"{type(self).__name__} has no adapters.")
 
     def fresh_mask(self, w: jax.Array) -> jax.Array | None:
         """The mask the method would choose for `w` now (for monitors), or None if it masks no weight."""

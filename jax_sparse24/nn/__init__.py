@@ -1,10 +1,15 @@
 """Flax NNX layers: dense parameters, sparse products."""
 
+from jax_sparse24.nn.adapters import merge_adapters as merge_adapters
+from jax_sparse24.nn.adapters import reset as reset
+from jax_sparse24.nn.adapters import set_adapting as set_adapting
 from jax_sparse24.nn.arrange import arrange as arrange
 from jax_sparse24.nn.ffn import FFN as FFN
 from jax_sparse24.nn.ffn import GatedFFN as GatedFFN
 from jax_sparse24.nn.linear import Linear as Linear
 from jax_sparse24.nn.linear import SparseState as SparseState
+from jax_sparse24.nn.low_rank import LowRank as LowRank
+from jax_sparse24.nn.low_rank import LowRankFFN as LowRankFFN
 from jax_sparse24.nn.moe import MoE as MoE
 from jax_sparse24.nn.state import fold_key as fold_key
 from jax_sparse24.nn.state import masks as masks

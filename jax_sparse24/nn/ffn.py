@@ -12,7 +12,7 @@ from jax_sparse24.nn.linear import Linear
 from jax_sparse24.plan import ACTIVATIONS
 
 
-def _check_activation(layer: str, activation: str) -> None:
+def check_activation(layer: str, activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"{layer}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
@@ -37,7 +37,7 @@ class FFN(nnx.Module):
         rngs: nnx.Rngs,
         **linear,
     ):
-        _check_activation("FFN", activation)
+        check_activation("FFN", activation)
         self.activation = activation
         self.up = Linear(d, f, method=method, use_bias=use_bias, role="w1", rngs=rngs, **linear)
         self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
@@ -46,7 +46,7 @@ class FFN(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
-        if not (up.active and down.active):
+        if not (up.active and down.active) or up.adapted or down.adapted:
             return down(ACTIVATIONS[self.activation](up(x)))
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
@@ -56,8 +56,8 @@ class FFN(nnx.Module):
         return y if b2 is None else y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
-        """How sparse the activations of `x` are, and what the method's cuts take away, in dense mode too; see
-        `s24.activation_stats`."""
+        """How sparse the activations of `x` are, and what the method's cuts take away, in dense mode too, and
+        without adapters; see `s24.activation_stats`."""
         up = self.up
         x, w1, b1, *_ = self._promoted(x)
         return activation_stats(
@@ -92,7 +92,7 @@ class GatedFFN(nnx.Module):
         rngs: nnx.Rngs,
         **linear,
     ):
-        _check_activation("GatedFFN", activation)
+        check_activation("GatedFFN", activation)
         self.activation = activation
         self.gate = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
         self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)

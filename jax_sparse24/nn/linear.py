@@ -25,6 +25,7 @@ class Linear(nnx.Module):
     Parameters have the names, shapes and dtypes of `nnx.Linear`: kernel (in_features, out_features), bias
     (out_features,). Everything else is `SparseState`: `state` (what `method.init` returned), `key` (uint32
     (2,), if the method draws noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
+    A method with low-rank adapters adds them as parameters in `adapters`.
     A call is pure. Noise depends on (key, step, product); two calls of one layer in one step draw the same
     noise unless `s24.nn.fold_key` separates them. role: the weight's name in the method's plan, if the layer
     is part of a block ("w1", "w2"). Raises like `sparse_dot`; features must be multiples of 4
@@ -69,11 +70,23 @@ class Linear(nnx.Module):
         if self.method.stochastic:
             self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))
         self.step = SparseState(jnp.zeros((), jnp.int32))
+        adapters = self.method.adapters(self.kernel[...], role)
+        self.adapters = nnx.Dict({name: nnx.Param(value) for name, value in adapters.items()})
+        self.adapting = True
 
     @property
     def active(self) -> bool:
         """Whether products run as the method says (see `s24.nn.set_sparse`)."""
         return self.sparse and bool(self.method.ffn_plan().rows)
+
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters take part (see `s24.nn.set_adapting`)."""
+        return self.adapting and bool(self.adapters)
+
+    def adapt(self, x: jax.Array) -> jax.Array:
+        """What the adapters add to the output, (..., out_features)."""
+        return self.method.adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
 
     def noise_key(self) -> jax.Array | None:
         """The key of this step's draws, or None if the method draws none."""
@@ -100,7 +113,16 @@ class Linear(nnx.Module):
             )
         else:
             y = x @ kernel
+        if self.adapted:
+            y += self.adapt(x)
         return y if bias is None else y + bias
+
+    def reset(self) -> None:
+        """See `s24.nn.reset`."""
+        for name, value in self.method.init(self.kernel[...], self.role).items():
+            self.state[name][...] = value
+        for name, value in self.method.adapters(self.kernel[...], self.role).items():
+            self.adapters[name][...] = value
 
     def refresh(self, step=None) -> None:
         """See `s24.refresh`; leading axes of stacked layers are allowed."""

@@ -1,0 +1,64 @@
+"""Where a run starts: at fresh parameters, or at those of another run (`train.start_from`)."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config, require
+from experiments.evaluate import load_state
+from experiments.step import Program
+
+
+def initial_state(program: Program):
+    """The state before the first step. From another run come the parameters; masks and adapters are made for
+    them, and moments start at zero. Raises UserError if there is no such run or its parameters do not fit."""
+    state, source = program.initial_state(), program.config.train.start_from
+    if not source:
+        method = program.config.method
+        require(
+            not method.distill,
+            f"{type(method).__name__} with distill={method.distill} learns from a trained dense model: name "
+            "its run with --train.start-from RUN, or set --method.distill 0.",
+        )
+        return state
+    model = nnx.merge(program.graphdefs[True], _fitted(source, program, state["params"]), state["sparse"])
+    teacher = {"teacher": jax.tree.map(jnp.copy, nnx.state(model, nnx.Param))} if "teacher" in state else {}
+    s24.nn.reset(model)
+    _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
+    state = state | {"params": params, "sparse": sparse} | teacher
+    return jax.device_put(state, program.replicated)
+
+
+def _fitted(source: str, program: Program, params):
+    """`params` with the values of the run; adapters, which the run lacks, as they are."""
+    config, found = _parameters(Path(source))
+    found = dict(nnx.to_flat_state(found))
+    wanted = nnx.to_flat_state(params)
+    own = {path for path, _ in wanted if "adapters" in path and path not in found}
+    theirs = {path: found[path].shape for path in sorted(found, key=str)}
+    ours = {path: value.shape for path, value in wanted if path not in own}
+    for path in [*ours, *theirs]:
+        sides = [str(side.get(path, "absent")) for side in (theirs, ours)]
+        require(
+            sides[0] == sides[1],
+            f"train.start_from: the parameter {'.'.join(map(str, path))} is {sides[0]} in {source} and "
+            f"{sides[1]} in this model. Give this run the same model fields: {config.model}.",
+        )
+    return nnx.from_flat_state(
+        [(path, value.replace(found[path][...]) if path in ours else value) for path, value in wanted]
+    )
+
+
+def _parameters(source: Path) -> tuple[Config, nnx.State]:
+    named = source.parent.name == "checkpoints" and source.name.isdigit()
+    run, step = (source.parents[1], int(source.name)) if named else (source, None)
+    config, _, newest, state = load_state(run, step)
+    require(
+        named or newest == config.train.steps,
+        f"train.start_from: the run {run} has not finished, its newest checkpoint is of step {newest} of "
+        f"{config.train.steps}. Finish it, or name a checkpoint: {run}/checkpoints/{newest}.",
+    )
+    return config, state["params"]

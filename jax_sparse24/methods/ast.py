@@ -1,0 +1,80 @@
+"""AST: retraining a trained dense model to 2:4 weights (2407.20584)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jax_sparse24 import patterns
+from jax_sparse24.methods.base import Method, check_field, check_positive, check_share, check_steps
+from jax_sparse24.methods.sparsifiers import DenseValues, Masked
+from jax_sparse24.ops.mask import mask24
+from jax_sparse24.plan import LINEAR, Plan, Row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AST(Method):
+    """2:4 weights along `in` by masks of the current weights; the dense master weight gets the gradient of
+    the pruned one. Start it from trained parameters.
+
+    decay: rate of masked decay, which rises linearly from 0 within `decay_steps` optimiser steps and is added
+    to the momentum-smoothed gradient (`s24.optim.adam_masked_decay`), so that the first moment holds the
+    loss alone. refresh_every: optimiser steps between masks (10 in the paper's code). distill: share of the
+    loss that is the Kullback-Leibler divergence from the dense model that training started from, the rest is
+    cross entropy (the paper: 0.67); both distributions at `temperature`, the divergence times its square.
+    slorb: width k of the blocks of inputs whose sums feed the adapters SLoRB, `y += (block sums of x) S`, S
+    (in / k, out) starting from the mean pruned weight of every block (the paper: 16); 0 for none.
+    train_projection: also train the projection (in, in / k) that sums."""
+
+    when = "A trained dense model is to become a 2:4 one for inference, with a tenth of the training."
+    decay_on: ClassVar = "momentum"
+
+    decay: float = 1e-4
+    decay_steps: int = 10_000
+    refresh_every: int = 10
+    distill: float = 0.67
+    temperature: float = 2.0
+    slorb: int = 0
+    train_projection: bool = False
+
+    def __post_init__(self):
+        check_positive(self, "decay")
+        check_steps(self, "decay_steps", least=0)
+        check_steps(self, "refresh_every")
+        check_share(self, "distill")
+        check_field(self, "temperature", self.temperature > 0, "must be positive")
+        whole = isinstance(self.slorb, int) and not isinstance(self.slorb, bool)
+        check_field(self, "slorb", whole and self.slorb >= 0, "must be a number of inputs, or 0 for none")
+        possible = bool(self.slorb) or not self.train_projection
+        check_field(self, "train_projection", possible, "needs slorb > 0")
+
+    def linear_plan(self):
+        masked = Masked("mask", "2:4 mask")
+        return Plan.of(LINEAR, fwd=Row("w", masked), dgrad=Row("w", DenseValues(masked, axis=-2)))
+
+    def init(self, w, role="w"):
+        return {"mask": mask24(w, -2)}
+
+    def refresh(self, state, w, role="w"):
+        return self.init(w)
+
+    def fresh_mask(self, w):
+        return mask24(w, -2)
+
+    def adapters(self, w, role="w"):
+        if not self.slorb:
+            return {}
+        patterns.check_divides("AST", w.shape, -2, self.slorb, what="kernel for slorb")
+        pruned = jnp.where(mask24(w, -2), jnp.zeros_like(w), w)
+        *stack, wide, out = w.shape
+        blocks = wide // self.slorb
+        sums = pruned.reshape(*stack, blocks, self.slorb, out).mean(-2)
+        if not self.train_projection:
+            return {"sums": sums}
+        projection = jnp.repeat(jnp.eye(blocks, dtype=w.dtype), self.slorb, axis=0)
+        return {"sums": sums, "projection": jnp.broadcast_to(projection, (*stack, wide, blocks))}
+
+    def adapt(self, x, adapters):
+        if self.train_projection:
+            return (x @ adapters["projection"]) @ adapters["sums"]
+        return x.reshape(*x.shape[:-1], -1, self.slorb).sum(-1) @ adapters["sums"]

@@ -1,0 +1,43 @@
+"""Low-rank adapters besides sparse weights: when they take part, and how they become one dense weight."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse24.nn.state import sparse_layers
+from jax_sparse24.plan import Context
+
+
+def set_adapting(model: nnx.Module, adapting: bool) -> None:
+    """Whether the adapters of every sparse layer take part, in place; without them they get no gradient.
+
+    Static like `s24.nn.set_sparse`. Layers begin with them: adapters that were never trained may add nothing
+    (`SLoPe`)."""
+    for _, layer in sparse_layers(model):
+        layer.adapting = bool(adapting)
+
+
+def reset(model: nnx.Module) -> None:
+    """Gives every sparse layer the state and the adapters that a new layer with its kernel has, in place.
+
+    For kernels that were set after the model was made, such as those of a trained model. Noise keys and steps
+    stay."""
+    for _, layer in sparse_layers(model):
+        layer.reset()
+
+
+def merge_adapters(model: nnx.Module) -> None:
+    """Makes every kernel what its layer multiplies by, sparse weight and adapters, and the layer dense, in
+    place: outputs do not change but for rounding, and the parameters are those of an ordinary linear layer.
+
+    The forward weight is that of the state as it is; refresh first what is out of date. Adapters that are
+    set aside (`set_adapting`) are left out. Methods that make no weight sparse keep their kernels."""
+    for _, layer in sparse_layers(model):
+        kernel = layer.kernel[...]
+        row = layer.method.linear_plan().row("fwd")
+        if row is not None and row.operand == "w" and layer.active:
+            context = Context(layer.method_state(), None, "reference", packed=False)
+            kernel = row.by(kernel, -2, context)
+        if layer.adapted:
+            kernel = kernel + layer.adapt(jnp.eye(layer.in_features, dtype=kernel.dtype))
+        layer.kernel[...] = kernel
+        layer.sparse, layer.adapters = False, nnx.Dict()

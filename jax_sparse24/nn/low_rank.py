@@ -1,0 +1,81 @@
+"""Low-rank layers, the dense baseline of another kind (CoLA, 2502.10940)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_sparse24.nn.ffn import check_activation
+from jax_sparse24.nn.linear import Linear
+from jax_sparse24.plan import ACTIVATIONS
+
+Bottleneck = Literal["silu", "identity"]
+
+
+class LowRank(nnx.Module):
+    """`expand(act(reduce(x)))` in place of a linear layer: `reduce` (in_features, rank), `expand` (rank,
+    out_features), each a `s24.nn.Linear` without bias, so a method makes their products sparse.
+
+    activation: "silu" (the paper's) or "identity", which is a plain factorisation. Entries of both kernels
+    start normal with variance (rank * (in + out))^(-1/2) (section 3, code). Raises ValueError for a rank
+    below 1 or an unknown activation, and like `Linear`."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int,
+        activation: Bottleneck = "silu",
+        rngs: nnx.Rngs,
+        **linear,
+    ):
+        if rank < 1:
+            raise ValueError(f"LowRank: rank={rank!r} must be at least 1.")
+        if activation not in ("silu", "identity"):
+            raise ValueError(f"LowRank: activation {activation!r} is unknown; use 'silu' or 'identity'.")
+        self.activation = activation
+        linear["kernel_init"] = nnx.initializers.normal((rank * (in_features + out_features)) ** -0.25)
+        self.reduce = Linear(in_features, rank, use_bias=False, rngs=rngs, **linear)
+        self.expand = Linear(rank, out_features, use_bias=False, rngs=rngs, **linear)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        z = self.reduce(x)
+        return self.expand(jax.nn.silu(z) if self.activation == "silu" else z)
+
+
+class LowRankFFN(nnx.Module):
+    """A feed-forward block of `LowRank` layers: `down(act(up(x)))`, or `down(act(gate(x)) * up(x))` if gated.
+
+    d, f: model and FFN width. rank, bottleneck: rank and activation of each layer. activation: of the block,
+    as in `FFN`; the paper keeps it. Raises like `LowRank`."""
+
+    def __init__(
+        self,
+        d: int,
+        f: int,
+        *,
+        rank: int,
+        bottleneck: Bottleneck = "silu",
+        activation: str = "silu",
+        gated: bool = True,
+        rngs: nnx.Rngs,
+        **linear,
+    ):
+        check_activation("LowRankFFN", activation)
+        self.activation = activation
+        linear |= {"rank": rank, "activation": bottleneck, "rngs": rngs}
+        self.gate = LowRank(d, f, **linear) if gated else None
+        self.up, self.down = LowRank(d, f, **linear), LowRank(f, d, **linear)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(self._hidden(x))
+
+    def _hidden(self, x):
+        act = ACTIVATIONS[self.activation]
+        return act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+
+    def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
+        """ "density": share of non-zeros of what `down` is given, a float32 scalar."""
+        return {"density": jnp.mean(self._hidden(x) != 0, dtype=jnp.float32)}
