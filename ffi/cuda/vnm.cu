@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
       }
       Pair<Bits> pair;
       tile.nibbles[r][g] =
-          uint8_t(encode<kTwoOfFour<op>, T>(Group<T>::of(x), allowed, tile.nibbles[r][g], Key{0, 0}, 0, pair));
+          uint8_t(encode<kTwoOfFour<op>, T>(Group<T>::of(x), allowed, tile.nibbles[r][g], Draw<0>(), pair));
       tile.pairs[r][g] = pair;
     });
   }

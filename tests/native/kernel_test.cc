@@ -1,14 +1,16 @@
 // The kernels of ffi/cuda, thread by thread on a CPU, against the definitions of ffi/core and float64 products.
 // Prints one line per check: its name, and how many cases were wrong.
+#include <algorithm>
 #include <random>
 #include <string>
+#include <vector>
 
-#include "emulated/instructions.h"
-
-#include "../../ffi/cuda/matmul.cu"
-#include "../../ffi/cuda/matmul_f32.cu"
-#include "../../ffi/cuda/vnm.cu"
-#include "../../ffi/cuda/vnm_matmul.cu"
+#include "../../ffi/core/metadata.h"
+#include "../../ffi/core/mvue.h"
+#include "../../ffi/core/soft.h"
+#include "../../ffi/core/squared_relu.h"
+#include "../../ffi/core/vnm.h"
+#include "../../ffi/cuda/launch.h"
 
 using namespace s24;
 
@@ -194,7 +196,110 @@ static void product_case(const std::string& name, Dtype dtype, int64_t rows, int
   report(name, wrong);
 }
 
+static const uint32_t kKey[2] = {0x12345678u, 0x9abcdef0u};
+
+// The estimate of a group, or the group.
+template <class T>
+static void estimate(bool draws, bool exact, int64_t number, const typename T::Bits x[4], typename T::Bits y[4]) {
+  const uint32_t words[2] = {group_word(kKey[0], kKey[1], uint64_t(number), 0), group_word(kKey[0], kKey[1], uint64_t(number), 1)};
+  if (!draws)
+    std::copy(x, x + 4, y);
+  else if (exact)
+    mvue24<T, true>(x, words[0], 0, y);
+  else
+    mvue24<T, false>(x, words[0], words[1], y);
+}
+
+// f(group's number, place of its first element, its packed row, its index there)
+template <class F>
+static void for_groups(const Groups& g, F f) {
+  for (int64_t n = 0; n < g.count(); ++n) {
+    const int64_t i = n % g.inner, q = n / g.inner % (g.len / 4), o = n / g.inner / (g.len / 4);
+    f(n, (o * g.len + 4 * q) * g.inner + i, o * g.inner + i, q);
+  }
+}
+
+template <class T>
+static void pack_case(const std::string& name, Dtype dtype, Groups g) {
+  using Bits = typename T::Bits;
+  const int64_t total = g.count() * 4, bytes = ceil_div(g.len, 8), rows = g.outer * g.inner;
+  alignas(64) static Bits x[1 << 15], values[1 << 14], dense[1 << 15];
+  alignas(64) static uint8_t metadata[1 << 13], mask[1 << 15];
+  long wrong[3] = {};
+  for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential}) {
+    for (int64_t i = 0; i < total; ++i) x[i] = draw<Bits>(), mask[i] = random_bits() % 2;
+    std::vector<Bits> want_values(size_t(total / 2)), want_dense(size_t(total), Bits(0));
+    std::vector<uint8_t> want_metadata(size_t(rows * bytes), uint8_t(kEmptyNibble << 4));
+    for_groups(g, [&](int64_t n, int64_t at, int64_t row, int64_t q) {
+      Bits y[4], given[4], allowed[4], keep[4], pair[2];
+      for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner], allowed[j] = mask[at + j * g.inner];
+      estimate<T>(op == PackOp::kMvueExact || op == PackOp::kMvueSequential, op == PackOp::kMvueExact, n, given, y);
+      if (op == PackOp::kSquaredRelu)
+        for (Bits& b : y) b = squared_relu<T>(b);
+      op == PackOp::kMasked ? keep24_masked<T>(y, allowed, keep) : keep24<T>(y, keep);
+      take_kept<Bits>(y, keep, pair);
+      std::copy(pair, pair + 2, &want_values[size_t(row * (g.len / 2) + 2 * q)]);
+      uint8_t& byte = want_metadata[size_t(row * bytes + q / 2)];
+      const uint8_t nibble = uint8_t(nibble_of<Bits>(keep) & 15);
+      byte = q % 2 ? uint8_t((byte & 15) | nibble << 4) : uint8_t((byte & 0xf0) | nibble);
+      for (int j = 0; j < 4; ++j) want_dense[size_t(at + j * g.inner)] = y[j] & keep[j];
+    });
+    PackArgs a = {op, dtype, x, mask, values, metadata, g, Key{0, 0}};
+    cuda::launch_pack(a, kKey, nullptr);
+    wrong[0] += !std::equal(want_values.begin(), want_values.end(), values);
+    wrong[0] += !std::equal(want_metadata.begin(), want_metadata.end(), metadata);
+    a.op = PackOp::kUnpack, a.dense = dense;
+    cuda::launch_pack(a, nullptr, nullptr);
+    wrong[1] += !std::equal(want_dense.begin(), want_dense.end(), dense);
+    a.op = PackOp::kGather;
+    std::fill(values, values + total / 2, Bits(0));
+    cuda::launch_pack(a, nullptr, nullptr);
+    wrong[2] += !std::equal(want_values.begin(), want_values.end(), values);
+  }
+  report(name + " packs 2:4", wrong[0]);
+  report(name + " unpacks 2:4", wrong[1]);
+  report(name + " gathers 2:4", wrong[2]);
+}
+
+template <class T>
+static void map_case(const std::string& name, Dtype dtype, Groups g) {
+  using Bits = typename T::Bits;
+  alignas(64) static Bits x[1 << 13], y[1 << 13];
+  long wrong = 0;
+  for (const MapOp op : {MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential, MapOp::kMask}) {
+    for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
+    cuda::launch_map({op, dtype, x, y, g, Key{0, 0}}, kKey, nullptr);
+    for_groups(g, [&](int64_t n, int64_t at, int64_t, int64_t) {
+      Bits given[4], want[4], keep[4];
+      for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner];
+      keep24<T>(given, keep);
+      if (op == MapOp::kPrune)
+        prune24<T>(given, want);
+      else if (op == MapOp::kSoft)
+        soft24<T>(given, want);
+      else
+        estimate<T>(op != MapOp::kMask, op == MapOp::kMvueExact, n, given, want);
+      for (int j = 0; j < 4; ++j) {
+        const int64_t i = at + j * g.inner;
+        wrong += op == MapOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
+      }
+    });
+  }
+  report(name + " maps", wrong);
+}
+
 int main() {
+  const Groups shapes[] = {{1, 8 * 301, 1}, {3, 20, 1}, {2, 128, 72}, {2, 12, 5}};
+  for (const Groups& g : shapes) {
+    const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
+    pack_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
+    pack_case<F32>("float32 " + shape, Dtype::kF32, g);
+  }
+  for (const Groups& g : {Groups{5, 16, 1}, Groups{1, 20, 1}, Groups{2, 8, 24}, Groups{2, 8, 3}}) {
+    const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
+    map_case<F16>("float16 " + shape, Dtype::kF16, g);
+    map_case<F32>("float32 " + shape, Dtype::kF32, g);
+  }
   vnm_case<BF16>("bfloat16 16:2:4 along rows", Dtype::kBF16, false, true, 48, 72, 16, 4);
   vnm_case<BF16>("bfloat16 128:2:8 along rows", Dtype::kBF16, false, true, 128, 160, 128, 8);
   vnm_case<BF16>("bfloat16 32:2:7 along columns", Dtype::kBF16, false, false, 160, 35, 32, 7);
