@@ -16,11 +16,12 @@ HANDLERS = [
     "producer_handlers",
     "pack_handlers",
     "matmul_handlers",
+    "vnm_handlers",
     "cusparselt",
     "cusparselt_handlers",
 ]
-PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns"]  # every rounding as written
-PRODUCTS = ["matmul", "matmul_f32", "metadata"]
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "vnm"]  # every rounding as written
+PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [
     "-gencode=arch=compute_80,code=[sm_80,compute_80]",

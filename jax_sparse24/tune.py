@@ -267,8 +267,7 @@ def _choice(form: Format) -> dict:
 
 def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
     """The entries of a table for one product, one per form of its sparse operand."""
-    # There is no CUDA kernel for V:N:M yet.
-    blocks = formats_of(product, patterns if platform() == "cpu" else ())[1:]
+    blocks = formats_of(product, patterns)[1:]
     forms = [fastest(product, dtype), *blocks]
     producers = _producers(product, dtype)
     shape = product.a_shape if product.side == "left" else product.b_shape

@@ -44,12 +44,20 @@ S24_HD void quartet_counter(W quartet, uint32_t draw, W c[4]) {
   c[3] = quartet ^ quartet;
 }
 
+// The words of a quartet.
+S24_HD void quartet_words(uint32_t k0, uint32_t k1, uint64_t quartet, uint32_t draw, uint32_t words[4]) {
+  uint64_t c[4];
+  quartet_counter(quartet, draw, c);
+  philox_rounds(k0, k1, c);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) words[i] = uint32_t(c[i]);
+}
+
 // The word of one group.
 S24_HD uint32_t group_word(uint32_t k0, uint32_t k1, uint64_t group, uint32_t draw) {
-  uint64_t c[4];
-  quartet_counter(group / 4, draw, c);
-  philox_rounds(k0, k1, c);
-  const uint32_t low = uint32_t(group % 2 == 0 ? c[0] : c[1]), high = uint32_t(group % 2 == 0 ? c[2] : c[3]);
+  uint32_t c[4];
+  quartet_words(k0, k1, group / 4, draw, c);
+  const uint32_t low = group % 2 == 0 ? c[0] : c[1], high = group % 2 == 0 ? c[2] : c[3];
   return group % 4 < 2 ? low : high;
 }
 

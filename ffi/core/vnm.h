@@ -17,9 +17,10 @@ S24_HD float add_lanes(const float* s, int64_t step) {
   S24_UNROLL
   for (int l = 0; l < kVnmLanes; ++l) t[l] = s[l * step];
   S24_UNROLL
-  for (int half = kVnmLanes / 2; half > 0; half /= 2) {
+  for (int step = 1; step <= 4; ++step) {  // constant bounds: compilers unroll the inner loop first
     S24_UNROLL
-    for (int l = 0; l < half; ++l) t[l] += t[l + half];
+    for (int l = 0; l < kVnmLanes / 2; ++l)
+      if (l < kVnmLanes >> step) t[l] += t[l + (kVnmLanes >> step)];
   }
   return t[0];
 }
@@ -27,11 +28,37 @@ S24_HD float add_lanes(const float* s, int64_t step) {
 // What an element adds to the sum of its column: |x|, a subnormal nothing.
 S24_HD float column_addend(uint32_t u) { return float_of(flushed_magnitude(u)); }
 
+// Which of K columns is number k of the 4 K / M that a block of rows keeps, all of them given by `columns`; those out of
+// range count as the last.
+S24_HD int64_t gathered_column(const uint8_t* columns, int64_t k, int m) {
+  return (k >> 2) * m + int64_t(min_u32(columns[k], uint32_t(m) - 1u));
+}
+
 // An integer that orders columns: by their sum of magnitudes, all NaN equal and above infinity; those without a normal
 // element by their largest magnitude. The top bit is free.
 S24_HD uint32_t column_key(float sum, uint32_t largest) {
   const uint32_t u = bits_of(sum) & kF32Magnitude;
   return blend(mask_if<uint32_t>(u > kF32Inf), kF32Magnitude, blend(mask_if<uint32_t>(u == 0), largest, u));
+}
+
+constexpr uint32_t kAllowed = 0x80000000u;  // in a magnitude or key: the mask allows it
+
+// The addend and the magnitude of one element; what the mask forbids is no element.
+template <class T, bool kMasked>
+S24_HD void count_element(typename T::Bits x, const uint8_t* allowed, float& addend, uint32_t& magnitude) {
+  uint32_t u = T::to_f32(x);
+  uint32_t flag = 0;
+  if (kMasked) {
+    flag = mask_if<uint32_t>(*allowed != 0);
+    u &= flag;
+  }
+  addend = column_addend(u);
+  magnitude = (u & kF32Magnitude) | (flag & kAllowed);
+}
+
+// Columns with an allowed element come first.
+S24_HD uint32_t allowed_first(float sum, uint32_t largest) {
+  return column_key(sum, largest & kF32Magnitude) | (largest & kAllowed);
 }
 
 // The four columns of largest key, ascending; of equal ones the lower.
@@ -67,6 +94,23 @@ S24_HD float search_score(uint32_t u, uint32_t top) {
   const float special = blend(mask_if<uint32_t>(a > kF32Inf), 1024.0f, 1.0f);
   return blend(mask_if<uint32_t>(top < kF32Inf), scaled_magnitude(a, top),
                keep_if(mask_if<uint32_t>(a >= kF32Inf), special));
+}
+
+// Sets of k of n, k up to 4.
+S24_HD int sets_of(int n, int k) {
+  int sets = 1;
+  for (int i = 0; i < k; ++i) sets = sets * (n - i) / (i + 1);
+  return n < k ? 0 : sets;
+}
+
+// The set of four of m columns with this number in lexicographic order.
+S24_HD void set_of_four(int number, int m, int set[4]) {
+  int column = 0;
+  S24_UNROLL
+  for (int k = 0; k < 4; ++k, ++column) {
+    for (int sets; number >= (sets = sets_of(m - 1 - column, 3 - k)); ++column) number -= sets;
+    set[k] = column;
+  }
 }
 
 // The sum of the two largest of two ordered pairs.

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "calls.h"
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
 #include "scratch.h"
-#include "shapes.h"
 
 namespace s24 {
 namespace {
@@ -37,55 +37,22 @@ struct Grid {
   }
 };
 
-Dims leading(const Dims& d) { return Dims(d.begin(), d.end() - 2); }
-
 ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
                   ffi::AnyBuffer metadata, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
-  Check check("s24_matmul");
-  MatmulArgs a{};
-  a.in = check.dtype("values", values);
-  a.out_dtype = check.dtype("the result", *out);
-  a.dense_k_last = dense_k_last != 0;
-  a.out_packed_last = out_packed_last != 0;
-  check.require(dense.element_type() == values.element_type(), "values and dense must have the same dtype");
-  check.type("metadata", metadata, ffi::DataType::U8, "uint8");
-  const Dims v = dims_of(values), m = dims_of(metadata), d = dims_of(dense), o = dims_of(*out);
-  check.require(v.size() >= 2 && m.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions");
-  if (!check.ok()) return check.error();
-  a.rows = v[v.size() - 2];
-  a.depth = 2 * v.back();
-  a.cols = a.dense_k_last ? d[d.size() - 2] : d.back();
-  check.require(a.depth % 4 == 0, "values hold pairs: their last dimension must be even, got " + text(v));
-  check.require(m[m.size() - 2] == a.rows && m.back() == ceil_div(a.depth, 8),
-                "metadata of shape " + text(m) + " does not belong to values of shape " + text(v));
-  check.require((a.dense_k_last ? d.back() : d[d.size() - 2]) == a.depth,
-                "contraction " + std::to_string(a.depth) + " of the packed operand differs from dense " + text(d));
-  const Dims packed_lead = check.broadcast("values and metadata", leading(v), leading(m));
-  Dims want = check.broadcast("packed and dense", packed_lead, leading(d));
-  const Dims lead = want;
-  want.push_back(a.out_packed_last ? a.cols : a.rows);
-  want.push_back(a.out_packed_last ? a.rows : a.cols);
-  check.shape("the result", *out, want);
-  if (!check.ok()) return check.error();
-
-  const Batch batch(lead, {leading(v), leading(m), leading(d)}, lead.size());
-  const int64_t in_size = size_of(a.in), out_size = size_of(a.out_dtype);
-  if (batch.count() * a.rows * a.cols == 0) return ffi::Error::Success();
+  const Product p = Product::of("s24_matmul", dense_k_last != 0, out_packed_last != 0, values, metadata, dense, *out);
+  if (p.error.failure()) return p.error;
+  if (p.empty()) return ffi::Error::Success();
+  const MatmulArgs& a = p.args;
   if (a.depth == 0) {
-    std::memset(out->untyped_data(), 0, size_t(batch.count() * a.rows * a.cols * out_size));
+    std::memset(a.out, 0, size_t(p.batch.count() * p.out_bytes()));
     return ffi::Error::Success();
   }
-  const Grid grid(batch.count(), a.rows, a.cols, pool.num_threads());
+  const Grid grid(p.batch.count(), a.rows, a.cols, pool.num_threads());
   const int64_t tasks = grid.row_blocks * grid.col_blocks;
-  parallel_for(pool, batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(pool, p.batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
     void* scratch = thread_scratch();
     for_each_batch(begin, end, tasks, [&](int64_t b, int64_t task0, int64_t task1) {
-      MatmulArgs one = a;
-      one.values = at_bytes(values.untyped_data(), batch.index(0, b) * a.rows * (a.depth / 2) * in_size);
-      one.metadata = reinterpret_cast<uint8_t*>(
-          at_bytes(metadata.untyped_data(), batch.index(1, b) * a.rows * ceil_div(a.depth, 8)));
-      one.dense = at_bytes(dense.untyped_data(), batch.index(2, b) * a.depth * a.cols * in_size);
-      one.out = at_bytes(out->untyped_data(), b * a.rows * a.cols * out_size);
+      const MatmulArgs one = p.at(b);
       for (int64_t t = task0; t < task1; ++t) {
         MatmulBlock block;
         block.row0 = t % grid.row_blocks * grid.rows;

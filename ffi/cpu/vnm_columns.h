@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kStrip = 128;
 constexpr int kMaxBlocks = int(kVnmLeast) / kVnmLanes;  // blocks of V rows in a unit
-constexpr uint32_t kAllowed = 0x80000000u;
 
 using Columns = uint8_t[kMaxBlocks][kVnmGroups][4];
 
@@ -47,28 +46,11 @@ S24_HD int64_t dense_at(const VnmArgs& a, const Unit& u) {
   return u.outer * a.rows * a.depth + (a.depth_last ? u.row0 * a.depth + k : k * a.rows + u.row0);
 }
 
-// The addend and the magnitude of one element; what the mask forbids is no element.
-template <class T, bool kMasked>
-S24_HD void count_element(typename T::Bits x, const uint8_t* allowed, float& addend, uint32_t& magnitude) {
-  uint32_t u = T::to_f32(x);
-  uint32_t flag = 0;
-  if (kMasked) {
-    flag = mask_if<uint32_t>(*allowed != 0);
-    u &= flag;
-  }
-  addend = column_addend(u);
-  magnitude = (u & kF32Magnitude) | (flag & kAllowed);
-}
-
 // add_lanes of neighbouring columns at once; the sums are left in row 0.
 S24_HD void add_all_lanes(float* s, int64_t step, int64_t columns) {
   for (int half = kVnmLanes / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l)
       for (int64_t c = 0; c < columns; ++c) s[l * step + c] += s[(l + half) * step + c];
-}
-
-S24_HD uint32_t allowed_first(float sum, uint32_t largest) {
-  return column_key(sum, largest & kF32Magnitude) | (largest & kAllowed);
 }
 
 // Columns are contiguous: lanes are columns, a few groups at a time, whose sums stay in the first-level cache. kRows rows

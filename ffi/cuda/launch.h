@@ -16,6 +16,9 @@ cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t 
 cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
+cudaError_t launch_vnm(const VnmArgs& args, cudaStream_t stream);
+cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream);
+cudaError_t launch_vnm_matmul_f32(const VnmMatmulArgs& args, cudaStream_t stream);
 
 // Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
 bool fits_columns(const PackArgs& args);

@@ -3,7 +3,7 @@
 
 #include "../core/pairs.h"
 #include "../core/soft.h"
-#include "vectors.cuh"
+#include "draws.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -12,8 +12,11 @@ namespace {
 template <MapOp op, class T>
 using Out = std::conditional_t<op == MapOp::kMask, uint8_t, typename T::Bits>;
 
+template <MapOp op>
+constexpr int kDraws = op == MapOp::kMvueExact ? 1 : op == MapOp::kMvueSequential ? 2 : 0;
+
 template <MapOp op, class T>
-__device__ __forceinline__ void apply(const typename T::Bits x[4], Key key, int64_t group, Out<op, T> y[4]) {
+__device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
   if constexpr (op == MapOp::kMask) {
     typename T::Bits keep[4];
     keep24<T>(x, keep);
@@ -23,28 +26,37 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], Key key, int6
     prune24<T>(x, y);
   } else if constexpr (op == MapOp::kSoft) {
     soft24<T>(x, y);
+  } else if constexpr (op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2) {
+    const Words out = put_nibble(keep_drawn<T>(words_of(x), draw.words[0]));
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
   } else {
-    const uint32_t word = group_word(key.k0, key.k1, uint64_t(group), 0);
-    if constexpr (op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2) {
-      const Words out = put_nibble(keep_drawn<T>(words_of(x), word));
-      S24_UNROLL
-      for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
-    } else {
-      const bool exact = op == MapOp::kMvueExact;
-      mvue24<T, exact>(x, word, exact ? 0 : group_word(key.k0, key.k1, uint64_t(group), 1), y);
-    }
+    mvue24<T, op == MapOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
   }
 }
 
-template <MapOp op>
-constexpr bool kHeavy = op == MapOp::kMvueExact || op == MapOp::kMvueSequential;
+// f(i, draw) for kGroups groups from `first` on. Four of a quartet share a call of Philox.
+template <int kDraws, int kGroups, class F>
+__device__ __forceinline__ void for_draws(Key key, int64_t first, F f) {
+  if constexpr (kGroups % 4 == 0) {
+    S24_UNROLL
+    for (int q = 0; q < kGroups; q += 4) {
+      const auto draws = QuartetDraw<kDraws>::of(key, first + q);
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) f(q + i, draws.group[i]);
+    }
+  } else {
+    S24_UNROLL
+    for (int i = 0; i < kGroups; ++i) f(i, Draw<kDraws>::of(key, first + i));
+  }
+}
 
 // Groups of neighbours: a thread takes kGroups of them per access, several accesses apart by a block.
 template <MapOp op, class T, int kGroups>
 __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, Out<op, T>* y, int64_t groups,
                                                      const uint32_t* key_words) {
   using Bits = typename T::Bits;
-  constexpr int kAccesses = kHeavy<op> ? 1 : 4;
+  constexpr int kAccesses = kDraws<op> > 0 ? 1 : 4;
   const int64_t first = (int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x) * kGroups;
   const Key key = read_key(key_words);
   Vector<Bits, 4 * kGroups> in[kAccesses];
@@ -58,8 +70,7 @@ __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, 
     const int64_t q = first + int64_t(a) * kThreads * kGroups;
     if (q >= groups) break;
     Vector<Out<op, T>, 4 * kGroups> out;
-    S24_UNROLL
-    for (int i = 0; i < kGroups; ++i) apply<op, T>(in[a].at + 4 * i, key, q + i, out.at + 4 * i);
+    for_draws<kDraws<op>, kGroups>(key, q, [&](int i, const auto& draw) { apply<op, T>(in[a].at + 4 * i, draw, out.at + 4 * i); });
     store(y + 4 * q, out);
   }
 }
@@ -79,14 +90,13 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   Vector<Out<op, T>, kLanes> out[4];
   S24_UNROLL
   for (int j = 0; j < 4; ++j) in[j] = load<Bits, kLanes>(x + at + j * g.inner);
-  S24_UNROLL
-  for (int l = 0; l < kLanes; ++l) {
+  for_draws<kDraws<op>, kLanes>(key, unit * kLanes, [&](int l, const auto& draw) {
     const Bits group[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
     Out<op, T> result[4];
-    apply<op, T>(group, key, unit * kLanes + l, result);
+    apply<op, T>(group, draw, result);
     S24_UNROLL
     for (int j = 0; j < 4; ++j) out[j].at[l] = result[j];
-  }
+  });
   S24_UNROLL
   for (int j = 0; j < 4; ++j) store(y + at + j * g.inner, out[j]);
 }
@@ -94,24 +104,24 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
 template <MapOp op, class T>
 cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
   using Bits = typename T::Bits;
-  constexpr int kPair = sizeof(Bits) == 2 ? 2 : 1;  // groups of 16 bytes
-  constexpr int kWide = kHeavy<op> ? 2 : 16 / int(sizeof(Bits));
-  constexpr int kAccesses = kHeavy<op> ? 1 : 4;
+  constexpr bool kEstimate = kDraws<op> > 0;
+  constexpr int kRun = kEstimate ? 4 : sizeof(Bits) == 2 ? 2 : 1;  // groups of an access: of 16 bytes, or a quartet
+  constexpr int kWide = kEstimate ? 4 : 16 / int(sizeof(Bits));
+  constexpr int kAccesses = kEstimate ? 1 : 4;
   const auto* x = static_cast<const Bits*>(a.x);
   auto* y = static_cast<Out<op, T>*>(a.out);
   const int64_t groups = a.groups.count();
-  const bool whole = aligned(x, 16) && aligned(y, 16);
   if (a.groups.inner == 1) {
-    if (whole && groups % kPair == 0)
-      map_rows<op, T, kPair><<<blocks_for(groups, kPair * kThreads * kAccesses), kThreads, 0, stream>>>(x, y, groups, key);
-    else
-      map_rows<op, T, 1><<<blocks_for(groups, kThreads * kAccesses), kThreads, 0, stream>>>(x, y, groups, key);
-  } else if (whole && a.groups.inner % kWide == 0) {
-    map_columns<op, T, kWide><<<blocks_for(groups, kWide * kThreads), kThreads, 0, stream>>>(x, y, a.groups, key);
-  } else {
-    map_columns<op, T, 1><<<blocks_for(groups, kThreads), kThreads, 0, stream>>>(x, y, a.groups, key);
+    constexpr size_t kAlign = 4 * kRun * sizeof(Bits);
+    if (aligned(x, kAlign) && aligned(y, kAlign) && groups % kRun == 0)
+      return start(map_rows<op, T, kRun>, dim3(blocks_for(groups, kRun * kThreads * kAccesses)), kThreads, 0, stream, x, y,
+                   groups, key);
+    return start(map_rows<op, T, 1>, dim3(blocks_for(groups, kThreads * kAccesses)), kThreads, 0, stream, x, y, groups, key);
   }
-  return cudaGetLastError();
+  if (aligned(x, 16) && aligned(y, 16) && a.groups.inner % kWide == 0)
+    return start(map_columns<op, T, kWide>, dim3(blocks_for(groups, kWide * kThreads)), kThreads, 0, stream, x, y, a.groups,
+                 key);
+  return start(map_columns<op, T, 1>, dim3(blocks_for(groups, kThreads)), kThreads, 0, stream, x, y, a.groups, key);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 namespace s24 {
 namespace cuda {
 
+#if defined(__CUDACC__)
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 // n bytes, or zeros.
@@ -25,17 +26,6 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int n>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
-}
-
-// Eight 16-bit elements, of which `left` exist; zeros for the others.
-template <bool kWhole>
-__device__ __forceinline__ void copy8(uint16_t* to, const uint16_t* from, int64_t left) {
-  if constexpr (kWhole) {
-    copy_async<16>(to, from, left > 0);
-  } else {
-    S24_UNROLL
-    for (int i = 0; i < 8; ++i) to[i] = i < left ? from[i] : uint16_t(0);
-  }
 }
 
 // Four 8x8 matrices of 16-bit elements; a lane gives the address of one row.
@@ -73,6 +63,31 @@ __device__ __forceinline__ void mma_sp(float acc[4], const uint32_t sparse[4], c
                  : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
                  : "r"(sparse[0]), "r"(sparse[1]), "r"(sparse[2]), "r"(sparse[3]), "r"(dense[0]), "r"(dense[1]),
                    "r"(dense[2]), "r"(dense[3]), "r"(words), "n"(kSelector));
+}
+
+#undef S24_MMA_SP
+#undef S24_MMA_OPERANDS
+#else  // the tests give them a meaning on a CPU
+template <int n>
+void copy_async(void* to, const void* from, bool valid);
+void commit_copies();
+template <int n>
+void wait_copies();
+template <bool kTranspose>
+void load_matrices(const uint16_t* row, uint32_t m[4]);
+template <class T, int kSelector>
+void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uint32_t words);
+#endif
+
+// Eight 16-bit elements, of which `left` exist; zeros for the others.
+template <bool kWhole>
+__device__ __forceinline__ void copy8(uint16_t* to, const uint16_t* from, int64_t left) {
+  if constexpr (kWhole) {
+    copy_async<16>(to, from, left > 0);
+  } else {
+    S24_UNROLL
+    for (int i = 0; i < 8; ++i) to[i] = i < left ? from[i] : uint16_t(0);
+  }
 }
 
 }  // namespace cuda

@@ -39,6 +39,7 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         add(all, s24::cuda::kProducerTargets);
         add(all, s24::cuda::kPackTargets);
         add(all, s24::cuda::kMatmulTargets);
+        add(all, s24::cuda::kVnmTargets);
         add(all, s24::cuda::kCusparseltTargets);
         return all;
       },

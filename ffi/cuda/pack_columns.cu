@@ -80,19 +80,22 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
         if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * g.inner);
       }
       S24_UNROLL
-      for (int l = 0; l < kLanes; ++l) {
-        const Bits x[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
-        uint32_t mask_bytes = 0;
-        if constexpr (op == PackOp::kMasked) {
-          S24_UNROLL
-          for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+      for (int l0 = 0; l0 < kLanes; l0 += 4) {
+        const auto draws = QuartetDraw<kDraws<op>>::of(key, (o * (g.len / 4) + q) * g.inner + i0 + l0);
+        S24_UNROLL
+        for (int l = l0; l < l0 + 4; ++l) {
+          const Bits x[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
+          uint32_t mask_bytes = 0;
+          if constexpr (op == PackOp::kMasked) {
+            S24_UNROLL
+            for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+          }
+          Pair<Bits> pair;
+          uint32_t nibble = 0;
+          if constexpr (op == PackOp::kGather) nibble = given(l);
+          own |= encode<op, T>(Group<T>::of(x), mask_bytes, nibble, draws.group[l - l0], pair) << (4 * l);
+          tile.pairs[S::place(vector * kLanes + l, group)] = pair;
         }
-        Pair<Bits> pair;
-        uint32_t nibble = 0;
-        if constexpr (op == PackOp::kGather) nibble = given(l);
-        const int64_t number = (o * (g.len / 4) + q) * g.inner + i0 + l;
-        own |= encode<op, T>(Group<T>::of(x), mask_bytes, nibble, key, number, pair) << (4 * l);
-        tile.pairs[S::place(vector * kLanes + l, group)] = pair;
       }
     }
     if constexpr (op != PackOp::kGather) {
@@ -129,9 +132,8 @@ struct Launch {
     using Bits = typename T::Bits;
     const Groups& g = a.groups;
     const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
-    pack_columns<op, T><<<grid, kThreads, 0, stream>>>(static_cast<Bits*>(a.dense), a.mask, static_cast<Bits*>(a.values),
-                                                       a.metadata, g, key);
-    return cudaGetLastError();
+    return start(pack_columns<op, T>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
+                 static_cast<Bits*>(a.values), a.metadata, g, key);
   }
 };
 

@@ -1,13 +1,13 @@
 // What packing does to one group, for both ways that groups lie.
 #pragma once
 #include "../core/pairs.h"
-#include "vectors.cuh"
+#include "draws.cuh"
 
 namespace s24 {
 namespace cuda {
 
 template <PackOp op>
-constexpr bool kHeavy = op == PackOp::kMvueExact || op == PackOp::kMvueSequential;
+constexpr int kDraws = op == PackOp::kMvueExact ? 1 : op == PackOp::kMvueSequential ? 2 : 0;
 
 // Two kept elements in one access.
 template <class Bits>
@@ -32,12 +32,9 @@ struct Group<F16> : Words {
 
 // The two kept elements of a group and their nibble. mask: of kMasked, a byte per element; nibble: what kGather is given.
 template <PackOp op, class T>
-__device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask, uint32_t nibble, Key key, int64_t number,
-                                           Pair<typename T::Bits>& pair) {
+__device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask, uint32_t nibble,
+                                           const Draw<kDraws<op>>& draw, Pair<typename T::Bits>& pair) {
   using Bits = typename T::Bits;
-  uint32_t words[2] = {};
-  if constexpr (kHeavy<op>) words[0] = group_word(key.k0, key.k1, uint64_t(number), 0);
-  if constexpr (op == PackOp::kMvueSequential) words[1] = group_word(key.k0, key.k1, uint64_t(number), 1);
   if constexpr (sizeof(Bits) == 2) {
     KeptPair kept;
     if constexpr (op == PackOp::kGather) {
@@ -47,11 +44,11 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
     } else if constexpr (op == PackOp::kSquaredRelu) {
       kept = keep_squared_relu<T>(group);
     } else if constexpr (op == PackOp::kMvueExact) {
-      kept = keep_drawn<T>(group, words[0]);
+      kept = keep_drawn<T>(group, draw.words[0]);
     } else if constexpr (op == PackOp::kMvueSequential) {
       const Bits x[4] = {Bits(group.low), Bits(group.low >> 16), Bits(group.high), Bits(group.high >> 16)};
       Bits y[4];
-      mvue24<T, false>(x, words[0], words[1], y);
+      mvue24<T, false>(x, draw.words[0], draw.words[1], y);
       kept = keep_largest<T>(words_of(y));
     } else {
       kept = keep_largest<T>(group);
@@ -70,9 +67,9 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
       if constexpr (op == PackOp::kSquaredRelu) {
         S24_UNROLL
         for (int i = 0; i < 4; ++i) x[i] = squared_relu<T>(x[i]);
-      } else if constexpr (kHeavy<op>) {
+      } else if constexpr (kDraws<op> > 0) {
         Bits y[4];
-        mvue24<T, op == PackOp::kMvueExact>(x, words[0], words[1], y);
+        mvue24<T, op == PackOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
         S24_UNROLL
         for (int i = 0; i < 4; ++i) x[i] = y[i];
       }

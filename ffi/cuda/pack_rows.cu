@@ -31,47 +31,58 @@ __device__ __forceinline__ void store_groups(typename T::Bits* to, const Group<T
   for (int i = 0; i < kWords; i += 4) store(words + i, Vector<uint32_t, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
 }
 
-// Whole metadata bytes of one long row: a thread takes one byte, two groups, per access, several accesses apart by a block.
+// Of one thread: bytes of metadata that follow each other, two groups each, and how often, a block of threads apart.
+// Estimates take four groups at once, which share a call of Philox.
+template <PackOp op>
+constexpr int kBytes = kDraws<op> > 0 ? 2 : 1;
+template <PackOp op>
+constexpr int kAccesses = kDraws<op> > 0 ? 1 : 4;
+
+// Whole metadata bytes of one long row.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
                                                       typename T::Bits* values, uint8_t* metadata, int64_t bytes,
                                                       const uint32_t* key_words) {
   using Bits = typename T::Bits;
-  constexpr int kAccesses = kHeavy<op> ? 1 : 4;
-  const int64_t first = int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x;
+  constexpr int kOwn = kAccesses<op> * kBytes<op>;
+  const auto place = [](int i) {
+    const int64_t access = (int64_t(blockIdx.x) * kAccesses<op> + i / kBytes<op>) * kThreads + threadIdx.x;
+    return access * kBytes<op> + i % kBytes<op>;
+  };
   const Key key = read_key(key_words);
-  Group<T> groups[kAccesses][2];
-  Vector<Pair<Bits>, 2> kept[kAccesses];
-  Vector<uint32_t, 2> allowed[kAccesses] = {};
-  uint32_t byte[kAccesses] = {};
+  Group<T> groups[kOwn][2];
+  Vector<Pair<Bits>, 2> kept[kOwn];
+  Vector<uint32_t, 2> allowed[kOwn] = {};
+  uint32_t byte[kOwn] = {};
   S24_UNROLL
-  for (int a = 0; a < kAccesses; ++a) {
-    const int64_t b = first + int64_t(a) * kThreads;
+  for (int i = 0; i < kOwn; ++i) {
+    const int64_t b = place(i);
     if (b >= bytes) break;
     if constexpr (op == PackOp::kUnpack)
-      kept[a] = load<Pair<Bits>, 2>(reinterpret_cast<Pair<Bits>*>(values) + 2 * b);
+      kept[i] = load<Pair<Bits>, 2>(reinterpret_cast<Pair<Bits>*>(values) + 2 * b);
     else
-      load_groups<T>(dense + 8 * b, groups[a]);
-    if constexpr (op == PackOp::kMasked) allowed[a] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask) + 2 * b);
-    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte[a] = metadata[b];
+      load_groups<T>(dense + 8 * b, groups[i]);
+    if constexpr (op == PackOp::kMasked) allowed[i] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask) + 2 * b);
+    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte[i] = metadata[b];
   }
+  const auto draws = QuartetDraw<kDraws<op>>::of(key, 2 * place(0));
   S24_UNROLL
-  for (int a = 0; a < kAccesses; ++a) {
-    const int64_t b = first + int64_t(a) * kThreads;
+  for (int i = 0; i < kOwn; ++i) {
+    const int64_t b = place(i);
     if (b >= bytes) break;
     uint32_t made = 0;
     S24_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t nibble = byte[a] >> (4 * i) & 15;
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t nibble = byte[i] >> (4 * j) & 15;
       if constexpr (op == PackOp::kUnpack)
-        groups[a][i] = decode<T>(kept[a].at[i], nibble);
+        groups[i][j] = decode<T>(kept[i].at[j], nibble);
       else
-        made |= encode<op, T>(groups[a][i], allowed[a].at[i], nibble, key, 2 * b + i, kept[a].at[i]) << (4 * i);
+        made |= encode<op, T>(groups[i][j], allowed[i].at[j], nibble, draws.group[(2 * i + j) % 4], kept[i].at[j]) << (4 * j);
     }
     if constexpr (op == PackOp::kUnpack) {
-      store_groups<T>(dense + 8 * b, groups[a]);
+      store_groups<T>(dense + 8 * b, groups[i]);
     } else {
-      store(reinterpret_cast<Pair<Bits>*>(values) + 2 * b, kept[a]);
+      store(reinterpret_cast<Pair<Bits>*>(values) + 2 * b, kept[i]);
       if constexpr (op != PackOp::kGather) metadata[b] = uint8_t(made);
     }
   }
@@ -117,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
         if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * g.inner]) << (8 * j);
       }
       const int64_t number = (o * (g.len / 4) + q) * g.inner + i;
-      made |= encode<op, T>(Group<T>::of(x), allowed, nibble, key, number, pair) << (4 * n);
+      made |= encode<op, T>(Group<T>::of(x), allowed, nibble, Draw<kDraws<op>>::of(key, number), pair) << (4 * n);
       kept[2 * n] = pair.at[0];
       kept[2 * n + 1] = pair.at[1];
     }
@@ -135,13 +146,11 @@ struct Launch {
     const bool whole = g.inner == 1 && g.len % 8 == 0 && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
     if (whole) {
       const int64_t bytes = g.outer * g.len / 8;
-      pack_rows<op, T><<<blocks_for(bytes, kThreads * (kHeavy<op> ? 1 : 4)), kThreads, 0, stream>>>(
-          dense, a.mask, values, a.metadata, bytes, key);
-    } else {
-      const int64_t units = g.outer * ceil_div(g.len, 8) * g.inner;
-      pack_any<op, T><<<blocks_for(units, kThreads), kThreads, 0, stream>>>(dense, a.mask, values, a.metadata, g, key);
+      const dim3 grid(blocks_for(bytes, kThreads * kAccesses<op> * kBytes<op>));
+      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes, key);
     }
-    return cudaGetLastError();
+    const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, key);
   }
 };
 

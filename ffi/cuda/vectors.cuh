@@ -43,6 +43,24 @@ __device__ __forceinline__ Key read_key(const uint32_t* key) {
   return key == nullptr ? Key{0, 0} : Key{__ldg(key), __ldg(key + 1)};
 }
 
+// Launches a kernel, and memory of the block whose size the launch says. Not CUDA: the tests run kernels on a CPU.
+#if defined(__CUDACC__)
+template <class... P, class... A>
+cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream, A... args) {
+  kernel<<<grid, threads, shared, stream>>>(args...);
+  return cudaGetLastError();
+}
+
+__device__ __forceinline__ unsigned char* launched_memory() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return memory;
+}
+#else
+template <class... P, class... A>
+cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream, A... args);
+unsigned char* launched_memory();
+#endif
+
 template <class F>
 cudaError_t for_dtype(Dtype dtype, F f) {
   switch (dtype) {

@@ -14,8 +14,6 @@ CAPABILITIES = {
 }
 # Operations without any kernel.
 REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
-# Operations without a CUDA kernel.
-CPU_ONLY = frozenset({"vnm_mask", "pack_vnm", "unpack_vnm", "gather_vnm", "vnm_matmul"})
 
 
 def platform() -> str:
@@ -40,7 +38,7 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
         )
     if implementation == "reference":
         return "reference", "asked for"
-    obstacle = _obstacle(op, dtype, platform())
+    obstacle = _obstacle(dtype, platform())
     if implementation == "cusparselt":
         obstacle = obstacle or library_obstacle()
     if implementation is not None:
@@ -53,7 +51,7 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
     if obstacle is not None and platform() in _ffi.PLATFORMS:
         return "reference", obstacle
     kind = {"cpu": "CPU", "cuda": "CUDA"}
-    found = " and ".join(kind[p] for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None)
+    found = " and ".join(kind[p] for p in _ffi.PLATFORMS if _obstacle(dtype, p) is None)
     return ("auto", f"{found} kernel; reference on other platforms") if found else ("reference", obstacle)
 
 
@@ -68,8 +66,6 @@ def _obstacle(op: str, dtype, where: str) -> str | None:
         return reason
     if dtype == jnp.float64:
         return "the kernels have no float64"
-    if where == "cuda" and op in CPU_ONLY:
-        return f"{op} has no CUDA kernel yet"
     if where == "cuda" and platform() == "cuda" and capability() not in CAPABILITIES:
         known = ", ".join(CAPABILITIES)
         return f"this GPU has compute capability {capability()}; the kernels are for {known}"
@@ -93,7 +89,7 @@ def decide(
 ) -> _measured.Decision:
     """Whether and by what `implementation=None` runs a product packed, or dense by XLA; see
     `_measured.decide`."""
-    obstacle = _obstacle("matmul" if pattern == "2:4" else "vnm_matmul", dtype, platform())
+    obstacle = _obstacle(dtype, platform())
     if obstacle is not None:
         return _measured.Decision(False, obstacle)
     decision = _measured.decide(axes, side, dtype, shape, pattern, alternative)
@@ -114,5 +110,5 @@ def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cu
         return (cusparselt or kernel)(*args)
     if name == "ffi":
         return kernel(*args)
-    kernels = {p: kernel for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None}
+    kernels = {p: kernel for p in _ffi.PLATFORMS if _obstacle(dtype, p) is None}
     return jax.lax.platform_dependent(*args, **kernels, default=reference)

@@ -1,4 +1,4 @@
-// The shared core on the CPU: kept pairs against masks, layouts of metadata, and an emulated mma.sp.
+// The shared core on the CPU: kept pairs against masks, and layouts of metadata.
 // Prints one line per check: its name, and how many cases were wrong; and some random words.
 #include <cstdio>
 #include <cstring>
@@ -91,74 +91,6 @@ static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
   return long(rows * depth / 4 - int64_t(seen.size())) + (*seen.begin() != 0) + (*seen.rbegin() != rows * depth / 4 - 1);
 }
 
-// One mma.sp.m16n8k32 of 16-bit floats on the registers of 32 lanes, as the PTX manual assigns them; the metadata of
-// kSelector stand in the words of lanes 2 * kSelector and 2 * kSelector + 1 of every quad.
-static void emulate_mma_sp(int selector, const uint16_t a[32][8], const uint16_t b[32][8], const uint32_t words[32],
-                           float c[32][4]) {
-  float left[16][32] = {}, right[32][8];
-  for (int lane = 0; lane < 32; ++lane) {
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 8; ++i) {
-      const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;  // of 16 kept columns
-      const int quad = kept / 8, source = 4 * g + 2 * selector + quad;
-      const uint32_t word = words[source] >> (row >= 8 ? 16 : 0);
-      const int group = kept % 8 / 2, index = word >> (4 * group + 2 * (kept % 2)) & 3;
-      left[row][16 * quad + 4 * group + index] = float_of(BF16::to_f32(a[lane][i]));
-      right[2 * t + i % 2 + i / 2 * 8][g] = float_of(BF16::to_f32(b[lane][i]));
-    }
-  }
-  for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 32; ++k) c[lane][i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
-}
-
-// A 16 x 64 x 8 product from stored values and metadata, addressed as the kernel addresses them.
-static long emulated_product() {
-  std::mt19937 random(7);
-  uint16_t values[16][32], dense[64][8];
-  uint8_t metadata[16][8] = {};
-  float expanded[16][64] = {};
-  for (auto& row : dense)
-    for (auto& v : row) v = BF16::from_f32(bits_of(float(int(random() % 17) - 8)));
-  for (int r = 0; r < 16; ++r) {
-    for (int q = 0; q < 16; ++q) {
-      const uint32_t first = random() % 3, second = first + 1 + random() % (3 - first);
-      metadata[r][q / 2] |= uint8_t((first | second << 2) << (q % 2 * 4));
-      for (int j = 0; j < 2; ++j) {
-        const float v = float(int(random() % 9) - 4);
-        values[r][2 * q + j] = BF16::from_f32(bits_of(v));
-        expanded[r][4 * q + (j ? second : first)] = v;
-      }
-    }
-  }
-  uint32_t words[32] = {};
-  for (int lane = 0; lane < 32; ++lane)
-    for (int half = 0; half < 2; ++half) {
-      const MmaWord w = mma_sp_word(lane, half);
-      words[lane] |= (metadata[w.row][2 * w.column] | uint32_t(metadata[w.row][2 * w.column + 1]) << 8) << (16 * half);
-    }
-  float c[32][4] = {};
-  for (int step = 0; step < 2; ++step) {
-    uint16_t a[32][8], b[32][8];
-    for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 8; ++i) {
-        // ldmatrix: matrix i / 2 holds rows (i / 2 % 2) and kept columns (i / 4), or rows k of the dense operand.
-        a[lane][i] = values[lane / 4 + i / 2 % 2 * 8][16 * step + lane % 4 * 2 + i % 2 + i / 4 * 8];
-        b[lane][i] = dense[32 * step + lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4];
-      }
-    emulate_mma_sp(step, a, b, words, c);
-  }
-  long wrong = 0;
-  for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i) {
-      const int r = lane / 4 + i / 2 * 8, n = lane % 4 * 2 + i % 2;
-      float want = 0;
-      for (int k = 0; k < 64; ++k) want += expanded[r][k] * float_of(BF16::to_f32(dense[k][n]));
-      wrong += want != c[lane][i];
-    }
-  return wrong;
-}
-
 int main() {
   kept_pairs<BF16>("bfloat16", 1000000);
   kept_pairs<F16>("float16", 1000000);
@@ -169,7 +101,6 @@ int main() {
            return cusparselt_sm90_8bit(m, q, 192);
          }));
   report("cutlass sm80", not_a_permutation(96, 128, [](int64_t m, int64_t q) { return cutlass_sm80_16bit(m, q, 96); }));
-  report("emulated product", emulated_product());
   for (uint32_t draw = 0; draw < 2; ++draw)
     for (uint64_t group = 0; group < 9; ++group) {
       const std::string name = "word " + std::to_string(draw) + " " + std::to_string(group);

@@ -68,14 +68,6 @@ def test_module_that_is_not_built(gpu, monkeypatch):
     assert _choose.choose("pack24", jnp.bfloat16, None)[0] == "reference"
 
 
-def test_operations_without_a_cuda_kernel(gpu):
-    gpu("9.0")
-    op = min(_choose.CPU_ONLY)
-    with pytest.raises(RuntimeError, match=f"{op} has no CUDA kernel yet"):
-        _choose.choose(op, jnp.bfloat16, "ffi")
-    assert _choose.choose(op, jnp.bfloat16, None) == ("reference", f"{op} has no CUDA kernel yet")
-
-
 @pytest.mark.parametrize(
     ("version", "why"),
     [((0, 7, 1), "0.7.1 is too old, it must be 0.8.0 or newer; pip install"), ((0, 0, 0), "does not start")],

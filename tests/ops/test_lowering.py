@@ -9,6 +9,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.ops import _choose, _ffi
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.vnm import gather_vnm
 from tests.ops.cases import CASES
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
@@ -79,6 +80,46 @@ def test_products_of_cusparselt(monkeypatch, axes, side, flags):
     sizes = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", call.rsplit("->", 1)[1])]
     assert 4096 + 512 <= sizes[0] <= 4096 + 512 + 8192
     assert sizes[1] >= 1 << 20
+
+
+def test_blocks_for_cuda(built):
+    """V:N:M: selection, packing with and without a mask, both ways back, and the product in every layout."""
+    x, like = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), jnp.ones((32, 64), jnp.bfloat16)
+    programs = {
+        "s24_vnm_mask": lambda x: s24.vnm_mask(x, 16, 8, axis=-2, exact=True),
+        "s24_vnm_pack": lambda x: s24.pack_vnm(x, 16, 8),
+        "s24_vnm_pack_masked": lambda x: s24.pack_vnm(x, 16, 8, mask=x > 0),
+        "s24_vnm_unpack": lambda x: s24.pack_vnm(x, 16, 8).todense(),
+        "s24_vnm_gather": lambda x: gather_vnm(x, s24.pack_vnm(like, 16, 8)),
+    }
+    for target, program in programs.items():
+        text = lowered(program, "cuda", x=x)
+        assert (f"@{target}(" in text) == built
+        assert built or "custom_call" not in text
+    call = re.search(r"custom_call @s24_vnm_mask\(.*", lowered(programs["s24_vnm_mask"], "cuda", x=x))
+    for attribute in ("trailing = 1", "v = 16", "m = 8", "exact = 1") if built else ():
+        assert f"{attribute} : i64" in call.group(0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("dense_axis", [-1, -2])
+def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis):
+    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
+    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
+    axis = -1 if side == "left" else -2
+
+    def product(x):
+        packed = s24.pack_vnm(x, 16, 8, axis=axis, implementation="reference")
+        operands = (packed, x) if side == "left" else (x, packed)
+        axes = (axis, dense_axis) if side == "left" else (dense_axis, axis)
+        return contract(*operands, *axes, "ffi")
+
+    text = lowered(product, "cuda", x=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+    call = re.search(r"custom_call @s24_vnm_matmul\(.*", text).group(0)
+    flags = {"v": 16, "m": 8, "dense_k_last": int(dense_axis == -1), "out_packed_last": int(side == "right")}
+    for name, value in flags.items():
+        assert f"{name} = {value} : i64" in call
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

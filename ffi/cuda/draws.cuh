@@ -1,0 +1,41 @@
+// Random words of the groups of an estimate.
+#pragma once
+#include "../core/philox.h"
+#include "vectors.cuh"
+
+namespace s24 {
+namespace cuda {
+
+// What a group draws: kDraws words.
+template <int kDraws>
+struct Draw {
+  uint32_t words[2] = {};
+
+  static __device__ __forceinline__ Draw of(Key key, int64_t group) {
+    Draw d;
+    S24_UNROLL
+    for (int i = 0; i < kDraws; ++i) d.words[i] = group_word(key.k0, key.k1, uint64_t(group), uint32_t(i));
+    return d;
+  }
+};
+
+// The same for four consecutive groups, the first of them a multiple of four: one call of Philox per word instead of four.
+template <int kDraws>
+struct QuartetDraw {
+  Draw<kDraws> group[4];
+
+  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t first) {
+    QuartetDraw q;
+    S24_UNROLL
+    for (int i = 0; i < kDraws; ++i) {
+      uint32_t words[4];
+      quartet_words(key.k0, key.k1, uint64_t(first) / 4, uint32_t(i), words);
+      S24_UNROLL
+      for (int g = 0; g < 4; ++g) q.group[g].words[i] = words[g];
+    }
+    return q;
+  }
+};
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,119 @@
+// FFI handlers of V:N:M arrays.
+#include "../cpu/vnm_calls.h"
+#include "handlers.h"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+ffi::Error run(cudaStream_t stream, const VnmCall& c) {
+  if (c.error.failure()) return c.error;
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    const cudaError_t e = launch_vnm(c.at(b), stream);
+    if (e != cudaSuccess) return status(c.target, e);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error VnmMask(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
+                   ffi::Result<ffi::AnyBuffer> mask) {
+  return run(stream, VnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
+}
+
+ffi::Error VnmPack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
+                   ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
+                   ffi::Result<ffi::AnyBuffer> columns) {
+  return run(stream, VnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
+}
+
+ffi::Error VnmPackMasked(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
+                         ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
+                         ffi::Result<ffi::AnyBuffer> columns) {
+  return run(stream, VnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
+}
+
+ffi::Error VnmGather(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
+                     ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
+  return run(stream, VnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
+}
+
+ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer values,
+                     ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> dense) {
+  return run(stream, VnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
+}
+
+ffi::Error VnmMatmul(cudaStream_t stream, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
+                     ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
+                     ffi::Result<ffi::AnyBuffer> out) {
+  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last != 0, out_packed_last != 0,
+                                      {values, metadata, columns}, dense, *out);
+  if (c.error.failure()) return c.error;
+  if (c.empty()) return ffi::Error::Success();
+  const MatmulArgs& p = c.args.product;
+  if (p.depth == 0) return status(c.target, cudaMemsetAsync(p.out, 0, size_t(c.batch.count() * c.out_bytes()), stream));
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    const VnmMatmulArgs a = c.at(b);
+    const cudaError_t e = p.in == Dtype::kF32 ? launch_vnm_matmul_f32(a, stream) : launch_vnm_matmul(a, stream);
+    if (e != cudaSuccess) return status(c.target, e);
+  }
+  return ffi::Error::Success();
+}
+
+#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
+#define S24_VNM_BINDING \
+  ffi::Ffi::Bind().Ctx<Stream>().Attr<int64_t>("trailing").Attr<int64_t>("v").Attr<int64_t>("m")
+
+XLA_FFI_DEFINE_HANDLER(kVnmMask, VnmMask, S24_VNM_BINDING.Attr<int64_t>("exact").Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmPack, VnmPack,
+                       S24_VNM_BINDING.Attr<int64_t>("exact")
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmPackMasked, VnmPackMasked,
+                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmGather, VnmGather,
+                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmUnpack, VnmUnpack,
+                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmMatmul, VnmMatmul,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Attr<int64_t>("v")
+                           .Attr<int64_t>("m")
+                           .Attr<int64_t>("dense_k_last")
+                           .Attr<int64_t>("out_packed_last")
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+
+}  // namespace
+
+const Target kVnmTargets[] = {{"s24_vnm_mask", kVnmMask, nullptr},
+                              {"s24_vnm_pack", kVnmPack, nullptr},
+                              {"s24_vnm_pack_masked", kVnmPackMasked, nullptr},
+                              {"s24_vnm_gather", kVnmGather, nullptr},
+                              {"s24_vnm_unpack", kVnmUnpack, nullptr},
+                              {"s24_vnm_matmul", kVnmMatmul, nullptr},
+                              {nullptr, nullptr, nullptr}};
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,71 @@
+"""V:N:M on CUDA: the bits of the CPU kernels, and products against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24._measure import Oracle
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.vnm import gather_vnm
+from tests.gpu.test_producers import assert_same_on_both
+from tests.ops.data import adversarial, assert_same_bits
+from tests.ops.test_vnm import PLACES
+
+# As PLACES, and many tiles in both directions.
+LARGE = [((512, 4096), 128, 8, -1), ((4096, 512), 256, 16, -2), ((1024, 1536), 64, 12, -1)]
+OPERATIONS = {
+    "mask": lambda x, v, m, axis: s24.vnm_mask(x, v, m, axis=axis),
+    "pack": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis),
+    "pack with mask": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis, mask=jnp.signbit(x)),
+    "todense": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis).todense(),
+    "gather": lambda x, v, m, axis: gather_vnm(jnp.flip(x, axis), s24.pack_vnm(x, v, m, axis=axis)),
+}
+
+
+@pytest.mark.parametrize(("shape", "v", "m", "axis"), PLACES + LARGE, ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_same_bits(name, shape, v, m, axis, dtype):
+    x = np.asarray(adversarial(shape, dtype, seed=4))
+    assert_same_on_both(lambda x: OPERATIONS[name](x, v, m, axis), x)
+
+
+@pytest.mark.parametrize(("shape", "v", "m", "axis"), [p for p in PLACES if p[2] <= 16], ids=str)
+def test_the_search_gives_the_same_bits(shape, v, m, axis, dtype):
+    x = np.asarray(adversarial(shape, dtype, seed=5))
+    assert_same_on_both(lambda x: s24.pack_vnm(x, v, m, axis=axis, exact=True), x)
+    assert_same_on_both(lambda x: s24.vnm_mask(x, v, m, axis=axis, exact=True), x)
+
+
+@pytest.mark.parametrize("v", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("axes", [(-1, -1), (-1, -2), (-2, -1), (-2, -2)], ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("m", "groups", "cols"), [(8, 32, 136), (16, 16, 128), (10, 7, 33)])
+def test_products(v, axes, side, m, groups, cols, dtype):
+    """Whole and partial tiles; the dense operand contracted along either axis, the packed one on either side."""
+    rng = np.random.default_rng(6)
+    packed_axis, dense_axis = axes if side == "left" else axes[::-1]
+    k = m * groups
+
+    def array(free, axis, k_axis):
+        return jnp.asarray(rng.normal(size=(free, k) if axis == k_axis else (k, free)), dtype)
+
+    packed = s24.pack_vnm(array(2 * v, packed_axis, -1), v, m, axis=packed_axis)
+    dense = array(cols, dense_axis, -1)
+    plain = packed.todense()
+    plain = plain if packed_axis == -1 else plain.T
+    right = dense if dense_axis == -2 else dense.T
+    operands = (packed, dense) if side == "left" else (dense, packed)
+    got = jax.jit(lambda a, b: contract(a, b, *axes, "ffi"))(*operands)
+    assert Oracle(plain, right, unit=2.0**-24).excess(got if side == "left" else got.T) <= 1
+
+
+def test_vmap_and_repetition():
+    x = jnp.asarray(adversarial((3, 128, 64), "bfloat16", seed=7))
+    pack = jax.jit(jax.vmap(lambda x: s24.pack_vnm(x, 64, 8)))
+    first = pack(x)
+    for _ in range(20):
+        assert_same_bits(pack(x), first)
+    for i in range(3):
+        assert_same_bits(jax.tree.map(lambda leaf, i=i: leaf[i], first), s24.pack_vnm(x[i], 64, 8))

@@ -1,0 +1,152 @@
+// CUDA on a CPU, as far as our kernels use it: they are compiled by the C++ compiler against this header instead of the
+// toolkit's, and every thread of a block is a fiber. It shows what kernels compute from which indices, in any order of
+// blocks; nothing about speed, races or the memory model.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+#include <vector>
+
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static  // one block runs at a time
+#define __launch_bounds__(...)
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+template <class F>
+cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes) {
+  return bytes <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+namespace emulated {
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(96 << 10);
+  bool done = false;
+};
+
+inline dim3 thread, block;
+inline ucontext_t scheduler;
+inline std::vector<Fiber> fibers;
+inline void (*body)(void*);
+inline void* body_arguments;
+
+inline void yield() {
+  Fiber& own = fibers[thread.x];
+  swapcontext(&own.context, &scheduler);
+}
+
+inline void enter() {
+  body(body_arguments);
+  fibers[thread.x].done = true;
+}
+
+// Runs f(arguments) in every thread of a block, each as far as it goes before it waits, in turn.
+template <class F>
+void run_block(int threads, F& f) {
+  fibers.resize(size_t(threads));
+  body = [](void* p) { (*static_cast<F*>(p))(); };
+  body_arguments = &f;
+  for (Fiber& fiber : fibers) {
+    fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (bool alive = true; alive;) {
+    alive = false;
+    for (int t = 0; t < threads; ++t) {
+      if (fibers[size_t(t)].done) continue;
+      thread = dim3(unsigned(t));
+      swapcontext(&scheduler, &fibers[size_t(t)].context);
+      alive |= !fibers[size_t(t)].done;
+    }
+  }
+}
+
+// Where `count` threads meet; the last one to come calls act(what they brought).
+struct Meeting {
+  int arrived = 0;
+  long round = 0;
+  void* brought[1024];
+
+  template <class F>
+  void meet(int index, int count, void* own, F act) {
+    brought[index] = own;
+    if (++arrived == count) {
+      arrived = 0;
+      ++round;
+      act(brought);
+      return;
+    }
+    for (const long now = round; round == now;) yield();
+  }
+};
+
+inline Meeting block_meeting, warp_meetings[32];
+
+template <class P, class F>
+void in_warp(P& own, F act) {
+  warp_meetings[thread.x / 32].meet(int(thread.x % 32), 32, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
+}
+
+inline std::vector<unsigned char> dynamic;
+
+}  // namespace emulated
+
+#define threadIdx emulated::thread
+#define blockIdx emulated::block
+
+inline void __syncthreads() {
+  emulated::block_meeting.meet(int(threadIdx.x), int(emulated::fibers.size()), nullptr, [](void**) {});
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  struct Lane {
+    T in, out;
+  } own = {value, value};
+  emulated::in_warp(own, [mask](Lane** all) {
+    for (int l = 0; l < 32; ++l) all[l]->out = all[l ^ mask]->in;
+  });
+  return own.out;
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  struct Lane {
+    T in, out;
+    int from;
+  } own = {value, value, from};
+  emulated::in_warp(own, [](Lane** all) {
+    for (int l = 0; l < 32; ++l) all[l]->out = all[all[l]->from]->in;
+  });
+  return own.out;
+}
+
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return a < b ? a : b;
+}

@@ -1,0 +1,89 @@
+// Launches, and the instructions of the sparse product, for kernels on a CPU: what the PTX manual says that they do.
+#pragma once
+#include <cstring>
+
+#include "../../../ffi/core/floats.h"
+#include "../../../ffi/cuda/mma_sp.cuh"
+
+namespace s24 {
+namespace cuda {
+
+template <class... P, class... A>
+cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
+  emulated::dynamic.assign(shared + 128, 0xcd);  // what nobody wrote is not zero
+  auto body = [&] { kernel(args...); };
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = dim3(x, y, z);
+        emulated::run_block(threads, body);
+      }
+  return cudaSuccess;
+}
+
+inline unsigned char* launched_memory() {
+  const auto at = reinterpret_cast<uintptr_t>(emulated::dynamic.data());
+  return reinterpret_cast<unsigned char*>((at + 127) / 128 * 128);
+}
+
+template <int n>
+void copy_async(void* to, const void* from, bool valid) {
+  if (reinterpret_cast<uintptr_t>(to) % n != 0 || (valid && reinterpret_cast<uintptr_t>(from) % n != 0))
+    std::abort();  // a misaligned access, which the device would refuse
+  if (valid)
+    std::memcpy(to, from, n);
+  else
+    std::memset(to, 0, n);
+}
+inline void commit_copies() {}
+template <int n>
+void wait_copies() {}
+
+template <bool kTranspose>
+void load_matrices(const uint16_t* row, uint32_t m[4]) {
+  struct Lane {
+    const uint16_t* row;
+    uint32_t* m;
+  } own = {row, m};
+  emulated::in_warp(own, [](Lane** all) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const int first = lane % 4 * 2, other = lane / 4;
+        const auto at = [&](int j) -> uint32_t {
+          return kTranspose ? all[8 * i + first + j]->row[other] : all[8 * i + other]->row[first + j];
+        };
+        all[lane]->m[i] = at(0) | at(1) << 16;
+      }
+  });
+}
+
+template <class T, int kSelector>
+void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uint32_t words) {
+  struct Lane {
+    float* acc;
+    const uint32_t *sparse, *dense;
+    uint32_t words;
+  } own = {acc, sparse, dense, words};
+  emulated::in_warp(own, [](Lane** all) {
+    const auto number = [](const uint32_t* w, int i) { return float_of(T::to_f32(uint16_t(w[i / 2] >> (i % 2 * 16)))); };
+    float left[16][32] = {}, right[32][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 8; ++i) {
+        const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;  // of 16 kept columns
+        const int source = 4 * g + 2 * kSelector + kept / 8;
+        const uint32_t word = all[source]->words >> (row >= 8 ? 16 : 0);
+        const int group = kept % 8 / 2, index = word >> (4 * group + 2 * (kept % 2)) & 3;
+        left[row][16 * (kept / 8) + 4 * group + index] = number(all[lane]->sparse, i);
+        right[2 * t + i % 2 + i / 2 * 8][g] = number(all[lane]->dense, i);
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 32; ++k)
+          all[lane]->acc[i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
+  });
+}
+
+}  // namespace cuda
+}  // namespace s24

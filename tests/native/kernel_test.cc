@@ -1,0 +1,319 @@
+// The kernels of ffi/cuda, thread by thread on a CPU, against the definitions of ffi/core and float64 products.
+// Prints one line per check: its name, and how many cases were wrong.
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../ffi/core/metadata.h"
+#include "../../ffi/core/mvue.h"
+#include "../../ffi/core/soft.h"
+#include "../../ffi/core/squared_relu.h"
+#include "../../ffi/core/vnm.h"
+#include "../../ffi/cuda/launch.h"
+
+using namespace s24;
+
+static std::mt19937 random_bits(24);
+
+static void report(const std::string& name, long wrong) { std::printf("%s %ld\n", name.c_str(), wrong); }
+
+template <class B>
+static B draw() {
+  const uint32_t word = uint32_t(random_bits());
+  switch (random_bits() % 4) {
+    case 0: return B(word);                                                   // anything
+    case 1: return B(word & (B(-1) >> 9));                                    // subnormals of float32, zeros
+    case 2: return B((uint64_t(word % 3) << (8 * sizeof(B) - 3)) | (word & (B(1) << (8 * sizeof(B) - 1))));  // ties
+    default: return B(B(0x3f80) << (8 * sizeof(B) - 16)) ^ B(word & 0x7f);    // similar magnitudes
+  }
+}
+
+// What the definitions of core say for one block and group, element by element.
+template <class T>
+static void expected_columns(const std::vector<typename T::Bits>& x, const std::vector<uint8_t>* mask, bool exact, int v, int m,
+                             int64_t at, int64_t row_step, int64_t column_step, uint8_t columns[4]) {
+  const auto word = [&](int r, int c) { return T::to_f32(x[size_t(at + r * row_step + c * column_step)]); };
+  if (!exact) {
+    uint32_t keys[kVnmMaxM];
+    for (int c = 0; c < m; ++c) {
+      float lanes[kVnmLanes] = {};
+      uint32_t largest = 0;
+      for (int r = 0; r < v; ++r) {
+        const int64_t i = at + r * row_step + c * column_step;
+        const bool allowed = mask == nullptr || (*mask)[size_t(i)] != 0;
+        lanes[r % kVnmLanes] += allowed ? column_addend(word(r, c)) : 0.0f;
+        largest = max_u32(largest, allowed ? (word(r, c) & kF32Magnitude) | (mask == nullptr ? 0 : kAllowed) : 0);
+      }
+      keys[c] = allowed_first(add_lanes(lanes, 1), largest);
+    }
+    best_columns(keys, m, columns);
+    return;
+  }
+  uint32_t top = 0;
+  for (int c = 0; c < m; ++c)
+    for (int r = 0; r < v; ++r) top = max_u32(top, word(r, c) & kF32Magnitude);
+  float best = -1;
+  for (int a = 0; a < m; ++a)
+    for (int b = a + 1; b < m; ++b)
+      for (int c = b + 1; c < m; ++c)
+        for (int d = c + 1; d < m; ++d) {
+          float lanes[kVnmLanes] = {};
+          for (int r = 0; r < v; ++r) {
+            const float s[4] = {search_score(word(r, a), top), search_score(word(r, b), top),
+                                search_score(word(r, c), top), search_score(word(r, d), top)};
+            lanes[r % kVnmLanes] += largest_two(s[0] > s[1] ? s[0] : s[1], s[0] > s[1] ? s[1] : s[0],
+                                                s[2] > s[3] ? s[2] : s[3], s[2] > s[3] ? s[3] : s[2]);
+          }
+          const float sum = add_lanes(lanes, 1);
+          if (sum > best) {
+            best = sum;
+            columns[0] = uint8_t(a), columns[1] = uint8_t(b), columns[2] = uint8_t(c), columns[3] = uint8_t(d);
+          }
+        }
+}
+
+static VnmArgs vnm_args(VnmOp op, Dtype dtype, bool exact, bool depth_last, int64_t rows, int64_t depth, int64_t v, int64_t m) {
+  VnmArgs a{};
+  a.op = op, a.dtype = dtype, a.exact = exact, a.depth_last = depth_last;
+  a.outer = 2, a.rows = rows, a.depth = depth, a.v = v, a.m = m;
+  return a;
+}
+
+// Every operation on two matrices.
+template <class T>
+static void vnm_case(const std::string& name, Dtype dtype, bool exact, bool depth_last, int64_t rows, int64_t depth, int64_t v,
+                     int64_t m) {
+  using Bits = typename T::Bits;
+  const int64_t outer = 2, all = depth / m, bytes = ceil_div(all, 2), total = outer * rows;
+  std::vector<Bits> x(size_t(total * depth)), values(size_t(total * 2 * all)), want_values = values;
+  for (Bits& b : x) b = draw<Bits>();
+  std::vector<uint8_t> metadata(size_t(total * bytes)), columns(size_t(total / v * all * 4)), mask(x.size());
+  std::vector<uint8_t> want_metadata = metadata, want_columns = columns, allowed(x.size());
+  for (uint8_t& a : allowed) a = random_bits() % 3 == 0;
+  const int64_t row_step = depth_last ? depth : 1, column_step = depth_last ? 1 : rows;
+  VnmArgs a = vnm_args(VnmOp::kPack, dtype, exact, depth_last, rows, depth, v, m);
+  a.dense = x.data(), a.values = values.data(), a.metadata = metadata.data(), a.columns = columns.data();
+  for (const bool masked : {false, true}) {
+    if (masked && exact) break;
+    std::vector<Bits> want_dense(x.size());
+    std::vector<uint8_t> want_mask(x.size());
+    for (int64_t row = 0; row < total; ++row) {
+      for (int64_t g = 0; g < all; ++g) {
+        const int64_t matrix = row / rows * rows * depth, block = row % rows / v * v;
+        uint8_t* const four = &want_columns[size_t((row / v * all + g) * 4)];
+        if (row % v == 0)
+          expected_columns<T>(x, masked ? &allowed : nullptr, exact, int(v), int(m),
+                              matrix + block * row_step + g * m * column_step, row_step, column_step, four);
+        Bits y[4], given[4], keep[4], pair[2];
+        int64_t at[4];
+        for (int k = 0; k < 4; ++k) {
+          at[k] = matrix + row % rows * row_step + (g * m + four[k]) * column_step;
+          y[k] = x[size_t(at[k])];
+          given[k] = allowed[size_t(at[k])];
+        }
+        masked ? keep24_masked<T>(y, given, keep) : keep24<T>(y, keep);
+        take_kept<Bits>(y, keep, pair);
+        const uint8_t nibble = uint8_t(nibble_of<Bits>(keep) & 15);
+        for (int j = 0; j < 2; ++j) want_values[size_t((row * all + g) * 2 + j)] = pair[j];
+        uint8_t& byte = want_metadata[size_t(row * bytes + g / 2)];
+        byte = g % 2 ? uint8_t((byte & 15) | nibble << 4) : uint8_t(nibble | kEmptyNibble << 4);
+        for (int k = 0; k < 4; ++k) {
+          want_mask[size_t(at[k])] = keep[k] & 1;
+          want_dense[size_t(at[k])] = y[k] & keep[k];
+        }
+      }
+    }
+    const std::string what = name + (masked ? " masked" : "");
+    a.op = masked ? VnmOp::kPackMasked : VnmOp::kPack;
+    a.mask = allowed.data();
+    cuda::launch_vnm(a, nullptr);
+    report(what + " packs", (values != want_values) + (metadata != want_metadata) + (columns != want_columns));
+    if (!masked) {
+      a.op = VnmOp::kMask, a.mask = mask.data();
+      cuda::launch_vnm(a, nullptr);
+      report(what + " masks", mask != want_mask);
+    }
+    std::vector<Bits> dense(x.size(), Bits(7)), gathered(values.size());
+    a.op = VnmOp::kUnpack, a.dense = dense.data();
+    cuda::launch_vnm(a, nullptr);
+    a.op = VnmOp::kGather, a.values = gathered.data();
+    cuda::launch_vnm(a, nullptr);
+    report(what + " unpacks", (dense != want_dense) + (gathered != values));
+    a.dense = x.data(), a.values = values.data();
+  }
+}
+
+// Small integers, whose sums are exact.
+template <class T>
+static void product_case(const std::string& name, Dtype dtype, int64_t rows, int64_t depth, int64_t cols, int64_t v, int64_t m) {
+  using Bits = typename T::Bits;
+  const auto small = [] { return T::from_f32(bits_of(float(int(random_bits() % 9) - 4))); };
+  const int64_t groups = depth / m, bytes = ceil_div(groups, 2);
+  std::vector<Bits> values(size_t(rows * 2 * groups)), dense(size_t(depth * cols)), turned(dense.size()), out(size_t(rows * cols));
+  std::vector<uint8_t> metadata(size_t(rows * bytes), uint8_t(kEmptyNibble | kEmptyNibble << 4));
+  std::vector<uint8_t> columns(size_t(rows / v * groups * 4));
+  for (size_t i = 0; i < columns.size(); i += 4) {
+    int set[4];
+    set_of_four(int(random_bits() % unsigned(sets_of(int(m), 4))), int(m), set);
+    for (size_t k = 0; k < 4; ++k) columns[i + k] = uint8_t(set[k]);
+  }
+  for (Bits& b : dense) b = small();
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t n = 0; n < cols; ++n) turned[size_t(n * depth + k)] = dense[size_t(k * cols + n)];
+  std::vector<double> want(out.size());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint32_t first = random_bits() % 3, second = first + 1 + random_bits() % (3 - first);
+      uint8_t& byte = metadata[size_t(r * bytes + g / 2)];
+      const int shift = int(g % 2 * 4);
+      byte = uint8_t((byte & ~(15 << shift)) | (first | second << 2) << shift);
+      for (int j = 0; j < 2; ++j) {
+        Bits& value = values[size_t((r * groups + g) * 2 + j)];
+        value = small();
+        const int64_t k = g * m + columns[size_t((r / v * groups + g) * 4 + (j ? second : first))];
+        for (int64_t n = 0; n < cols; ++n)
+          want[size_t(r * cols + n)] += double(float_of(T::to_f32(value))) * float_of(T::to_f32(dense[size_t(k * cols + n)]));
+      }
+    }
+  long wrong = 0;
+  for (int layout = 0; layout < 4; ++layout) {
+    VnmMatmulArgs a{};
+    a.product = {dtype, dtype, values.data(), metadata.data(), nullptr, out.data(), rows, depth, cols, layout % 2 == 1, layout / 2 == 1};
+    a.product.dense = a.product.dense_k_last ? turned.data() : dense.data();
+    a.columns = columns.data(), a.v = v, a.m = m;
+    std::fill(out.begin(), out.end(), Bits(0));
+    if (m == 4)  // the columns of a group are all of them: also the 2:4 product
+      dtype == Dtype::kF32 ? cuda::launch_matmul_f32(a.product, nullptr) : cuda::launch_matmul(a.product, nullptr);
+    else
+      dtype == Dtype::kF32 ? cuda::launch_vnm_matmul_f32(a, nullptr) : cuda::launch_vnm_matmul(a, nullptr);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t n = 0; n < cols; ++n) {
+        const Bits got = out[size_t(a.product.out_packed_last ? n * rows + r : r * cols + n)];
+        wrong += T::from_f32(bits_of(float(want[size_t(r * cols + n)]))) != got;
+      }
+  }
+  report(name, wrong);
+}
+
+static const uint32_t kKey[2] = {0x12345678u, 0x9abcdef0u};
+
+// The estimate of a group, or the group.
+template <class T>
+static void estimate(bool draws, bool exact, int64_t number, const typename T::Bits x[4], typename T::Bits y[4]) {
+  const uint32_t words[2] = {group_word(kKey[0], kKey[1], uint64_t(number), 0), group_word(kKey[0], kKey[1], uint64_t(number), 1)};
+  if (!draws)
+    std::copy(x, x + 4, y);
+  else if (exact)
+    mvue24<T, true>(x, words[0], 0, y);
+  else
+    mvue24<T, false>(x, words[0], words[1], y);
+}
+
+// f(group's number, place of its first element, its packed row, its index there)
+template <class F>
+static void for_groups(const Groups& g, F f) {
+  for (int64_t n = 0; n < g.count(); ++n) {
+    const int64_t i = n % g.inner, q = n / g.inner % (g.len / 4), o = n / g.inner / (g.len / 4);
+    f(n, (o * g.len + 4 * q) * g.inner + i, o * g.inner + i, q);
+  }
+}
+
+template <class T>
+static void pack_case(const std::string& name, Dtype dtype, Groups g) {
+  using Bits = typename T::Bits;
+  const int64_t total = g.count() * 4, bytes = ceil_div(g.len, 8), rows = g.outer * g.inner;
+  alignas(64) static Bits x[1 << 15], values[1 << 14], dense[1 << 15];
+  alignas(64) static uint8_t metadata[1 << 13], mask[1 << 15];
+  long wrong[3] = {};
+  for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential}) {
+    for (int64_t i = 0; i < total; ++i) x[i] = draw<Bits>(), mask[i] = random_bits() % 2;
+    std::vector<Bits> want_values(size_t(total / 2)), want_dense(size_t(total), Bits(0));
+    std::vector<uint8_t> want_metadata(size_t(rows * bytes), uint8_t(kEmptyNibble << 4));
+    for_groups(g, [&](int64_t n, int64_t at, int64_t row, int64_t q) {
+      Bits y[4], given[4], allowed[4], keep[4], pair[2];
+      for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner], allowed[j] = mask[at + j * g.inner];
+      estimate<T>(op == PackOp::kMvueExact || op == PackOp::kMvueSequential, op == PackOp::kMvueExact, n, given, y);
+      if (op == PackOp::kSquaredRelu)
+        for (Bits& b : y) b = squared_relu<T>(b);
+      op == PackOp::kMasked ? keep24_masked<T>(y, allowed, keep) : keep24<T>(y, keep);
+      take_kept<Bits>(y, keep, pair);
+      std::copy(pair, pair + 2, &want_values[size_t(row * (g.len / 2) + 2 * q)]);
+      uint8_t& byte = want_metadata[size_t(row * bytes + q / 2)];
+      const uint8_t nibble = uint8_t(nibble_of<Bits>(keep) & 15);
+      byte = q % 2 ? uint8_t((byte & 15) | nibble << 4) : uint8_t((byte & 0xf0) | nibble);
+      for (int j = 0; j < 4; ++j) want_dense[size_t(at + j * g.inner)] = y[j] & keep[j];
+    });
+    PackArgs a = {op, dtype, x, mask, values, metadata, g, Key{0, 0}};
+    cuda::launch_pack(a, kKey, nullptr);
+    wrong[0] += !std::equal(want_values.begin(), want_values.end(), values);
+    wrong[0] += !std::equal(want_metadata.begin(), want_metadata.end(), metadata);
+    a.op = PackOp::kUnpack, a.dense = dense;
+    cuda::launch_pack(a, nullptr, nullptr);
+    wrong[1] += !std::equal(want_dense.begin(), want_dense.end(), dense);
+    a.op = PackOp::kGather;
+    std::fill(values, values + total / 2, Bits(0));
+    cuda::launch_pack(a, nullptr, nullptr);
+    wrong[2] += !std::equal(want_values.begin(), want_values.end(), values);
+  }
+  report(name + " packs 2:4", wrong[0]);
+  report(name + " unpacks 2:4", wrong[1]);
+  report(name + " gathers 2:4", wrong[2]);
+}
+
+template <class T>
+static void map_case(const std::string& name, Dtype dtype, Groups g) {
+  using Bits = typename T::Bits;
+  alignas(64) static Bits x[1 << 13], y[1 << 13];
+  long wrong = 0;
+  for (const MapOp op : {MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential, MapOp::kMask}) {
+    for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
+    cuda::launch_map({op, dtype, x, y, g, Key{0, 0}}, kKey, nullptr);
+    for_groups(g, [&](int64_t n, int64_t at, int64_t, int64_t) {
+      Bits given[4], want[4], keep[4];
+      for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner];
+      keep24<T>(given, keep);
+      if (op == MapOp::kPrune)
+        prune24<T>(given, want);
+      else if (op == MapOp::kSoft)
+        soft24<T>(given, want);
+      else
+        estimate<T>(op != MapOp::kMask, op == MapOp::kMvueExact, n, given, want);
+      for (int j = 0; j < 4; ++j) {
+        const int64_t i = at + j * g.inner;
+        wrong += op == MapOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
+      }
+    });
+  }
+  report(name + " maps", wrong);
+}
+
+int main() {
+  const Groups shapes[] = {{1, 8 * 301, 1}, {3, 20, 1}, {2, 128, 72}, {2, 12, 5}};
+  for (const Groups& g : shapes) {
+    const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
+    pack_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
+    pack_case<F32>("float32 " + shape, Dtype::kF32, g);
+  }
+  for (const Groups& g : {Groups{5, 16, 1}, Groups{1, 20, 1}, Groups{2, 8, 24}, Groups{2, 8, 3}}) {
+    const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
+    map_case<F16>("float16 " + shape, Dtype::kF16, g);
+    map_case<F32>("float32 " + shape, Dtype::kF32, g);
+  }
+  vnm_case<BF16>("bfloat16 16:2:4 along rows", Dtype::kBF16, false, true, 48, 72, 16, 4);
+  vnm_case<BF16>("bfloat16 128:2:8 along rows", Dtype::kBF16, false, true, 128, 160, 128, 8);
+  vnm_case<BF16>("bfloat16 32:2:7 along columns", Dtype::kBF16, false, false, 160, 35, 32, 7);
+  vnm_case<F16>("float16 256:2:16 along columns", Dtype::kF16, false, false, 256, 48, 256, 16);
+  vnm_case<F32>("float32 64:2:32 along columns", Dtype::kF32, false, false, 192, 160, 64, 32);
+  vnm_case<F32>("float32 64:2:12 along rows", Dtype::kF32, false, true, 64, 132, 64, 12);
+  vnm_case<BF16>("bfloat16 16:2:6 searched along rows", Dtype::kBF16, true, true, 32, 18, 16, 6);
+  vnm_case<F32>("float32 32:2:9 searched along columns", Dtype::kF32, true, false, 64, 18, 32, 9);
+  product_case<BF16>("bfloat16 128:2:8 product", Dtype::kBF16, 128, 128 * 8, 24, 128, 8);
+  product_case<BF16>("bfloat16 64:2:10 product of odd sizes", Dtype::kBF16, 128, 70, 13, 64, 10);
+  product_case<F16>("float16 32:2:16 product", Dtype::kF16, 64, 512, 136, 32, 16);
+  product_case<F32>("float32 16:2:5 product", Dtype::kF32, 32, 55, 70, 16, 5);
+  product_case<F32>("float32 128:2:8 product", Dtype::kF32, 128, 88, 9, 128, 8);
+  product_case<BF16>("bfloat16 2:4 product", Dtype::kBF16, 144, 200, 24, 16, 4);
+  product_case<F32>("float32 2:4 product", Dtype::kF32, 80, 44, 70, 16, 4);
+  return 0;
+}

@@ -1,0 +1,46 @@
+"""CUDA kernels as they are written, run thread by thread on a CPU: the bits of the shared core's definitions,
+and exact products. Indices, layouts, synchronisation points and fragments are those of the device."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parent.parent / "ffi/cuda"
+SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+
+
+@pytest.fixture(scope="module")
+def report(counts) -> dict[str, int]:
+    emulated = HERE / "emulated"
+    flags = ["-x", "c++", f"-I{emulated}", "-include", str(emulated / "instructions.h")]
+    return counts("kernel_test.cc", *flags, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
+
+
+def of(report, *words) -> dict[str, int]:
+    return {name: wrong for name, wrong in report.items() if all(word in name for word in words)}
+
+
+@pytest.mark.parametrize("operation", ["packs 2:4", "unpacks 2:4", "gathers 2:4", "maps"])
+def test_kernels_of_groups_give_the_defined_bits(report, operation):
+    """Estimates too: groups that share a call of Philox draw the words that are theirs."""
+    found = of(report, operation)
+    assert len(found) == 8
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("operation", ["packs", "masks", "unpacks", "masked packs", "searched"])
+def test_vnm_kernels_give_the_defined_bits(report, operation):
+    found = of(report, ":2:", operation)
+    assert len(found) >= 6
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(d, ":2:") for d in ("bfloat16", "float16", "float32")] + [(d, " 2:4") for d in ("bfloat16", "float32")],
+)
+def test_products_are_exact_in_every_layout(report, dtype, kind):
+    found = of(report, dtype, kind, "product")
+    assert found
+    assert not any(found.values()), found
