@@ -38,7 +38,7 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
         )
     if implementation == "reference":
         return "reference", "asked for"
-    obstacle = _obstacle(dtype, platform())
+    obstacle = _obstacle(op, dtype, platform())
     if implementation == "cusparselt":
         obstacle = obstacle or library_obstacle()
     if implementation is not None:
@@ -51,7 +51,7 @@ def choose(op: str, dtype, implementation: str | None) -> tuple[str, str]:
     if obstacle is not None and platform() in _ffi.PLATFORMS:
         return "reference", obstacle
     kind = {"cpu": "CPU", "cuda": "CUDA"}
-    found = " and ".join(kind[p] for p in _ffi.PLATFORMS if _obstacle(dtype, p) is None)
+    found = " and ".join(kind[p] for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None)
     return ("auto", f"{found} kernel; reference on other platforms") if found else ("reference", obstacle)
 
 
@@ -89,7 +89,7 @@ def decide(
 ) -> _measured.Decision:
     """Whether and by what `implementation=None` runs a product packed, or dense by XLA; see
     `_measured.decide`."""
-    obstacle = _obstacle(dtype, platform())
+    obstacle = _obstacle("matmul", dtype, platform())
     if obstacle is not None:
         return _measured.Decision(False, obstacle)
     decision = _measured.decide(axes, side, dtype, shape, pattern, alternative)
@@ -110,5 +110,5 @@ def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cu
         return (cusparselt or kernel)(*args)
     if name == "ffi":
         return kernel(*args)
-    kernels = {p: kernel for p in _ffi.PLATFORMS if _obstacle(dtype, p) is None}
+    kernels = {p: kernel for p in _ffi.PLATFORMS if _obstacle(op, dtype, p) is None}
     return jax.lax.platform_dependent(*args, **kernels, default=reference)
