@@ -107,8 +107,8 @@ def step_adamw(
     window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
 
     def init(params):
-        zeros = optax.tree.zeros_like(params)
-        return StepAdamState(jnp.int32(0), zeros, zeros, jnp.zeros(window, jnp.float32), jnp.asarray(False))
+        mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)  # two: buffers may be donated
+        return StepAdamState(jnp.int32(0), mu, nu, jnp.zeros(window, jnp.float32), jnp.asarray(False))
 
     def watch(state, count, nu):
         if settles is None:
