@@ -133,14 +133,15 @@ def step_adamw(
         raise ValueError(
             f"step_adamw: settles={settles!r} is unknown; use 'arithmetic', 'geometric' or None."
         )
-    window = 0 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
+    # Never empty, which checkpoints cannot hold.
+    window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
 
     def init(params):
-        zeros = optax.tree.zeros_like(params)
-        return StepAdamState(jnp.int32(0), zeros, zeros, jnp.zeros(window, jnp.float32), jnp.asarray(False))
+        mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)  # two: buffers may be donated
+        return StepAdamState(jnp.int32(0), mu, nu, jnp.zeros(window, jnp.float32), jnp.asarray(False))
 
     def watch(state, count, nu):
-        if not window:
+        if settles is None:
             return state
         moves = [jnp.abs(a - b) for a, b in zip(*map(jax.tree.leaves, (nu, state.nu)), strict=True)]
         if settles == "geometric":
