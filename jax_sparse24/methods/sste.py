@@ -22,6 +22,8 @@ class SSTE(Method):
     "approximate" (the paper's), "exact", or None for a dense product. Trained sparse to the end and evaluated
     sparse."""
 
+    when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
+
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
 
