@@ -61,8 +61,8 @@ def train(
     state = None
     if not resume:
         first = schedule.phase_at(0)
-        program.step(first.sparse, first.adapters)
         state = initial_state(program)
+        program.step(first.sparse, first.adapters)
         wait_for_all("checked")
         rundir.create(out, config)
     with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:

@@ -4,6 +4,7 @@ from jax_sparse24.methods.activation24 import Activation24 as Activation24
 from jax_sparse24.methods.ast import AST as AST
 from jax_sparse24.methods.base import Method as Method
 from jax_sparse24.methods.bimask import BiMask as BiMask
+from jax_sparse24.methods.catalogue import list as list
 from jax_sparse24.methods.dense import Dense as Dense
 from jax_sparse24.methods.fst import FST as FST
 from jax_sparse24.methods.slope import SLoPe as SLoPe

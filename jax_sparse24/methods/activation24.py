@@ -29,6 +29,8 @@ class Activation24(Method):
     along consecutive tokens. soft_weights:
     also soft-thresholded 2:4 weights, sparse in F1 (W1) and B1 (W2), as in 2602.06183."""
 
+    when = "Non-gated squared-ReLU models whose weights must stay dense; saves activation memory too."
+
     dense_warmup: int = 1000
     backward_mask: Literal["keep", "redraw"] = "keep"
     forward: Literal["top2", "causal"] = "top2"

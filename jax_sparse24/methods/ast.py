@@ -26,7 +26,7 @@ class AST(Method):
     (in / k, out) starting from the mean pruned weight of every block (the paper: 16); 0 for none.
     train_projection: also train the projection (in, in / k) that sums."""
 
-    when = "A trained dense model is to become a 2:4 one for inference, with a tenth of the training."
+    when = "A trained dense model is to become a 2:4 one for inference."
     decay_on: ClassVar = "momentum"
 
     decay: float = 1e-4

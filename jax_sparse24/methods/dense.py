@@ -8,3 +8,5 @@ from jax_sparse24.methods.base import Method
 @dataclasses.dataclass(frozen=True)
 class Dense(Method):
     """Every product dense."""
+
+    when = "The baseline; what every other method has to beat at equal time."

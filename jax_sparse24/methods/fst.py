@@ -34,6 +34,8 @@ class FST(Method):
     "paired" (MVUE 1:2 of either half of a group). dense_fraction: share of the steps, at the end, in which
     every product is dense (the paper: 1/6)."""
 
+    when = "Pre-training faster with all three products of every layer sparse, and a dense model at the end."
+
     decay: float = 6e-5
     refresh_every: int = 40
     mask: Literal["transposable", "greedy", "double-pruned", "top-2"] = "transposable"

@@ -25,6 +25,8 @@ class SSTE(Method):
     e5m2 backward, after the estimate; simulated by dense products, so it adds no speed. Trained sparse to the
     end and evaluated sparse."""
 
+    when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
+
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
     fp8: Literal["tensor", "row"] | None = None

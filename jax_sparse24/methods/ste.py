@@ -16,6 +16,8 @@ class STE(Method):
     The input gradient uses the same pruned values; they are 2:4 along `in` only, so that product is dense.
     """
 
+    when = "The simplest weight method, to compare with: no state, no option, one of three products sparse."
+
     def linear_plan(self):
         return Plan.of(LINEAR, fwd=Row("w", Top2()), dgrad=Row("w", DenseValues(Top2(), axis=-2)))
 

@@ -51,6 +51,8 @@ class Venom(Method):
     dense_warmup: dense steps at the start. sparse_share: of the steps after them; the rest, at the end, is
     dense."""
 
+    when = "All six products sparse, where activations are sparse already: long runs of squared-ReLU models."
+
     v: int = 64
     m: int = 16
     clusters: int = 32

@@ -30,6 +30,10 @@ METHODS = [
     s24.methods.BiMask(trials=2),
     s24.methods.Activation24(),
     s24.methods.Activation24(soft_weights=True, backward_mask="redraw"),
+    s24.methods.SLoPe(),
+    s24.methods.SLoPe(mask="random", rank=4, adapter_share=1.0),
+    s24.methods.AST(),
+    s24.methods.AST(slorb=16, distill=0.0),
 ]
 STORED = Masked("mask", "transposable mask")
 

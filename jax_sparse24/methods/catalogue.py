@@ -1,0 +1,58 @@
+"""All methods at a glance."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.methods.base import Method
+from jax_sparse24.plan import FFN
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A method with its default options.
+
+    papers: arXiv numbers, the one it is named after first. products: how each product of an FFN is sparse,
+    from its plan; "dense" if it is not. state_bytes, adapter_bytes: besides the weights, for one FFN (d, f)
+    in float32; adapters are parameters, so an optimiser adds its moments to them. when: for whom it is."""
+
+    name: str
+    papers: tuple[str, ...]
+    products: dict[str, str]
+    state_bytes: int
+    adapter_bytes: int
+    when: str
+
+
+def list(d: int = 768, f: int = 3072) -> Sequence[Entry]:
+    """An `Entry` of every method in `s24.methods`, by name. d, f: model and FFN width its bytes are for."""
+    public = vars(sys.modules["jax_sparse24.methods"]).values()
+    classes = {c for c in public if inspect.isclass(c) and issubclass(c, Method) and c is not Method}
+    return [_entry(c, d, f) for c in sorted(classes, key=lambda c: c.__name__)]
+
+
+def _entry(kind: type[Method], d: int, f: int) -> Entry:
+    method = kind()
+    plan = method.ffn_plan()
+    products = {}
+    for product in FFN:
+        row, words = plan.row(product), plan.describe(product)
+        products[product] = f"{row.operand}: {words}" if row else f"dense{words and ', '}{words}"
+    papers = tuple(re.findall(r"\d{4}\.\d{5}", sys.modules[kind.__module__].__doc__ or ""))
+    state, adapters = (_bytes(make, d, f) for make in (method.init, method.adapters))
+    return Entry(kind.__name__, papers, products, state, adapters, method.when)
+
+
+def _bytes(make, d: int, f: int) -> int:
+    shapes = {"w1": (d, f), "w2": (f, d)}
+    made = [
+        jax.eval_shape(partial(make, role=role), jax.ShapeDtypeStruct(shape, jnp.float32))
+        for role, shape in shapes.items()
+    ]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))

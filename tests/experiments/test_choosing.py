@@ -1,0 +1,43 @@
+"""The page that helps to choose, and the list in code."""
+
+import re
+
+import jax_sparse24 as s24
+from experiments import choosing
+from jax_sparse24.plan import FFN
+
+ENTRIES = {entry.name: entry for entry in s24.methods.list()}
+
+
+def test_the_list_has_every_method_with_its_own_table():
+    classes = {
+        name: kind
+        for name, kind in vars(s24.methods).items()
+        if isinstance(kind, type) and issubclass(kind, s24.methods.Method) and name != "Method"
+    }
+    assert ENTRIES.keys() == classes.keys() >= {"Dense", "FST", "SLoPe", "AST"}
+    for name, entry in ENTRIES.items():
+        assert len(entry.when) > 20 and (entry.papers or name == "Dense"), f"{name} needs `when`, a paper"
+        plan = classes[name]().ffn_plan()
+        assert list(entry.products) == list(FFN)
+        for product, words in entry.products.items():
+            row = plan.row(product)
+            assert words.startswith(f"{row.operand}: {row}" if row else "dense")
+    assert ENTRIES["SLoPe"].products["B2"] == "dense, masked result"
+
+
+def test_bytes_of_state_and_adapters():
+    d, f = 64, 128
+    found = {entry.name: (entry.state_bytes, entry.adapter_bytes) for entry in s24.methods.list(d, f)}
+    assert found["Dense"] == found["STE"] == (0, 0)
+    assert found["FST"] == (2 * d * f, 0)  # a bool per weight
+    assert found["SLoPe"] == (2 * 2 * d * f, 2 * 4 * (d + f) * 4)  # two of them; rank 4 in both matrices
+
+
+def test_the_committed_page_is_what_the_results_give():
+    page = choosing.PAGE.read_text()
+    assert page == choosing.page(), (
+        "docs/methods.md differs from its sources: run `python -m experiments.choosing`"
+    )
+    for name in ENTRIES:
+        assert len(re.findall(rf"^\| `{name}` ", page, re.M)) >= 3, name

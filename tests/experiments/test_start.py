@@ -1,0 +1,160 @@
+"""Runs that start from other runs, that distil, and that have a phase of adapters."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments import rundir
+from experiments import start as starts
+from experiments.ablate.runs import jobs_of
+from experiments.ablation import SIZES, Ablation
+from experiments.config import Model, UserError
+from experiments.data import VOCABULARY
+from experiments.evaluate import load_state
+from experiments.models import decoder
+from experiments.step import Program, distilled_loss, loss_of
+from experiments.train import train
+from experiments.verdicts import less
+
+AST = s24.methods.AST(decay=0.1, decay_steps=3, refresh_every=2, slorb=16)
+
+
+def short(config, method, **train):
+    """Six steps, with a checkpoint after three and nothing measured but at the end."""
+    quiet = {"eval_every": 0, "monitor_every": 0, "probe_every": 0, "eval_batches": 1}
+    fields = {"steps": 6, "checkpoint_every": 3, **quiet, **train}
+    return dataclasses.replace(config, method=method, train=dataclasses.replace(config.train, **fields))
+
+
+def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
+    """It stops in the phase without adapters and goes on into the one with them."""
+    config = short(config, s24.methods.SLoPe(adapter_share=0.34, refresh_every=2, rank=4))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers=1))
+    out = train(config, tmp_path / "whole", show=False).out
+    waiting, trained = (load_state(out, step)[3] for step in (3, 6))
+    rows = rundir.read_metrics(out)
+    shutil.rmtree(out / "checkpoints" / "6")
+    assert train(config, out, resume=True, show=False).finished
+    assert losses(rows) == losses(rundir.read_metrics(out))
+    assert [phase for _, phase, _ in losses(rows)] == ["sparse"] * 4 + ["adapters"] * 2
+    jax.tree.map(np.testing.assert_array_equal, trained, load_state(out, 6)[3])
+    check_adapters(waiting, trained)
+
+
+def losses(rows):
+    return [(row["step"], row["phase"], row["loss"]) for row in rows if row["kind"] == "train"]
+
+
+def check_adapters(waiting, trained):
+    """Untouched for four steps, moments too, then trained."""
+    flat = [dict(nnx.to_flat_state(state["params"])) for state in (waiting, trained)]
+    moments = [dict(nnx.to_flat_state(optax.tree.get(state["opt"], "mu"))) for state in (waiting, trained)]
+    paths = [path for path in flat[0] if "adapters" in path]
+    assert len(paths) == 4
+    for path in paths:
+        before, after = (np.asarray(params[path][...]) for params in flat)
+        assert path[-1] == "left" or not before.any()
+        assert (before != after).any()
+        assert not np.asarray(moments[0][path][...]).any() and np.asarray(moments[1][path][...]).any()
+
+
+def test_the_start_is_the_other_run_with_masks_of_its_weights(config, finished):
+    program = Program(short(config, AST, start_from=f"{finished}/checkpoints/10"))
+    state = starts.initial_state(program)
+    there = dict(nnx.to_flat_state(load_state(finished, 10)[3]["params"]))
+    params, sparse, teacher = (
+        dict(nnx.to_flat_state(state[part])) for part in ("params", "sparse", "teacher")
+    )
+    for path, value in there.items():
+        for copy in (params, teacher):
+            np.testing.assert_array_equal(copy[path][...], value[...])
+    masks = {path: mask[...] for path, mask in sparse.items() if path[-1] == "mask"}
+    assert len(masks) == 4
+    for path, mask in masks.items():
+        np.testing.assert_array_equal(mask, s24.mask24(params[(*path[:-2], "kernel")][...], 0))
+    assert state["step"] == 0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state["opt"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "message"),
+    [
+        ({"d": 32}, "", r"parameter blocks.0.attention.* is \(16, 16\) in .* and \(32, 32\) in this model"),
+        ({"layers": 3}, "", r"parameter blocks.2.* is absent in .* and .* in this model"),
+        ({}, "/checkpoints/7", "has no checkpoint of step 7"),
+    ],
+)
+def test_starts_that_do_not_fit(model, start, message, config, finished, tmp_path):
+    config = short(config, AST, start_from=f"{finished}{start}")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
+    with pytest.raises(UserError, match=message):
+        starts.initial_state(Program(config))
+
+
+def test_an_unfinished_run_is_no_start(config, finished, tmp_path):
+    part = shutil.copytree(finished, tmp_path / "part")
+    shutil.rmtree(part / "checkpoints" / "12")
+    program = Program(short(config, AST, start_from=str(part)))
+    with pytest.raises(UserError, match="has not finished, its newest checkpoint is of step 10 of 12"):
+        starts.initial_state(program)
+
+
+def test_distilling_needs_a_teacher(config, tmp_path):
+    with pytest.raises(UserError, match=r"AST with distill=0.67 learns from a trained dense model: name its"):
+        train(short(config, s24.methods.AST()), tmp_path / "out", show=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_distilled_loss():
+    """(1 - a) CE + a t^2 KL(teacher || student), both at temperature t, mean over tokens."""
+    rng = np.random.default_rng(0)
+    own, taught = (jnp.asarray(rng.normal(size=(2, 5, 7)), jnp.float32) for _ in range(2))
+    tokens = jnp.asarray(rng.integers(0, 7, (2, 6)))
+    method = s24.methods.AST(distill=0.25, temperature=3.0)
+    got = distilled_loss(lambda _: own, lambda _: taught, method, tokens)
+    p, q = (np.asarray(jax.nn.softmax(x / 3), np.float64) for x in (taught, own))
+    divergence = (p * np.log(p / q)).sum(-1).mean()
+    want = 0.75 * float(loss_of(lambda _: own, tokens)) + 0.25 * 9 * divergence
+    assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+def test_a_low_rank_decoder(config):
+    """Every linear layer of a block has two factors; scanned and unrolled models agree."""
+    model = Model(layers=1, d=16, f=32, heads=2, ffn="swiglu", rank=4)
+    outputs = []
+    for scan in (False, True):
+        own = dataclasses.replace(config, method=s24.methods.Dense())
+        made = decoder.create(
+            dataclasses.replace(own, model=dataclasses.replace(model, scan=scan)), VOCABULARY
+        )
+        outputs.append(made(jnp.arange(16).reshape(2, 8)))
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-4)
+    kernels = [path for path, _ in nnx.to_flat_state(nnx.state(made, nnx.Param)) if "kernel" in path]
+    assert len(kernels) == 7 * 2
+    with pytest.raises(UserError, match=r"model.rank is 0 .full. or at most model.d = 16, got 17"):
+        dataclasses.replace(model, rank=17)
+
+
+# ---- ablations
+
+
+def test_arms_start_from_the_first_one_of_their_seed(tmp_path):
+    size = SIZES["smoke"]
+    words = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
+    arms = {"dense": size.arm(s24.methods.Dense(), steps=8), "ast": size.arm(s24.methods.AST())}
+    made = Ablation(**words, arms=arms, verdict=less("ast", "dense", "val_sparse"), start="dense")
+    jobs = {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
+    for seed in (0, 1):
+        dense, ast = jobs[f"dense/{seed}"], jobs[f"ast/{seed}"]
+        assert ast.needs == dense and dense.needs is None
+        assert ast.config.train.start_from == str(dense.out) and not dense.config.train.start_from
+    for start, order in (("ast", arms), ("none", arms), ("dense", {"dense": arms["dense"]})):
+        with pytest.raises(UserError, match=f"cannot start from {start!r}: it must be the first"):
+            Ablation(**words, arms=order, verdict=less("dense", "dense"), start=start)
