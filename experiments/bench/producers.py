@@ -29,7 +29,7 @@ class Producer(NamedTuple):
 
     name: str
     run: Callable
-    axes: tuple[int | None, ...] = (-1, -2)
+    axes: tuple[int | str | None, ...] = (-1, -2)
     masked: bool = False
 
 
@@ -39,7 +39,11 @@ PRODUCERS = (
     Producer("soft24", lambda x, m, axis, i: s24.soft24(x, axis, implementation=i)),
     Producer("pack24", lambda x, m, axis, i: s24.pack24(x, axis, implementation=i)),
     Producer("pack24 with mask", lambda x, m, axis, i: s24.pack24(x, axis, m, implementation=i), masked=True),
-    Producer("squared_relu24", lambda x, m, axis, i: s24.squared_relu24(x, axis, implementation=i)),
+    Producer(
+        "squared_relu24",
+        lambda x, m, axis, i: s24.squared_relu24(x, axis if axis != "both" else (-1, -2), implementation=i),
+        (-1, -2, "both"),
+    ),
     Producer(
         "transposable_mask24", lambda x, m, axis, i: s24.transposable_mask24(x, implementation=i), (None,)
     ),
@@ -79,7 +83,7 @@ def run(settings: Settings, progress) -> list[dict]:
 
 
 def measure_producer(
-    case: Case, dtype: str, producer: Producer, axis: int | None, settings: Settings
+    case: Case, dtype: str, producer: Producer, axis: int | str | None, settings: Settings
 ) -> dict:
     x = random((case.T, case.f), dtype, 1)
     args = (x, s24.mask24(random(x.shape, dtype, 2), axis)) if producer.masked else (x,)
@@ -130,7 +134,7 @@ def table(found: list[dict]) -> str:
         lines.append(
             [
                 row["producer"],
-                {None: "4x4 tiles", -1: "rows", -2: "columns"}[row["axis"]],
+                {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both"}[row["axis"]],
                 *(row[k] for k in ("T", "f", "dtype")),
                 share_of_copy(row),
                 show_ratio(row, "reference", "kernel"),

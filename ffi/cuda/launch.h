@@ -14,6 +14,8 @@ cudaError_t launch_map(const MapArgs& args, const uint32_t* key, cudaStream_t st
 cudaError_t launch_tile(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
+// kSquaredRelu of one array along its rows and its columns; one pass if both fall into whole tiles.
+cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);
 cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_vnm(const VnmArgs& args, cudaStream_t stream);

@@ -25,10 +25,31 @@ struct Tile {
   }
 };
 
+// The same array packed along its rows, too; null: not asked for.
+template <class Bits>
+struct RowsToo {
+  Bits* values;
+  uint8_t* metadata;
+};
+
+// A thread's two groups in a row of eight 16-bit elements, the first of which is number `at` of the array.
 template <PackOp op, class T>
+__device__ __forceinline__ void pack_row(const Vector<uint16_t, 8>& in, int64_t at, const RowsToo<uint16_t>& to) {
+  Vector<Pair<uint16_t>, 2> kept;
+  uint32_t byte = 0;
+  S24_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const auto group = Group<T>::of(in.at + 4 * i);
+    byte |= encode<op, T>(group, 0, 0, Draw<0>(), kept.at[i]) << (4 * i);
+  }
+  store(reinterpret_cast<Pair<uint16_t>*>(to.values) + at / 4, kept);
+  to.metadata[at / 8] = uint8_t(byte);
+}
+
+template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
                                                          typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                         const uint32_t* key_words) {
+                                                         const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes, kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
@@ -78,6 +99,7 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
       for (int j = 0; j < 4; ++j) {
         in[j] = load<Bits, kLanes>(dense + at + j * g.inner);
         if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * g.inner);
+        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * g.inner, rows_too);
       }
       S24_UNROLL
       for (int l0 = 0; l0 < kLanes; l0 += 4) {
@@ -126,14 +148,19 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
   }
 }
 
+template <PackOp op, class T, bool kRowsToo>
+cudaError_t launch(const PackArgs& a, const uint32_t* key, const RowsToo<typename T::Bits>& rows_too, cudaStream_t stream) {
+  using Bits = typename T::Bits;
+  const Groups& g = a.groups;
+  const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
+  return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
+               static_cast<Bits*>(a.values), a.metadata, g, key, rows_too);
+}
+
 template <PackOp op, class T>
 struct Launch {
   static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
-    using Bits = typename T::Bits;
-    const Groups& g = a.groups;
-    const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
-    return start(pack_columns<op, T>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-                 static_cast<Bits*>(a.values), a.metadata, g, key);
+    return launch<op, T, false>(a, key, {nullptr, nullptr}, stream);
   }
 };
 
@@ -150,6 +177,17 @@ bool fits_columns(const PackArgs& a) {
 
 cudaError_t launch_pack_columns(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
   return for_pack<Launch>(a, key, stream);
+}
+
+cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream) {
+  const bool half = columns.dtype == Dtype::kF16;
+  if (columns.dtype == Dtype::kF32 || columns.groups.count() == 0 || !fits_columns(columns) || !aligned(rows.values, 8)) {
+    const cudaError_t e = launch_pack(rows, nullptr, stream);
+    return e == cudaSuccess ? launch_pack(columns, nullptr, stream) : e;
+  }
+  const RowsToo<uint16_t> too = {static_cast<uint16_t*>(rows.values), rows.metadata};
+  return half ? launch<PackOp::kSquaredRelu, F16, true>(columns, nullptr, too, stream)
+              : launch<PackOp::kSquaredRelu, BF16, true>(columns, nullptr, too, stream);
 }
 
 }  // namespace cuda

@@ -24,6 +24,17 @@ ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer
   return run(stream, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
 }
 
+ffi::Error SquaredReluPackBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
+                               ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
+                               ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_squared_relu_pack_both";
+  const PackCall rows = PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata);
+  const PackCall columns = PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata);
+  if (rows.error.failure()) return rows.error;
+  if (columns.error.failure()) return columns.error;
+  return status(kName, launch_squared_relu_both(rows.at(0), columns.at(0), stream));
+}
+
 ffi::Error PackMasked(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer mask,
                       ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
   return run(stream, PackCall::masked("s24_pack_masked", trailing, x, mask, *values, *metadata));
@@ -51,6 +62,15 @@ XLA_FFI_DEFINE_HANDLER(kPack, Pack, S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<f
                        S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPack, SquaredReluPack,
                        S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kSquaredReluPackBoth, SquaredReluPackBoth,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kPackMasked, PackMasked,
                        S24_PACK_BINDING.Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
@@ -73,6 +93,7 @@ XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
 
 const Target kPackTargets[] = {{"s24_pack", kPack, nullptr},
                                {"s24_squared_relu_pack", kSquaredReluPack, nullptr},
+                               {"s24_squared_relu_pack_both", kSquaredReluPackBoth, nullptr},
                                {"s24_pack_masked", kPackMasked, nullptr},
                                {"s24_mvue_pack", kMvuePack, nullptr},
                                {"s24_gather", kGather, nullptr},

@@ -12,29 +12,33 @@ from jax_sparse24.ops._choose import run
 from jax_sparse24.ops.pack import _unpack, packed_types
 
 
-def squared_relu24(x, axis: int = -1, *, implementation: str | None = None) -> Packed24:
+def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str | None = None):
     """`relu(x)**2`, the two largest of every four kept, packed: activation, selection and packing in one pass
     (2503.16672).
 
     x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. The square is taken in float32,
     whose subnormals count as zero, and rounded to x's dtype before the selection, so the result equals
-    `pack24(relu(x)**2, axis)`; NaN passes. Differentiable in `x`: `2 relu(x)` at kept positions. Raises like
-    `mask24`."""
+    `pack24(relu(x)**2, axis)`; NaN passes. axis: also (-1, -2), for a product along either: a Packed24 of
+    each, from one pass over `x` on CUDA. Returns Packed24 or a tuple of them. Differentiable in `x`:
+    `2 relu(x)` at kept positions. Raises like `mask24`; ValueError for other pairs of axes."""
     x = patterns.as_array("squared_relu24", "x", x)
-    return _squared_relu24(x, patterns.check_grouped("squared_relu24", x, axis), implementation)
+    if not (isinstance(axis, tuple) and len(axis) == 2):
+        return _squared_relu24(x, patterns.check_grouped("squared_relu24", x, axis), implementation)
+    axes = tuple(patterns.check_grouped("squared_relu24", x, a) for a in axis)
+    if axes != (-1, -2):
+        raise ValueError(f"squared_relu24: axis must be one axis or (-1, -2), got {axis} of shape {x.shape}.")
+    return _both(x, implementation)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _squared_relu24(x, axis, implementation):
-    def kernel(x):
-        return Packed24(
-            *_ffi.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis
-        )
+    kernel, fallback = (partial(f, axis=axis) for f in (_kernel, reference.squared_relu24))
+    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
 
-    return run(
-        "squared_relu24", x.dtype, implementation, kernel, lambda x: reference.squared_relu24(x, axis), x
-    )
+
+def _kernel(x, axis):
+    return Packed24(*_ffi.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
 
 
 def _fwd(x, axis, implementation):
@@ -48,3 +52,40 @@ def _bwd(axis, implementation, residuals, ct):
 
 
 _squared_relu24.defvjp(_fwd, _bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(jax.jit, static_argnums=(1,), inline=True)
+def _both(x, implementation):
+    def one_pass(x):
+        types = (*packed_types(x, -1), *packed_types(x, -2))
+        *rows, values, metadata = _ffi.call("s24_squared_relu_pack_both", types, x)
+        return Packed24(*rows, -1), Packed24(values, metadata, -2)
+
+    def kernel(x):
+        return jax.lax.platform_dependent(x, cuda=one_pass, default=two_passes)
+
+    def two_passes(x):
+        return _kernel(x, -1), _kernel(x, -2)
+
+    def fallback(x):
+        return reference.squared_relu24(x, -1), reference.squared_relu24(x, -2)
+
+    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
+
+
+def _both_fwd(x, implementation):
+    packed = _both(x, implementation)
+    return packed, ([p.metadata for p in packed], x)
+
+
+def _both_bwd(implementation, residuals, cts):
+    metadata, x = residuals
+    rows, columns = (
+        _unpack(ct.values, nibbles, axis, implementation)
+        for ct, nibbles, axis in zip(cts, metadata, (-1, -2), strict=True)
+    )
+    return ((rows + columns) * (2 * jnp.maximum(x, 0)),)
+
+
+_both.defvjp(_both_fwd, _both_bwd)

@@ -53,6 +53,12 @@ def test_same_bits_along_any_axis(name, shape, axis, dtype):
     assert_same_on_both(lambda x: OPERATIONS[name](x, axis), np.asarray(adversarial(shape, dtype, seed=1)))
 
 
+@pytest.mark.parametrize("shape", [(256, 192), (2, 128, 72), (3, 68, 72), (4096, 1024)], ids=str)
+def test_same_bits_of_squared_relu_both_ways(shape, dtype):
+    x = np.asarray(adversarial(shape, dtype, seed=2))
+    assert_same_on_both(lambda x: s24.squared_relu24(x, (-1, -2)), x)
+
+
 def test_same_bits_near_the_least_normal_number():
     """Entries that the estimator scales to just below it: hardware may round them up."""
     rng = np.random.default_rng(3)

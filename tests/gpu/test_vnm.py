@@ -43,7 +43,7 @@ def test_the_search_gives_the_same_bits(shape, v, m, axis, dtype):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("m", "groups", "cols"), [(8, 32, 136), (16, 16, 128), (10, 7, 33)])
 def test_products(v, axes, side, m, groups, cols, dtype):
-    """Whole and partial tiles; the dense operand contracted along either axis, the packed one on either side."""
+    """Whole and partial tiles; either axis of the dense operand contracted; the packed one on either side."""
     rng = np.random.default_rng(6)
     packed_axis, dense_axis = axes if side == "left" else axes[::-1]
     k = m * groups

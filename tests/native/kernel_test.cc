@@ -256,6 +256,22 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
     cuda::launch_pack(a, nullptr, nullptr);
     wrong[2] += !std::equal(want_values.begin(), want_values.end(), values);
   }
+  // Squared ReLU both ways, as one array after another.
+  std::vector<Bits> row_values(size_t(total / 2)), want_rows = row_values, want_columns = row_values;
+  std::vector<uint8_t> row_metadata(size_t(g.outer * g.len * ceil_div(g.inner, 8)), 1), want_bytes = row_metadata;
+  std::vector<uint8_t> want_metadata(size_t(rows * bytes), 1);
+  const Groups along = {g.outer * g.len, g.inner, 1};
+  PackArgs r = {PackOp::kSquaredRelu, dtype, x, nullptr, want_rows.data(), want_bytes.data(), along, Key{0, 0}};
+  PackArgs c = {PackOp::kSquaredRelu, dtype, x, nullptr, want_columns.data(), want_metadata.data(), g, Key{0, 0}};
+  if (g.inner % 4 == 0) {
+    cuda::launch_pack(r, nullptr, nullptr);
+    cuda::launch_pack(c, nullptr, nullptr);
+    r.values = row_values.data(), r.metadata = row_metadata.data(), c.values = values, c.metadata = metadata;
+    cuda::launch_squared_relu_both(r, c, nullptr);
+    wrong[0] += row_values != want_rows || row_metadata != want_bytes;
+    wrong[0] += !std::equal(want_columns.begin(), want_columns.end(), values);
+    wrong[0] += !std::equal(want_metadata.begin(), want_metadata.end(), metadata);
+  }
   report(name + " packs 2:4", wrong[0]);
   report(name + " unpacks 2:4", wrong[1]);
   report(name + " gathers 2:4", wrong[2]);

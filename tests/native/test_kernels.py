@@ -13,7 +13,7 @@ SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "
 @pytest.fixture(scope="module")
 def report(counts) -> dict[str, int]:
     emulated = HERE / "emulated"
-    flags = ["-x", "c++", f"-I{emulated}", "-include", str(emulated / "instructions.h")]
+    flags = ["-O0", "-x", "c++", f"-I{emulated}", "-include", str(emulated / "instructions.h")]
     return counts("kernel_test.cc", *flags, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
 
 

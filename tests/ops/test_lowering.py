@@ -41,6 +41,17 @@ def test_cuda_calls_the_kernel_if_it_is_there(case, built):
         assert "custom_call" not in text
 
 
+def test_squared_relu_both_ways_is_one_call_on_cuda(built):
+    x = jax.ShapeDtypeStruct((2, 128, 16), jnp.bfloat16)
+    text = lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cuda", x=x)
+    calls = re.findall(r"@(s24_\w+)\(.*-> \((.*)\)", text)
+    rows, columns = "tensor<2x128x8xbf16>, tensor<2x128x2xui8>", "tensor<2x16x64xbf16>, tensor<2x16x16xui8>"
+    assert calls == ([("s24_squared_relu_pack_both", f"{rows}, {columns}")] if built else [])
+    assert (
+        lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_squared_relu_pack(") == 2
+    )
+
+
 def test_attributes_and_layouts_of_a_call(built):
     text = lowered(lambda x: s24.squared_relu24(x, 0), "cuda")
     if not built:

@@ -150,6 +150,15 @@ def test_squared_relu_is_its_definition(implementation, dtype, axis):
     assert_same_bits(packed, packed_by_oracle(oracle.squared_relu(x), axis))
 
 
+def test_squared_relu_both_ways_is_that_of_each(implementation, dtype):
+    x = adversarial((2, 128, 24), dtype, seed=9)
+    rows, columns = s24.squared_relu24(device(x), (-1, -2), implementation=implementation)
+    for packed, axis in ((rows, -1), (columns, -2)):
+        assert_same_bits(packed, packed_by_oracle(oracle.squared_relu(x), axis))
+    with pytest.raises(ValueError, match=r"must be one axis or \(-1, -2\), got \(0, 1\) of shape \(4, 8\)"):
+        s24.squared_relu24(jnp.ones((4, 8)), (0, 1), implementation=implementation)
+
+
 def test_squared_relu_selects_after_rounding(implementation):
     """Two inputs whose squares round to the same bfloat16 tie, and the lower index stays."""
     x = device([[1, 1 + 2**-7, 0, 0]], "bfloat16") * 2.0**-60
