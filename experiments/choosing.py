@@ -31,7 +31,7 @@ code.
   `Activation24`, and where its activations are very sparse, `Venom`. All three pay only where the products
   are large enough (see the times below).
 - **A 2:4 model for inference, from scratch**: `SSTE`, which has no decay to tune; `SLoPe` if masks must not
-  move; `STE` to compare with.
+  move; `SRSTE`, `STEP` and `STE` to compare with.
 - **A 2:4 model from a trained dense one**: `AST`, with `train.start_from` in the launcher.
 - **Less compute without any sparsity**: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA, arXiv
   2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat

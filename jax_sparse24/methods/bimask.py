@@ -43,6 +43,8 @@ class BiMask(Method):
     2404.01847's comparison. A kernel would permute dY and the weight together; here the input gradient is a
     dense product of the same values."""
 
+    when = "To compare with FST: a forward mask that need not be transposable; one of three products sparse."
+
     decay: float = 2e-4
     refresh_every: int = 100
     trials: int = 100

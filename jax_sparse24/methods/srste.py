@@ -22,6 +22,8 @@ class SRSTE(Method):
     with Adam the two differ (2404.01847, section 4). n, m: n of every m weights along `in` stay. Only 2:4 has
     a packed format; every other pattern runs dense products of the masked values."""
 
+    when = "The baseline of dynamic 2:4 weights, and the method for other n:m; one of three products sparse."
+
     decay: float = 2e-4
     decay_on: Literal["gradients", "weights"] = "gradients"
     n: int = 2

@@ -17,6 +17,8 @@ class STEP(STE):
     between the shares `earliest` and `latest` of the steps (10 % and 50 % in the paper), as soon as
     `s24.optim.settled` says so."""
 
+    when = "A 2:4 model with Adam where STE falls behind; to compare with: its first steps are dense."
+
     switch: float | Literal["arithmetic", "geometric"] = "arithmetic"
     earliest: float = 0.1
     latest: float = 0.5
