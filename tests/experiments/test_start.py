@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import rundir
 from experiments import start as starts
-from experiments.ablate.runs import jobs_of
+from experiments.ablate.runs import jobs_of, run_in_parallel
 from experiments.ablation import SIZES, Ablation
 from experiments.config import Model, UserError
 from experiments.data import VOCABULARY
@@ -141,16 +142,43 @@ def test_a_low_rank_decoder(config):
 # ---- ablations
 
 
-def test_arms_start_from_the_first_one_of_their_seed(tmp_path):
+WORDS = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """A dense and an AST run of two seeds, by label."""
     size = SIZES["smoke"]
-    words = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
     arms = {"dense": size.arm(s24.methods.Dense(), steps=8), "ast": size.arm(s24.methods.AST())}
-    made = Ablation(**words, arms=arms, verdict=less("ast", "dense", "val_sparse"), start="dense")
-    jobs = {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
+    made = Ablation(**WORDS, arms=arms, verdict=less("ast", "dense", "val_sparse"), start="dense")
+    return {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
+
+
+def test_arms_start_from_the_first_one_of_their_seed(jobs):
     for seed in (0, 1):
         dense, ast = jobs[f"dense/{seed}"], jobs[f"ast/{seed}"]
         assert ast.needs == dense and dense.needs is None
         assert ast.config.train.start_from == str(dense.out) and not dense.config.train.start_from
+    arms = {job.arm: job.config for job in jobs.values()}
     for start, order in (("ast", arms), ("none", arms), ("dense", {"dense": arms["dense"]})):
         with pytest.raises(UserError, match=f"cannot start from {start!r}: it must be the first"):
-            Ablation(**words, arms=order, verdict=less("dense", "dense"), start=start)
+            Ablation(**WORDS, arms=order, verdict=less("dense", "dense"), start=start)
+
+
+def test_in_parallel_arms_wait_for_their_start(jobs, tmp_path):
+    """Each run is a process that notes its name and leaves its last checkpoint; dense/1 fails."""
+    program = f"""
+import pathlib, sys
+label = sys.argv[-1]
+folder = pathlib.Path({str(tmp_path)!r})
+with (folder / "order").open("a") as file:
+    file.write(label + " ")
+if label != "dense/1":
+    arm, seed = label.split("/")
+    (folder / arm / f"seed{{seed}}" / "checkpoints" / ("8" if arm == "dense" else "12")).mkdir(parents=True)
+"""
+    command = [sys.executable, "-c", program]
+    failed = run_in_parallel(list(jobs.values()), command, [{}, {}], show=False)
+    assert failed == ["dense/1", "ast/1"]
+    order = (tmp_path / "order").read_text().split()
+    assert sorted(order) == ["ast/0", "dense/0", "dense/1"] and order.index("ast/0") > order.index("dense/0")
