@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import rundir
 from experiments import start as starts
-from experiments.ablate.runs import jobs_of
+from experiments.ablate.runs import jobs_of, run_in_parallel
 from experiments.ablation import SIZES, Ablation
 from experiments.config import Model, UserError
 from experiments.data import VOCABULARY
@@ -87,7 +88,6 @@ def test_the_start_is_the_other_run_with_masks_of_its_weights(config, finished):
     ("model", "start", "message"),
     [
         ({"d": 32}, "", r"parameter blocks.0.attention.* is \(16, 16\) in .* and \(32, 32\) in this model"),
-        ({"layers": 3}, "", r"parameter blocks.2.* is absent in .* and .* in this model"),
         ({}, "/checkpoints/7", "has no checkpoint of step 7"),
     ],
 )
@@ -126,18 +126,15 @@ def test_the_distilled_loss():
 
 
 def test_a_low_rank_decoder(config):
-    """Every linear layer of a block has two factors; scanned and unrolled models agree."""
-    model = Model(layers=1, d=16, f=32, heads=2, ffn="swiglu", rank=4)
-    outputs = []
-    for scan in (False, True):
-        own = dataclasses.replace(config, method=s24.methods.Dense())
-        made = decoder.create(
-            dataclasses.replace(own, model=dataclasses.replace(model, scan=scan)), VOCABULARY
-        )
-        outputs.append(made(jnp.arange(16).reshape(2, 8)))
-    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-4)
-    kernels = [path for path, _ in nnx.to_flat_state(nnx.state(made, nnx.Param)) if "kernel" in path]
+    """Every linear layer of a block has two factors, queries, keys and values their own."""
+    model = Model(layers=1, d=16, f=32, heads=2, ffn="swiglu", rank=4, scan=True)
+    config = dataclasses.replace(config, method=s24.methods.Dense(), model=model)
+    made = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
+    logits = nnx.eval_shape(lambda made: made(jnp.zeros((2, 8), jnp.int32)), made)
+    assert logits.shape == (2, 8, VOCABULARY)
+    kernels = {path: v.shape for path, v in nnx.to_flat_state(nnx.state(made, nnx.Param)) if "kernel" in path}
     assert len(kernels) == 7 * 2
+    assert all(4 in shape[-2:] for shape in kernels.values())
     with pytest.raises(UserError, match=r"model.rank is 0 .full. or at most model.d = 16, got 17"):
         dataclasses.replace(model, rank=17)
 
@@ -145,16 +142,43 @@ def test_a_low_rank_decoder(config):
 # ---- ablations
 
 
-def test_arms_start_from_the_first_one_of_their_seed(tmp_path):
+WORDS = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """A dense and an AST run of two seeds, by label."""
     size = SIZES["smoke"]
-    words = dict.fromkeys(("claim", "source", "expects", "differs"), "words")
     arms = {"dense": size.arm(s24.methods.Dense(), steps=8), "ast": size.arm(s24.methods.AST())}
-    made = Ablation(**words, arms=arms, verdict=less("ast", "dense", "val_sparse"), start="dense")
-    jobs = {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
+    made = Ablation(**WORDS, arms=arms, verdict=less("ast", "dense", "val_sparse"), start="dense")
+    return {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
+
+
+def test_arms_start_from_the_first_one_of_their_seed(jobs):
     for seed in (0, 1):
         dense, ast = jobs[f"dense/{seed}"], jobs[f"ast/{seed}"]
         assert ast.needs == dense and dense.needs is None
         assert ast.config.train.start_from == str(dense.out) and not dense.config.train.start_from
+    arms = {job.arm: job.config for job in jobs.values()}
     for start, order in (("ast", arms), ("none", arms), ("dense", {"dense": arms["dense"]})):
         with pytest.raises(UserError, match=f"cannot start from {start!r}: it must be the first"):
-            Ablation(**words, arms=order, verdict=less("dense", "dense"), start=start)
+            Ablation(**WORDS, arms=order, verdict=less("dense", "dense"), start=start)
+
+
+def test_in_parallel_arms_wait_for_their_start(jobs, tmp_path):
+    """Each run is a process that notes its name and leaves its last checkpoint; dense/1 fails."""
+    program = f"""
+import pathlib, sys
+label = sys.argv[-1]
+folder = pathlib.Path({str(tmp_path)!r})
+with (folder / "order").open("a") as file:
+    file.write(label + " ")
+if label != "dense/1":
+    arm, seed = label.split("/")
+    (folder / arm / f"seed{{seed}}" / "checkpoints" / ("8" if arm == "dense" else "12")).mkdir(parents=True)
+"""
+    command = [sys.executable, "-c", program]
+    failed = run_in_parallel(list(jobs.values()), command, [{}, {}], show=False)
+    assert failed == ["dense/1", "ast/1"]
+    order = (tmp_path / "order").read_text().split()
+    assert sorted(order) == ["ast/0", "dense/0", "dense/1"] and order.index("ast/0") > order.index("dense/0")
