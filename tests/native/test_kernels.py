@@ -21,7 +21,7 @@ def of(report, *words) -> dict[str, int]:
     return {name: wrong for name, wrong in report.items() if all(word in name for word in words)}
 
 
-@pytest.mark.parametrize("operation", ["packs 2:4", "unpacks 2:4", "gathers 2:4", "maps"])
+@pytest.mark.parametrize("operation", [" packs 2:4", "unpacks 2:4", "gathers 2:4", "maps"])
 def test_kernels_of_groups_give_the_defined_bits(report, operation):
     """Estimates too: groups that share a call of Philox draw the words that are theirs."""
     found = of(report, operation)
