@@ -62,6 +62,19 @@ S24_HD float blend(uint32_t mask, float a, float b) { return mask != 0 ? a : b; 
 
 S24_HD float keep_if(uint32_t mask, float v) { return float_of(bits_of(v) & mask); }
 
+template <class K>
+struct SignedOf;
+template <>
+struct SignedOf<uint32_t> {
+  using Type = int32_t;
+};
+template <>
+struct SignedOf<uint16_t> {
+  using Type = int16_t;
+};
+template <class K>
+using Signed = typename SignedOf<K>::Type;
+
 // Two or more of three.
 template <class K>
 S24_HD K majority(K a, K b, K c) {

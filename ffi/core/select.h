@@ -8,20 +8,25 @@ namespace s24 {
 template <class T>
 S24_HD typename T::Bits magnitude_key(typename T::Bits x) {
   using Bits = typename T::Bits;
-  const Bits a = Bits(x & T::kMagnitude);
-  return blend(mask_if<Bits>(a > T::kInf), Bits(T::kMagnitude), a);
+  const Signed<Bits> a = Signed<Bits>(x & T::kMagnitude), nan = Signed<Bits>(T::kInf + 1);
+  return Bits(a < nan ? a : nan);
 }
 
-// keep[i]: a mask, all ones for the two largest keys.
+// keep[i]: a mask, all ones for the two largest keys, which are ordered as signed numbers: not every instruction set has
+// the unsigned order.
 template <class K>
-S24_HD void keep_two(const K k[4], K keep[4]) {
-  // bIJ: I comes before J.
-  const K b01 = mask_if<K>(k[0] >= k[1]), b02 = mask_if<K>(k[0] >= k[2]), b03 = mask_if<K>(k[0] >= k[3]);
-  const K b12 = mask_if<K>(k[1] >= k[2]), b13 = mask_if<K>(k[1] >= k[3]), b23 = mask_if<K>(k[2] >= k[3]);
-  keep[0] = majority(b01, b02, b03);
-  keep[1] = majority(K(~b01), b12, b13);
-  keep[2] = majority(K(~b02), K(~b12), b23);
-  keep[3] = K(~majority(b03, b13, b23));
+S24_HD void keep_two(const K key[4], K keep[4]) {
+  using S = Signed<K>;
+  const S k[4] = {S(key[0]), S(key[1]), S(key[2]), S(key[3])};
+  const K a = mask_if<K>(k[0] >= k[1]), b = mask_if<K>(k[2] >= k[3]);
+  const S high_a = k[0] > k[1] ? k[0] : k[1], low_a = k[0] > k[1] ? k[1] : k[0];
+  const S high_b = k[2] > k[3] ? k[2] : k[3], low_b = k[2] > k[3] ? k[3] : k[2];
+  // Both of one half, or the first in rank of each.
+  const K both_a = mask_if<K>(low_a >= high_b), both_b = mask_if<K>(low_b > high_a);
+  keep[0] = K(both_a | (a & ~both_b));
+  keep[1] = K(both_a | ~(a | both_b));
+  keep[2] = K(both_b | (b & ~both_a));
+  keep[3] = K(both_b | ~(b | both_a));
 }
 
 template <class T>
@@ -49,7 +54,7 @@ S24_HD void keep24_masked(typename T::Bits x[4], const typename T::Bits mask[4],
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const Bits allowed = mask_if<Bits>(mask[i] != 0);
-    key[i] = Bits(magnitude_key<T>(x[i]) | (allowed & Bits(T::kMagnitude + 1)));
+    key[i] = Bits(magnitude_key<T>(x[i]) | (~allowed & Bits(T::kMagnitude + 1)));
     x[i] = Bits(x[i] & allowed);
   }
   keep_two(key, keep);

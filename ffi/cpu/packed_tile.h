@@ -28,6 +28,10 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
 
 static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
+// Values of so many bytes are written past the caches. Their lines lie in many rows, few in each: no prefetcher fetches
+// them, and an ordinary store waits for what it overwrites.
+constexpr int64_t kStreamBytes = 2 << 20;
+
 // The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length.
 template <class B, int kTile = int(kPackTileLanes)>
 struct PackedTile {
@@ -71,19 +75,24 @@ struct PackedTile {
   }
 
   // Between rows and memory, which holds one line per lane: `count` groups of n lanes; steps are elements and bytes from
-  // lane to lane.
-  void store_values(B* v, int64_t step, int64_t n, int64_t count) const {
+  // lane to lane; `total` elements are those of the whole array.
+  void store_values(B* v, int64_t step, int64_t n, int64_t count, int64_t total) const {
     alignas(64) uint32_t lines[kWidth][kWords];
+    const bool lined = (reinterpret_cast<uintptr_t>(v) | size_t(step) * sizeof(B)) % 64 == 0;
+    const bool streams = count == kPackTileGroups && lined && total * int64_t(sizeof(B)) > kStreamBytes;
     for (int64_t first = 0; first < n; first += kWidth) {
       for (int w = 0; w < kWords; w += kWidth) transpose(&rows[w][first], kTile, &lines[0][w], kWords);
       const int64_t lanes = n - first < kWidth ? n - first : int64_t{kWidth};
       B* to = v + first * step;
-      if (count == kPackTileGroups) {
+      if (streams) {
+        for (int64_t l = 0; l < lanes; ++l) stream_words<kWords>(lines[l], to + l * step);
+      } else if (count == kPackTileGroups) {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], sizeof lines[l]);
       } else {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], size_t(count) * 2 * sizeof(B));
       }
     }
+    if (streams) end_streams();
   }
   void load_values(const B* v, int64_t step, int64_t n, int64_t count) {
     alignas(64) uint32_t lines[kWidth][kWords];

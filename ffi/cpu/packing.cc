@@ -254,16 +254,19 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
         mask = some;
         step = kTile;
       }
+      // Rows of the next group lie elsewhere, which hardware prefetchers do not see.
+      const Bits* ahead = static_cast<const Bits*>(a.dense) + (k + 1 < count ? at + 4 * inner : at);
       packer.draw(a.key, row * inner + t.i0, t.n);
       for (int64_t l = 0; l < t.n; l += kCount) {
         Packed<Bits> out;
+        for (int j = 0; j < 4; ++j) __builtin_prefetch(ahead + j * inner + l, 0, 3);
         if (kOp == PackOp::kGather) packed.get_nibbles(k, l, out.nibbles);
         packer.template run<false>(from + l, step, mask + l, step, l, out);
         packed.put(k, l, out.pairs);
         if (kOp != PackOp::kGather) packed.put_nibbles(k, l, out.nibbles);
       }
     }
-    packed.store_values(values, 2 * groups, t.n, count);
+    packed.store_values(values, 2 * groups, t.n, count, 2 * a.groups.count());
     if (kOp != PackOp::kGather) packed.store_metadata(metadata, bytes, t.n, count);
   }
 }

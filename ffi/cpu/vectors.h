@@ -2,6 +2,10 @@
 #pragma once
 #include "../core/base.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace s24 {
 namespace S24_ISA {
 
@@ -38,6 +42,33 @@ typedef uint64_t WideVec __attribute__((vector_size(4 * kWidth)));
 #else
 #define S24_SHUFFLE(Index, a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
 #endif
+
+// Stores past the caches, of whole cache lines; `to` is aligned to 64 bytes. Ordered by end_streams.
+template <int kWords>
+S24_HD void stream_words(const uint32_t* from, void* to) {
+  static_assert(kWords % 16 == 0, "whole lines");
+  S24_UNROLL
+  for (int w = 0; w < kWords; w += kWidth) {
+    Vec v;
+    __builtin_memcpy(&v, from + w, sizeof v);
+    float* at = static_cast<float*>(to) + w;
+#if defined(__AVX512F__)
+    _mm512_stream_ps(at, v);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(at, v);
+#elif defined(__SSE2__)
+    _mm_stream_ps(at, v);
+#else
+    __builtin_memcpy(at, &v, sizeof v);
+#endif
+  }
+}
+
+S24_HD void end_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
 
 S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_LOW); }
 S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_HIGH); }

@@ -222,7 +222,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   }
   if (kOp == VnmOp::kMask || kOp == VnmOp::kUnpack) return;
   for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
-    tile.store_values(values + row * 2 * all, 2 * all, n, u.groups);
+    tile.store_values(values + row * 2 * all, 2 * all, n, u.groups, a.outer * a.rows * 2 * all);
     if (packs(kOp)) tile.store_metadata(metadata + row * bytes, bytes, n, u.groups);
   });
 }

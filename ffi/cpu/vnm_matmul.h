@@ -49,6 +49,16 @@ struct PackedRows {
   int64_t value_step, byte_step;
 };
 
+// Asks for the next rows: each is a few lines far from the last, which hardware prefetchers do not follow.
+template <class B>
+S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
+  for (int r = kVnmTileRows; r < 2 * kVnmTileRows; ++r) {
+    const char* values = reinterpret_cast<const char*>(p.values + r * p.value_step);
+    for (int64_t b = 0; b < 2 * groups * int64_t(sizeof(B)); b += 64) __builtin_prefetch(values + b, 0, 3);
+    __builtin_prefetch(p.metadata + r * p.byte_step, 0, 3);
+  }
+}
+
 template <class T, int kVectors>
 void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, const float* __restrict__ gathered,
                        float* __restrict__ sums, bool accumulate) {
@@ -126,6 +136,7 @@ void vnm_matmul_panel(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& 
           const PackedRows<typename T::Bits> rows = {
               static_cast<const typename T::Bits*>(p.values) + 2 * (r * groups + g),
               p.metadata + r * ceil_div(groups, 2) + g / 2, 2 * groups, ceil_div(groups, 2)};
+          if (r + kVnmTileRows < row + a.v) prefetch_rows(rows, end - g);
           multiply_gathered_any<T>(rows, end - g, scratch.gathered[0], sums[r - row], cols, g > 0);
         }
       }
