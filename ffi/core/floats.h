@@ -64,6 +64,16 @@ struct F16 {
   }
 };
 
+// Two bfloat16 in a word, the first in its low half, as float32 bits; back for what is no NaN. No element crosses lanes,
+// which is what makes it cheap in vector code.
+S24_HD uint32_t first_of(uint32_t word) { return word << 16; }
+S24_HD uint32_t second_of(uint32_t word) { return word & 0xffff0000u; }
+
+S24_HD uint32_t round_two(uint32_t first, uint32_t second) {
+  const uint32_t up = second + 0x7fffu + ((second >> 16) & 1u);
+  return ((first + 0x7fffu + ((first >> 16) & 1u)) >> 16) | (up & 0xffff0000u);
+}
+
 // |x| as float32 bits, subnormals flushed. Orders like the value, as an integer.
 S24_HD uint32_t flushed_magnitude(uint32_t u) {
   const uint32_t a = u & kF32Magnitude;

@@ -26,6 +26,32 @@ S24_HD uint32_t soft24_finite(const typename T::Bits x[4], typename T::Bits y[4]
   return mask_if<uint32_t>(max_u32(high, other_high) < kF32Inf);
 }
 
+// The same for bfloat16 in steps: magnitudes, threshold and largest; the differences of two in a word; the result.
+S24_HD int16_t soft24_threshold(const uint16_t x[4], uint16_t a[4], uint16_t& t) {
+  int16_t m[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    m[i] = int16_t(x[i] & BF16::kMagnitude);
+    m[i] = int16_t(m[i] & mask_if<uint16_t>(m[i] >= int16_t(kF32MinNormal >> 16)));
+    a[i] = uint16_t(m[i]);
+  }
+  const int16_t low = m[0] < m[1] ? m[0] : m[1], high = m[0] < m[1] ? m[1] : m[0];
+  const int16_t other_low = m[2] < m[3] ? m[2] : m[3], other_high = m[2] < m[3] ? m[3] : m[2];
+  const int16_t least_high = high < other_high ? high : other_high, most_low = low < other_low ? other_low : low;
+  t = uint16_t(most_low < least_high ? most_low : least_high);
+  return high < other_high ? other_high : high;
+}
+
+S24_HD uint32_t subtract_two(uint32_t a, uint32_t t) {
+  return round_two(bits_of(float_of(first_of(a)) - float_of(first_of(t))),
+                   bits_of(float_of(second_of(a)) - float_of(second_of(t))));
+}
+
+S24_HD uint16_t soft24_result(uint16_t x, uint16_t difference) {
+  const uint16_t normal = mask_if<uint16_t>(int16_t(difference) >= int16_t(kF32MinNormal >> 16));
+  return uint16_t((difference | (x & uint16_t(~BF16::kMagnitude))) & normal);
+}
+
 // In a group with NaN the first two NaN pass with their bits and nothing else; if the threshold itself is infinite, the
 // first two infinities pass.
 template <class T>

@@ -54,6 +54,27 @@ S24_HD void store_block(B* p, int64_t step, const Quad<B>& v) {
   for (int j = 0; j < 4; ++j) __builtin_memcpy(p + j * (kRows ? kLanes<B> : step), &a[j], sizeof(Vec));
 }
 
+// f(group, result) for each lane.
+template <class B, class F>
+S24_HD void for_lanes(const Quad<B>& in, Quad<B>& out, F f) {
+  for (int l = 0; l < kLanes<B>; ++l) {
+    const B x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+    B y[4];
+    f(x, y);
+    for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+  }
+}
+
+// out = f(a, b) on words of two elements.
+template <int kCount, class F>
+S24_HD void for_words(const uint16_t (&a)[kCount], const uint16_t (&b)[kCount], uint16_t (&out)[kCount], F f) {
+  alignas(64) uint32_t x[kCount / 2], y[kCount / 2];
+  __builtin_memcpy(x, a, sizeof x);
+  __builtin_memcpy(y, b, sizeof y);
+  for (int l = 0; l < kCount / 2; ++l) x[l] = f(x[l], y[l]);
+  __builtin_memcpy(out, x, sizeof x);
+}
+
 // n groups from one place to another.
 template <bool kRows, class B>
 S24_HD void copy_groups(const B* from, int64_t from_step, int64_t n, B* to, int64_t to_step) {

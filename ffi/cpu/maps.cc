@@ -10,30 +10,58 @@ namespace {
 
 constexpr int kBlock = 64;  // groups that share one drawing of random words
 
+// Operations on a group: `usual` of a block of groups, whose result stands if it says that they all are usual; `any`.
 struct PruneOp {
-  template <class T>
-  static S24_HD uint32_t usual(const typename T::Bits x[4], typename T::Bits y[4]) {
-    prune24<T>(x, y);
-    return ~0u;
+  template <class T, class B>
+  static S24_HD bool usual(const Quad<B>& in, Quad<B>& out) {
+    for_lanes(in, out, [](const B x[4], B y[4]) { prune24<T>(x, y); });
+    return true;
   }
-  template <class T>
-  static S24_HD void any(const typename T::Bits x[4], typename T::Bits y[4]) {
+  template <class T, class B>
+  static S24_HD void any(const B x[4], B y[4]) {
     prune24<T>(x, y);
   }
 };
 
 struct SoftOp {
-  template <class T>
-  static S24_HD uint32_t usual(const typename T::Bits x[4], typename T::Bits y[4]) {
-    return soft24_finite<T>(x, y);
+  template <class T, class B>
+  static S24_HD bool usual(const Quad<B>& in, Quad<B>& out) {
+    if constexpr (T::kInf == BF16::kInf) {
+      return soft_bf16(in, out);
+    } else {
+      uint32_t usual = ~0u;
+      for_lanes(in, out, [&](const B x[4], B y[4]) { usual &= soft24_finite<T>(x, y); });
+      return usual != 0;
+    }
   }
-  template <class T>
-  static S24_HD void any(const typename T::Bits x[4], typename T::Bits y[4]) {
+  template <class T, class B>
+  static S24_HD void any(const B x[4], B y[4]) {
     soft24<T>(x, y);
+  }
+
+ private:
+  using B = uint16_t;
+  static S24_HD bool soft_bf16(const Quad<B>& in, Quad<B>& out) {
+    constexpr int kCount = kLanes<B>;
+    Quad<B> a;
+    alignas(64) B threshold[kCount];
+    int16_t most = 0;
+    for (int l = 0; l < kCount; ++l) {
+      const B x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      B m[4], t;
+      const int16_t largest = soft24_threshold(x, m, t);
+      most = most < largest ? largest : most;
+      threshold[l] = t;
+      for (int j = 0; j < 4; ++j) a.at[j][l] = m[j];
+    }
+    for (int j = 0; j < 4; ++j) {
+      for_words(a.at[j], threshold, out.at[j], subtract_two);
+      for (int l = 0; l < kCount; ++l) out.at[j][l] = soft24_result(in.at[j][l], out.at[j][l]);
+    }
+    return most < int16_t(BF16::kInf);
   }
 };
 
-// An operation that looks at each group by itself: `usual`, or `any` if that said for some group that it is not usual.
 template <class T, class Op>
 struct EachGroup {
   using Out = typename T::Bits;
@@ -42,19 +70,8 @@ struct EachGroup {
   S24_HD void apply(int64_t, const Out* from, int64_t from_step, Out* to, int64_t to_step) const {
     Quad<Out> in, out;
     load_block<kRows, false>(from, from_step, in);
-    uint32_t usual = ~0u;
-    for (int l = 0; l < kLanes<Out>; ++l) {
-      const Out x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-      Out y[4];
-      usual &= Op::template usual<T>(x, y);
-      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
-    }
-    for (int l = 0; usual == 0 && l < kLanes<Out>; ++l) {
-      const Out x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
-      Out y[4];
-      Op::template any<T>(x, y);
-      for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
-    }
+    if (!Op::template usual<T>(in, out))
+      for_lanes(in, out, [](const Out x[4], Out y[4]) { Op::template any<T>(x, y); });
     store_block<kRows, false>(to, to_step, out);
   }
 };

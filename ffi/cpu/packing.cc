@@ -39,6 +39,7 @@ template <class T, PackOp kOp>
 S24_HD void pack_block(const Quad<typename T::Bits>& in, const Quad<typename T::Bits>& allowed,
                        Packed<typename T::Bits>& out) {
   using Bits = typename T::Bits;
+  S24_LOOP
   for (int l = 0; l < kLanes<Bits>; ++l) {
     Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
     const Bits m[4] = {allowed.at[0][l], allowed.at[1][l], allowed.at[2][l], allowed.at[3][l]};
@@ -47,6 +48,50 @@ S24_HD void pack_block(const Quad<typename T::Bits>& in, const Quad<typename T::
     out.nibbles[l] = nibble;
     out.pairs[0][l] = pair[0];
     out.pairs[1][l] = pair[1];
+  }
+}
+
+// Two bfloat16 at a time; float32 is squared where it is needed.
+S24_HD void square_words(uint32_t (&)[kLanes<uint32_t>]) {}
+S24_HD void square_words(uint16_t (&x)[kLanes<uint16_t>]) {
+  for_words(x, x, x, [](uint32_t word, uint32_t) { return square_two(word); });
+}
+
+// pack_block after max(x, 0)^2. Of usual blocks, without NaN: squares are keys.
+template <class T>
+S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bits>& out) {
+  using Bits = typename T::Bits;
+  if constexpr (T::kInf == F16::kInf) {
+    return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
+  } else {
+    using Key = Signed<Bits>;
+    Quad<Bits> y;
+    Key most = 0;
+    S24_LOOP
+    for (int l = 0; l < kLanes<Bits>; ++l) {
+      const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+      Key a[4];
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        a[j] = Key(x[j] & T::kMagnitude);
+        y.at[j][l] = squarable<T>(x[j]);
+      }
+      const Key high = a[0] < a[1] ? a[1] : a[0], other = a[2] < a[3] ? a[3] : a[2], highest = high < other ? other : high;
+      most = most < highest ? highest : most;
+    }
+    if (most > Key(T::kInf)) return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
+    for (int j = 0; j < 4 && sizeof(Bits) == 2; ++j) square_words(y.at[j]);
+    S24_LOOP
+    for (int l = 0; l < kLanes<Bits>; ++l) {
+      Bits x[4] = {y.at[0][l], y.at[1][l], y.at[2][l], y.at[3][l]};
+      Bits keep[4], pair[2];
+      for (int j = 0; j < 4 && sizeof(Bits) == 4; ++j) x[j] = Bits(square(x[j]));
+      keep_two(x, keep);
+      take_kept(x, keep, pair);
+      out.nibbles[l] = nibble_of(keep);
+      out.pairs[0][l] = pair[0];
+      out.pairs[1][l] = pair[1];
+    }
   }
 }
 
@@ -85,6 +130,7 @@ struct Packer {
     Quad<Bits> in, other{};
     load_block<kRows, true>(from, step, in);
     if (kOp == PackOp::kMasked) load_mask<kRows>(mask, mask_step, other);
+    if (kOp == PackOp::kSquaredRelu) return pack_squares<T>(in, out);
     if (!kRandom) return pack_block<T, kOp>(in, other, out);
     mvue_block<T, kExact>(w0 + l, w1 + l, in, other);
     pack_block<T, PackOp::kPlain>(other, other, out);

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.ops import _ffi
 from jax_sparse24.ops.pack import gather24
 from tests.ops import oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, words
@@ -168,3 +169,28 @@ def test_squared_relu_selects_after_rounding(implementation):
     assert_same_bits(packed, packed_by_oracle(oracle.squared_relu(np.asarray(x)), -1))
     tiny = device([[3 * 2.0**-14, 2.0**-12.5, 2.0**-13, 2.0**-13]], "float16")  # squares below the least half
     assert np.asarray(s24.squared_relu24(tiny, implementation=implementation).metadata).tolist() == [[0x44]]
+
+
+# Of the last, values are large enough to be streamed past the caches.
+@pytest.mark.parametrize("shape", [(12, 264), (1024, 2112)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_same_bits_on_every_instruction_set(shape, dtype):
+    native = _ffi.module("cpu")
+    if native is None:
+        pytest.skip("CPU kernels are not built")
+
+    def run(x, implementation):
+        packed = s24.pack24(x, -2, implementation=implementation)
+        if x.shape[0] > 100:
+            return packed
+        squares = [s24.squared_relu24(x, axis, implementation=implementation) for axis in (-1, -2)]
+        return packed, squares, [s24.soft24(x, axis, implementation=implementation) for axis in (-1, -2)]
+
+    x, run = device(adversarial(shape, dtype, seed=76)), jax.jit(run, static_argnums=1)
+    expected = run(x, "reference")
+    try:
+        for isa in native.isas():
+            native.use_isa(isa)
+            assert_same_bits(run(x, "ffi"), expected)
+    finally:
+        native.use_isa(native.isas()[0])
