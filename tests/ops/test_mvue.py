@@ -305,5 +305,5 @@ def test_differentiating_raises(implementation, exact, transform):
         def f(x, op=op):
             return jnp.sum(op(KEY, x, 1, exact, implementation=implementation))
 
-        with pytest.raises(TypeError, match="no derivative of its own"):
+        with pytest.raises(TypeError, match="no derivative of their own"):
             transform(f)(x)
