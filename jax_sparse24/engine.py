@@ -101,8 +101,17 @@ class Execution:
             )
         return Cut(sparse, y, x) if on_left else Cut(y, sparse, x)
 
-    def multiply(self, name: str, cut: Cut) -> jax.Array:
-        """The product of what `cut` returned."""
+    def dense_features(self, cut: Cut) -> jax.Array | None:
+        """The features of Y2, cut for B2, that stay dense in B4 too, if both keep as many by one rank: Y2 and
+        dY1 have their non-zeros in the same places (2503.16672)."""
+        first, second = self.plan.row("B2"), self.plan.row("B4")
+        if not (first and second and first.operand == "y2" and second.operand == "dy1"):
+            return None
+        same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
+        return densest(cut.uncut, first.dense_share, first.rank) if same and first.dense_share else None
+
+    def multiply(self, name: str, cut: Cut, features: jax.Array | None = None) -> jax.Array:
+        """The product of what `cut` returned. features: those that stay dense; chosen here if not given."""
         (a, a_axis), (_, b_axis) = self.table[name]
         out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation)
         row = self.plan.row(name)
@@ -110,8 +119,9 @@ class Execution:
             return out
         on_left = row.operand == a
         if row.dense_share:
-            features = densest(cut.uncut, row.dense_share, row.rank)
-            few = cut.uncut[:, features]
+            if features is None:
+                features = densest(cut.uncut, row.dense_share, row.rank)
+            few = jnp.take(cut.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
             if on_left:
                 out = out.at[features].set(contract(few, cut.right, a_axis, b_axis))
             else:
@@ -192,9 +202,11 @@ def _ffn_bwd(run, residuals, dy3_Td):
         kept = None
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
         (operands["dy1"],) = activation_vjp(dy2_Tf)
-    dw2_fd = run.product("B2", operands, state, key)
+    cut = run.cut("B2", operands, state, key)
+    features = run.dense_features(cut)
+    dw2_fd = run.multiply("B2", cut, features)
     dx_Td = run.product("B3", operands, state, key, kept=kept)
-    dw1_df = run.product("B4", operands, state, key)
+    dw1_df = run.multiply("B4", run.cut("B4", operands, state, key), features)
     sum_dtype = jnp.promote_types(dy3_Td.dtype, jnp.float32)
     db1_f = None if b1_f is None else operands["dy1"].sum(0, dtype=sum_dtype).astype(b1_f.dtype)
     return dx_Td, dw1_df, dw2_fd, db1_f, None, None

@@ -94,7 +94,7 @@ class Row:
     collected, that the operand's features, dealt over groups of as many, are cut side by side; dense_share,
     the share of its features whose part of the result comes from a small dense product instead; rank, which
     features these are: those with the most non-zeros ("density") or those of which the cut takes the most
-    energy ("lost")."""
+    energy ("lost"); if B2 and B4 keep as many by one rank, those of Y2 in both."""
 
     operand: str
     by: Sparsifier

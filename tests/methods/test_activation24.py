@@ -39,11 +39,10 @@ def strided(a):
     return a.reshape(4, T // 4, -1).swapaxes(0, 1).reshape(a.shape)
 
 
-def token_product(a, b, share, order=strided):
-    """a' b with a cut to two of every four tokens, except in its features with most non-zeros."""
+def token_product(a, b, ranked, order=strided):
+    """a' b with a cut to two of every four tokens, except in the features `ranked`."""
     cut = order(a)
     kept = oracle.top2(cut, 0)
-    ranked = np.argsort(-(a != 0).sum(0), kind="stable")[: int(np.ceil(share * a.shape[1]))]
     kept[:, ranked] = cut[:, ranked]
     return kept.T @ order(b)
 
@@ -58,8 +57,9 @@ def formulas(x, w1, w2, dy, share=0.05, keep=True):
         dy1 = np.where(y2 != 0, dy1, 0)
     along_features = dy1 if keep else oracle.top2(dy1, 1)
     uncut = y2 if keep else relu**2
-    dw1 = token_product(dy1, x, share).T
-    return [y2 @ w2, along_features @ w1.T, dw1, token_product(uncut, dy, share)]
+    ranked = np.argsort(-(uncut != 0).sum(0), kind="stable")[: int(np.ceil(share * f))]
+    dw1 = token_product(dy1, x, ranked).T
+    return [y2 @ w2, along_features @ w1.T, dw1, token_product(uncut, dy, ranked)]
 
 
 @pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
