@@ -53,9 +53,11 @@ class Execution:
                 if by is not None:
                     by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
 
-    def product(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> jax.Array:
+    def product(
+        self, name: str, operands: Mapping[str, jax.Array], state, key, features=None, **context
+    ) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32."""
-        out = self.multiply(name, self.cut(name, operands, state, key, **context))
+        out = self.multiply(name, self.cut(name, operands, state, key, **context), features)
         if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
             mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
             out = jnp.where(mask, out, jnp.zeros_like(out))
@@ -101,14 +103,16 @@ class Execution:
             )
         return Cut(sparse, y, x) if on_left else Cut(y, sparse, x)
 
-    def dense_features(self, cut: Cut) -> jax.Array | None:
-        """The features of Y2, cut for B2, that stay dense in B4 too, if both keep as many by one rank: Y2 and
-        dY1 have their non-zeros in the same places (2503.16672)."""
+    def dense_features(self, y2_Tf: jax.Array) -> jax.Array | None:
+        """The features that stay dense in both B2 and B4, if both keep as many by one rank: Y2 and dY1 have
+        their non-zeros in the same places (2503.16672)."""
         first, second = self.plan.row("B2"), self.plan.row("B4")
         if not (first and second and first.operand == "y2" and second.operand == "dy1"):
             return None
         same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
-        return densest(cut.uncut, first.dense_share, first.rank) if same and first.dense_share else None
+        if not (same and first.dense_share):
+            return None
+        return densest(regroup(y2_Tf, first.tokens, first.by.group), first.dense_share, first.rank)
 
     def multiply(self, name: str, cut: Cut, features: jax.Array | None = None) -> jax.Array:
         """The product of what `cut` returned. features: those that stay dense; chosen here if not given."""
@@ -202,11 +206,10 @@ def _ffn_bwd(run, residuals, dy3_Td):
         kept = None
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
         (operands["dy1"],) = activation_vjp(dy2_Tf)
-    cut = run.cut("B2", operands, state, key)
-    features = run.dense_features(cut)
-    dw2_fd = run.multiply("B2", cut, features)
+    features = run.dense_features(operands["y2"])
+    dw2_fd = run.product("B2", operands, state, key, features)
     dx_Td = run.product("B3", operands, state, key, kept=kept)
-    dw1_df = run.multiply("B4", run.cut("B4", operands, state, key), features)
+    dw1_df = run.product("B4", operands, state, key, features)
     sum_dtype = jnp.promote_types(dy3_Td.dtype, jnp.float32)
     db1_f = None if b1_f is None else operands["dy1"].sum(0, dtype=sum_dtype).astype(b1_f.dtype)
     return dx_Td, dw1_df, dw2_fd, db1_f, None, None
