@@ -40,7 +40,7 @@ def ablation(size: Size) -> Ablation:
         differs="No dense phase at the end, so that the sparse gradient's effect is not trained away; noise "
         "is measured on a fixed validation batch, over the gradient of all FFN kernels. A first "
         "cpu run with a tenth of the probes had it 12 % lower, which three seeds could not tell from zero.",
-        found="At the cpu size, which was run before the arms paired, uniform and biased were there, the exact "
+        found="At the cpu size, run before the arms paired, uniform and biased were there, the exact "
         "estimator adds less noise than the approximate one, by about the share that was expected, "
         "and costs no loss within the margin. The other two differences of loss are as small on "
         "average, but vary too much over three seeds.",
