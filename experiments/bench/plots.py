@@ -102,7 +102,9 @@ def _speedup(suites: dict, cases, place: int, label: str):
     first = next(iter(panels.values()))
     first.set_ylabel("dense time / time")
     first.set_ylim(bottom=0)
-    first.legend(frameon=False, fontsize=8, loc="lower right")
+    lines, labels = first.get_legend_handles_labels()
+    last = list(panels.values())[-1]
+    last.legend(lines, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
