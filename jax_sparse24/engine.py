@@ -56,7 +56,8 @@ class Execution:
     def product(
         self, name: str, operands: Mapping[str, jax.Array], state, key, features=None, **context
     ) -> jax.Array:
-        """One product of the plan. Its result has the operands' dtype; sums are float32."""
+        """One product of the plan. Its result has the operands' dtype; sums are float32. features: see
+        `multiply`; context: see `Context`."""
         out = self.multiply(name, self.cut(name, operands, state, key, **context), features)
         if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
             mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
