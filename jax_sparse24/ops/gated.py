@@ -33,7 +33,7 @@ def gated(
     transposed: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`act(gate) * up`: SwiGLU's and GEGLU's elementwise part (2002.05202), computed in float32 and rounded once.
+    """`act(gate) * up`: the elementwise part of SwiGLU and GEGLU (2002.05202), in float32, rounded once.
 
     gate, up: arrays of one shape, (..., T, f); float32, bfloat16, float16. activation: "silu", or "gelu", its
     approximation by tanh. transposed: gate and up are (..., f, T), as a product that writes column-major
@@ -110,8 +110,8 @@ def gated_backward(
     dz_transposed: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(dgate, dup), (..., T, f), of `gated`. dz: (..., T, f), or (..., f, T) if dz_transposed; of the dtype of
-    gate and up."""
+    """(dgate, dup), (..., T, f), of `gated`. dz: (..., T, f), or (..., f, T) if dz_transposed; in the dtype
+    of gate and up."""
 
     def kernel(gate, up, dz):
         out = jax.eval_shape(lambda x: _rows(x, transposed), gate)
