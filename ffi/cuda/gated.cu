@@ -181,10 +181,14 @@ struct Columns {
 
 constexpr PackOp kNothing = PackOp::kPlain;
 
+// Of a multiprocessor, at least: more would not leave the registers that the sequential estimate needs, or float32's.
+template <class T, PackOp op>
+constexpr int kBlocks = op == PackOp::kMvueSequential || (op != kNothing && sizeof(typename T::Bits) == 4) ? 2 : 3;
+
 // Tiles of 128 rows. op: how the gradients are packed along rows besides, or kNothing.
 template <class T, bool kBackward, PackOp op>
-__global__ void __launch_bounds__(kThreads, 2) gated_tiles(Operands<typename T::Bits> operands, Activation activation,
-                                                           int64_t rows, int64_t cols, PackedGradients packed) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
+    gated_tiles(Operands<typename T::Bits> operands, Activation activation, int64_t rows, int64_t cols, PackedGradients packed) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes;
