@@ -54,11 +54,18 @@ class Execution:
                     by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
 
     def product(
-        self, name: str, operands: Mapping[str, jax.Array], state, key, features=None, **context
+        self,
+        name: str,
+        operands: Mapping[str, jax.Array],
+        state,
+        key,
+        features=None,
+        cut: Cut | None = None,
+        **context,
     ) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32. features: see
-        `multiply`; context: see `Context`."""
-        out = self.multiply(name, self.cut(name, operands, state, key, **context), features)
+        `multiply`; cut: the operands, if something has made them as `cut` does; context: see `Context`."""
+        out = self.multiply(name, cut or self.cut(name, operands, state, key, **context), features)
         if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
             mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
             out = jnp.where(mask, out, jnp.zeros_like(out))
@@ -66,6 +73,21 @@ class Execution:
 
     def _by_operand(self, state) -> Mapping[str, Any]:
         return state if self.products == "ffn" else {"w": state}
+
+    def draw_key(self, name: str, key) -> jax.Array:
+        """The key of what a product draws."""
+        return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+
+    def packs(self, name: str, left, right) -> bool:
+        """Whether the sparse operand of a product of these shapes and dtypes is packed."""
+        (a, a_axis), (_, b_axis) = self.table[name]
+        row = self.plan.row(name)
+        if self.implementation is not None:
+            return True
+        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
+        side = "left" if row.operand == a else "right"
+        dtype = jnp.promote_types(left.dtype, right.dtype)
+        return decide((a_axis, b_axis), side, dtype, shape, row.by.pattern).packed
 
     def cut(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> Cut:
         """The operands of a product as its row makes them. `context`: see `Context`."""
@@ -79,23 +101,14 @@ class Execution:
         if row.collected:
             x = collect(x, x.shape[-1] // row.by.group, -1)
         if row.by.stochastic:
-            key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+            key = self.draw_key(name, key)
         states = self._by_operand(state)
         own = partial(Context, key=key, implementation=self.implementation)
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         left, right = (x, y) if on_left else (y, x)
         if "packed" not in context:
-            context["packed"] = (
-                self.implementation is not None
-                or decide(
-                    (a_axis, b_axis),
-                    "left" if on_left else "right",
-                    jnp.promote_types(x.dtype, y.dtype),
-                    (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]),
-                    row.by.pattern,
-                ).packed
-            )
+            context["packed"] = self.packs(name, left, right)
         sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
         if isinstance(sparse, PACKED) and sparse.axis != axis:
             raise ValueError(

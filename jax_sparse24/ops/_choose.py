@@ -14,6 +14,8 @@ CAPABILITIES = {
 }
 # Operations without any kernel.
 REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
+# Operations that XLA:CPU fuses into one loop by itself.
+CUDA_ONLY = frozenset({"gated"})
 
 
 def platform() -> str:
@@ -59,6 +61,8 @@ def _obstacle(op: str, dtype, where: str) -> str | None:
     """Why the kernels of a platform cannot run an operation, or None."""
     if op in REFERENCE_ONLY:
         return f"{op} has no kernel"
+    if op in CUDA_ONLY and where == "cpu":
+        return f"{op} has no CPU kernel, XLA fuses it there"
     if where not in _ffi.PLATFORMS:
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = _ffi.available(where)

@@ -7,7 +7,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
-SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+SOURCES = ("maps", "pack_rows", "pack_columns", "gated", "vnm", "matmul", "vnm_matmul", "matmul_f32")
 
 
 @pytest.fixture(scope="module")
@@ -43,4 +43,12 @@ def test_vnm_kernels_give_the_defined_bits(report, operation):
 def test_products_are_exact_in_every_layout(report, dtype, kind):
     found = of(report, dtype, kind, "product")
     assert found
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("what", ["gated", "gated and packed"])
+def test_gated_activations_in_either_order_of_memory(report, what):
+    """Values against float64; packed gradients have the bits that packing them by itself gives."""
+    found = {name: wrong for name, wrong in report.items() if name.endswith(what)}
+    assert len(found) == 4
     assert not any(found.values()), found
