@@ -59,8 +59,8 @@ def densest(x: jax.Array, share: float, rank: str) -> jax.Array:
 
 
 def dense_count(n: int, share: float) -> int:
-    """How many of `n` features stay dense: share * n, rounded up, or, from 128 on, to a multiple of 16, without
-    which a GPU multiplies several times slower."""
+    """How many of `n` features stay dense: share * n, rounded up, or, from 128 on, to a multiple of 16, as
+    GPUs multiply several times slower without."""
     count = math.ceil(share * n)
     return count if count < 128 or count == n else min(n, round(count / 16) * 16)
 
