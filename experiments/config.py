@@ -53,6 +53,8 @@ class Model:
     """recompute each block in the backward pass: less memory, more time"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of the products; parameters stay float32"""
+    implementation: Literal["reference", "ffi", "cusparselt"] | None = None
+    """what runs the sparse products: None for the fastest as measured, "reference" for masked dense ones"""
     rank: int = 0
     """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
     bottleneck: Literal["silu", "identity"] = "silu"

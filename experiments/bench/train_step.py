@@ -1,14 +1,13 @@
 """Suite train-step: whole optimiser steps of a language model, with the share of the FFN."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.bench import check, rows
 from experiments.bench.ffn import block, data, forward_backward, state_of
@@ -16,7 +15,6 @@ from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from experiments.config import Config
 from experiments.data import VOCABULARY
-from experiments.models import decoder
 from experiments.step import Program as StepProgram
 from jax_sparse24._measure import Program, interleaved
 
@@ -44,10 +42,11 @@ class Steps:
     """Optimiser steps of one method, one a call; `metrics` are those of the first two."""
 
     def __init__(self, config: Config, implementation: str | None, initial=None):
+        if implementation is not None:
+            model = dataclasses.replace(config.model, implementation=implementation)
+            config = dataclasses.replace(config, model=model)
         self.config = config
         self.program = StepProgram(config)
-        if implementation is not None:
-            self.program.graphdefs[True] = graphdef_with(config, implementation)
         self.sparse = bool(config.method.ffn_plan().rows)
         self.advance = self.program.step(self.sparse)
         data = config.data
@@ -75,14 +74,6 @@ class Steps:
     def temp_bytes(self) -> int | None:
         plan = self.advance.memory_analysis()
         return None if plan is None else int(plan.temp_size_in_bytes)
-
-
-def graphdef_with(config: Config, implementation: str):
-    """The model's structure in a sparse phase with a named implementation in its sparse layers."""
-    model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
-    for _, layer in s24.nn.sparse_layers(model):
-        layer.implementation = implementation
-    return nnx.graphdef(model)
 
 
 def run(settings: Settings, progress) -> list[dict]:

@@ -95,7 +95,12 @@ class Block(nnx.Module):
         self.attention = Attention(model, rngs=rngs)
         self.norm2 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
         self.ffn = feed_forward(
-            model.d, model.f, method=method, activation=activation, dtype=dtype, rngs=rngs
+            *(model.d, model.f),
+            method=method,
+            activation=activation,
+            dtype=dtype,
+            implementation=model.implementation,
+            rngs=rngs,
         )
 
     def __call__(self, x_BLd, cache=None, first=0):
