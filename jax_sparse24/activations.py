@@ -46,14 +46,14 @@ def activation_stats(
         if row is None or row.operand != "y2":
             continue
         operands = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
-        made = run.cut(product, operands, state, key, packed=False)
-        kept = made.left
+        kept = run.cut(product, operands, state, key, packed=False).left
+        uncut = row.arranged(given)
         if row.dense_share:
-            features = densest(made.uncut, row.dense_share, row.rank)
-            kept = kept.at[:, features].set(made.uncut[:, features])
-        lost = jnp.sum((made.uncut != 0) & (kept == 0), dtype=jnp.float32)
+            features = densest(uncut, row.dense_share, row.rank)
+            kept = kept.at[:, features].set(uncut[:, features])
+        lost = jnp.sum((uncut != 0) & (kept == 0), dtype=jnp.float32)
         stats[f"{product}_lost"] = lost / jnp.maximum(jnp.sum(given != 0, dtype=jnp.float32), 1)
-        stats[f"{product}_lost_energy"] = _energy(made.uncut - kept) / jnp.maximum(_energy(given), 1e-30)
+        stats[f"{product}_lost_energy"] = _energy(uncut - kept) / jnp.maximum(_energy(given), 1e-30)
         given = kept if plan.keep else y2_Tf
     return stats
 

@@ -20,7 +20,7 @@ from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, WEIGHT_GRADIENTS
 
 
 class Cut(NamedTuple):
-    """Operands of one product, one of them sparse, and that one before it was cut."""
+    """Operands of one product, one of them sparse, and that one before it was cut and put in order."""
 
     left: Any
     right: Any
@@ -97,9 +97,7 @@ class Execution:
             return Cut(operands[a], operands[b])
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        x, y = (regroup(operands[of], row.tokens, row.by.group) for of in (row.operand, other))
-        if row.collected:
-            x = collect(x, x.shape[-1] // row.by.group, -1)
+        x, y = operands[row.operand], regroup(operands[other], row.tokens, row.by.group)
         if row.by.stochastic:
             key = self.draw_key(name, key)
         states = self._by_operand(state)
@@ -109,7 +107,10 @@ class Execution:
         left, right = (x, y) if on_left else (y, x)
         if "packed" not in context:
             context["packed"] = self.packs(name, left, right)
-        sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
+        if row.strides and context["packed"]:
+            sparse = row.by(x, axis, own(states.get(row.operand, {}), **context, strided=True))
+        else:
+            sparse = row.by(row.arranged(x), axis, own(states.get(row.operand, {}), **context))
         if isinstance(sparse, PACKED) and sparse.axis != axis:
             raise ValueError(
                 f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
@@ -126,7 +127,13 @@ class Execution:
         same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
         if not (same and first.dense_share):
             return None
-        return densest(regroup(y2_Tf, first.tokens, first.by.group), first.dense_share, first.rank)
+        return self._densest(first, y2_Tf)
+
+    @staticmethod
+    def _densest(row, x: jax.Array) -> jax.Array:
+        # How many non-zeros a feature has does not depend on the order of tokens.
+        x = x if row.rank == "density" else row.arranged(x)
+        return densest(x, row.dense_share, row.rank)
 
     def multiply(self, name: str, cut: Cut, features: jax.Array | None = None) -> jax.Array:
         """The product of what `cut` returned. features: those that stay dense; chosen here if not given."""
@@ -138,8 +145,9 @@ class Execution:
         on_left = row.operand == a
         if row.dense_share:
             if features is None:
-                features = densest(cut.uncut, row.dense_share, row.rank)
+                features = self._densest(row, cut.uncut)
             few = jnp.take(cut.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
+            few = regroup(few, row.tokens, row.by.group)
             if on_left:
                 out = out.at[features].set(contract(few, cut.right, a_axis, b_axis))
             else:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.formats import Packed24, PackedVNM
 from jax_sparse24.ops.reference import GATES
+from jax_sparse24.ops.tokens import collect, regroup
 
 # Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
 # the first operand, then that of the second.
@@ -59,7 +60,9 @@ class Context:
 
     packed: the product takes a packed operand; otherwise an array of the same values spares the unpacking.
     activation: what is still to be applied to the operand, so that one pass can do both; "" for nothing.
-    kept: this operand with the support of F2's sparse Y2, in the backward pass of a plan that keeps it."""
+    kept: this operand with the support of F2's sparse Y2, in the backward pass of a plan that keeps it.
+    strided: groups are made of rows a quarter of the operand apart, see `pack24_strided`; only where it
+    packs, and only of sparsifiers with `strides`."""
 
     state: Mapping[str, jax.Array]
     key: jax.Array | None
@@ -67,6 +70,7 @@ class Context:
     packed: bool
     activation: str = ""
     kept: Packed24 | PackedVNM | None = None
+    strided: bool = False
 
     def activate(self, x: jax.Array) -> jax.Array:
         return ACTIVATIONS[self.activation](x) if self.activation else x
@@ -103,6 +107,16 @@ class Row:
     collected: bool = False
     dense_share: float = 0.0
     rank: Literal["density", "lost"] = "density"
+
+    def arranged(self, x: jax.Array) -> jax.Array:
+        """The sparse operand in the order in which it is cut."""
+        x = regroup(x, self.tokens, self.by.group)
+        return collect(x, x.shape[-1] // self.by.group, -1) if self.collected else x
+
+    @property
+    def strides(self) -> bool:
+        """Whether the sparsifier finds strided tokens by itself, which spares a pass that moves them."""
+        return self.tokens == "strided" and not self.collected and getattr(self.by, "strides", False)
 
     def __str__(self):
         parts = [str(self.by)]

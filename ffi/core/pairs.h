@@ -18,10 +18,12 @@ struct KeptPair {
   uint32_t nibble, bits;
 };
 
-// Bytes of (high, low), numbered from the lowest, that a selector's nibbles name.
+// Bytes of (high, low), numbered from the lowest, that the four lowest nibbles of a selector name; none is above 7.
 S24_HD uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
-  return __byte_perm(low, high, selector);
+  uint32_t out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
+  return out;
 #else
   const uint64_t all = uint64_t(high) << 32 | low;
   uint32_t out = 0;
@@ -132,78 +134,6 @@ S24_HD KeptPair keep_squared_relu(Words x) {
     exact.high |= uint32_t(squared_relu<T>(uint16_t(x.high >> (16 * i)))) << (16 * i);
   }
   return keep_largest<T>(exact);
-}
-
-// The exact estimator: both drawn entries, in any order; what is not drawn is +0. A drawn entry may be zero.
-struct Drawn {
-  uint32_t index[2], bits[2];
-};
-
-// As mvue24<T, true> of a finite group that is not all zero: of the sums and the draw only what the case needs.
-template <class T>
-S24_HD Drawn draw_exact(Words x, const uint32_t a[4], uint32_t largest, float u0) {
-  const uint32_t exponent = largest >> 23, bounded = min_u32(exponent, 253u);
-  const float scale = float_of((254u - bounded) << 23), unscale = float_of(bounded << 23);
-  const uint32_t least = (max_u32(bounded, 127u) - 126u) << 23;  // below, the scaled entry would be subnormal
-  float b[4], c[4];
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) b[i] = a[i] >= least ? float_of(a[i]) * scale : 0.0f;
-  const float most = float_of(largest) * scale;
-  const uint32_t top = b[0] == most ? 0u : b[1] == most ? 1u : b[2] == most ? 2u : 3u;
-  float o[4];
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = top == uint32_t(i) ? 0.0f : b[i];
-  const float rest = (o[0] + o[1]) + (o[2] + o[3]);
-  const bool capped = most > rest;
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) b[i] = capped ? o[i] : b[i];
-  running_sums(b, c);
-  const float half = c[3] * 0.5f, level = u0 * (capped ? c[3] : half);
-  const uint32_t one = c[0] > level ? 0u : c[1] > level ? 1u : c[2] > level ? 2u : 3u;
-  uint32_t two = c[0] - half > level ? 0u : c[1] - half > level ? 1u : c[2] - half > level ? 2u : 3u;
-  two = capped ? top : two == one ? (one == 3u ? 2u : one + 1u) : two;
-  const float m = capped ? rest : half;
-  const bool vanishes = (bits_of(m) >> 23) + exponent <= 127u;
-  const uint32_t size = vanishes ? 0u : round_number<T>(bits_of(m * unscale));
-  Drawn d;
-  d.index[0] = one;
-  d.index[1] = two;
-  S24_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t own = element(x, d.index[i]);
-    const bool drawn = (T::to_f32(uint16_t(own)) & kF32Magnitude) >= least && size != 0;
-    d.bits[i] = drawn ? size | (own & 0x8000u) : 0u;
-    if (i == 1 && capped) d.bits[i] = own;
-  }
-  return d;
-}
-
-// Both as they come, in the order of a packed group. Of fewer than two that are not zero, the lowest zeros are kept.
-S24_HD KeptPair pack_drawn(Drawn d) {
-  if (d.bits[0] == 0 || d.bits[1] == 0) {
-    // Not by an index, for which the arrays would need memory.
-    const bool last = d.bits[1] != 0;
-    const uint32_t bits = last ? d.bits[1] : d.bits[0];
-    const uint32_t position = bits == 0 ? 0u : last ? d.index[1] : d.index[0];
-    return position == 0 ? KeptPair{4u, bits} : KeptPair{position << 2, bits << 16};
-  }
-  const bool swapped = d.index[0] > d.index[1];
-  const uint32_t first = swapped ? d.index[1] : d.index[0], second = swapped ? d.index[0] : d.index[1];
-  const uint32_t low = swapped ? d.bits[1] : d.bits[0], high = swapped ? d.bits[0] : d.bits[1];
-  return {first | second << 2, low | high << 16};
-}
-
-// The packed exact estimate of a group.
-template <class T>
-S24_HD KeptPair keep_drawn(Words x, uint32_t word) {
-  uint32_t a[4];
-  S24_UNROLL
-  for (uint32_t i = 0; i < 4; ++i)
-    a[i] = T::to_f32(uint16_t((i < 2 ? x.low : x.high) >> (i % 2 * 16))) & kF32Magnitude;
-  const uint32_t largest = max_u32(max_u32(a[0], a[1]), max_u32(a[2], a[3]));
-  if (largest >= kF32Inf) return keep_largest<T>(x);
-  if (largest < kF32MinNormal) return {4u, 0u};
-  return pack_drawn(draw_exact<T>(x, a, largest, uniform(word)));
 }
 
 // A group from its packed form.

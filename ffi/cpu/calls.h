@@ -123,13 +123,15 @@ struct PackCall : Call {
   Dtype dtype{};
   Groups groups{};  // of a batch element
   int64_t dense_step = 0, bytes_step = 0;
+  bool strided = false;
   Operand dense, mask, values, metadata, keys;
   using Call::Call;
 
   // Without a mask or keys.
   static PackCall plain(const char* target, PackOp op, int64_t trailing, const ffi::AnyBuffer& x,
-                        const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
+                        const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata, bool strided = false) {
     PackCall c(target);
+    c.strided = strided;
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
@@ -157,8 +159,10 @@ struct PackCall : Call {
   }
 
   static PackCall mvue(const char* target, int64_t trailing, int64_t exact, const ffi::AnyBuffer& key,
-                       const ffi::AnyBuffer& x, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
+                       const ffi::AnyBuffer& x, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata,
+                       bool strided = false) {
     PackCall c(target);
+    c.strided = strided;
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     check.type("key", key, ffi::DataType::U32, "uint32");
@@ -219,7 +223,8 @@ struct PackCall : Call {
             values.at(batch, b, dense_step / 2 * size),
             reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
             groups,
-            Key{0, 0}};
+            Key{0, 0},
+            strided};
   }
   const uint32_t* key(int64_t b) const {
     return reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t)));
@@ -236,7 +241,7 @@ struct PackCall : Call {
     bytes_step = all.rest() * g.inner_size() * g.bytes_len();
     groups = {all.rest(), g.len, g.inner_size()};
     // Rows of whole metadata bytes follow each other without a gap: then they are one long row.
-    if (groups.inner == 1 && groups.len % 8 == 0) groups = Groups{1, groups.outer * groups.len, 1};
+    if (!strided && groups.inner == 1 && groups.len % 8 == 0) groups = Groups{1, groups.outer * groups.len, 1};
     return *this;
   }
 

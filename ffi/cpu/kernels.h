@@ -59,6 +59,7 @@ struct PackArgs {
   uint8_t* metadata;
   Groups groups;
   Key key;
+  bool strided = false;  // members of a group are a quarter of the axis apart; only CUDA's kernels read this
 };
 
 constexpr int64_t kPackGroups = 128;       // groups of one unit when the group axis is contiguous

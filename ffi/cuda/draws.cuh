@@ -1,6 +1,6 @@
 // Random words of the groups of an estimate.
 #pragma once
-#include "../core/philox.h"
+#include "../core/drawn.h"
 #include "vectors.cuh"
 
 namespace s24 {
@@ -36,6 +36,24 @@ struct QuartetDraw {
     return q;
   }
 };
+
+// Never inlined: it is rare, and as long as everything else together.
+template <class T>
+__device__ __noinline__ KeptPair keep_rare(Words group, uint32_t word) {
+  return keep_defined<T>(group, word);
+}
+
+// The exact estimates of a quartet; group(i) is only asked for if one of them is rare.
+template <class T, class F>
+__device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<1>& draws, F group,
+                                            Chosen (&chosen)[4]) {
+  bool common = true;
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) common &= choose_drawn<T>(numbers[i], draws.group[i].words[0], chosen[i]);
+  if (common) return;
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) chosen[i] = Chosen::of(keep_rare<T>(group(i), draws.group[i].words[0]));
+}
 
 }  // namespace cuda
 }  // namespace s24

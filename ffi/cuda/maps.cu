@@ -1,7 +1,6 @@
 // Maps from groups to groups: masks and pruned arrays. Compiled without contraction of products and sums.
 #include <type_traits>
 
-#include "../core/pairs.h"
 #include "../core/soft.h"
 #include "draws.cuh"
 
@@ -16,6 +15,9 @@ template <MapOp op>
 constexpr int kDraws = op == MapOp::kMvueExact ? 1 : op == MapOp::kMvueSequential ? 2 : 0;
 
 template <MapOp op, class T>
+constexpr bool kChoose = op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2;
+
+template <MapOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
   if constexpr (op == MapOp::kMask) {
     typename T::Bits keep[4];
@@ -26,7 +28,7 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
     prune24<T>(x, y);
   } else if constexpr (op == MapOp::kSoft) {
     soft24<T>(x, y);
-  } else if constexpr (op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2) {
+  } else if constexpr (kChoose<op, T>) {
     const Words out = put_nibble(keep_drawn<T>(words_of(x), draw.words[0]));
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
@@ -101,6 +103,63 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   for (int j = 0; j < 4; ++j) store(y + at + j * g.inner, out[j]);
 }
 
+// Exact estimates of 16-bit floats: a thread takes a quartet of groups.
+template <class T>
+__global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uint32_t* y, int64_t quartets,
+                                                          const uint32_t* key_words) {
+  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (quartet >= quartets) return;
+  Vector<uint32_t, 4> w[2] = {load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)};
+  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
+  const auto group = [&](int i) { return Words{w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; };
+  const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
+                              numbers_of<T>(group(3))};
+  Chosen chosen[4];
+  choose_four<T>(numbers, draws, group, chosen);
+  S24_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const Words a = chosen[2 * i].spread(), b = chosen[2 * i + 1].spread();
+    store(y + 8 * quartet + 4 * i, Vector<uint32_t, 4>{{a.low, a.high, b.low, b.high}});
+  }
+}
+
+// The same across rows: four neighbours of four rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t per_row,
+                                                             const uint32_t* key_words) {
+  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (quartet >= quartets) return;
+  int64_t place;
+  const int64_t row = divide(quartet, per_row, &place), at = 8 * row * per_row + 2 * place;
+  Vector<uint32_t, 2> w[4];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) w[j] = load<uint32_t, 2>(x + at + 2 * j * per_row);
+  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
+  Numbers numbers[4];
+  S24_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t rows[4] = {w[0].at[i], w[1].at[i], w[2].at[i], w[3].at[i]};
+    numbers_of<T>(rows, numbers[2 * i], numbers[2 * i + 1]);
+  }
+  Chosen chosen[4];
+  const auto group = [&](int i) {
+    const uint32_t halves = i % 2 == 0 ? 0x5410u : 0x7632u;
+    return Words{select_bytes(w[0].at[i / 2], w[1].at[i / 2], halves), select_bytes(w[2].at[i / 2], w[3].at[i / 2], halves)};
+  };
+  choose_four<T>(numbers, draws, group, chosen);
+  Words out[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) out[i] = chosen[i].spread();
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const auto word = [&](int i) {
+      const Words &a = out[2 * i], &b = out[2 * i + 1];
+      return select_bytes(j < 2 ? a.low : a.high, j < 2 ? b.low : b.high, j % 2 == 0 ? 0x5410u : 0x7632u);
+    };
+    store(y + at + 2 * j * per_row, Vector<uint32_t, 2>{{word(0), word(1)}});
+  }
+}
+
 template <MapOp op, class T>
 cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
   using Bits = typename T::Bits;
@@ -111,6 +170,15 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
   const auto* x = static_cast<const Bits*>(a.x);
   auto* y = static_cast<Out<op, T>*>(a.out);
   const int64_t groups = a.groups.count();
+  if constexpr (kChoose<op, T>) {
+    const auto* from = static_cast<const uint32_t*>(a.x);
+    auto* to = static_cast<uint32_t*>(a.out);
+    const dim3 grid(blocks_for(groups / 4, kThreads));
+    if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1)
+      return start(estimate_rows<T>, grid, kThreads, 0, stream, from, to, groups / 4, key);
+    if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
+      return start(estimate_columns<T>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 4, key);
+  }
   if (a.groups.inner == 1) {
     constexpr size_t kAlign = 4 * kRun * sizeof(Bits);
     if (aligned(x, kAlign) && aligned(y, kAlign) && groups % kRun == 0)

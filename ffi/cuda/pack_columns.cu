@@ -1,4 +1,6 @@
-// Packing and unpacking where groups lie across rows. Compiled without contraction of products and sums.
+// Packing and unpacking where groups lie across rows: the packed form is the transpose, which passes through shared memory,
+// so that both sides are read and written in 16-byte pieces of whole lines. Compiled without contraction of products and
+// sums.
 #include "pack_tile.cuh"
 
 namespace s24 {
@@ -14,12 +16,12 @@ struct RowsToo {
 
 // A thread's two groups in a row of eight 16-bit elements, the first of which is number `at` of the array.
 template <PackOp op, class T>
-__device__ __forceinline__ void pack_row(const Vector<uint16_t, 8>& in, int64_t at, const RowsToo<uint16_t>& to) {
+__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, int64_t at, const RowsToo<uint16_t>& to) {
   Vector<Pair<uint16_t>, 2> kept;
   uint32_t byte = 0;
   S24_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const auto group = Group<T>::of(in.at + 4 * i);
+    const Group<T> group = {in.at[2 * i], in.at[2 * i + 1]};
     byte |= encode<op, T>(group, 0, 0, Draw<0>(), kept.at[i]) << (4 * i);
   }
   store(reinterpret_cast<Pair<uint16_t>*>(to.values) + at / 4, kept);
@@ -29,7 +31,8 @@ __device__ __forceinline__ void pack_row(const Vector<uint16_t, 8>& in, int64_t 
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
                                                          typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                         const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
+                                                         bool strided, const uint32_t* key_words,
+                                                         RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes, kPairs = S::kPairs, kChunks = S::kChunks;
@@ -38,7 +41,8 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
   const int64_t inner0 = int64_t(blockIdx.x) * S::kInner, group0 = int64_t(blockIdx.y) * kTileGroups, o = blockIdx.z;
   const int64_t i0 = inner0 + vector * kLanes, q = group0 + group;
   const bool inside = i0 < g.inner;
-  const int64_t at = (o * g.len + 4 * q) * g.inner + i0;
+  const int64_t next = strided ? g.len / 4 * g.inner : g.inner;  // member of a group
+  const int64_t at = (o * g.len + (strided ? q : 4 * q)) * g.inner + i0;
   const int64_t packed0 = (o * g.inner + inner0) * g.len;  // dense elements before the tile's first packed row
   const int rows = int(min(int64_t(S::kInner), g.inner - inner0));
 
@@ -61,48 +65,99 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
     Vector<Bits, kLanes> out[4];
     S24_UNROLL
     for (int l = 0; l < kLanes; ++l) {
-      const Group<T> made = decode<T>(tile.pairs[S::place(vector * kLanes + l, group)], given(l));
+      const Group<T> made = decode<T>(tile.pairs[S::place(vector, l, group)], given(l));
       S24_UNROLL
       for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
     }
     S24_UNROLL
-    for (int j = 0; j < 4; ++j) store(dense + at + j * g.inner, out[j]);
+    for (int j = 0; j < 4; ++j) store(dense + at + j * next, out[j]);
     return;
   } else {
-    uint32_t own = 0;  // the nibbles of this thread's lanes
+    uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
     if (inside) {
       const Key key = read_key(key_words);
-      Vector<Bits, kLanes> in[4];
+      Vector<uint32_t, 4> in[4];
       Vector<uint8_t, kLanes> allowed[4];
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
-        in[j] = load<Bits, kLanes>(dense + at + j * g.inner);
-        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * g.inner);
-        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * g.inner, rows_too);
+        in[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + j * next));
+        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * next);
+        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * next, rows_too);
       }
-      S24_UNROLL
-      for (int l0 = 0; l0 < kLanes; l0 += 4) {
-        const auto draws = QuartetDraw<kDraws<op>>::of(key, (o * (g.len / 4) + q) * g.inner + i0 + l0);
-        S24_UNROLL
-        for (int l = l0; l < l0 + 4; ++l) {
-          const Bits x[4] = {in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]};
-          uint32_t mask_bytes = 0;
-          if constexpr (op == PackOp::kMasked) {
-            S24_UNROLL
-            for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
-          }
-          Pair<Bits> pair;
-          uint32_t nibble = 0;
-          if constexpr (op == PackOp::kGather) nibble = given(l);
-          own |= encode<op, T>(Group<T>::of(x), mask_bytes, nibble, draws.group[l - l0], pair) << (4 * l);
-          tile.pairs[S::place(vector * kLanes + l, group)] = pair;
+      const auto group_of = [&](int l) {
+        if constexpr (sizeof(Bits) == 4) {
+          return Group<T>{{in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]}};
+        } else {
+          const uint32_t halves = l % 2 == 0 ? 0x5410u : 0x7632u;
+          return Group<T>{select_bytes(in[0].at[l / 2], in[1].at[l / 2], halves),
+                          select_bytes(in[2].at[l / 2], in[3].at[l / 2], halves)};
         }
+      };
+      QuartetDraw<kDraws<op>> draws[kLanes / 4];
+      S24_UNROLL
+      for (int n = 0; n < kLanes / 4; ++n)
+        draws[n] = QuartetDraw<kDraws<op>>::of(key, (o * (g.len / 4) + q) * g.inner + i0 + 4 * n);
+      S24_UNROLL
+      for (int n = 0; n < kLanes / 4; ++n) {
+        Pair<Bits> pairs[4];
+        if constexpr (kChoose<op, T>) {
+          Numbers numbers[4];
+          S24_UNROLL
+          for (int l = 0; l < 4; l += 2) {
+            const int word = 2 * n + l / 2;
+            const uint32_t rows[4] = {in[0].at[word], in[1].at[word], in[2].at[word], in[3].at[word]};
+            numbers_of<T>(rows, numbers[l], numbers[l + 1]);
+          }
+          made[n] = encode_four<T>(numbers, draws[n], [&](int l) { return group_of(4 * n + l); }, pairs);
+        } else {
+          S24_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const int l = 4 * n + i;
+            uint32_t mask_bytes = 0, nibble = 0;
+            if constexpr (op == PackOp::kMasked) {
+              S24_UNROLL
+              for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+            }
+            if constexpr (op == PackOp::kGather) nibble = given(l);
+            made[n] |= encode<op, T>(group_of(l), mask_bytes, nibble, draws[n].group[i], pairs[i]) << (8 * i);
+          }
+        }
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) tile.pairs[S::place(vector, 4 * n + i, group)] = pairs[i];
       }
     }
-    if constexpr (op != PackOp::kGather) tile.gather_nibbles(own);
+    if constexpr (op != PackOp::kGather) {
+      // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row. They
+      // exchange halves twice, each with its neighbour and then with the next but one.
+      const int lane = threadIdx.x % 32, own = lane / kTileVectors;
+      const bool odd = own % 2 != 0;
+      const uint32_t kept = odd ? made[kLanes / 4 - 1] : made[0];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? made[0] : made[kLanes / 4 - 1], kTileVectors);
+      const uint32_t bytes = odd ? got | kept << 4 : kept | got << 4;
+      const uint32_t others = __shfl_xor_sync(0xffffffffu, bytes, 2 * kTileVectors);
+      const uint32_t two = select_bytes(bytes, others, own < 2 ? 0x5140u : 0x3726u);
+      const auto put = [&](int l, uint32_t bits) {
+        reinterpret_cast<uint16_t*>(tile.nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
+      };
+      if constexpr (kLanes == 8) {
+        put(own % 2 * 4 + own / 2 * 2, two);
+        put(own % 2 * 4 + own / 2 * 2 + 1, two >> 16);
+      } else {
+        put(own, odd ? two >> 16 : two);
+      }
+    }
     __syncthreads();
-    tile.store_pairs(values + packed0 / 2 + 2 * group0, g.len, rows);
-    if constexpr (op != PackOp::kGather) tile.store_nibbles(metadata + packed0 / 8 + group0 / 2, g.len, rows);
+    constexpr int kRows = kThreads / kChunks;  // that are written at a time
+    const int row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
+    auto* const to = reinterpret_cast<Pair<Bits>*>(values + (packed0 + row * g.len) / 2) + group0 + first;
+    S24_UNROLL
+    for (int i = 0; i < S::kInner; i += kRows)
+      if (i + row < rows)
+        store(to + i * (g.len / 4), *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i + row, first)));
+    if constexpr (op != PackOp::kGather) {
+      if (int(threadIdx.x) < rows)
+        store(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2, tile.nibbles[threadIdx.x]);
+    }
   }
 }
 
@@ -112,11 +167,11 @@ cudaError_t launch(const PackArgs& a, const uint32_t* key, const RowsToo<typenam
   const Groups& g = a.groups;
   const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<Bits*>(a.values), a.metadata, g, key, rows_too);
+               static_cast<Bits*>(a.values), a.metadata, g, a.strided, key, rows_too);
 }
 
 template <PackOp op, class T>
-struct Launch {
+struct LaunchColumns {
   static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
     return launch<op, T, false>(a, key, {nullptr, nullptr}, stream);
   }
@@ -134,7 +189,7 @@ bool fits_columns(const PackArgs& a) {
 }
 
 cudaError_t launch_pack_columns(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
-  return for_pack<Launch>(a, key, stream);
+  return for_pack<LaunchColumns>(a, key, stream);
 }
 
 cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream) {

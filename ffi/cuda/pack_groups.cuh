@@ -1,6 +1,5 @@
 // What packing does to one group, for both ways that groups lie.
 #pragma once
-#include "../core/pairs.h"
 #include "draws.cuh"
 
 namespace s24 {
@@ -53,7 +52,7 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
     } else {
       kept = keep_largest<T>(group);
     }
-    pair = {Bits(kept.bits), Bits(kept.bits >> 16)};
+    __builtin_memcpy(&pair, &kept.bits, sizeof pair);
     return kept.nibble;
   } else if constexpr (op == PackOp::kGather) {
     take_nibble<Bits>(group.x, Bits(nibble), pair.at);
@@ -78,6 +77,21 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
     take_kept<Bits>(x, keep, pair.at);
     return uint32_t(nibble_of<Bits>(keep)) & 15u;
   }
+}
+
+template <PackOp op, class T>
+constexpr bool kChoose = op == PackOp::kMvueExact && sizeof(typename T::Bits) == 2;
+
+// The same for the exact estimates of four groups that share a call of Philox, see choose_four. Returns their nibbles, each
+// in the low half of a byte.
+template <class T, class F>
+__device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], const QuartetDraw<1>& draws, F group,
+                                                Pair<uint16_t> (&pairs)[4]) {
+  Chosen chosen[4];
+  choose_four<T>(numbers, draws, group, chosen);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&pairs[i], &chosen[i].bits, sizeof pairs[i]);
+  return nibbles_of(chosen);
 }
 
 // The inverse, for kUnpack.

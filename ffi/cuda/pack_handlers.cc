@@ -19,6 +19,12 @@ ffi::Error Pack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Re
   return run(stream, PackCall::plain("s24_pack", PackOp::kPlain, trailing, x, *values, *metadata));
 }
 
+// Groups along axis -2 whose members are a quarter of the axis apart.
+ffi::Error PackStrided(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+                       ffi::Result<ffi::AnyBuffer> metadata) {
+  return run(stream, PackCall::plain("s24_pack_strided", PackOp::kPlain, 1, x, *values, *metadata, true));
+}
+
 ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                            ffi::Result<ffi::AnyBuffer> metadata) {
   return run(stream, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
@@ -45,6 +51,11 @@ ffi::Error MvuePack(cudaStream_t stream, int64_t trailing, int64_t exact, ffi::A
   return run(stream, PackCall::mvue("s24_mvue_pack", trailing, exact, key, x, *values, *metadata));
 }
 
+ffi::Error MvuePackStrided(cudaStream_t stream, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
+                           ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
+  return run(stream, PackCall::mvue("s24_mvue_pack_strided", 1, exact, key, x, *values, *metadata, true));
+}
+
 ffi::Error Gather(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer metadata,
                   ffi::Result<ffi::AnyBuffer> values) {
   return run(stream, PackCall::gather("s24_gather", trailing, x, metadata, *values));
@@ -60,6 +71,9 @@ ffi::Error Unpack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer values, 
 
 XLA_FFI_DEFINE_HANDLER(kPack, Pack, S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
                        S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(
+    kPackStrided, PackStrided,
+    ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPack, SquaredReluPack,
                        S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPackBoth, SquaredReluPackBoth,
@@ -84,6 +98,15 @@ XLA_FFI_DEFINE_HANDLER(kMvuePack, MvuePack,
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>(),
                        S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kMvuePackStrided, MvuePackStrided,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Attr<int64_t>("exact")
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kGather, Gather,
                        S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
@@ -92,10 +115,12 @@ XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
 }  // namespace
 
 const Target kPackTargets[] = {{"s24_pack", kPack, nullptr},
+                               {"s24_pack_strided", kPackStrided, nullptr},
                                {"s24_squared_relu_pack", kSquaredReluPack, nullptr},
                                {"s24_squared_relu_pack_both", kSquaredReluPackBoth, nullptr},
                                {"s24_pack_masked", kPackMasked, nullptr},
                                {"s24_mvue_pack", kMvuePack, nullptr},
+                               {"s24_mvue_pack_strided", kMvuePackStrided, nullptr},
                                {"s24_gather", kGather, nullptr},
                                {"s24_unpack", kUnpack, nullptr},
                                {nullptr, nullptr, nullptr}};

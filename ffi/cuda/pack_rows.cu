@@ -31,31 +31,20 @@ __device__ __forceinline__ void store_groups(typename T::Bits* to, const Group<T
   for (int i = 0; i < kWords; i += 4) store(words + i, Vector<uint32_t, 4>{{w[i], w[i + 1], w[i + 2], w[i + 3]}});
 }
 
-// Of one thread: bytes of metadata that follow each other, two groups each, and how often, a block of threads apart.
-// Estimates take four groups at once, which share a call of Philox.
-template <PackOp op>
-constexpr int kBytes = kDraws<op> > 0 ? 2 : 1;
-template <PackOp op>
-constexpr int kAccesses = kDraws<op> > 0 ? 1 : 4;
+constexpr int kAccesses = 4;  // of one thread: bytes of metadata, two groups each, a block of threads apart
 
 // Whole metadata bytes of one long row.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
-                                                      typename T::Bits* values, uint8_t* metadata, int64_t bytes,
-                                                      const uint32_t* key_words) {
+                                                      typename T::Bits* values, uint8_t* metadata, int64_t bytes) {
   using Bits = typename T::Bits;
-  constexpr int kOwn = kAccesses<op> * kBytes<op>;
-  const auto place = [](int i) {
-    const int64_t access = (int64_t(blockIdx.x) * kAccesses<op> + i / kBytes<op>) * kThreads + threadIdx.x;
-    return access * kBytes<op> + i % kBytes<op>;
-  };
-  const Key key = read_key(key_words);
-  Group<T> groups[kOwn][2];
-  Vector<Pair<Bits>, 2> kept[kOwn];
-  Vector<uint32_t, 2> allowed[kOwn] = {};
-  uint32_t byte[kOwn] = {};
+  const auto place = [](int i) { return (int64_t(blockIdx.x) * kAccesses + i) * kThreads + threadIdx.x; };
+  Group<T> groups[kAccesses][2];
+  Vector<Pair<Bits>, 2> kept[kAccesses];
+  Vector<uint32_t, 2> allowed[kAccesses] = {};
+  uint32_t byte[kAccesses] = {};
   S24_UNROLL
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kAccesses; ++i) {
     const int64_t b = place(i);
     if (b >= bytes) break;
     if constexpr (op == PackOp::kUnpack)
@@ -65,9 +54,8 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
     if constexpr (op == PackOp::kMasked) allowed[i] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask) + 2 * b);
     if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) byte[i] = metadata[b];
   }
-  const auto draws = QuartetDraw<kDraws<op>>::of(key, 2 * place(0));
   S24_UNROLL
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kAccesses; ++i) {
     const int64_t b = place(i);
     if (b >= bytes) break;
     uint32_t made = 0;
@@ -77,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
       if constexpr (op == PackOp::kUnpack)
         groups[i][j] = decode<T>(kept[i].at[j], nibble);
       else
-        made |= encode<op, T>(groups[i][j], allowed[i].at[j], nibble, draws.group[(2 * i + j) % 4], kept[i].at[j]) << (4 * j);
+        made |= encode<op, T>(groups[i][j], allowed[i].at[j], nibble, {}, kept[i].at[j]) << (4 * j);
     }
     if constexpr (op == PackOp::kUnpack) {
       store_groups<T>(dense + 8 * b, groups[i]);
@@ -88,17 +76,52 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
   }
 }
 
+// The same for estimates: a thread takes the four groups that share a call of Philox.
+template <PackOp op, class T>
+__global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits* dense, typename T::Bits* values,
+                                                          uint8_t* metadata, int64_t quartets, const uint32_t* key_words) {
+  using Bits = typename T::Bits;
+  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (quartet >= quartets) return;
+  Group<T> groups[2][2];
+  S24_UNROLL
+  for (int i = 0; i < 2; ++i) load_groups<T>(dense + 16 * quartet + 8 * i, groups[i]);
+  const auto draws = QuartetDraw<kDraws<op>>::of(read_key(key_words), 4 * quartet);
+  const auto group = [&](int i) { return groups[i / 2][i % 2]; };
+  Pair<Bits> kept[4];
+  uint32_t made = 0;
+  if constexpr (kChoose<op, T>) {
+    const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
+                                numbers_of<T>(group(3))};
+    made = encode_four<T>(numbers, draws, group, kept);
+  } else {
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) made |= encode<op, T>(group(i), 0, 0, draws.group[i], kept[i]) << (8 * i);
+  }
+  constexpr int kPairs = 8 / int(sizeof(Bits));  // of 16 bytes
+  S24_UNROLL
+  for (int i = 0; i < 4; i += kPairs) {
+    Vector<Pair<Bits>, kPairs> some;
+    S24_UNROLL
+    for (int j = 0; j < kPairs; ++j) some.at[j] = kept[i + j];
+    store(reinterpret_cast<Pair<Bits>*>(values) + 4 * quartet + i, some);
+  }
+  const uint32_t bytes = made | made >> 4;
+  store(metadata + 2 * quartet, Vector<uint8_t, 2>{{uint8_t(bytes), uint8_t(bytes >> 16)}});
+}
+
 // Any shape and alignment: a thread takes one metadata byte, element by element. Neighbouring threads are neighbours along
 // inner.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, const uint8_t* mask,
                                                      typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                     const uint32_t* key_words) {
+                                                     bool strided, const uint32_t* key_words) {
   using Bits = typename T::Bits;
   const int64_t bytes = ceil_div(g.len, 8), unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (unit >= g.outer * bytes * g.inner) return;
   int64_t i, b;
   const int64_t row = divide(unit, g.inner, &i), o = divide(row, bytes, &b);
+  const int64_t next = strided ? g.len / 4 * g.inner : g.inner;  // member of a group
   const Key key = read_key(key_words);
   const int64_t packed_row = o * g.inner + i;
   Bits* const kept = values + packed_row * (g.len / 2) + 4 * b;
@@ -111,21 +134,21 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
       made |= uint32_t(kEmptyNibble) << (4 * n);
       break;
     }
-    const int64_t at = (o * g.len + 4 * q) * g.inner + i;
+    const int64_t at = (o * g.len + (strided ? q : 4 * q)) * g.inner + i;
     const uint32_t nibble = byte >> (4 * n) & 15;
     Pair<Bits> pair;
     if constexpr (op == PackOp::kUnpack) {
       pair = {kept[2 * n], kept[2 * n + 1]};
       const Group<T> group = decode<T>(pair, nibble);
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) dense[at + j * g.inner] = member<T>(group, j);
+      for (int j = 0; j < 4; ++j) dense[at + j * next] = member<T>(group, j);
     } else {
       Bits x[4];
       uint32_t allowed = 0;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
-        x[j] = dense[at + j * g.inner];
-        if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * g.inner]) << (8 * j);
+        x[j] = dense[at + j * next];
+        if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * next]) << (8 * j);
       }
       const int64_t number = (o * (g.len / 4) + q) * g.inner + i;
       made |= encode<op, T>(Group<T>::of(x), allowed, nibble, Draw<kDraws<op>>::of(key, number), pair) << (4 * n);
@@ -137,20 +160,25 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
 }
 
 template <PackOp op, class T>
-struct Launch {
+struct LaunchRows {
   static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
     using Bits = typename T::Bits;
     auto* dense = static_cast<Bits*>(a.dense);
     auto* values = static_cast<Bits*>(a.values);
     const Groups& g = a.groups;
-    const bool whole = g.inner == 1 && g.len % 8 == 0 && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
-    if (whole) {
-      const int64_t bytes = g.outer * g.len / 8;
-      const dim3 grid(blocks_for(bytes, kThreads * kAccesses<op> * kBytes<op>));
-      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes, key);
+    const bool row = g.inner == 1 && !a.strided && g.len % 8 == 0;
+    const bool whole = row && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
+    const int64_t bytes = g.outer * (g.len / 8);
+    if constexpr (kDraws<op> > 0) {
+      if (whole && bytes % 2 == 0 && aligned(a.metadata, 2))
+        return start(estimate_rows<op, T>, dim3(blocks_for(bytes / 2, kThreads)), kThreads, 0, stream, dense, values,
+                     a.metadata, bytes / 2, key);
+    } else if (whole) {
+      const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
+      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes);
     }
     const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
-    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, key);
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, key);
   }
 };
 
@@ -158,7 +186,7 @@ struct Launch {
 
 cudaError_t launch_pack(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
-  return fits_columns(a) ? launch_pack_columns(a, key, stream) : for_pack<Launch>(a, key, stream);
+  return fits_columns(a) ? launch_pack_columns(a, key, stream) : for_pack<LaunchRows>(a, key, stream);
 }
 
 }  // namespace cuda

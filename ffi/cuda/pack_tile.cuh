@@ -21,9 +21,10 @@ struct Tile {
 
   // Pairs of one packed row stand together, in an order that spreads the threads of a warp over all banks: blocks of four
   // are swapped by the number of the vector.
-  static __device__ __forceinline__ int place(int i, int group) {
-    return i * kTileGroups + (group ^ (i / kLanes << 2));
+  static __device__ __forceinline__ int place(int vector, int lane, int group) {
+    return (vector * kLanes + lane) * kTileGroups + (group ^ vector << 2);
   }
+  static __device__ __forceinline__ int place(int i, int group) { return place(i / kLanes, i % kLanes, group); }
 
   // The metadata of all groups, from every thread the nibbles of its lanes.
   __device__ __forceinline__ void gather_nibbles(uint32_t own) {

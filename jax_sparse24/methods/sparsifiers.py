@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.ops.mask import mask_nm
-from jax_sparse24.ops.mvue import mvue24, mvue_pack24, random24
-from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
+from jax_sparse24.ops.pack import pack24, pack24_strided
 from jax_sparse24.ops.prune import prune24, soft24
 from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import causal_mask24
@@ -32,6 +32,7 @@ class Groups24:
     stochastic: ClassVar = False
     pattern: ClassVar = "2:4"
     group: ClassVar = 4
+    strides: ClassVar = False  # whether it can pack as `pack24_strided` does
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, axis, what=what)
@@ -41,8 +42,12 @@ class Groups24:
 class Top2(Groups24):
     """The two largest magnitudes of every four along the contraction axis."""
 
+    strides: ClassVar = True
+
     def __call__(self, x, axis, context: Context):
         implementation = context.implementation
+        if context.strided:
+            return pack24_strided(context.activate(x), implementation=implementation)
         if not context.packed:
             return prune24(context.activate(x), axis, implementation=implementation)
         if context.activation == "squared_relu":
@@ -169,8 +174,11 @@ class MVUE(Groups24):
 
     exact: bool = True
     stochastic: ClassVar = True
+    strides: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
+        if context.strided:
+            return mvue_pack24_strided(context.key, x, self.exact, implementation=context.implementation)
         estimate = mvue_pack24 if context.packed else mvue24
         return estimate(context.key, x, axis, self.exact, implementation=context.implementation)
 

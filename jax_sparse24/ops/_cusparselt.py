@@ -68,7 +68,12 @@ def version() -> tuple[int, int, int]:
     """(major, minor, patch) of the library that is open."""
     cuda = _ffi.module("cuda")
     number = cuda.cusparselt_version() if cuda else 0
-    return number // 1000, number // 100 % 10, number % 100
+    return decoded(number)
+
+
+def decoded(number: int) -> tuple[int, int, int]:
+    """(major, minor, patch) of the library's version number: 803 is 0.8.3, 1000 is 0.10.0."""
+    return number // 1_000_000, number // 100 % 10_000, number % 100
 
 
 def _paths():

@@ -11,7 +11,8 @@ from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
 from jax_sparse24.ops.mask import like
-from jax_sparse24.ops.pack import packed_types
+from jax_sparse24.ops.pack import in_strides, packed_types
+from jax_sparse24.ops.tokens import regroup
 
 
 def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
@@ -35,6 +36,19 @@ def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | 
     words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
     return _mvue_pack(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
+
+
+@partial(jax.jit, static_argnames=("exact", "implementation"), inline=True)
+def mvue_pack24_strided(key, g, exact: bool = True, *, implementation: str | None = None) -> Packed24:
+    """`mvue_pack24(key, regroup(g, "strided"), -2, exact)` of a matrix, as `pack24_strided`."""
+
+    def fallback(g, words):
+        return _mvue_pack(regroup(g, "strided"), words, -2, exact, "reference")
+
+    def kernel(g, words):
+        return in_strides("s24_mvue_pack", words, g, exact=exact)
+
+    return run("mvue24", g.dtype, implementation, kernel, fallback, g, key_words("mvue24", key))
 
 
 def random24(key, g, axis: int, law: Literal["uniform", "paired"]) -> jax.Array:

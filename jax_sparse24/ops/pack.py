@@ -9,6 +9,7 @@ from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
+from jax_sparse24.ops.tokens import regroup
 
 
 def packed_types(x, axis: int):
@@ -63,6 +64,32 @@ def _pack_bwd(axis, implementation, metadata, ct):
 
 
 _pack.defvjp(_pack_fwd, _pack_bwd)
+
+
+def in_strides(target: str, *operands, **attributes) -> Packed24:
+    """A matrix, the last operand, packed along axis -2 by the kernel `target` as `regroup(x, "strided")` puts
+    its rows; on CUDA they are read where they are, which spares a pass."""
+    types = packed_types(operands[-1], -2)
+
+    def one_pass(*operands):
+        return Packed24(*_ffi.call(f"{target}_strided", types, *operands, **attributes), -2)
+
+    def two_passes(*operands):
+        *others, x = operands
+        x = regroup(x, "strided")
+        return Packed24(*_ffi.call(target, types, *others, x, trailing=1, **attributes), -2)
+
+    return jax.lax.platform_dependent(*operands, cuda=one_pass, default=two_passes)
+
+
+@partial(jax.jit, static_argnames="implementation", inline=True)
+def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
+    """`pack24(regroup(x, "strided"), -2)` of a matrix (T, n): every four rows T / 4 apart make a group. Not
+    differentiable."""
+    kernel = partial(in_strides, "s24_pack")
+    return run(
+        "pack24", x.dtype, implementation, kernel, lambda x: reference.pack24(regroup(x, "strided"), -2), x
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.mvue import mvue_pack24
-from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
+from jax_sparse24.ops.pack import gather24, pack24_strided
 from tests.ops.cases import ALONG_AN_AXIS, CASES, KEY
 from tests.ops.data import adversarial, assert_same_bits, device, from_words
 
@@ -57,6 +57,14 @@ def test_same_bits_along_any_axis(name, shape, axis, dtype):
 def test_same_bits_of_squared_relu_both_ways(shape, dtype):
     x = np.asarray(adversarial(shape, dtype, seed=2))
     assert_same_on_both(lambda x: s24.squared_relu24(x, (-1, -2)), x)
+
+
+@pytest.mark.parametrize("shape", [(256, 192), (384, 8), (68, 70), (4, 3), (8, 1), (4096, 1024)], ids=str)
+def test_same_bits_of_strided_rows(shape, dtype):
+    x = np.asarray(adversarial(shape, dtype, seed=3))
+    assert_same_on_both(pack24_strided, x)
+    for exact in (True, False):
+        assert_same_on_both(lambda x, exact=exact: mvue_pack24_strided(KEY, x, exact), x)
 
 
 def test_same_bits_near_the_least_normal_number():

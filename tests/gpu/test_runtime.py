@@ -53,7 +53,7 @@ def test_the_same_bits_with_graphs_and_without():
     printed = {}
     for name, flags in GRAPHS.items():
         environment = os.environ | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
         done = subprocess.run(

@@ -10,6 +10,8 @@ import jax_sparse24 as s24
 from jax_sparse24.ops import _choose, _ffi
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.mvue import mvue_pack24_strided
+from jax_sparse24.ops.pack import pack24_strided
 from jax_sparse24.ops.vnm import gather_vnm
 from tests.ops.cases import CASES
 
@@ -51,6 +53,22 @@ def test_squared_relu_both_ways_is_one_call_on_cuda(built):
     assert (
         lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_squared_relu_pack(") == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "pack"),
+    [
+        ("s24_pack", pack24_strided),
+        ("s24_mvue_pack", lambda x: mvue_pack24_strided(jax.random.key(0), x)),
+    ],
+)
+def test_strided_rows_are_read_where_they_are_on_cuda(target, pack, built):
+    x = jax.ShapeDtypeStruct((128, 16), jnp.bfloat16)
+    cuda, cpu = (lowered(pack, platform, x=x) for platform in ("cuda", "cpu"))
+    assert re.findall(r"@(s24_\w+)\(", cuda) == ([f"{target}_strided"] if built else [])
+    assert re.findall(r"@(s24_\w+)\(", cpu) == [target]
+    assert ("transpose" in cuda) != built
+    assert "transpose" in cpu
 
 
 def test_attributes_and_layouts_of_a_call(built):

@@ -16,6 +16,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __shared__ static  // one block runs at a time
 #define __launch_bounds__(...)
 

@@ -1,0 +1,229 @@
+// The exact estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24<T, true> and
+// keep24 of mvue.h and select.h, written for processors that run each group by itself.
+//
+// Decisions are numbers, 0.0f or 1.0f, and positions are sums of them: both kinds of arithmetic units of a GPU are busy,
+// and neither a branch nor a predicate is in the way. What is rare is left to the definition.
+#pragma once
+#include "pairs.h"
+
+namespace s24 {
+
+S24_HD float at_most(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float one;
+  asm("set.le.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(a), "f"(b));
+  return one;
+#else
+  return a <= b ? 1.0f : 0.0f;
+#endif
+}
+
+S24_HD float fused(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// |x| times a power of two; a subnormal factor or result is zero. x: 11 bits of significand at most.
+S24_HD float scaled_down(float x, float power) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .f32 a; abs.f32 a, %1; mul.rn.ftz.f32 %0, a, %2;}" : "=f"(y) : "f"(x), "f"(power));
+  return y;
+#else
+  const float y = float_of(flushed_magnitude(bits_of(x))) * power;
+  return float_of(flushed_magnitude(bits_of(y)));
+#endif
+}
+
+// The larger of |a| and |b|, NaN if one is NaN; subnormals are zero.
+S24_HD float larger_magnitude(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .f32 s, t; abs.f32 s, %1; abs.f32 t, %2; max.ftz.NaN.f32 %0, s, t;}" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return float_of(max_u32(flushed_magnitude(bits_of(a)), flushed_magnitude(bits_of(b))));
+#endif
+}
+
+S24_HD float lesser(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fminf(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+S24_HD float greater(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The element in the low or the high half of a word.
+template <class T>
+S24_HD float low_number(uint32_t word) {
+  if constexpr (T::kInf == BF16::kInf) return float_of(first_of(word));
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(word));
+  return y;
+#else
+  return float_of(T::to_f32(uint16_t(word)));
+#endif
+}
+
+template <class T>
+S24_HD float high_number(uint32_t word) {
+  if constexpr (T::kInf == BF16::kInf) return float_of(second_of(word));
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
+  return y;
+#else
+  return float_of(T::to_f32(uint16_t(word >> 16)));
+#endif
+}
+
+// Two numbers that are not negative, rounded, with the signs of two 16-bit elements; zeros are +0.
+template <class T>
+S24_HD uint32_t round_signed(float low, float high, uint32_t signs) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  if constexpr (T::kInf == BF16::kInf)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  y |= signs & 0x80008000u;
+  // -0 + 0 is +0.
+  if constexpr (T::kInf == BF16::kInf)
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(0u));
+  else
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0u));
+  return y;
+#else
+  const uint32_t a = T::from_f32_number(bits_of(low)), b = T::from_f32_number(bits_of(high));
+  return (a | (mask_if<uint32_t>(a != 0) & signs & 0x8000u)) | (b << 16 | (mask_if<uint32_t>(b != 0) & signs & 0x80000000u));
+#endif
+}
+
+// A group as numbers; signs: a byte for each, of which the top bit counts.
+struct Numbers {
+  float x[4];
+  uint32_t signs;
+};
+
+template <class T>
+S24_HD Numbers numbers_of(Words x) {
+  return {{low_number<T>(x.low), high_number<T>(x.low), low_number<T>(x.high), high_number<T>(x.high)},
+          select_bytes(x.low, x.high, 0x7531u)};
+}
+
+// Of two groups that lie across four rows, each in one half of the words.
+template <class T>
+S24_HD void numbers_of(const uint32_t rows[4], Numbers& low, Numbers& high) {
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    low.x[j] = low_number<T>(rows[j]);
+    high.x[j] = high_number<T>(rows[j]);
+  }
+  const uint32_t signs01 = select_bytes(rows[0], rows[1], 0x7351u), signs23 = select_bytes(rows[2], rows[3], 0x7351u);
+  low.signs = select_bytes(signs01, signs23, 0x5410u);
+  high.signs = select_bytes(signs01, signs23, 0x7632u);
+}
+
+// By the lowest five bits of n.
+S24_HD uint32_t shift_left(uint32_t v, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_l(0u, v, n);
+#else
+  return v << (n & 31u);
+#endif
+}
+
+// The two kept entries: their positions in bits 4 to 5 and 12 to 13 of `selector`, which above that means nothing, and
+// their bits.
+struct Chosen {
+  uint32_t selector, bits;
+  S24_HD KeptPair pair() const { return {(selector >> 4 & 3u) | (selector >> 10 & 12u), bits}; }
+  // The group with zeros elsewhere: each element is two bytes of `bits`, or of a zero.
+  S24_HD Words spread() const {
+    const uint32_t bytes = 0x44444444u - shift_left(0x44u - 0x10u, selector >> 1) - shift_left(0x44u - 0x32u, selector >> 9);
+    return {select_bytes(bits, 0u, bytes), select_bytes(bits, 0u, bytes >> 16)};
+  }
+  static S24_HD Chosen of(KeptPair kept) { return {(kept.nibble & 3u) << 4 | (kept.nibble & 12u) << 10, kept.bits}; }
+};
+
+// The nibbles of four groups, each in the low half of a byte.
+S24_HD uint32_t nibbles_of(const Chosen c[4]) {
+  const uint32_t low = select_bytes(c[0].selector, c[1].selector, 0x5140u);  // first, first, second, second
+  const uint32_t high = select_bytes(c[2].selector, c[3].selector, 0x5140u);
+  return (select_bytes(low, high, 0x5410u) + select_bytes(low, high, 0x7632u) * 4u) >> 4;
+}
+
+// False: the group is one of the rare ones that keep_defined is for, and `out` means nothing.
+template <class T>
+S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
+  const float* x = group.x;
+  const float high01 = larger_magnitude(x[0], x[1]), high23 = larger_magnitude(x[2], x[3]);
+  const float largest = larger_magnitude(high01, high23);
+  const uint32_t exponent = bits_of(largest) & kF32Inf;
+  const float scale = float_of((254u << 23) - exponent), unscale = float_of(exponent);
+  float b[4], d[4], small[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) b[i] = scaled_down(x[i], scale);
+  float rest01 = b[0] + b[1], rest23 = b[2] + b[3];
+  if (high01 >= high23)
+    rest01 = lesser(b[0], b[1]);
+  else
+    rest23 = lesser(b[2], b[3]);
+  const float rest = rest01 + rest23;
+  const bool some = rest > 0.0f, capped = !(largest * scale <= rest && some);
+
+  // No entry but a capped one is above the sum of the others: the running sums leave it out.
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) small[i] = at_most(b[i], rest);
+  d[0] = b[0] * small[0];
+  S24_UNROLL
+  for (int i = 1; i < 4; ++i) d[i] = fused(b[i], small[i], d[i - 1]);
+  const float top = fused(small[3], -3.0f, fused(small[2], -2.0f, 6.0f - small[1]));  // of what is capped, else 0
+
+  const float sum = d[3] * (capped ? 1.0f : 0.5f);
+  const float step = capped ? -0x1p100f : sum;                // a capped entry is the second one as it is
+  const float from_one = float_of(word >> 9 | 0x3f800000u);   // 1 + uniform(word), exact
+  const float level = fused(from_one, sum, -sum);             // uniform(word) * sum, rounded once
+  const bool right = d[1] <= level, far = d[1] - step <= level;
+  float one = at_most(right ? d[2] : d[0], level), two = top + at_most((far ? d[2] : d[0]) - step, level);
+  if (right) one += 2.0f;
+  if (far) two += 2.0f;
+  if (!some) one = at_most(two, 0.0f);  // the lowest zero
+
+  const float value = (capped ? rest : sum) * unscale, other = capped ? largest : value;
+  const bool swapped = one > two;
+  const float last = greater(one, two), both = one + two;
+  out.selector = bits_of(fused(last, float(0x1000 - 0x10), fused(both, float(0x10), 0x1p23f)));
+  out.bits = round_signed<T>(swapped ? other : value, swapped ? value : other, select_bytes(group.signs, 0u, out.selector));
+  return largest < 0x1p127f && one != two;
+}
+
+// The packed exact estimate of any group, as it is defined.
+template <class T>
+S24_HD KeptPair keep_defined(Words x, uint32_t word) {
+  const uint16_t in[4] = {uint16_t(x.low), uint16_t(x.low >> 16), uint16_t(x.high), uint16_t(x.high >> 16)};
+  uint16_t y[4];
+  mvue24<T, true>(in, word, 0, y);
+  return keep_largest<T>(words_of(y));
+}
+
+template <class T>
+S24_HD KeptPair keep_drawn(Words x, uint32_t word) {
+  Chosen chosen;
+  return choose_drawn<T>(numbers_of<T>(x), word, chosen) ? chosen.pair() : keep_defined<T>(x, word);
+}
+
+}  // namespace s24
