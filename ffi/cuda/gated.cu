@@ -258,25 +258,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
     auto* tiles = reinterpret_cast<S*>(launched_memory());
     S24_ROLLED
     for (int n = 0; n < 2; ++n) {
-      uint32_t own = 0;
+      uint32_t made[kLanes / 4] = {};
       if (inside) {
         const Key key = read_key(n == 0 ? packed.key[0] : packed.key[1]);
-        S24_UNROLL
-        for (int quartet = 0; quartet < kLanes / 4; ++quartet) {
-          const auto draws = QuartetDraw<kDraws<op>>::of(key, row / 4 * cols + col + 4 * quartet);
-          S24_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int l = 4 * quartet + i;
-            Bits x[4];
-            S24_UNROLL
-            for (int j = 0; j < 4; ++j) x[j] = element<Bits>(out[0][j], l);
-            Pair<Bits> pair;
-            own |= encode<op, T>(Group<T>::of(x), 0, 0, draws.group[i], pair) << (4 * l);
-            tiles[n].pairs[S::place(vector * kLanes + l, group)] = pair;
-          }
-        }
+        const auto none = [](int) { return 0u; };
+        tiles[n].template put<op, T>(out[0], vector, group, key, row / 4 * cols + col, none, none, made);
       }
-      tiles[n].gather_nibbles(own);
+      tiles[n].exchange(made);
       S24_UNROLL
       for (int j = 0; j < 4; ++j) out[0][j] = out[1][j];
     }
