@@ -9,11 +9,17 @@ namespace {
 
 constexpr float kGeluCubic = 0.044715f, kGeluScale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 
-// 1 / (1 + exp(-s)). What rounds to 16 bits takes the hardware's approximations, good to a few units of float32.
+// 1 / (1 + exp(-s)). What rounds to 16 bits takes the hardware's approximations, good to a few units of float32; subnormals
+// count as zero.
 template <class T>
 __device__ __forceinline__ float logistic(float s) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(typename T::Bits) == 2) return __fdividef(1.0f, 1.0f + __expf(-s));
+  if constexpr (sizeof(typename T::Bits) == 2) {
+    float power, share;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(s * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1.0f + power));
+    return share;
+  }
 #endif
   return 1.0f / (1.0f + expf(-s));
 }
@@ -67,9 +73,16 @@ __device__ __forceinline__ Words16 load16(const Bits* p) {
   return load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(p));
 }
 
+// To global memory in one access, which the compiler would split.
 template <class Bits>
 __device__ __forceinline__ void store16(Bits* p, const Words16& words) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(words.at[0]),
+               "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3])
+               : "memory");
+#else
   store(reinterpret_cast<uint32_t*>(p), words);
+#endif
 }
 
 // One element. in: gate, up, dz; out: z, or dgate and dup.
@@ -179,6 +192,13 @@ struct Columns {
   }
 };
 
+// Twice the instructions of an estimate would not fit into the cache of instructions.
+#if defined(__CUDACC__)
+#define S24_ROLLED _Pragma("unroll 1")
+#else
+#define S24_ROLLED
+#endif
+
 constexpr PackOp kNothing = PackOp::kPlain;
 
 // Of a multiprocessor, at least: more would not leave the registers that the sequential estimate needs, or float32's.
@@ -236,27 +256,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
   if constexpr (op != kNothing) {
     __syncthreads();  // the tiles of the results take the place of those of the operands
     auto* tiles = reinterpret_cast<S*>(launched_memory());
-    S24_UNROLL
+    S24_ROLLED
     for (int n = 0; n < 2; ++n) {
-      uint32_t own = 0;
+      uint32_t made[kLanes / 4] = {};
       if (inside) {
-        const Key key = read_key(packed.key[n]);
-        S24_UNROLL
-        for (int quartet = 0; quartet < kLanes / 4; ++quartet) {
-          const auto draws = QuartetDraw<kDraws<op>>::of(key, row / 4 * cols + col + 4 * quartet);
-          S24_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int l = 4 * quartet + i;
-            Bits x[4];
-            S24_UNROLL
-            for (int j = 0; j < 4; ++j) x[j] = element<Bits>(out[n][j], l);
-            Pair<Bits> pair;
-            own |= encode<op, T>(Group<T>::of(x), 0, 0, draws.group[i], pair) << (4 * l);
-            tiles[n].pairs[S::place(vector * kLanes + l, group)] = pair;
-          }
-        }
+        const Key key = read_key(n == 0 ? packed.key[0] : packed.key[1]);
+        const auto none = [](int) { return 0u; };
+        tiles[n].template put<op, T>(out[0], vector, group, key, row / 4 * cols + col, none, none, made);
       }
-      tiles[n].gather_nibbles(own);
+      tiles[n].exchange(made);
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) out[0][j] = out[1][j];
     }
     __syncthreads();
     const int packed_rows = int(min(int64_t(S::kInner), cols - col0));
@@ -268,12 +278,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
   }
 }
 
+int64_t lanes_of(const GatedArgs& a) { return a.dtype == Dtype::kF32 ? 4 : 8; }
+
+bool all_aligned(const GatedArgs& a) {
+  bool all = true;
+  for (const void* p : {a.gate, a.up, a.dz, static_cast<const void*>(a.z), static_cast<const void*>(a.dgate),
+                        static_cast<const void*>(a.dup)})
+    all = all && aligned(p, 16);
+  return all;
+}
+
 bool fits_tiles(const GatedArgs& a) {
-  const int64_t lanes = a.dtype == Dtype::kF32 ? 4 : 8;
-  const void* const all[] = {a.gate, a.up, a.dz, a.z, a.dgate, a.dup};
-  bool fits = a.rows % lanes == 0 && a.cols % lanes == 0 && ceil_div(a.rows, 4 * kTileGroups) <= 65535;
-  for (const void* p : all) fits = fits && aligned(p, 16);
-  return fits;
+  return a.rows % lanes_of(a) == 0 && a.cols % lanes_of(a) == 0 && ceil_div(a.rows, 4 * kTileGroups) <= 65535 &&
+         all_aligned(a);
 }
 
 template <class T, bool kBackward, PackOp op>
@@ -291,10 +308,10 @@ template <class T, bool kBackward>
 cudaError_t launch(const GatedArgs& a, cudaStream_t stream) {
   using Bits = typename T::Bits;
   const Operands<Bits> operands(a);
-  const bool transposed = operands.transposed[0] || operands.transposed[2], fits = fits_tiles(a);
-  if (transposed && fits) return launch_tiles<T, kBackward, kNothing>(a, PackedGradients{}, stream);
+  const bool transposed = operands.transposed[0] || operands.transposed[2];
+  if (transposed && fits_tiles(a)) return launch_tiles<T, kBackward, kNothing>(a, PackedGradients{}, stream);
   const int64_t count = a.rows * a.cols;
-  if (fits) {
+  if (!transposed && count % lanes_of(a) == 0 && all_aligned(a)) {
     constexpr int kLanes = 16 / int(sizeof(Bits));
     return start(gated_rows<T, kBackward, kLanes>, dim3(blocks_for(count, 2 * kThreads * kLanes)), kThreads, 0, stream,
                  operands, a.activation, a.rows, a.cols);

@@ -73,10 +73,9 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
     for (int j = 0; j < 4; ++j) store(dense + at + j * next, out[j]);
     return;
   } else {
-    uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
+    uint32_t made[kLanes / 4] = {};
     if (inside) {
-      const Key key = read_key(key_words);
-      Vector<uint32_t, 4> in[4];
+      FourRows in;
       Vector<uint8_t, kLanes> allowed[4];
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -84,80 +83,22 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
         if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * next);
         if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * next, rows_too);
       }
-      const auto group_of = [&](int l) {
-        if constexpr (sizeof(Bits) == 4) {
-          return Group<T>{{in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]}};
-        } else {
-          const uint32_t halves = l % 2 == 0 ? 0x5410u : 0x7632u;
-          return Group<T>{select_bytes(in[0].at[l / 2], in[1].at[l / 2], halves),
-                          select_bytes(in[2].at[l / 2], in[3].at[l / 2], halves)};
-        }
-      };
-      QuartetDraw<kDraws<op>> draws[kLanes / 4];
-      S24_UNROLL
-      for (int n = 0; n < kLanes / 4; ++n)
-        draws[n] = QuartetDraw<kDraws<op>>::of(key, (o * (g.len / 4) + q) * g.inner + i0 + 4 * n);
-      S24_UNROLL
-      for (int n = 0; n < kLanes / 4; ++n) {
-        Pair<Bits> pairs[4];
-        if constexpr (kChoose<op, T>) {
-          Numbers numbers[4];
+      const auto mask_bytes = [&](int l) {
+        uint32_t bytes = 0;
+        if constexpr (op == PackOp::kMasked) {
           S24_UNROLL
-          for (int l = 0; l < 4; l += 2) {
-            const int word = 2 * n + l / 2;
-            const uint32_t rows[4] = {in[0].at[word], in[1].at[word], in[2].at[word], in[3].at[word]};
-            numbers_of<T>(rows, numbers[l], numbers[l + 1]);
-          }
-          made[n] = encode_four<T>(numbers, draws[n], [&](int l) { return group_of(4 * n + l); }, pairs);
-        } else {
-          S24_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int l = 4 * n + i;
-            uint32_t mask_bytes = 0, nibble = 0;
-            if constexpr (op == PackOp::kMasked) {
-              S24_UNROLL
-              for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
-            }
-            if constexpr (op == PackOp::kGather) nibble = given(l);
-            made[n] |= encode<op, T>(group_of(l), mask_bytes, nibble, draws[n].group[i], pairs[i]) << (8 * i);
-          }
+          for (int j = 0; j < 4; ++j) bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
         }
-        S24_UNROLL
-        for (int i = 0; i < 4; ++i) tile.pairs[S::place(vector, 4 * n + i, group)] = pairs[i];
-      }
-    }
-    if constexpr (op != PackOp::kGather) {
-      // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row. They
-      // exchange halves twice, each with its neighbour and then with the next but one.
-      const int lane = threadIdx.x % 32, own = lane / kTileVectors;
-      const bool odd = own % 2 != 0;
-      const uint32_t kept = odd ? made[kLanes / 4 - 1] : made[0];
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? made[0] : made[kLanes / 4 - 1], kTileVectors);
-      const uint32_t bytes = odd ? got | kept << 4 : kept | got << 4;
-      const uint32_t others = __shfl_xor_sync(0xffffffffu, bytes, 2 * kTileVectors);
-      const uint32_t two = select_bytes(bytes, others, own < 2 ? 0x5140u : 0x3726u);
-      const auto put = [&](int l, uint32_t bits) {
-        reinterpret_cast<uint16_t*>(tile.nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
+        return bytes;
       };
-      if constexpr (kLanes == 8) {
-        put(own % 2 * 4 + own / 2 * 2, two);
-        put(own % 2 * 4 + own / 2 * 2 + 1, two >> 16);
-      } else {
-        put(own, odd ? two >> 16 : two);
-      }
+      const auto nibble = [&](int l) { return op == PackOp::kGather ? given(l) : 0u; };
+      const int64_t first = (o * (g.len / 4) + q) * g.inner + i0;
+      tile.template put<op, T>(in, vector, group, read_key(key_words), first, mask_bytes, nibble, made);
     }
+    if constexpr (op != PackOp::kGather) tile.exchange(made);
     __syncthreads();
-    constexpr int kRows = kThreads / kChunks;  // that are written at a time
-    const int row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
-    auto* const to = reinterpret_cast<Pair<Bits>*>(values + (packed0 + row * g.len) / 2) + group0 + first;
-    S24_UNROLL
-    for (int i = 0; i < S::kInner; i += kRows)
-      if (i + row < rows)
-        store(to + i * (g.len / 4), *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i + row, first)));
-    if constexpr (op != PackOp::kGather) {
-      if (int(threadIdx.x) < rows)
-        store(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2, tile.nibbles[threadIdx.x]);
-    }
+    tile.store_pairs(values + packed0 / 2 + 2 * group0, g.len, rows);
+    if constexpr (op != PackOp::kGather) tile.store_nibbles(metadata + packed0 / 8 + group0 / 2, g.len, rows);
   }
 }
 

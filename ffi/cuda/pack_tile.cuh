@@ -10,6 +10,20 @@ constexpr int kTileGroups = 32;   // along the group axis: 128 rows
 constexpr int kTileVectors = 8;   // of 16 bytes along inner: whole lines of 128 bytes
 static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group of one vector");
 
+// A thread's 16 bytes of the four rows of its groups, as words, which is what registers hold.
+using FourRows = Vector<uint32_t, 4>[4];
+
+template <class T>
+__device__ __forceinline__ Group<T> group_of(const FourRows& rows, int lane) {
+  if constexpr (sizeof(typename T::Bits) == 4) {
+    return {{rows[0].at[lane], rows[1].at[lane], rows[2].at[lane], rows[3].at[lane]}};
+  } else {
+    const uint32_t halves = lane % 2 == 0 ? 0x5410u : 0x7632u;
+    return {select_bytes(rows[0].at[lane / 2], rows[1].at[lane / 2], halves),
+            select_bytes(rows[2].at[lane / 2], rows[3].at[lane / 2], halves)};
+  }
+}
+
 template <class Bits>
 struct Tile {
   static constexpr int kLanes = 16 / int(sizeof(Bits));
@@ -26,34 +40,75 @@ struct Tile {
   }
   static __device__ __forceinline__ int place(int i, int group) { return place(i / kLanes, i % kLanes, group); }
 
-  // The metadata of all groups, from every thread the nibbles of its lanes.
-  __device__ __forceinline__ void gather_nibbles(uint32_t own) {
-    // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row.
-    uint32_t four[4];
-    const int lane = threadIdx.x % 32, vector = lane % kTileVectors;
+  // Packs a thread's groups, whose draws begin with those of number `first`. mask(lane), given(lane): what encode takes of
+  // kMasked and kGather. made: the nibbles of four lanes in the low halves of four bytes.
+  template <PackOp op, class T, class M, class N>
+  __device__ __forceinline__ void put(const FourRows& rows, int vector, int group, Key key, int64_t first, M mask, N given,
+                                      uint32_t (&made)[kLanes / 4]) {
+    QuartetDraw<kDraws<op>> draws[kLanes / 4];
     S24_UNROLL
-    for (int k = 0; k < 4; ++k) four[k] = __shfl_sync(0xffffffffu, own, vector + k * kTileVectors);
+    for (int n = 0; n < kLanes / 4; ++n) draws[n] = QuartetDraw<kDraws<op>>::of(key, first + 4 * n);
     S24_UNROLL
     for (int n = 0; n < kLanes / 4; ++n) {
-      const int l = lane / kTileVectors * (kLanes / 4) + n;
-      uint32_t bits = 0;
+      Pair<Bits> made_pairs[4];
+      if constexpr (kChoose<op, T>) {
+        Numbers numbers[4];
+        S24_UNROLL
+        for (int l = 0; l < 4; l += 2) {
+          const int word = 2 * n + l / 2;
+          const uint32_t words[4] = {rows[0].at[word], rows[1].at[word], rows[2].at[word], rows[3].at[word]};
+          numbers_of<T>(words, numbers[l], numbers[l + 1]);
+        }
+        made[n] = encode_four<T>(numbers, draws[n], [&](int l) { return group_of<T>(rows, 4 * n + l); }, made_pairs);
+      } else {
+        made[n] = 0;
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int l = 4 * n + i;
+          made[n] |= encode<op, T>(group_of<T>(rows, l), mask(l), given(l), draws[n].group[i], made_pairs[i]) << (8 * i);
+        }
+      }
       S24_UNROLL
-      for (int k = 0; k < 4; ++k) bits |= (four[k] >> (4 * l) & 15) << (4 * k);
-      reinterpret_cast<uint16_t*>(nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
+      for (int i = 0; i < 4; ++i) pairs[place(vector, 4 * n + i, group)] = made_pairs[i];
     }
   }
 
-  // values: of the tile's first packed row and group; len: groups along the axis, times four.
-  __device__ __forceinline__ void store_pairs(Bits* values, int64_t len, int rows) const {
-    for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
-      const int i = c / kChunks, first = c % kChunks * kPairs;
-      store(reinterpret_cast<Pair<Bits>*>(values + i * len / 2) + first,
-            *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + place(i, first)));
+  // The metadata of all groups, from every thread what `put` has made.
+  __device__ __forceinline__ void exchange(const uint32_t (&made)[kLanes / 4]) {
+    // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row. They
+    // exchange halves twice, each with its neighbour and then with the next but one.
+    const int lane = threadIdx.x % 32, vector = lane % kTileVectors, own = lane / kTileVectors;
+    const bool odd = own % 2 != 0;
+    const uint32_t kept = odd ? made[kLanes / 4 - 1] : made[0];
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? made[0] : made[kLanes / 4 - 1], kTileVectors);
+    const uint32_t bytes = odd ? got | kept << 4 : kept | got << 4;
+    const uint32_t others = __shfl_xor_sync(0xffffffffu, bytes, 2 * kTileVectors);
+    const uint32_t two = select_bytes(bytes, others, own < 2 ? 0x5140u : 0x3726u);
+    const auto write = [&](int l, uint32_t bits) {
+      reinterpret_cast<uint16_t*>(nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
+    };
+    if constexpr (kLanes == 8) {
+      write(own % 2 * 4 + own / 2 * 2, two);
+      write(own % 2 * 4 + own / 2 * 2 + 1, two >> 16);
+    } else {
+      write(own, odd ? two >> 16 : two);
     }
+  }
+
+  // values: of the tile's first packed row and group; len: elements of a dense row along the group axis; rows: packed ones
+  // that exist.
+  __device__ __forceinline__ void store_pairs(Bits* values, int64_t len, int rows) const {
+    constexpr int kRows = kThreads / kChunks;  // that are written at a time
+    const int row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
+    auto* const to = reinterpret_cast<Pair<Bits>*>(values + row * (len / 2)) + first;
+    S24_UNROLL
+    for (int i = 0; i < kInner; i += kRows)
+      if (i + row < rows)
+        store(to + i * (len / 4), *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + place(i + row, first)));
   }
 
   __device__ __forceinline__ void store_nibbles(uint8_t* metadata, int64_t len, int rows) const {
-    if (int(threadIdx.x) < rows) store(metadata + threadIdx.x * len / 8, nibbles[threadIdx.x]);
+    if (int(threadIdx.x) < rows) store(metadata + threadIdx.x * (len / 8), nibbles[threadIdx.x]);
   }
 };
 
