@@ -255,8 +255,9 @@ def _algorithms(product: Product, dtype) -> list[tuple[str, int]]:
         return []
     (M, K, N), right = product.shape, product.side == "right"
     k_last = product.axes[0 if right else 1] == -1
-    asked = _cusparselt.Product(N if right else M, K, M if right else N, k_last, right, str(jnp.dtype(dtype)))
-    return [] if asked.misfit(dtype) else [("cusparselt", n) for n in asked.algorithms()]
+    name = str(jnp.dtype(dtype))
+    asked = _cusparselt.Product(N if right else M, K, M if right else N, k_last, right, name, name)
+    return [] if asked.misfit() else [("cusparselt", n) for n in asked.algorithms()]
 
 
 def _choice(form: Format) -> dict:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../ffi/core/metadata.h"
+#include "../../ffi/core/metadata_layouts.h"
 #include "../../ffi/core/mvue.h"
 #include "../../ffi/core/soft.h"
 #include "../../ffi/core/squared_relu.h"
@@ -304,7 +305,30 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
   report(name + " maps", wrong);
 }
 
+// The metadata of libraries, nibble by nibble as their closed forms say; padding in rows beyond the last.
+template <class Layout, class Launch>
+static void metadata_case(const char* name, int64_t rows, int64_t depth, Layout layout, Launch launch) {
+  const int64_t padded = ceil_div(rows, 64) * 64;
+  std::vector<uint8_t> metadata(size_t(rows * depth / 8)), want(size_t(padded * depth / 8)), got(want.size());
+  for (uint8_t& byte : metadata) byte = uint8_t(random_bits());
+  for (int64_t m = 0; m < padded; ++m) {
+    for (int64_t q = 0; q < depth / 4; ++q) {
+      const int nibble = m < rows ? metadata[size_t(m * depth / 8 + q / 2)] >> (4 * (q % 2)) & 15 : kPaddingNibble;
+      const int64_t at = layout(m, q, depth);
+      want[size_t(at / 2)] = uint8_t(want[size_t(at / 2)] | nibble << (4 * (at % 2)));
+    }
+  }
+  long wrong = launch(metadata.data(), got.data(), rows, depth, nullptr) != cudaSuccess;
+  for (size_t i = 0; i < want.size(); ++i) wrong += got[i] != want[i];
+  report(std::string("cuSPARSELt metadata ") + name, wrong);
+}
+
 int main() {
+  for (const int64_t rows : {16, 80, 192}) {
+    const std::string shape = " of " + std::to_string(rows) + " rows";
+    metadata_case(("16 bit" + shape).c_str(), rows, 96, cusparselt_sm90_16bit, cuda::launch_metadata_sm90_16bit);
+    metadata_case(("8 bit" + shape).c_str(), rows, 192, cusparselt_sm90_8bit, cuda::launch_metadata_sm90_8bit);
+  }
   const Groups shapes[] = {{1, 8 * 301, 1}, {3, 20, 1}, {2, 128, 72}, {2, 12, 5}};
   for (const Groups& g : shapes) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);

@@ -7,7 +7,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
-SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32", "metadata")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,13 @@ def test_kernels_of_groups_give_the_defined_bits(report, operation):
 def test_vnm_kernels_give_the_defined_bits(report, operation):
     found = of(report, ":2:", operation)
     assert len(found) >= 6
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("width", ["16 bit", "8 bit"])
+def test_metadata_for_cusparselt(report, width):
+    found = of(report, f"metadata {width}")
+    assert len(found) == 3
     assert not any(found.values()), found
 
 
