@@ -14,8 +14,7 @@ from jax_sparse24.ops import _cusparselt
 from jax_sparse24.ops.matmul import contract
 from tests.ops.data import assert_same_bits
 
-# Hopper's FP8 tensor cores keep about 14 bits of a sum (DeepSeek-V3, 2412.19437, section 3.3.2).
-FLOAT8_SUMS = 2.0**-13
+FLOAT8_SUMS = 2.0**-13  # see `_measure.roundoff`
 LAYOUTS = list(itertools.product((-1, -2), (-1, -2), ("left", "right")))
 
 
