@@ -40,6 +40,11 @@ MULTIPLES = {"rows of the packed operand": 16, "K": 32, "columns of the dense op
 @functools.cache
 def problem() -> str:
     """Why the library cannot be used in this process, or an empty string. Opens it."""
+    return _open() or gate(version())
+
+
+def _open() -> str:
+    """Opens the library, if it is not open: an empty string, or why that fails."""
     built, reason = _ffi.available("cuda")
     if not built:
         return reason
@@ -47,11 +52,9 @@ def problem() -> str:
     for path in (*_paths(), ""):
         reason = cuda.load_cusparselt(str(path))
         if not reason:
-            break
+            return ""
         reasons.append(reason)
-    else:
-        return f"{reasons[-1]}; {INSTALL}"
-    return gate(version())
+    return f"{reasons[-1]}; {INSTALL}"
 
 
 def gate(found: tuple[int, int, int]) -> str:
@@ -71,9 +74,8 @@ def advice() -> str:
 
 @functools.cache
 def version() -> tuple[int, int, int]:
-    """(major, minor, patch) of the library that is open."""
-    cuda = _ffi.module("cuda")
-    number = cuda.cusparselt_version() if cuda else 0
+    """(major, minor, patch) of the library, which it opens; zeros if it does not start."""
+    number = 0 if _open() else _ffi.module("cuda").cusparselt_version()
     return number // 1000, number // 100 % 10, number % 100
 
 
