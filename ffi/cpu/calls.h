@@ -270,7 +270,7 @@ struct Product : Call {
 
   static Product of(const char* target, bool dense_k_last, bool out_packed_last, const ffi::AnyBuffer& values,
                     const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out,
-                    bool takes_float8 = false) {
+                    bool takes_float8 = false, const Dims* bias_lead = nullptr) {
     Product p(target);
     Check check(target);
     MatmulArgs& a = p.args;
@@ -296,6 +296,7 @@ struct Product : Call {
                   "contraction " + std::to_string(a.depth) + " of the packed operand differs from dense " + text(d));
     const Dims v_lead = leading(v, 2), m_lead = leading(m, 2), d_lead = leading(d, 2);
     p.lead = check.broadcast("packed and dense", check.broadcast("values and metadata", v_lead, m_lead), d_lead);
+    if (bias_lead != nullptr) p.lead = check.broadcast("operands and bias", p.lead, *bias_lead);
     Dims want = p.lead;
     want.push_back(out_packed_last ? a.cols : a.rows);
     want.push_back(out_packed_last ? a.rows : a.cols);

@@ -9,14 +9,16 @@ namespace s24 {
 namespace cuda {
 namespace {
 
+constexpr const char* kName = "s24_cusparselt_matmul";
+
 cudaDataType type_of(Dtype d) { return d == Dtype::kF32 ? CUDA_R_32F : d == Dtype::kF16 ? CUDA_R_16F : CUDA_R_16BF; }
 
 // A call: a product with what the library makes of its result.
 struct LibraryCall {
   Product product;
   PlanKey key;
-  Batch batch = Batch({}, {});
-  const void* bias = nullptr;
+  const void* bias = nullptr;  // one number per row of the packed operand; of all elements of the batch, or of each
+  Batch bias_batch = Batch({}, {});
   ffi::Error error = ffi::Error::Success();
 
   explicit LibraryCall(const Product& p) : product(p) {}
@@ -24,7 +26,14 @@ struct LibraryCall {
   static LibraryCall of(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
                         int64_t algorithm, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata,
                         const ffi::AnyBuffer& dense, const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out) {
-    LibraryCall c(Product::of(kName, dense_k_last != 0, out_packed_last != 0, values, metadata, dense, out, true));
+    Dims bias_dims, bias_lead;
+    const bool biased = rest.size() > 0;
+    if (biased) {
+      bias_dims = dims_of(*rest.get<ffi::AnyBuffer>(0));
+      bias_lead = leading(bias_dims, 1);
+    }
+    LibraryCall c(Product::of(kName, dense_k_last != 0, out_packed_last != 0, values, metadata, dense, out, true,
+                              biased ? &bias_lead : nullptr));
     const Product& p = c.product;
     if (p.error.failure()) return c.error = p.error, c;
     const MatmulArgs& a = p.args;
@@ -35,39 +44,25 @@ struct LibraryCall {
     check.require(a.depth % multiple == 0,
                   "K must be a multiple of " + std::to_string(multiple) + ", got " + std::to_string(a.depth));
     check.require(!p.float8 || dense_k_last != 0, "float8_e4m3fn needs both operands contiguous along K");
-    c.batch = p.batch;
-    if (rest.size() > 0) c.take_bias(check, rest);
+    if (biased) {
+      const ffi::AnyBuffer bias = *rest.get<ffi::AnyBuffer>(0);
+      check.require(!bias_dims.empty() && bias_dims.back() == a.rows,
+                    "bias has shape " + text(bias_dims) + ", the packed operand has " + std::to_string(a.rows) + " rows");
+      check.require(check.dtype("bias", bias) == a.out_dtype, "bias must have the dtype of the result");
+      c.bias = bias.untyped_data();
+      c.bias_batch = Batch(p.lead, {bias_lead}, p.lead.size());
+    }
     c.key = {device, a.rows, a.depth, a.cols, a.dense_k_last, a.out_packed_last, p.float8 ? CUDA_R_8F_E4M3 : type_of(a.in),
              type_of(a.out_dtype), Activation(activation), c.bias, algorithm};
     if (!check.ok()) c.error = check.error();
     return c;
   }
 
-  // One number per row of the packed operand, for all elements of the batch or for each.
-  void take_bias(Check& check, const ffi::RemainingArgs& rest) {
-    const ffi::ErrorOr<ffi::AnyBuffer> buffer = rest.get<ffi::AnyBuffer>(0);
-    if (!check.require(buffer.has_value(), "the bias is no array")) return;
-    Dims lead = dims_of(*buffer);
-    const bool fits = !lead.empty() && lead.back() == product.args.rows;
-    check.require(fits, "bias has shape " + text(lead) + ", the packed operand has " + std::to_string(product.args.rows) + " rows");
-    check.require(check.dtype("bias", *buffer) == product.args.out_dtype, "bias must have the dtype of the result");
-    if (!fits) return;
-    lead.pop_back();
-    check.require(check.broadcast("bias and result", lead, product.lead) == product.lead,
-                  "bias has more leading dimensions than the result");
-    if (!check.ok()) return;
-    batch = Batch(product.lead, {lead}, product.lead.size());
-    bias = buffer->untyped_data();
-  }
-
   PlanKey key_at(int64_t b) const {
     PlanKey k = key;
-    if (bias != nullptr) k.bias = at_bytes(bias, batch.index(0, b) * key.rows * size_of(product.args.out_dtype));
+    if (bias != nullptr) k.bias = at_bytes(bias, bias_batch.index(0, b) * key.rows * size_of(product.args.out_dtype));
     return k;
   }
-
- private:
-  static constexpr const char* kName = "s24_cusparselt_matmul";
 };
 
 ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation, int64_t algorithm,
@@ -77,10 +72,10 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
   const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, values, metadata,
                                         dense, rest, *out);
   if (c.error.failure() || c.product.empty() || c.key.depth == 0) return c.error;
-  Check check("s24_cusparselt_matmul");
+  Check check(kName);
   for (int64_t b = 0; b < (c.bias == nullptr ? 1 : c.product.batch.count()); ++b) {
     const Needs needs = cusparselt_needs(c.key_at(b));
-    if (!needs.error.empty()) return ffi::Error::Internal("s24_cusparselt_matmul: " + needs.error);
+    if (!needs.error.empty()) return ffi::Error::Internal(std::string(kName) + ": " + needs.error);
     check.require(int64_t(compressed->size_bytes()) >= needs.compressed,
                   "the compressed matrix needs " + std::to_string(needs.compressed) + " bytes, got " +
                       std::to_string(compressed->size_bytes()));
@@ -95,7 +90,6 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
                    int64_t algorithm, ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer dense,
                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> compressed,
                    ffi::Result<ffi::AnyBuffer> workspace) {
-  constexpr const char* kName = "s24_cusparselt_matmul";
   const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, values, metadata,
                                         dense, rest, *out);
   if (c.error.failure() || c.product.empty()) return c.error;
@@ -144,7 +138,7 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPE
 
 }  // namespace
 
-const Target kCusparseltTargets[] = {{"s24_cusparselt_matmul", kExecute, kInitialize}, {nullptr, nullptr, nullptr}};
+const Target kCusparseltTargets[] = {{kName, kExecute, kInitialize}, {nullptr, nullptr, nullptr}};
 
 }  // namespace cuda
 }  // namespace s24

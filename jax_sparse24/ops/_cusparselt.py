@@ -125,7 +125,7 @@ class Product:
 
     def applies(self, bias, activation: str | None) -> bool:
         """Whether the library adds a bias to the sums and applies an activation."""
-        something = bias is not None or activation is not None
+        something = (bias is not None or activation is not None) and self.depth > 0
         return something and version() in EPILOGUES_IN and activation in ACTIVATIONS.get(self.dtype, ())
 
     def _ask(self, activation: str | None, algorithm: int) -> tuple[int, int, int]:
