@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     left: Any
     right: Any
     uncut: jax.Array | None = None
-    scale: jax.Array | None = None
+    scales: tuple[jax.Array, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Execution:
         if row.eight_bits and decide_float8(*place, x.dtype, shape, self.implementation).packed:
             sparse, scale = row.by.quantised(x, axis, own(states.get(row.operand, {}), packed=True))
             other, other_scale = row.other.quantised(y, other_axis, own(states.get(other, {}), packed=False))
-            return Cut(*((sparse, other) if on_left else (other, sparse)), x, scale * other_scale)
+            return Cut(*((sparse, other) if on_left else (other, sparse)), x, (scale, other_scale))
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         if "packed" not in context:
@@ -121,13 +121,14 @@ class Execution:
         """The product of what `cut` returned. features: those that stay dense; chosen here if not given.
         bias: added to a product that contracts no tokens, along the free axis of its right operand."""
         (a, a_axis), (_, b_axis) = self.table[name]
-        if cut.scale is not None:
+        if cut.scales:
             dtype = cut.uncut.dtype
-            sums = jnp.promote_types(
-                dtype, jnp.bfloat16
-            )  # float16 has no room for products of scaled numbers
-            out = contract(cut.left, cut.right, a_axis, b_axis, "cusparselt", sums)
-            out = (out.astype(jnp.float32) / cut.scale).astype(dtype)
+            # Products of scaled numbers are beyond float16.
+            sums = jnp.promote_types(dtype, jnp.bfloat16)
+            out = contract(cut.left, cut.right, a_axis, b_axis, "cusparselt", sums).astype(jnp.float32)
+            for scale in cut.scales:  # their product may be beyond float32
+                out = out / scale
+            out = out.astype(dtype)
         else:
             fused = None if isinstance(cut.left, PACKED) else bias
             out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation, bias=fused)

@@ -114,8 +114,9 @@ class Product:
         if self.dtype not in DTYPES:
             return f"its operands are {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {self.dtype}"
         float8 = self.dtype == FLOAT8.name
-        if not float8 and self.out_dtype != self.dtype:
-            return f"its result has the dtype of its operands, {self.dtype}, not {self.out_dtype}"
+        results = ("bfloat16", "float16", "float32") if float8 else (self.dtype,)
+        if self.out_dtype not in results:
+            return f"its result of {self.dtype} is {' or '.join(results)}, not {self.out_dtype}"
         sizes = (self.rows, self.depth, self.cols)
         for size, (what, multiple) in zip(sizes, MULTIPLES.items(), strict=True):
             multiple *= 1 + float8

@@ -171,6 +171,11 @@ def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cuspars
         False,
         False,
     ]
+    # Scales whose product is beyond float32.
+    tiny = s24.sparse_dot(x * 1e-20, w1 * 1e-15, method, state["w1"], implementation="cusparselt")
+    want = s24.sparse_dot(x, w1, method, state["w1"], implementation="cusparselt")
+    np.testing.assert_allclose(tiny * 1e35, want, rtol=1e-4, atol=1e-4)
+    del documented_cusparselt[2:]
     # Sizes that the library does not take, and scales per row: simulated.
     few = jax.random.normal(jax.random.key(1), (24, 16))
     s24.sparse_dot(jnp.ones((16, 24)), few, method, method.init(few), implementation="cusparselt")
