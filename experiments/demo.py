@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments import config as configs
 from experiments import generate, report
+from experiments.bench import rows, train_step
 from experiments.cli import command
 from experiments.config import UserError
 from experiments.train import train
@@ -35,6 +36,40 @@ def samples(out: Path, tokens: int) -> str:
     return "".join(parts)
 
 
+def speed() -> str:
+    """How fast a step of each arm is, measured in turn, and what to expect of it, as Markdown.
+
+    The steps/s of the training runs were taken minutes apart, in which a shared machine changes by more."""
+    found = train_step.compare({arm: configs.load(f"configs/demo.py:{arm}") for arm in ARMS})
+    header = ["arm, sparse phase", "steps/s", "step", "its FFNs alone", "expected of the step"]
+    lines = [
+        [
+            row["method"],
+            f"{1e3 / row['ms']['step']['median']:.1f}" if "step" in row["ms"] else "-",
+            rows.show_ratio(row, "dense step", "step"),
+            rows.show_ratio(row, "dense ffn", "ffn"),
+            "-" if (gain := train_step.expected(row)) is None else f"{gain:.2f}x",
+        ]
+        for row in found
+    ]
+    dense, part, why = found[0], train_step.share(found[0]), ""
+    if part is not None:
+        why = (
+            f"At this width, d = {dense['d']}, the FFNs are {part:.0%} of a dense step, and only they become "
+            f"sparse: infinitely fast ones would give {1 / (1 - part):.2f}x. Their share and their gain grow "
+            "with the width; docs/benchmarks.md has wider models."
+        )
+    return f"""
+## Speed of the arms
+
+Whole optimiser steps in one process, in turn, medians; dense time / time, above 1 is faster than dense.
+
+{rows.table(header, lines)}
+
+{why}
+"""
+
+
 @command
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.demo", description=__doc__)
@@ -55,7 +90,8 @@ def main(argv=None):
                 f"{result.out} --resume` continues this arm."
             )
             return
-    text = samples(out, tokens=240)
+    print("Timing a step of each arm in turn ...", flush=True)
+    text = speed() + samples(out, tokens=240)
     try:
         table = report.write_report(
             [out / arm for arm in ARMS], out, title="Dense, FST and Venom, the same start", extra=text

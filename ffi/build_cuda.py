@@ -15,12 +15,13 @@ HANDLERS = [
     "module",
     "producer_handlers",
     "pack_handlers",
+    "gated_handlers",
     "matmul_handlers",
     "vnm_handlers",
     "cusparselt",
     "cusparselt_handlers",
 ]
-PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "vnm"]  # every rounding as written
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "gated", "vnm"]  # every rounding as written
 PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [

@@ -12,6 +12,7 @@ from jax_sparse24.formats import PackedVNM as PackedVNM
 from jax_sparse24.monitor import density as density
 from jax_sparse24.monitor import flip_rate as flip_rate
 from jax_sparse24.monitor import kept_share as kept_share
+from jax_sparse24.ops.gated import gated as gated
 from jax_sparse24.ops.mask import mask24 as mask24
 from jax_sparse24.ops.mask import mask_nm as mask_nm
 from jax_sparse24.ops.mask import transposable_mask24 as transposable_mask24

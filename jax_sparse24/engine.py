@@ -56,11 +56,19 @@ class Execution:
                     by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
 
     def product(
-        self, name: str, operands: Mapping[str, jax.Array], state, key, features=None, bias=None, **context
+        self,
+        name: str,
+        operands: Mapping[str, jax.Array],
+        state,
+        key,
+        features=None,
+        cut: Cut | None = None,
+        bias=None,
+        **context,
     ) -> jax.Array:
         """One product of the plan. Its result has the operands' dtype; sums are float32. features, bias: see
-        `multiply`; context: see `Context`."""
-        out = self.multiply(name, self.cut(name, operands, state, key, **context), features, bias)
+        `multiply`; cut: the operands, if something has made them as `cut` does; context: see `Context`."""
+        out = self.multiply(name, cut or self.cut(name, operands, state, key, **context), features, bias)
         if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
             mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
             out = jnp.where(mask, out, jnp.zeros_like(out))
@@ -68,6 +76,24 @@ class Execution:
 
     def _by_operand(self, state) -> Mapping[str, Any]:
         return state if self.products == "ffn" else {"w": state}
+
+    def draw_key(self, name: str, key) -> jax.Array:
+        """The key of what a product draws."""
+        return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+
+    def place(self, name: str, left, right) -> tuple:
+        """What a table knows a product by: its contracted axes, the side of its sparse operand, its dtype and
+        (M, K, N)."""
+        (a, a_axis), (_, b_axis) = self.table[name]
+        side = "left" if self.plan.row(name).operand == a else "right"
+        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
+        return (a_axis, b_axis), side, jnp.promote_types(left.dtype, right.dtype), shape
+
+    def packs(self, name: str, left, right) -> bool:
+        """Whether the sparse operand of a product of these shapes and dtypes is packed."""
+        if self.implementation is not None:
+            return True
+        return decide(*self.place(name, left, right), self.plan.row(name).by.pattern).packed
 
     def cut(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> Cut:
         """The operands of a product as its row makes them. `context`: see `Context`."""
@@ -81,23 +107,18 @@ class Execution:
         if row.collected:
             x = collect(x, x.shape[-1] // row.by.group, -1)
         if row.by.stochastic:
-            key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+            key = self.draw_key(name, key)
         states = self._by_operand(state)
         own = partial(Context, key=key, implementation=self.implementation)
         left, right = (x, y) if on_left else (y, x)
-        shape = left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis]
-        place = (a_axis, b_axis), "left" if on_left else "right"
-        if row.eight_bits and decide_float8(*place, x.dtype, shape, self.implementation).packed:
+        if row.eight_bits and decide_float8(*self.place(name, left, right), self.implementation).packed:
             sparse, scale = row.by.quantised(x, axis, own(states.get(row.operand, {}), packed=True))
             other, other_scale = row.other.quantised(y, other_axis, own(states.get(other, {}), packed=False))
             return Cut(*((sparse, other) if on_left else (other, sparse)), x, (scale, other_scale))
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         if "packed" not in context:
-            dtype = jnp.promote_types(x.dtype, y.dtype)
-            context["packed"] = (
-                self.implementation is not None or decide(*place, dtype, shape, row.by.pattern).packed
-            )
+            context["packed"] = self.packs(name, left, right)
         sparse = row.by(x, axis, own(states.get(row.operand, {}), **context))
         if isinstance(sparse, PACKED) and sparse.axis != axis:
             raise ValueError(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.formats import Packed24, PackedVNM
+from jax_sparse24.ops.reference import GATES
 
 # Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
 # the first operand, then that of the second.
@@ -43,8 +44,7 @@ WEIGHT_GRADIENTS = {"wgrad": "w", "B2": "w2", "B4": "w1"}
 ACTIVATIONS = {
     "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
     "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
+    **GATES,
 }
 # Derivatives of activations in terms of their value, for which the input need not be saved.
 SLOPES = {

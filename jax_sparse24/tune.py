@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -234,16 +235,22 @@ def fastest(product: Product, dtype) -> Format:
     def error(result):
         return jnp.linalg.norm(result.astype(jnp.float32) - truth) / jnp.linalg.norm(truth)
 
-    programs = {}
-    for implementation, algorithm in [("ffi", None), *_algorithms(product, dtype)]:
-        run = lambda a, b, by=(implementation, algorithm): contract(a, b, i, j, by[0], algorithm=by[1])  # noqa: E731
+    def valid(choice):
+        implementation, algorithm = choice
         try:
-            program = Program(run, *operands)
+            program = Program(
+                lambda a, b: contract(a, b, i, j, implementation, algorithm=algorithm), *operands
+            )
         except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
-            continue
-        if error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself():
-            programs[implementation, algorithm] = program
-        program.result = None
+            return None
+        right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
+        program.result = None  # dozens of them would fill the memory
+        return program if right else None
+
+    choices = [("ffi", None), *_algorithms(product, dtype)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiling takes longer than running
+        checked = zip(choices, pool.map(valid, choices), strict=True)
+        programs = {choice: program for choice, program in checked if program is not None}
     times = interleaved(programs, 3, 0.05)
     implementation, algorithm = min(times, key=lambda name: times[name].median)
     return dataclasses.replace(FORMAT_24, implementation=implementation, algorithm=algorithm)
@@ -255,12 +262,7 @@ def _algorithms(product: Product, dtype) -> list[tuple[str, int]]:
         choose("tune", dtype, "cusparselt")
     except RuntimeError:
         return []
-    (M, K, N), right = product.shape, product.side == "right"
-    float8 = jnp.dtype(dtype) == FLOAT8
-    k_last = product.axes[0 if right else 1] == -1 or float8
-    name = str(jnp.dtype(dtype))
-    out = "bfloat16" if float8 else name
-    asked = _cusparselt.Product(N if right else M, K, M if right else N, k_last, right, name, out)
+    asked = _cusparselt.Product.of(product.axes, product.side, jnp.dtype(dtype), product.shape)
     return [] if asked.misfit() else [("cusparselt", n) for n in asked.algorithms()]
 
 
@@ -328,12 +330,12 @@ def tune(
     """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
 
     shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
-    within a factor of four. dtypes: names; float8_e4m3fn: of F1 and F2 with sparse
-    weights. Their defaults suit the device. patterns: V:N:M of activations,
-    measured besides 2:4 where their blocks fit and there are kernels. folder: where `<hardware>.json` goes
-    (default: ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this
-    process). repeats, seconds: samples per program, and the time after which no more than 3 are taken. show:
-    called with a line of progress per shape; None for silence. A quarter of an hour on two cores by default.
+    within a factor of four. dtypes: names; float8_e4m3fn is measured for F1 and F2 with sparse weights. Their
+    defaults suit the device. patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and
+    there are kernels. folder: where `<hardware>.json` goes (default: ~/.cache/jax_sparse24/tuning, which
+    later processes read; a table elsewhere serves this process). repeats, seconds: samples per program, and
+    the time after which no more than 3 are taken. show: called with a line of progress per shape; None for
+    silence. A quarter of an hour on two cores by default.
 
     On CUDA the implementations and cuSPARSELt's algorithms are compared first. A product whose packed result
     is wrong, or differs from call to call, is recorded as such and never chosen. Functions that are compiled
@@ -342,10 +344,13 @@ def tune(
     choose("tune", jnp.bfloat16, "ffi")
     shapes = SHAPES[platform()] if shapes is None else shapes
     dtypes = DTYPES[platform()] if dtypes is None else dtypes
+    if not shapes or not dtypes:
+        raise ValueError(f"tune: needs a shape and a dtype at least, got {shapes!r} and {dtypes!r}.")
     for shape in shapes:
         if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
             raise ValueError(f"tune: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
     here, begin, entries = _measured.hardware(), time.perf_counter(), {}
+    path = (_measured.user_folder() if folder is None else Path(folder)) / f"{here.name}.json"
     for count, (T, d, f) in enumerate(shapes, 1):
         for dtype in dtypes:
             for product in products(T, d, f):
@@ -354,29 +359,32 @@ def tune(
                 identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
                 if identity not in entries:
                     entries[identity] = entries_of(product, dtype, patterns, repeats, seconds)
+        found = [entry for of_product in entries.values() for entry in of_product]
+        content = _store(found, here, path)  # now, so that an interruption costs one shape
         if show is not None:
             took = time.perf_counter() - begin
             show(f"tune: T={T} d={d} f={f} measured, {count} of {len(shapes)} shapes, {took:.0f} s")
-    content = {
+    _measured.use(content)
+    if show is not None:
+        show(f"tune: {_summary(found)} Stored in {path}")
+    return path
+
+
+def _store(entries: list[dict], here: _measured.Hardware, path: Path) -> dict:
+    """Writes a table and returns its content."""
+    head = {
         "format": _measured.FORMAT,
         "hardware": here.description,
         "isa": here.isa,
         "versions": _measured.versions(),
         "date": datetime.date.today().isoformat(),
-        "products": [entry for found in entries.values() for entry in found],
     }
-    path = (_measured.user_folder() if folder is None else Path(folder)) / f"{here.name}.json"
+    lines = ",\n  ".join(json.dumps(entry) for entry in entries)
     path.parent.mkdir(parents=True, exist_ok=True)
-    products_found = content.pop("products")
-    lines = ",\n  ".join(json.dumps(e) for e in products_found)
-    text = json.dumps(content, indent=1)[:-2] + f',\n "products": [\n  {lines}\n ]\n}}\n'
     partial = path.with_suffix(".tmp")
-    partial.write_text(text)
+    partial.write_text(json.dumps(head, indent=1)[:-2] + f',\n "products": [\n  {lines}\n ]\n}}\n')
     partial.replace(path)  # a reader never sees half a table
-    _measured.use(json.loads(text))
-    if show is not None:
-        show(f"tune: {_summary(products_found)} Stored in {path}")
-    return path
+    return head | {"products": entries}
 
 
 def _summary(entries) -> str:

@@ -19,6 +19,7 @@ LAYERS = [
     {"plan"},
     {"engine"},
     {"activations", "methods"},
+    {"gated_ffn"},
     {"nn", "linen", "optim", "monitor", "tune"},
     {"surgery", "report", "export"},
     {"info"},

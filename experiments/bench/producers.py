@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench import rows
+from experiments.bench import gated, rows
 from experiments.bench.rows import show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from jax_sparse24._measure import Program, interleaved, random, same_bits
@@ -20,7 +20,9 @@ arguments and results, each counted once: for N elements of s bytes, `mask24` re
 `prune24`, `soft24` and `mvue24` read and write Ns; the packing ones read Ns (and a mask's N) and write
 Ns/2 of values and N/8 of metadata, `pack_vnm` 2Ns/M, N/2M and 4N/VM of columns. *vs jnp* is the time of
 the jnp reference over the producer's. Results equal the reference's bit for bit, or they are marked
-WRONG."""
+WRONG. *gated* rows, where there is a kernel, are `silu(gate) * up`, its gradients, and the gradients with
+their MVUE packed along tokens; *transposed*: gate and up are column-major. There jnp is XLA's own fusion,
+followed by `mvue_pack24`; the gated values may differ from float32's by their rounding."""
 KEY = np.array([2404, 1847], np.uint32)
 
 
@@ -79,6 +81,10 @@ def run(settings: Settings, progress) -> list[dict]:
                 for axis in producer.axes:
                     progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
                     found.append(measure_producer(case, dtype, producer, axis, settings))
+            for operation in gated.OPERATIONS if gated.there(dtype) else ():
+                for transposed in (False, True):
+                    progress(f"{case.T} x {case.f} {dtype} {operation.name} transposed {transposed}")
+                    found.append(measure_gated(case, dtype, operation, transposed, settings))
     return found
 
 
@@ -91,29 +97,45 @@ def measure_producer(
     def variant(implementation):
         return Program(lambda x, m=None: producer.run(x, m, axis, implementation), *args)
 
-    kernel, reference = variant(kernels()), variant("reference")
-    count = sum(a.nbytes for a in args) + sum(leaf.nbytes for leaf in jax.tree.leaves(kernel.result))
-    half = jnp.asarray(np.random.default_rng(3).integers(0, 2**32, count // 8, np.uint32))
-    # XLA copies in two ways, of which now one and now the other is faster.
-    copies = {"copy": Program(jnp.copy, half), "copy by ALU": Program(jnp.bitwise_not, half)}
-    programs = {"kernel": kernel, "reference": reference}
-    times = interleaved(programs | copies, settings.repeats, settings.seconds)
-    fastest = min(copies, key=lambda name: times[name].median)
-    truth = reference.result
+    programs = {"kernel": variant(kernels()), "reference": variant("reference")}
+    result = programs["kernel"].result
+    count = sum(a.nbytes for a in (*args, *jax.tree.leaves(result)))
+    truth = programs["reference"].result
     if jax.default_backend() == "gpu" and "approximate" in producer.name:
         # XLA's division is not correctly rounded on a GPU.
         with jax.default_device(jax.devices("cpu")[0]):
             truth = producer.run(np.asarray(x), None, axis, None)
-    status = {"kernel": "ok" if same_bits(kernel.result, truth) else "wrong"}
+    row = {**case._asdict(), "dtype": dtype, "producer": producer.name, "axis": axis}
+    return row | measured(programs, count, same_bits(result, truth), settings)
+
+
+def measure_gated(
+    case: Case,
+    dtype: str,
+    operation: gated.Operation,
+    transposed: bool,
+    settings: Settings,
+    implementation: str = "ffi",
+) -> dict:
+    programs, count, right = gated.programs(case, dtype, operation, transposed, implementation)
+    name = f"{operation.name}{', transposed' if transposed else ''}"
+    row = {**case._asdict(), "dtype": dtype, "producer": name, "axis": operation.axis}
+    return row | measured(programs, count, right, settings)
+
+
+def measured(programs: dict[str, Program], count: int, right: bool, settings: Settings) -> dict:
+    """Times of "kernel" and "reference" and of a copy of as many bytes."""
+    half = jnp.asarray(np.random.default_rng(3).integers(0, 2**32, count // 8, np.uint32))
+    # XLA copies in two ways, of which now one and now the other is faster.
+    copies = {"copy": Program(jnp.copy, half), "copy by ALU": Program(jnp.bitwise_not, half)}
+    times = interleaved(programs | copies, settings.repeats, settings.seconds)
+    fastest = min(copies, key=lambda name: times[name].median)
+    status = {"kernel": "ok" if right else "wrong"}
     for name, program in programs.items():
         if status.get(name, "ok") == "ok":
             status[name] = "ok" if program.repeats_itself() else "not repeatable"
     valid = {name: times[name] for name in programs if status[name] == "ok"} | {"copy": times[fastest]}
     return {
-        **case._asdict(),
-        "dtype": dtype,
-        "producer": producer.name,
-        "axis": axis,
         "implementation": kernels(),
         "status": status,
         "ms": rows.times(valid),
@@ -134,7 +156,7 @@ def table(found: list[dict]) -> str:
         lines.append(
             [
                 row["producer"],
-                {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both"}[row["axis"]],
+                {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both", "-": "-"}[row["axis"]],
                 *(row[k] for k in ("T", "f", "dtype")),
                 share_of_copy(row),
                 show_ratio(row, "reference", "kernel"),

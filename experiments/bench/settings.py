@@ -67,7 +67,8 @@ class Settings:
 
     Suites (default: all that measure):
       gemm        one matrix product, dense and with either operand sparse, as forward and backward use it
-      producers   mask, prune, soft threshold, pack, transposable mask, MVUE, squared ReLU, V:N:M
+      producers   mask, prune, soft threshold, pack, transposable mask, MVUE, squared ReLU, V:N:M; gated
+                  activations
       ffn         forward, and forward with backward, per method, with everything counted
       train-step  whole steps of a language model, with the share of the FFN
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out

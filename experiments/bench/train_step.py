@@ -1,6 +1,7 @@
 """Suite train-step: whole optimiser steps of a language model, with the share of the FFN."""
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -115,29 +116,45 @@ def verdict(steps: Steps, dtype: str, case: Case) -> str:
 
 
 def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
-    """All methods of one case, sampled in turn, with their FFNs alone."""
-    implementation = None if settings.implementation == "auto" else settings.implementation
+    """All methods of one case."""
+    arms = {
+        name: config_of(case, dtype, method, settings.layers) for name, method in settings.methods.items()
+    }
+    return compare(arms, settings.implementation, settings.repeats, settings.seconds)
+
+
+def compare(
+    arms: Mapping[str, Config], implementation: str = "auto", repeats: int = 15, seconds: float = 2.0
+) -> list[dict]:
+    """One row per configuration: optimiser steps in its sparse phase, all sampled in turn, and its FFNs
+    alone. They differ in the method only; the first one is dense."""
+    baseline, config = next(iter(arms.items()))
+    model, dtype = config.model, config.model.dtype
+    case = Case(config.data.batch * config.data.seq, model.d, model.f)
+    named = None if implementation == "auto" else implementation
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
     programs, steps, status = {}, {}, {}
-    for name, method in settings.methods.items():
-        steps[name] = Steps(config_of(case, dtype, method, settings.layers), implementation)
+    for name, config in arms.items():
+        method = config.method
+        steps[name] = Steps(config, named)
         status[name] = verdict(steps[name], dtype, case)
         programs[name, "step"] = steps[name]
         if method.refresh_every:
             programs[name, "step with refresh"] = steps[name].refreshing
         state = state_of(method, operands)
-        programs[name, "ffn"] = Program(forward_backward(block(method, state, implementation)), *args)
-    times = rows.times(interleaved(programs, settings.repeats, settings.seconds))
+        programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)
+    times = rows.times(interleaved(programs, repeats, seconds))
     found = []
-    for name, method in settings.methods.items():
+    for name, config in arms.items():
+        method = config.method
         own = {
             part: times[name, part] for part in ("step", "step with refresh", "ffn") if (name, part) in times
         }
-        own |= {f"dense {part}": times["Dense", part] for part in ("step", "ffn")}
+        own |= {f"dense {part}": times[baseline, part] for part in ("step", "ffn")}
         if status[name] != "ok":
             own.pop("step")
-        if status["Dense"] != "ok":
+        if status[baseline] != "ok":
             own.pop("dense step")
         if method.refresh_every and "step" in own:
             own["step"] = amortised(own["step"], own["step with refresh"], method.refresh_every)
@@ -146,9 +163,9 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
                 **case._asdict(),
                 "dtype": dtype,
                 "method": name,
-                "implementation": settings.implementation,
-                "layers": settings.layers,
-                "status": {"step": status[name], "dense step": status["Dense"]},
+                "implementation": implementation,
+                "layers": model.layers,
+                "status": {"step": status[name], "dense step": status[baseline]},
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],
                 "temp_bytes": steps[name].temp_bytes,

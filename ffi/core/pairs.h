@@ -181,8 +181,11 @@ S24_HD Drawn draw_exact(Words x, const uint32_t a[4], uint32_t largest, float u0
 // Both as they come, in the order of a packed group. Of fewer than two that are not zero, the lowest zeros are kept.
 S24_HD KeptPair pack_drawn(Drawn d) {
   if (d.bits[0] == 0 || d.bits[1] == 0) {
-    const uint32_t i = d.bits[1] != 0, position = d.bits[i] == 0 ? 0u : d.index[i];
-    return position == 0 ? KeptPair{4u, d.bits[i]} : KeptPair{position << 2, d.bits[i] << 16};
+    // Not by an index, for which the arrays would need memory.
+    const bool last = d.bits[1] != 0;
+    const uint32_t bits = last ? d.bits[1] : d.bits[0];
+    const uint32_t position = bits == 0 ? 0u : last ? d.index[1] : d.index[0];
+    return position == 0 ? KeptPair{4u, bits} : KeptPair{position << 2, bits << 16};
   }
   const bool swapped = d.index[0] > d.index[1];
   const uint32_t first = swapped ? d.index[1] : d.index[0], second = swapped ? d.index[0] : d.index[1];

@@ -121,8 +121,8 @@ struct Plan {
       calls(library->MatmulDescSetAttribute(handle, &product, attribute, value, size), what);
     };
     const int on = 1;
-    if (k.activation == Activation::kRelu) set(kRelu, &on, sizeof on, "MatmulDescSetAttribute of ReLU");
-    if (k.activation == Activation::kGelu) set(kGelu, &on, sizeof on, "MatmulDescSetAttribute of GELU");
+    if (k.activation == Epilogue::kRelu) set(kRelu, &on, sizeof on, "MatmulDescSetAttribute of ReLU");
+    if (k.activation == Epilogue::kGelu) set(kGelu, &on, sizeof on, "MatmulDescSetAttribute of GELU");
     if (k.bias != nullptr) set(kBiasPointer, &k.bias, sizeof k.bias, "MatmulDescSetAttribute of the bias");
     return calls.ok();
   }
@@ -130,14 +130,15 @@ struct Plan {
 
 constexpr size_t kMostPlans = 1024;
 
-// Never destroyed: at exit the driver may be gone before this module.
+// Of the process, with the lock under which every function of the library is called, products too: whether two threads may
+// use one plan at once is not documented. Never destroyed: at exit the driver may be gone before this module.
 struct State {
   std::mutex mutex;
   Library functions;
   std::string problem;
   std::map<int, std::unique_ptr<Opaque>> handles;  // by device
   struct Entry {
-    std::shared_ptr<Plan> plan;
+    std::unique_ptr<Plan> plan;
     std::list<PlanKey>::iterator place;
   };
   std::map<PlanKey, Entry> plans;
@@ -149,7 +150,7 @@ State& state() {
   return *s;
 }
 
-// Both with the lock held.
+// These with the lock held.
 std::string open_library(State& s, const char* path) {
   if (s.functions.opened != nullptr) return "";
   void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -180,19 +181,18 @@ const Opaque* handle_of(State& s, int device, std::string& error) {
   return handle.get();
 }
 
-std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
-  State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
+// Null, and an error, if there can be none. It may be gone when the lock is released.
+const Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   const auto found = s.plans.find(key);
   if (found != s.plans.end()) {
     s.order.splice(s.order.end(), s.order, found->second.place);
-    return found->second.plan;
+    return found->second.plan.get();
   }
   error = open_library(s, nullptr);
   if (!error.empty()) return nullptr;
   const Opaque* handle = handle_of(s, key.device, error);
   if (handle == nullptr) return nullptr;
-  auto plan = std::make_shared<Plan>();
+  auto plan = std::make_unique<Plan>();
   plan->library = &s.functions;
   plan->handle = handle;
   plan->make(key);
@@ -202,8 +202,9 @@ std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
     s.plans.erase(s.order.front());
     s.order.pop_front();
   }
-  s.plans[key] = {plan, s.order.insert(s.order.end(), key)};
-  return plan;
+  const Plan* made = plan.get();
+  s.plans[key] = {std::move(plan), s.order.insert(s.order.end(), key)};
+  return made;
 }
 
 }  // namespace
@@ -225,15 +226,19 @@ int cusparselt_version() {
 }
 
 Needs cusparselt_needs(const PlanKey& key) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
   Needs failed;
-  const std::shared_ptr<Plan> plan = plan_of(key, failed.error);
+  const Plan* plan = plan_of(s, key, failed.error);
   return plan == nullptr ? failed : plan->needs;
 }
 
 std::string cusparselt_matmul(const PlanKey& key, const void* compressed, const void* dense, void* out, void* workspace,
                               cudaStream_t stream) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
   std::string error;
-  const std::shared_ptr<Plan> plan = plan_of(key, error);
+  const Plan* plan = plan_of(s, key, error);
   if (plan == nullptr) return error;
   const float one = 1.0f, zero = 0.0f;
   Calls calls;

@@ -15,7 +15,8 @@ namespace cuda {
 std::string load_cusparselt(const char* path);
 int cusparselt_version();
 
-enum class Activation : int64_t { kNone, kRelu, kGelu };
+// What follows on the sums, besides a bias.
+enum class Epilogue : int64_t { kNone, kRelu, kGelu };
 
 // A product out(rows, cols) = activation(P(rows, depth) D(depth, cols) + bias) with P sparse, row-major.
 //
@@ -27,7 +28,7 @@ struct PlanKey {
   bool dense_k_last = false;     // D is column-major
   bool out_packed_last = false;  // the result is column-major
   cudaDataType in = CUDA_R_16BF, out = CUDA_R_16BF;
-  Activation activation = Activation::kNone;
+  Epilogue activation = Epilogue::kNone;
   const void* bias = nullptr;  // one number per row, of the result's type, on the device; null: none
   int64_t algorithm = -1;      // -1: the library's choice
 

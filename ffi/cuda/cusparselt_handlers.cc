@@ -53,7 +53,7 @@ struct LibraryCall {
       c.bias_batch = Batch(p.lead, {bias_lead}, p.lead.size());
     }
     c.key = {device, a.rows, a.depth, a.cols, a.dense_k_last, a.out_packed_last, p.float8 ? CUDA_R_8F_E4M3 : type_of(a.in),
-             type_of(a.out_dtype), Activation(activation), c.bias, algorithm};
+             type_of(a.out_dtype), Epilogue(activation), c.bias, algorithm};
     if (!check.ok()) c.error = check.error();
     return c;
   }

@@ -10,6 +10,32 @@
 namespace s24 {
 namespace cuda {
 
+enum class Activation : int32_t { kSilu, kGelu };
+
+// z = act(gate) up, or, if dz is given, dgate and dup. gate and up: (rows, cols), or (cols, rows) if transposed; dz the same
+// by its own flag; results (rows, cols).
+struct GatedArgs {
+  Dtype dtype;
+  Activation activation;
+  bool transposed, dz_transposed;
+  const void *gate, *up, *dz;
+  void *z, *dgate, *dup;
+  int64_t rows, cols;
+};
+
+// Of dgate and dup, in this order: estimates packed along rows by op (kMvueExact, kMvueSequential) and two words of a key
+// each.
+struct PackedGradients {
+  PackOp op;
+  void* values[2];
+  uint8_t* metadata[2];
+  const uint32_t* key[2];
+};
+
+cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
+// One pass if all falls into whole tiles.
+cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
+
 cudaError_t launch_map(const MapArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_tile(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);

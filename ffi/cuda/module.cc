@@ -38,6 +38,7 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         py::dict all;
         add(all, s24::cuda::kProducerTargets);
         add(all, s24::cuda::kPackTargets);
+        add(all, s24::cuda::kGatedTargets);
         add(all, s24::cuda::kMatmulTargets);
         add(all, s24::cuda::kVnmTargets);
         add(all, s24::cuda::kCusparseltTargets);
@@ -70,7 +71,7 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         key.rows = rows, key.depth = depth, key.cols = cols;
         key.dense_k_last = dense_k_last, key.out_packed_last = out_packed_last;
         key.in = type(in), key.out = type(out);
-        key.activation = s24::cuda::Activation(activation), key.algorithm = algorithm;
+        key.activation = s24::cuda::Epilogue(activation), key.algorithm = algorithm;
         const s24::cuda::Needs needs = s24::cuda::cusparselt_needs(key);
         if (!needs.error.empty()) throw std::runtime_error(needs.error);
         return py::make_tuple(needs.workspace, needs.compressed, needs.algorithms);

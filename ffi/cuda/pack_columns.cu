@@ -1,29 +1,9 @@
-// Packing and unpacking where groups lie across rows: the packed form is the transpose, which passes through shared memory,
-// so that both sides are read and written in 16-byte pieces of whole lines. Compiled without contraction of products and
-// sums.
-#include "pack_groups.cuh"
+// Packing and unpacking where groups lie across rows. Compiled without contraction of products and sums.
+#include "pack_tile.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
-
-constexpr int kTileGroups = 32;   // along the group axis: 128 rows
-constexpr int kTileVectors = 8;   // of 16 bytes along inner: whole lines of 128 bytes
-static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group of one vector");
-
-template <class Bits>
-struct Tile {
-  static constexpr int kLanes = 16 / int(sizeof(Bits));
-  static constexpr int kInner = kTileVectors * kLanes;
-  Pair<Bits> pairs[kInner * kTileGroups];
-  Vector<uint8_t, 16> nibbles[kInner];
-
-  // Pairs of one packed row stand together, in an order that spreads the threads of a warp over all banks: blocks of four
-  // are swapped by the number of the vector.
-  static __device__ __forceinline__ int place(int i, int group) {
-    return i * kTileGroups + (group ^ (i / kLanes << 2));
-  }
-};
 
 // The same array packed along its rows, too; null: not asked for.
 template <class Bits>
@@ -52,8 +32,7 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
                                                          const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
-  constexpr int kLanes = S::kLanes, kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
-  constexpr int kChunks = kTileGroups / kPairs;                      // of 16 bytes in a packed row
+  constexpr int kLanes = S::kLanes, kPairs = S::kPairs, kChunks = S::kChunks;
   __shared__ S tile;
   const int vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const int64_t inner0 = int64_t(blockIdx.x) * S::kInner, group0 = int64_t(blockIdx.y) * kTileGroups, o = blockIdx.z;
@@ -120,31 +99,10 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
         }
       }
     }
-    if constexpr (op != PackOp::kGather) {
-      // The four threads of a warp that share a vector hold four consecutive groups: 16 bits of each packed row.
-      uint32_t four[4];
-      const int lane = threadIdx.x % 32, base = lane % kTileVectors;
-      S24_UNROLL
-      for (int k = 0; k < 4; ++k) four[k] = __shfl_sync(0xffffffffu, own, base + k * kTileVectors);
-      S24_UNROLL
-      for (int n = 0; n < kLanes / 4; ++n) {
-        const int l = lane / kTileVectors * (kLanes / 4) + n;
-        uint32_t bits = 0;
-        S24_UNROLL
-        for (int k = 0; k < 4; ++k) bits |= (four[k] >> (4 * l) & 15) << (4 * k);
-        reinterpret_cast<uint16_t*>(tile.nibbles + vector * kLanes + l)[threadIdx.x / 32] = uint16_t(bits);
-      }
-    }
+    if constexpr (op != PackOp::kGather) tile.gather_nibbles(own);
     __syncthreads();
-    for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
-      const int i = c / kChunks, first = c % kChunks * kPairs;
-      store(reinterpret_cast<Pair<Bits>*>(values + (packed0 + i * g.len) / 2) + group0 + first,
-            *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)));
-    }
-    if constexpr (op != PackOp::kGather) {
-      if (int(threadIdx.x) < rows)
-        store(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2, tile.nibbles[threadIdx.x]);
-    }
+    tile.store_pairs(values + packed0 / 2 + 2 * group0, g.len, rows);
+    if constexpr (op != PackOp::kGather) tile.store_nibbles(metadata + packed0 / 8 + group0 / 2, g.len, rows);
   }
 }
 

@@ -7,6 +7,7 @@ from flax.nnx.nn import dtypes
 
 from jax_sparse24.activations import activation_stats
 from jax_sparse24.engine import sparse_ffn
+from jax_sparse24.gated_ffn import Weight, gated_ffn, pays
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear
 from jax_sparse24.plan import ACTIVATIONS
@@ -76,7 +77,8 @@ class FFN(nnx.Module):
 
 class GatedFFN(nnx.Module):
     """`down(act(gate(x)) * up(x))`, SwiGLU for activation="silu": each of the three linears runs as `method`
-    says.
+    says. Without biases one rule differentiates all three where a kernel of `s24.gated` was measured to be
+    faster than XLA.
 
     d, f: model and FFN width. `gate`, `up` (d, f) and `down` (f, d) are `s24.nn.Linear`. Raises like
     `sparse_dot`."""
@@ -99,4 +101,17 @@ class GatedFFN(nnx.Module):
         self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        layers = (self.gate, self.up, self.down)
+        alike = {(v.method, v.implementation, v.dtype, v.kernel.dtype) for v in layers}
+        plain = all(v.active and not v.adapted and v.bias is None for v in layers) and len(alike) == 1
+        if plain and self.gate.implementation != "reference":
+            promoted = [dtypes.promote_dtype((x, v.kernel[...]), dtype=v.dtype) for v in layers]
+            if pays(self.activation, promoted[0][0].dtype):
+                weights = [
+                    Weight(w, v.method_state(), v.noise_key())
+                    for v, (_, w) in zip(layers, promoted, strict=True)
+                ]
+                xs = [x for x, _ in promoted[:2]]
+                method, implementation = self.gate.method, self.gate.implementation
+                return gated_ffn(xs, *weights, method, self.activation, implementation)
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

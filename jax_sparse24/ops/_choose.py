@@ -17,6 +17,8 @@ CAPABILITIES = {
 }
 # Operations without any kernel.
 REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
+# Operations that XLA:CPU fuses into one loop by itself.
+CUDA_ONLY = frozenset({"gated"})
 
 
 def platform() -> str:
@@ -62,6 +64,8 @@ def _obstacle(op: str, dtype, where: str) -> str | None:
     """Why the kernels of a platform cannot run an operation, or None."""
     if op in REFERENCE_ONLY:
         return f"{op} has no kernel"
+    if op in CUDA_ONLY and where == "cpu":
+        return f"{op} has no CPU kernel, XLA fuses it there"
     if where not in _ffi.PLATFORMS:
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = _ffi.available(where)
@@ -110,11 +114,8 @@ def decide_float8(
     for and can, or where a measured table says so. Otherwise such products are simulated."""
     if implementation not in (None, "cusparselt"):
         return _measured.Decision(False, f"implementation={implementation!r} has no 8-bit products")
-    M, K, N = shape
-    rows, cols, k_axis = (M, N, axes[1]) if side == "left" else (N, M, axes[0])
-    asked = _cusparselt.Product(
-        rows, K, cols, k_axis == -1, side == "right", FLOAT8.name, str(jnp.promote_types(dtype, jnp.bfloat16))
-    )
+    out_dtype = jnp.promote_types(dtype, jnp.bfloat16)
+    asked = _cusparselt.Product.of(axes, side, FLOAT8, shape, out_dtype)
     obstacle = library_obstacle() or asked.misfit()
     if obstacle:
         return _measured.Decision(False, obstacle)

@@ -18,9 +18,9 @@ CAPABILITIES = ("9.0",)
 DTYPES = ("bfloat16", "float16", FLOAT8.name)
 # Releases in which these were compared with float64 on an H200.
 FLOAT8_IN = EPILOGUES_IN = ((0, 10, 0),)
-# By dtype of the operands: the activations that the library applies to sums. It has GELU for 8 bits only.
-ACTIVATIONS = {"bfloat16": (None, "relu"), "float16": (None, "relu"), FLOAT8.name: (None, "relu")}
-CODES = {None: 0, "relu": 1}  # of activations, in the calls
+CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
+# Dtypes of operands and results for which the library has GELU (by tanh).
+GELU = ((FLOAT8.name, "bfloat16"),)
 # By dtype, and whether D and the result are column-major: the fastest nearly everywhere on an H200 (0.8.0).
 PREFERRED_IN = (0, 8, 0)  # other releases number them differently
 PREFERRED = {
@@ -75,8 +75,12 @@ def advice() -> str:
 @functools.cache
 def version() -> tuple[int, int, int]:
     """(major, minor, patch) of the library, which it opens; zeros if it does not start."""
-    number = 0 if _open() else _ffi.module("cuda").cusparselt_version()
-    return number // 1000, number // 100 % 10, number % 100
+    return decoded(0 if _open() else _ffi.module("cuda").cusparselt_version())
+
+
+def decoded(number: int) -> tuple[int, int, int]:
+    """(major, minor, patch) of the library's version number: 803 is 0.8.3, 1000 is 0.10.0."""
+    return number // 1_000_000, number // 100 % 10_000, number % 100
 
 
 def _paths():
@@ -109,6 +113,15 @@ class Product:
     dtype: str
     out_dtype: str
 
+    @classmethod
+    def of(cls, axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], out_dtype=None):
+        """The product (M, K, N) with contracted `axes` whose operand on `side` is packed. out_dtype: bfloat16
+        of 8-bit operands, else theirs."""
+        (M, K, N), right, float8 = shape, side == "right", dtype == FLOAT8
+        k_last = axes[0 if right else 1] == -1 or float8
+        out_dtype = out_dtype or ("bfloat16" if float8 else dtype)
+        return cls(N if right else M, K, M if right else N, k_last, right, str(dtype), str(out_dtype))
+
     def misfit(self) -> str:
         """Why the library does not multiply it, or an empty string."""
         if self.dtype not in DTYPES:
@@ -127,7 +140,8 @@ class Product:
     def applies(self, bias, activation: str | None) -> bool:
         """Whether the library adds a bias to the sums and applies an activation."""
         something = (bias is not None or activation is not None) and self.depth > 0
-        return something and version() in EPILOGUES_IN and activation in ACTIVATIONS.get(self.dtype, ())
+        known = activation != "gelu" or (self.dtype, self.out_dtype) in GELU
+        return something and known and version() in EPILOGUES_IN
 
     def _ask(self, activation: str | None, algorithm: int) -> tuple[int, int, int]:
         flags = (self.dense_k_last, self.out_packed_last, self.dtype, self.out_dtype, CODES[activation])

@@ -168,7 +168,7 @@ def contract(
     side = "right" if out_packed_last else "left"
     bias_axis = -1 if out_packed_last else -2
     place = (a_axis, b_axis), side, dtype, _shape(a, b, a_axis, b_axis), packed.pattern
-    library = _library(packed.values, dense, dense_k_last, out_packed_last, dtype, out_dtype)
+    library = _cusparselt.Product.of(*place[:4], out_dtype)
     if implementation is None:
         decision = decide(*place, "masked")
         fits = decision.implementation != "cusparselt" or not library.misfit()
@@ -220,13 +220,6 @@ def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
     return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
 
 
-def _library(values, dense, dense_k_last, out_packed_last, dtype, out_dtype) -> _cusparselt.Product:
-    rows, half = values.shape[-2:]
-    cols = dense.shape[-2 if dense_k_last else -1]
-    k_last = dense_k_last or dtype == FLOAT8
-    return _cusparselt.Product(rows, 2 * half, cols, k_last, out_packed_last, str(dtype), str(out_dtype))
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7, 8))
 @partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8), inline=True)
 def _product(
@@ -247,7 +240,8 @@ def _product(
         return _ffi.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
 
     def library(packed, dense):
-        product = _library(packed.values, dense, **flags, dtype=packed.dtype, out_dtype=out_dtype)
+        dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
+        product = _cusparselt.Product(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
         why = product.misfit()
         if why:
             raise ValueError(
@@ -257,13 +251,13 @@ def _product(
         workspace, compressed = (
             jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen, activation)
         )
-        if product.dense_k_last and not dense_k_last:
+        if k_last != dense_k_last:
             dense = dense.T
         return _ffi.call(
             "s24_cusparselt_matmul",
             (out, compressed, workspace),
             *(packed.values, packed.metadata, dense, *(() if bias is None else (bias,))),
-            dense_k_last=product.dense_k_last,
+            dense_k_last=k_last,
             out_packed_last=out_packed_last,
             activation=_cusparselt.CODES[activation],
             algorithm=chosen,

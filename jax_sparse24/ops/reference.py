@@ -6,6 +6,7 @@ with them bit for bit, except for the sums of `matmul`."""
 
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -347,3 +348,17 @@ def random24(key_words, x, axis, law):
         y = with_sign(magnitudes[i], members[i]).astype(x.dtype)
         out.append(select(finite, y, select(kept[i], inputs[i])))
     return _join(out, axis)
+
+
+GATES = {"gelu": jax.nn.gelu, "silu": jax.nn.silu}
+
+
+def gated(gate, up, activation):
+    wide = compute_format(gate.dtype).dtype
+    return (GATES[activation](gate.astype(wide)) * up.astype(wide)).astype(gate.dtype)
+
+
+def gated_backward(gate, up, dz, activation):
+    wide = compute_format(gate.dtype).dtype
+    _, vjp = jax.vjp(lambda gate, up: GATES[activation](gate) * up, gate.astype(wide), up.astype(wide))
+    return tuple(d.astype(gate.dtype) for d in vjp(dz.astype(wide)))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments.bench import ffn, gemm, producers, report, rows, train_step
+from experiments.bench import ffn, gated, gemm, producers, report, rows, train_step
 from experiments.bench.__main__ import main
-from experiments.bench.settings import PRESETS, Settings
+from experiments.bench.settings import PRESETS, Case, Settings
 from jax_sparse24 import _measure
 from jax_sparse24._measure import Oracle, Times, interleaved
 
@@ -139,6 +139,28 @@ def test_producers(bench, monkeypatch):
         ("pack24 with mask", -2): 4 * size + size + 2 * size + size // 8,
         ("transposable_mask24", None): 5 * size,
     }
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gated_activations_as_producers(transposed):
+    """The reference in place of the kernel; a result that differs in one element is wrong."""
+    settings, case = Settings(repeats=1, seconds=1e-6), Case(8, 4, 16)
+    found = [
+        producers.measure_gated(case, "bfloat16", operation, transposed, settings, "reference")
+        for operation in gated.OPERATIONS
+    ]
+    for row in found:
+        assert set(row["status"].values()) == {"ok"}
+        assert {"kernel", "reference", "copy"} == set(row["ms"])
+    size = 8 * 16 * 2
+    assert [row["bytes"] for row in found] == [3 * size, 5 * size, 6 * size + size // 8]
+    assert producers.table(found).count("gated backward + packing") == 1
+    forward = gated.OPERATIONS[0]
+
+    def planted(*args):
+        return forward.run(*args).at[3, 5].add(0.1)
+
+    assert not gated.programs(case, "bfloat16", forward._replace(run=planted), transposed, "reference")[2]
 
 
 def test_a_producer_that_differs_in_one_bit_is_wrong(bench, monkeypatch):

@@ -80,7 +80,7 @@ def assert_same_with_graphs(program):
     printed = {}
     for name, flags in GRAPHS.items():
         environment = os.environ | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
         done = subprocess.run(

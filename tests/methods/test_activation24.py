@@ -9,7 +9,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
-from jax_sparse24.ops.tokens import causal_mask24, densest, regroup
+from jax_sparse24.ops.tokens import causal_mask24, dense_count, densest, regroup
 from tests.engine import oracle
 
 T, d, f = 48, 16, 40
@@ -145,7 +145,7 @@ def test_regrouped_tokens_are_the_same_tokens(order):
 def test_densest_features():
     x = np.zeros((8, 5), np.float32)
     x[:, 3], x[::2, 1], x[0, 4] = 1, [5, 4, 3, 2], 9
-    np.testing.assert_array_equal(densest(jnp.asarray(x), 0.4, "density"), [3, 1])
+    np.testing.assert_array_equal(densest(jnp.asarray(x), 0.4, "density"), [1, 3])
     # Feature 3 loses 2 of 4 ones per group, feature 1 nothing: two of each four are zero.
     np.testing.assert_array_equal(densest(jnp.asarray(x), 0.2, "lost"), [3])
 
@@ -209,3 +209,8 @@ def test_bad_shapes_and_places():
         ("dense_warmup", 100, False),
         ("sparse", 800, True),
     ]
+
+
+def test_many_dense_features_come_in_sixteens():
+    assert [dense_count(n, 0.05) for n in (5, 512, 2560, 8192, 14336)] == [1, 26, 128, 416, 720]
+    assert dense_count(130, 1.0) == 130

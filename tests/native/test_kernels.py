@@ -7,14 +7,13 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
-SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32", "metadata")
+SOURCES = ("maps", "pack_rows", "pack_columns", "gated", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
 
 
 @pytest.fixture(scope="module")
 def report(counts) -> dict[str, int]:
-    emulated = HERE / "emulated"
-    flags = ["-O0", "-x", "c++", f"-I{emulated}", "-include", str(emulated / "instructions.h")]
-    return counts("kernel_test.cc", *flags, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
+    return counts("kernel_test.cc", *EMULATED, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
 
 
 def of(report, *words) -> dict[str, int]:
@@ -37,8 +36,8 @@ def test_vnm_kernels_give_the_defined_bits(report, operation):
 
 
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
-def test_metadata_for_cusparselt(report, width):
-    found = of(report, f"metadata {width}")
+def test_metadata_for_cusparselt(counts, width):
+    found = of(counts("metadata_test.cc", *EMULATED, str(KERNELS / "metadata.cu")), f"metadata {width}")
     assert len(found) == 3
     assert not any(found.values()), found
 
@@ -50,4 +49,12 @@ def test_metadata_for_cusparselt(report, width):
 def test_products_are_exact_in_every_layout(report, dtype, kind):
     found = of(report, dtype, kind, "product")
     assert found
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("what", ["gated", "gated and packed"])
+def test_gated_activations_in_either_order_of_memory(report, what):
+    """Values against float64; packed gradients have the bits that packing them by itself gives."""
+    found = {name: wrong for name, wrong in report.items() if name.endswith(what)}
+    assert len(found) == 4
     assert not any(found.values()), found

@@ -8,6 +8,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.ops import _choose, _cusparselt, _ffi
+from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.vnm import gather_vnm
 from tests.ops.cases import CASES
@@ -158,6 +159,33 @@ def test_blocks_for_cuda(built):
     call = re.search(r"custom_call @s24_vnm_mask\(.*", lowered(programs["s24_vnm_mask"], "cuda", x=x))
     for attribute in ("trailing = 1", "v = 16", "m = 8", "exact = 1") if built else ():
         assert f"{attribute} : i64" in call.group(0)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gated_activations_for_cuda(monkeypatch, transposed):
+    """Forward, backward and backward with packing are one call each, without a transpose in either order."""
+    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
+    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
+    keys = jnp.zeros((2, 2), jnp.uint32)
+    options = {"transposed": transposed, "implementation": "ffi"}
+    dz = jnp.ones((8, 16) if transposed else (16, 8), jnp.bfloat16)
+    programs = {
+        "s24_gated": lambda x: s24.gated(x, x, "gelu", **options),
+        "s24_gated_backward": lambda x: gated_backward(x, x, dz, "gelu", **options),
+        "s24_gated_backward_pack": lambda x: gated_backward_pack(x, x, dz, keys, "gelu", False, **options),
+    }
+    out = "tensor<8x16xbf16>" if transposed else "tensor<16x8xbf16>"
+    for target, program in programs.items():
+        text = lowered(program, "cuda", x=jax.ShapeDtypeStruct((16, 8), jnp.bfloat16))
+        call = re.search(rf"custom_call @{target}\(.*", text).group(0)
+        assert "stablehlo.transpose" not in text
+        assert out in call.rsplit("->", 1)[1]
+        flags = {"gelu": 1, "transposed": int(transposed)}
+        flags |= {"dz_transposed": 0} if "backward" in target else {}
+        flags |= {"exact": 0} if "pack" in target else {}
+        for name, value in flags.items():
+            assert f"{name} = {value} : i64" in call
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

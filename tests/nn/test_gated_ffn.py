@@ -1,0 +1,89 @@
+"""FFNs with a gate under one differentiation rule: bits, and when it is used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from jax_sparse24 import gated_ffn
+from jax_sparse24.nn import ffn
+from jax_sparse24.ops import gated
+from tests.nn.models import d, f, inputs
+
+# With kernels the bits are others, see tests/gpu.
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="bits of the reference")
+METHODS = {
+    "FST": s24.methods.FST(),
+    "SSTE": s24.methods.SSTE(mvue="approximate"),
+    "SLoPe": s24.methods.SLoPe(),  # its gradients are masked
+}
+
+
+def gradients(model, x):
+    """Result and gradients of all parameters and of x, compiled anew."""
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, x):
+        y = nnx.merge(graphdef, params, rest)(x)
+        return jnp.sum(jnp.sin(y.astype(jnp.float32))), y
+
+    return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "implementation", "packed"),
+    [
+        ("FST", "bfloat16", None, False),
+        ("FST", "float32", "ffi", True),
+        ("SSTE", "float32", "ffi", True),
+        ("SLoPe", "bfloat16", None, False),
+    ],
+)
+def test_bits_are_those_of_three_layers(monkeypatch, name, dtype, implementation, packed):
+    """packed: gradients and their estimates for the next product come from one call."""
+    model = s24.nn.GatedFFN(
+        d, f, method=METHODS[name], dtype=dtype, implementation=implementation, rngs=nnx.Rngs(0)
+    )
+    x = inputs(2, 8, d)
+    want = gradients(model, x)
+    calls = []
+    pack = gated.gated_backward_pack
+    monkeypatch.setattr(gated, "gated_backward_pack", lambda *a: calls.append(a) or pack(*a))
+    monkeypatch.setattr(gated, "wins", lambda operation, *_: packed)
+    monkeypatch.setattr(ffn, "pays", lambda *_: True)
+    jax.tree.map(np.testing.assert_array_equal, gradients(model, x), want)
+    assert len(calls) == packed
+
+
+def test_one_rule_only_where_a_kernel_was_measured_to_be_faster(monkeypatch):
+    taken = []
+    monkeypatch.setattr(ffn, "gated_ffn", lambda xs, *_: taken.append(xs) or xs[0])
+    method = METHODS["FST"]
+
+    def runs(sparse=True, **options):
+        taken.clear()
+        model = s24.nn.GatedFFN(d, f, method=method, **options, rngs=nnx.Rngs(0))
+        s24.nn.set_sparse(model, sparse)
+        model(inputs())
+        return bool(taken)
+
+    assert not runs()
+    monkeypatch.setattr(gated, "wins", lambda operation, dtype, *_: dtype == jnp.bfloat16)
+    assert not gated_ffn.pays("relu", jnp.bfloat16)
+    assert runs(dtype=jnp.bfloat16)
+    assert not runs()
+    for options in ({"use_bias": True}, {"implementation": "reference"}, {"sparse": False}):
+        assert not runs(dtype=jnp.bfloat16, **options)
+
+
+def test_errors_are_those_of_a_layer(monkeypatch):
+    monkeypatch.setattr(ffn, "pays", lambda *_: True)
+    model = s24.nn.GatedFFN(d, f, method=METHODS["FST"], rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"sparse_dot: .*operand dy of product wgrad.* size 6 along axis -2"):
+        jax.grad(lambda x: model(x).sum())(inputs(6, d))
+    with pytest.raises(TypeError, match="reverse mode only"):
+        jax.jvp(model, (inputs(8, d),), (inputs(8, d),))
+    with pytest.raises(ValueError, match=r"sparse_dot: .*takes 16 features, but its input has 12"):
+        model(inputs(8, 12))
