@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.patterns import FLOAT8
+
 LEAST_SAMPLES = 3
 # Seconds: a sample of a shorter program is the mean of several calls.
 SHORTEST, SHORTEST_QUEUED = 1e-3, 1e-2
@@ -129,7 +131,7 @@ class Oracle:
     def __init__(self, a, b, unit: float | None = None):
         """unit: roundoff of the sums, where it is not what `roundoff` says."""
         self.unit = unit
-        a, b = np.asarray(a), np.asarray(b, np.float64)
+        a, b = np.asarray(a), np.asarray(b).astype(np.float64)
         self.rows = slice(None)
         if a.size * b.shape[1] > self.LARGE:
             step = max(1, a.shape[0] // self.ROWS)
@@ -151,7 +153,10 @@ class Oracle:
 
 
 def roundoff(dtype) -> float:
-    """Unit roundoff of products and sums: XLA multiplies float32 as TF32 on a GPU, as bfloat16 on a TPU."""
+    """Unit roundoff of products and sums of operands of a dtype: XLA multiplies float32 as TF32 on a GPU, as
+    bfloat16 on a TPU; Hopper's FP8 tensor cores keep about 14 bits of a sum (2412.19437, section 3.3.2)."""
+    if jnp.dtype(dtype) == FLOAT8:
+        return 2.0**-13 if jax.default_backend() == "gpu" else 2.0**-24
     if jnp.dtype(dtype) == jnp.float32:
         return {"gpu": 2.0**-11, "tpu": 2.0**-8}.get(jax.default_backend(), 2.0**-24)
     return 2.0**-24

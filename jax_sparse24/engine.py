@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
-from jax_sparse24.ops._choose import choose, decide
+from jax_sparse24.ops._choose import choose, decide, decide_float8
 from jax_sparse24.ops.matmul import PACKED, contract, gather
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
@@ -20,11 +20,13 @@ from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, WEIGHT_GRADIENTS
 
 
 class Cut(NamedTuple):
-    """Operands of one product, one of them sparse, and that one before it was cut and put in order."""
+    """Operands of one product, one of them sparse, that one before it was cut and put in order, and what the
+    others were multiplied by if they are in 8 bits."""
 
     left: Any
     right: Any
     uncut: jax.Array | None = None
+    scales: tuple[jax.Array, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +63,12 @@ class Execution:
         key,
         features=None,
         cut: Cut | None = None,
+        bias=None,
         **context,
     ) -> jax.Array:
-        """One product of the plan. Its result has the operands' dtype; sums are float32. features: see
+        """One product of the plan. Its result has the operands' dtype; sums are float32. features, bias: see
         `multiply`; cut: the operands, if something has made them as `cut` does; context: see `Context`."""
-        out = self.multiply(name, cut or self.cut(name, operands, state, key, **context), features)
+        out = self.multiply(name, cut or self.cut(name, operands, state, key, **context), features, bias)
         if self.plan.gradient_mask and name in WEIGHT_GRADIENTS:
             mask = self._by_operand(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
             out = jnp.where(mask, out, jnp.zeros_like(out))
@@ -78,16 +81,19 @@ class Execution:
         """The key of what a product draws."""
         return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
 
+    def place(self, name: str, left, right) -> tuple:
+        """What a table knows a product by: its contracted axes, the side of its sparse operand, its dtype and
+        (M, K, N)."""
+        (a, a_axis), (_, b_axis) = self.table[name]
+        side = "left" if self.plan.row(name).operand == a else "right"
+        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
+        return (a_axis, b_axis), side, jnp.promote_types(left.dtype, right.dtype), shape
+
     def packs(self, name: str, left, right) -> bool:
         """Whether the sparse operand of a product of these shapes and dtypes is packed."""
-        (a, a_axis), (_, b_axis) = self.table[name]
-        row = self.plan.row(name)
         if self.implementation is not None:
             return True
-        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
-        side = "left" if row.operand == a else "right"
-        dtype = jnp.promote_types(left.dtype, right.dtype)
-        return decide((a_axis, b_axis), side, dtype, shape, row.by.pattern).packed
+        return decide(*self.place(name, left, right), self.plan.row(name).by.pattern).packed
 
     def cut(self, name: str, operands: Mapping[str, jax.Array], state, key, **context) -> Cut:
         """The operands of a product as its row makes them. `context`: see `Context`."""
@@ -102,9 +108,13 @@ class Execution:
             key = self.draw_key(name, key)
         states = self._by_operand(state)
         own = partial(Context, key=key, implementation=self.implementation)
+        left, right = (x, y) if on_left else (y, x)
+        if row.eight_bits and decide_float8(*self.place(name, left, right), self.implementation).packed:
+            sparse, scale = row.by.quantised(x, axis, own(states.get(row.operand, {}), packed=True))
+            other, other_scale = row.other.quantised(y, other_axis, own(states.get(other, {}), packed=False))
+            return Cut(*((sparse, other) if on_left else (other, sparse)), x, (scale, other_scale))
         if row.other is not None:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
-        left, right = (x, y) if on_left else (y, x)
         if "packed" not in context:
             context["packed"] = self.packs(name, left, right)
         if row.strides and context["packed"]:
@@ -135,10 +145,24 @@ class Execution:
         x = x if row.rank == "density" else row.arranged(x)
         return densest(x, row.dense_share, row.rank)
 
-    def multiply(self, name: str, cut: Cut, features: jax.Array | None = None) -> jax.Array:
-        """The product of what `cut` returned. features: those that stay dense; chosen here if not given."""
+    def multiply(self, name: str, cut: Cut, features: jax.Array | None = None, bias=None) -> jax.Array:
+        """The product of what `cut` returned. features: those that stay dense; chosen here if not given.
+        bias: added to a product that contracts no tokens, along the free axis of its right operand."""
         (a, a_axis), (_, b_axis) = self.table[name]
-        out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation)
+        if cut.scales:
+            dtype = cut.uncut.dtype
+            # Products of scaled numbers are beyond float16.
+            sums = jnp.promote_types(dtype, jnp.bfloat16)
+            out = contract(cut.left, cut.right, a_axis, b_axis, "cusparselt", sums).astype(jnp.float32)
+            for scale in cut.scales:  # their product may be beyond float32
+                out = out / scale
+            out = out.astype(dtype)
+        else:
+            fused = None if isinstance(cut.left, PACKED) else bias
+            out = contract(cut.left, cut.right, a_axis, b_axis, self.implementation, bias=fused)
+            bias = bias if fused is None else None
+        if bias is not None:
+            out = out + bias
         row = self.plan.row(name)
         if row is None:
             return out
@@ -159,22 +183,29 @@ class Execution:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(run: Execution, x_Td, w_df, state, key):
+def _linear(run: Execution, x_Td, w_df, bias_f, state, key):
     run.check(["fwd"], {"x": x_Td.shape, "w": w_df.shape})
-    return run.product("fwd", {"x": x_Td, "w": w_df}, state, key)
+    return run.product("fwd", {"x": x_Td, "w": w_df}, state, key, bias=bias_f)
 
 
-def _linear_fwd(run, x_Td, w_df, state, key):
+def _linear_fwd(run, x_Td, w_df, bias_f, state, key):
     run.check(LINEAR, {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])})
-    return _linear(run, x_Td, w_df, state, key), (x_Td, w_df, state, key)
+    return _linear(run, x_Td, w_df, bias_f, state, key), (x_Td, w_df, bias_f, state, key)
 
 
 def _linear_bwd(run, residuals, dy_Tf):
-    x_Td, w_df, state, key = residuals
+    x_Td, w_df, bias_f, state, key = residuals
     operands = {"x": x_Td, "w": w_df, "dy": dy_Tf}
     dx_Td = run.product("dgrad", operands, state, key)
     dw_df = run.product("wgrad", operands, state, key)
-    return dx_Td, dw_df, None, None
+    return dx_Td, dw_df, _over_tokens(dy_Tf, bias_f), None, None
+
+
+def _over_tokens(dy_Tf, bias_f):
+    """The gradient of a bias, if there is one."""
+    if bias_f is None:
+        return None
+    return dy_Tf.sum(0, dtype=jnp.promote_types(dy_Tf.dtype, jnp.float32)).astype(bias_f.dtype)
 
 
 _linear.defvjp(_linear_fwd, _linear_bwd)
@@ -192,9 +223,7 @@ def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     """Y3, and what the backward pass needs of the activations: the packed Y2 or Y1."""
     T, f = x_Td.shape[0], w1_df.shape[1]
     run.check(["F1", "F2"], {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape})
-    y1_Tf = run.product("F1", {"x": x_Td, "w1": w1_df}, state, key)
-    if b1_f is not None:
-        y1_Tf = y1_Tf + b1_f[None, :]
+    y1_Tf = run.product("F1", {"x": x_Td, "w1": w1_df}, state, key, bias=b1_f)
     row = run.plan.row("F2")
     if row is None or row.operand != "y2":
         operands = {"y2": ACTIVATIONS[run.activation](y1_Tf), "w2": w2_fd}
@@ -232,9 +261,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
     dw2_fd = run.product("B2", operands, state, key, features)
     dx_Td = run.product("B3", operands, state, key, kept=kept)
     dw1_df = run.product("B4", operands, state, key, features)
-    sum_dtype = jnp.promote_types(dy3_Td.dtype, jnp.float32)
-    db1_f = None if b1_f is None else operands["dy1"].sum(0, dtype=sum_dtype).astype(b1_f.dtype)
-    return dx_Td, dw1_df, dw2_fd, db1_f, None, None
+    return dx_Td, dw1_df, dw2_fd, _over_tokens(operands["dy1"], b1_f), None, None
 
 
 _ffn.defvjp(ffn_fwd, _ffn_bwd)
@@ -278,6 +305,18 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
 
 
+def _check_bias(op: str, name: str, bias, weight_name: str, weight):
+    """A bias in the dtype of its weight, or None; raises ValueError unless its shape fits."""
+    if bias is None:
+        return None
+    if jnp.shape(bias) != (weight.shape[1],):
+        raise ValueError(
+            f"{op}: {name} has shape {jnp.shape(bias)}, {weight_name} of shape {weight.shape} needs "
+            f"({weight.shape[1]},)."
+        )
+    return reverse_only(op, jnp.asarray(bias).astype(weight.dtype))
+
+
 def _check_state(op: str, method, state, weight, role="w", place="state") -> None:
     """Raises ValueError unless `state` has the entries and shapes that the method gives to this weight."""
     for entry, like in jax.eval_shape(partial(method.init, role=role), weight).items():
@@ -291,20 +330,24 @@ def _check_state(op: str, method, state, weight, role="w", place="state") -> Non
             )
 
 
-def sparse_dot(x, w, method, state=None, key=None, *, implementation: str | None = None) -> jax.Array:
-    """`x @ w` with the sparse products of `method`, forward and backward.
+def sparse_dot(
+    x, w, method, state=None, key=None, *, bias=None, implementation: str | None = None
+) -> jax.Array:
+    """`x @ w + bias` with the sparse products of `method`, forward and backward.
 
-    x: (..., d). w: (d, f), the dense weight. method: from `s24.methods`. state: what `method.init(w)`
-    returned, if the method has state. key: a PRNG key, if the method is stochastic; use a new one every step
-    and layer. float32, bfloat16, float16 (float64 by the reference); sums are float32 and the result (..., f)
-    has the promoted dtype. Reverse-mode differentiable: `w` gets the gradient its method defines, dense in
-    shape. Products along the token axis need a multiple of four tokens, which is checked when a gradient is
-    taken. Raises TypeError, ValueError (shapes, missing state or key), RuntimeError (implementation)."""
+    x: (..., d). w: (d, f), the dense weight. bias: (f,) or None. method: from `s24.methods`. state: what
+    `method.init(w)` returned, if the method has state. key: a PRNG key, if the method is stochastic; use a
+    new one every step and layer. float32, bfloat16, float16 (float64 by the reference); sums are float32 and
+    the result (..., f) has the promoted dtype of x and w. Reverse-mode differentiable: `w` gets the gradient
+    its method defines, dense in shape. Products along the token axis need a multiple of four tokens, which is
+    checked when a gradient is taken. Raises TypeError, ValueError (shapes, missing state or key),
+    RuntimeError (implementation)."""
     plan = plan_of("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
+    bias = _check_bias("sparse_dot", "bias", bias, "w", w)
     _check_state("sparse_dot", method, state, w)
     run = Execution("sparse_dot", "linear", plan, implementation)
-    out = _linear(run, tokens, w, state, key)
+    out = _linear(run, tokens, w, bias, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")
 
 
@@ -337,12 +380,7 @@ def sparse_ffn(
             f"activation whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
         )
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
-    if b1 is not None:
-        if jnp.shape(b1) != (w1.shape[1],):
-            raise ValueError(
-                f"sparse_ffn: b1 has shape {jnp.shape(b1)}, w1 of shape {w1.shape} needs ({w1.shape[1]},)."
-            )
-        b1 = reverse_only("sparse_ffn", jnp.asarray(b1).astype(tokens.dtype))
+    b1 = _check_bias("sparse_ffn", "b1", b1, "w1", w1)
     for name, w in {"w1": w1, "w2": w2}.items():
         _check_state("sparse_ffn", method, state.get(name, {}), w, name, f"state[{name!r}]")
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)

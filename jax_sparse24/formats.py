@@ -14,8 +14,8 @@ class Packed24:
     as the contraction axis, and `.T` moves no data. With `lead` the array's dimensions without that axis, and
     `K` its size:
 
-    values:    `lead + (K / 2,)`, the kept elements, in order; float32, bfloat16, float16 (float64 by the
-               reference).
+    values:    `lead + (K / 2,)`, the kept elements, in order; float32, bfloat16, float16, float8_e4m3fn
+               (float64 by the reference).
     metadata:  `lead + (ceil(K / 8),)` uint8; byte `b` holds the nibbles of groups `2b` (low) and `2b + 1`
                (high). A nibble is `i0 | i1 << 2`, the two kept positions `i0 < i1` of a group of four, as in
                `mma.sp`; a missing last group is 4.

@@ -19,6 +19,7 @@ import numpy as np
 GROUP = 4
 KEPT = 2
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)  # of a few operations; every number of it is one of bfloat16
 # Row patterns of a tile and the valid tiles, both in the order in which ties are broken.
 PAIRS = tuple((i, j) for i in range(GROUP) for j in range(i + 1, GROUP))
 
@@ -35,12 +36,13 @@ def _valid_tiles():
 TILES = _valid_tiles()  # 90 tuples (pair of row 0, ..., pair of row 3)
 
 
-def as_array(op: str, name: str, x) -> jax.Array:
-    """`x` as a JAX array; raises TypeError if it is not one or not of a supported floating dtype."""
+def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
+    """`x` as a JAX array; raises TypeError if it is not one or not of a supported floating dtype. float8:
+    e4m3 is one."""
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}.")
     x = jnp.asarray(x)
-    check_dtype(op, name, x.dtype)
+    check_dtype(op, name, x.dtype, float8)
     return x
 
 
@@ -48,9 +50,9 @@ def _converts(x) -> bool:
     return hasattr(x, "dtype") and (hasattr(x, "__array__") or hasattr(x, "__jax_array__"))
 
 
-def check_dtype(op: str, name: str, dtype) -> None:
-    if dtype not in FLOATS and dtype != jnp.float64:
-        supported = ", ".join(jnp.dtype(d).name for d in FLOATS)
+def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
+    if dtype not in FLOATS and dtype != jnp.float64 and not (float8 and dtype == FLOAT8):
+        supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *((FLOAT8,) if float8 else ())))
         raise TypeError(
             f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {supported} "
             f"(and float64 with jax_enable_x64, by the reference implementation). Cast it first."

@@ -93,7 +93,9 @@ class Sparsifier(Protocol):
 class Row:
     """One product of a plan: `operand` goes sparse through `by`.
 
-    other: what becomes of the other operand, which stays an array.
+    other: what becomes of the other operand, which stays an array. eight_bits: `by` and `other` round to e4m3
+    with a scale per tensor and have `quantised(x, axis, context)`, which gives the rounded operand (packed
+    by `by`) and its scale, so that hardware may multiply those.
     For products that contract tokens: tokens, which of them make a group (see `ops.tokens.regroup`);
     collected, that the operand's features, dealt over groups of as many, are cut side by side; dense_share,
     the share of its features whose part of the result comes from a small dense product instead; rank, which
@@ -103,6 +105,7 @@ class Row:
     operand: str
     by: Sparsifier
     other: Sparsifier | None = None
+    eight_bits: bool = False
     tokens: Literal["consecutive", "strided", "random"] = "consecutive"
     collected: bool = False
     dense_share: float = 0.0

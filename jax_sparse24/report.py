@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.float8 import Float8
 from jax_sparse24.methods.sparsifiers import DenseValues
 from jax_sparse24.ops import _cusparselt, _ffi, _measured
-from jax_sparse24.ops._choose import choose, decide, library_obstacle
+from jax_sparse24.ops._choose import choose, decide, decide_float8, library_obstacle
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.tune import producer_name, product_of
 
@@ -85,8 +86,22 @@ def _method_table(method: Method, dtype, implementation) -> str:
             dense_values = isinstance(row.by, DenseValues)
             along = _AXES[row.operand][row.by.axis if dense_values else axis]
             runs = "XLA dense product" if dense_values else runs_sparse
+            if row.eight_bits:
+                runs = _eight_bits(implementation)
+            elif isinstance(row.by, Float8):
+                runs = "simulated by XLA's dense product"
             rows.append((product, place, _SYMBOLS[product], row.operand, plan.describe(product), along, runs))
     return _aligned(rows)
+
+
+def _eight_bits(implementation) -> str:
+    """What runs a forward product with a scale per tensor."""
+    obstacle = library_obstacle() or _cusparselt.float8_problem()
+    if implementation not in (None, "cusparselt") or obstacle:
+        return f"simulated by XLA's dense product{f': {obstacle}' if obstacle else ''}"
+    if implementation is None:
+        return "cuSPARSELt in e4m3 or simulated, by measurement: explain(method, shape=(T, d, f))"
+    return "cuSPARSELt in e4m3 where sizes fit"
 
 
 def _aligned(rows) -> str:
@@ -108,7 +123,11 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         place = product_of(product, row.operand if row else operand, *shape)
         size = " x ".join(map(str, place.shape))
         cells = (product, size, row.operand if row else "none", method.ffn_plan().describe(product))
-        if row is None or isinstance(row.by, DenseValues):
+        if row is not None and row.eight_bits:
+            decision = decide_float8(place.axes, place.side, jnp.dtype(dtype), place.shape, implementation)
+            runs = "cuSPARSELt, e4m3" if decision.packed else "simulated, dense"
+            rows.append((*cells, runs, *[""] * 4, decision.reason))
+        elif row is None or isinstance(row.by, DenseValues):
             rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
         elif implementation is not None:
             rows.append((*cells, name, *[""] * 4, reason))

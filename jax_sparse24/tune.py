@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, same_bits
+from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
 from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
 from jax_sparse24.ops import _cusparselt, _measured
 from jax_sparse24.ops._choose import choose, platform
@@ -20,7 +20,7 @@ from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
 from jax_sparse24.ops.vnm import pack_vnm
-from jax_sparse24.patterns import VNM
+from jax_sparse24.patterns import FLOAT8, VNM
 from jax_sparse24.plan import FFN, Context, Sparsifier
 
 # What the defaults of `tune` measure: (T, d, f), and dtypes. One measurement speaks for sizes within a factor
@@ -36,6 +36,7 @@ SPARSE_OPERANDS = (
     ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
 )  # fmt: skip
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
+FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
 ACTIVATIONS = ("y2", "dy1")  # operands that methods cut to V:N:M
 PATTERNS = (VNM(64, 8), VNM(64, 16))
 
@@ -139,7 +140,7 @@ def measure(
     (unpacked, then XLA's dense product: the alternative to NAME for a packed operand). producers: name ->
     function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
     axis, y_axis, left)` that return further programs by name."""
-    (i, j), left = product.axes, product.side == "left"
+    (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
 
@@ -148,7 +149,8 @@ def measure(
 
     def oracle(x):
         a, b = (x, y) if left else (y, x)
-        return Oracle(a if i == -1 else a.T, b if j == -2 else b.T)
+        unit = roundoff(dtype) if dtype == FLOAT8 else None
+        return Oracle(a if i == -1 else a.T, b if j == -2 else b.T, unit)
 
     status, programs, operand_bytes = {}, {"dense": Program(lambda x, y: multiply(x, y, None), x, y)}, {}
     if rivals is not None:
@@ -241,7 +243,7 @@ def fastest(product: Product, dtype) -> Format:
             )
         except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
             return None
-        right = error(program.result) <= jnp.finfo(dtype).eps and program.repeats_itself()
+        right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
         program.result = None  # dozens of them would fill the memory
         return program if right else None
 
@@ -260,10 +262,8 @@ def _algorithms(product: Product, dtype) -> list[tuple[str, int]]:
         choose("tune", dtype, "cusparselt")
     except RuntimeError:
         return []
-    (M, K, N), right = product.shape, product.side == "right"
-    k_last = product.axes[0 if right else 1] == -1
-    asked = _cusparselt.Product(N if right else M, K, M if right else N, k_last, right, str(jnp.dtype(dtype)))
-    return [] if asked.misfit(dtype) else [("cusparselt", n) for n in asked.algorithms()]
+    asked = _cusparselt.Product.of(product.axes, product.side, jnp.dtype(dtype), product.shape)
+    return [] if asked.misfit() else [("cusparselt", n) for n in asked.algorithms()]
 
 
 def _choice(form: Format) -> dict:
@@ -274,9 +274,10 @@ def _choice(form: Format) -> dict:
 
 def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
     """The entries of a table for one product, one per form of its sparse operand."""
-    blocks = formats_of(product, patterns)[1:]
+    dtype = jnp.dtype(dtype)
+    blocks = formats_of(product, () if dtype == FLOAT8 else patterns)[1:]
     forms = [fastest(product, dtype), *blocks]
-    producers = _producers(product, dtype)
+    producers = {} if dtype == FLOAT8 else _producers(product, dtype)
     shape = product.a_shape if product.side == "left" else product.b_shape
     packs = {
         f"pack_vnm {form.name}": lambda x, form=form: form.pack(x, product.axis)
@@ -329,11 +330,12 @@ def tune(
     """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
 
     shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
-    within a factor of four. dtypes: names. Their defaults suit the device. patterns: V:N:M of activations,
-    measured besides 2:4 where their blocks fit and there are kernels. folder: where `<hardware>.json` goes
-    (default: ~/.cache/jax_sparse24/tuning, which later processes read; a table elsewhere serves this
-    process). repeats, seconds: samples per program, and the time after which no more than 3 are taken. show:
-    called with a line of progress per shape; None for silence. A quarter of an hour on two cores by default.
+    within a factor of four. dtypes: names; float8_e4m3fn is measured for F1 and F2 with sparse weights. Their
+    defaults suit the device. patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and
+    there are kernels. folder: where `<hardware>.json` goes (default: ~/.cache/jax_sparse24/tuning, which
+    later processes read; a table elsewhere serves this process). repeats, seconds: samples per program, and
+    the time after which no more than 3 are taken. show: called with a line of progress per shape; None for
+    silence. A quarter of an hour on two cores by default.
 
     On CUDA the implementations and cuSPARSELt's algorithms are compared first. A product whose packed result
     is wrong, or differs from call to call, is recorded as such and never chosen. Functions that are compiled
@@ -352,6 +354,8 @@ def tune(
     for count, (T, d, f) in enumerate(shapes, 1):
         for dtype in dtypes:
             for product in products(T, d, f):
+                if jnp.dtype(dtype) == FLOAT8 and (product.name, product.operand) not in FLOAT8_PRODUCTS:
+                    continue
                 identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
                 if identity not in entries:
                     entries[identity] = entries_of(product, dtype, patterns, repeats, seconds)

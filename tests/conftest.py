@@ -1,10 +1,14 @@
 """Fixtures shared by the whole suite. Data come from fixed seeds: a failure repeats itself."""
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.ops import _choose
+from jax_sparse24.formats import Packed24
+from jax_sparse24.ops import _choose, _cusparselt, _ffi
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
 IMPLEMENTATIONS = ("reference", "ffi")
@@ -29,6 +33,35 @@ def implementation(request) -> str:
 def no_cusparselt(monkeypatch):
     """cuSPARSELt cannot be used, also where it is installed."""
     monkeypatch.setattr(_choose, "library_obstacle", lambda: "cuSPARSELt is not here")
+
+
+class LibraryCall(NamedTuple):
+    operands: str
+    biases: int
+    activation: int
+
+
+@pytest.fixture
+def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
+    """cuSPARSELt 0.10.0 as documented, in jnp, in place of the custom call; the calls that were made."""
+    calls, kernels = [], _ffi.call
+
+    def call(name, out_types, *args, **flags):
+        if name != "s24_cusparselt_matmul":
+            return kernels(name, out_types, *args, **flags)
+        values, metadata, dense, *bias = args
+        calls.append(LibraryCall(str(values.dtype), len(bias), flags["activation"]))
+        packed = Packed24(values, metadata, -1).todense(implementation="reference")
+        dense = dense.T if flags["dense_k_last"] else dense
+        sums = jnp.matmul(packed.astype(jnp.float32), dense.astype(jnp.float32), precision="highest")
+        out = sums + bias[0].astype(jnp.float32)[:, None] if bias else sums
+        out = (jax.nn.relu(out) if flags["activation"] else out).astype(out_types[0].dtype)
+        return [out.T if flags["out_packed_last"] else out]
+
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    monkeypatch.setattr(_cusparselt, "version", lambda: (0, 10, 0))
+    monkeypatch.setattr(_ffi, "call", call)
+    return calls
 
 
 @pytest.fixture(params=FLOATS)

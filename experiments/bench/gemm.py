@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24.ops._choose import choose, decide
-from jax_sparse24.tune import FORMAT_24, formats_of, measure, products
+from jax_sparse24.ops import _cusparselt
+from jax_sparse24.ops._choose import choose, decide, library_obstacle
+from jax_sparse24.patterns import FLOAT8
+from jax_sparse24.tune import FLOAT8_PRODUCTS, FORMAT_24, formats_of, measure, products
 
 OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
@@ -28,15 +30,24 @@ def formats(product, dtype: str, settings: Settings) -> list:
         return [dataclasses.replace(form, implementation=kernels()) for form in forms]
     own = dataclasses.replace(FORMAT_24, name=OWN_KERNEL)
     by_library = dataclasses.replace(FORMAT_24, implementation="cusparselt")
-    return [own] if dtype == "float32" else [by_library, own]
+    return {"float32": [own], FLOAT8.name: [by_library]}.get(dtype, [by_library, own])
+
+
+def dtypes_of(settings: Settings) -> tuple[str, ...]:
+    """Those asked for; by default also e4m3 where the device can."""
+    if settings.dtype or library_obstacle() or _cusparselt.float8_problem():
+        return settings.dtypes
+    return (*settings.dtypes, FLOAT8.name)
 
 
 def run(settings: Settings, progress) -> list[dict]:
     """Rows for every case, dtype, product, sparse operand and format."""
     found = []
     for case in settings.cases("gemm"):
-        for dtype in settings.dtypes:
+        for dtype in dtypes_of(settings):
             for product in products(*case):
+                if dtype == FLOAT8.name and (product.name, product.operand) not in FLOAT8_PRODUCTS:
+                    continue
                 progress(
                     f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
                 )

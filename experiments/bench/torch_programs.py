@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse24._measure import Oracle, same_bits
+from jax_sparse24._measure import Oracle, roundoff, same_bits
+from jax_sparse24.patterns import FLOAT8
 
 NAMES = ("torch dense", "torch 2:4", "torch dense fp8")
 
@@ -74,12 +75,15 @@ def dense(a, b, axes) -> dict:
     ta, tb = tensor(a, where), tensor(b, where)
     left = ta if axes[0] == -1 else ta.T
     right = tb if axes[1] == -2 else tb.T
-    return {"torch dense": TorchProgram(lambda: left @ right, a.dtype)} | _fp8(left, right)
+    own = {} if a.dtype == FLOAT8 else {"torch dense": TorchProgram(lambda: left @ right, a.dtype)}
+    return own | _fp8(left, right)
 
 
 def _fp8(left, right) -> dict:
     """Dense FP8 with a scale of 1 per operand; inputs are rounded to e4m3 before."""
-    if not left.is_cuda or torch().cuda.get_device_capability() < (8, 9) or left.dtype != torch().bfloat16:
+    if not left.is_cuda or torch().cuda.get_device_capability() < (8, 9):
+        return {}
+    if left.dtype not in (torch().bfloat16, torch().float8_e4m3fn):
         return {}
     a = left.contiguous().to(torch().float8_e4m3fn)
     b = right.T.contiguous().to(torch().float8_e4m3fn).T  # column-major, as the kernel wants it
@@ -89,8 +93,7 @@ def _fp8(left, right) -> dict:
         return torch()._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch().bfloat16)
 
     try:
-        # Hopper's FP8 tensor cores keep about 14 bits of a sum (DeepSeek-V3, 2412.19437, section 3.3.2).
-        oracle = Oracle(a.float().cpu().numpy(), b.float().cpu().numpy(), unit=2.0**-13)
+        oracle = Oracle(a.float().cpu().numpy(), b.float().cpu().numpy(), unit=roundoff(FLOAT8))
         return {"torch dense fp8": TorchProgram(compute, jnp.bfloat16, oracle)}
     except RuntimeError:
         return {}

@@ -268,20 +268,25 @@ struct PackCall : Call {
 // ---- out(R, N) = P(R, K) D(K, N)
 
 struct Product : Call {
-  MatmulArgs args{};  // of the first element
+  MatmulArgs args{};    // of the first element
+  bool float8 = false;  // operands are float8_e4m3fn, which has no kernel here: args.in says nothing
+  Dims lead;            // of the result
   using Call::Call;
 
   static Product of(const char* target, bool dense_k_last, bool out_packed_last, const ffi::AnyBuffer& values,
-                    const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
+                    const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out,
+                    bool takes_float8 = false, const Dims* bias_lead = nullptr) {
     Product p(target);
     Check check(target);
     MatmulArgs& a = p.args;
-    a.in = check.dtype("values", values);
+    p.float8 = takes_float8 && values.element_type() == ffi::DataType::F8E4M3FN;
+    if (!p.float8) a.in = check.dtype("values", values);
     a.out_dtype = check.dtype("the result", out);
     a.dense_k_last = dense_k_last;
     a.out_packed_last = out_packed_last;
     check.require(dense.element_type() == values.element_type(), "values and dense must have the same dtype");
-    check.require(a.out_dtype == a.in || a.out_dtype == Dtype::kF32, "the result must have the dtype of values, or float32");
+    check.require(p.float8 || a.out_dtype == a.in || a.out_dtype == Dtype::kF32,
+                  "the result must have the dtype of values, or float32");
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
     const Dims v = dims_of(values), m = dims_of(metadata), d = dims_of(dense), o = dims_of(out);
     check.require(v.size() >= 2 && m.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions");
@@ -295,13 +300,14 @@ struct Product : Call {
     check.require((dense_k_last ? d.back() : d[d.size() - 2]) == a.depth,
                   "contraction " + std::to_string(a.depth) + " of the packed operand differs from dense " + text(d));
     const Dims v_lead = leading(v, 2), m_lead = leading(m, 2), d_lead = leading(d, 2);
-    const Dims lead = check.broadcast("packed and dense", check.broadcast("values and metadata", v_lead, m_lead), d_lead);
-    Dims want = lead;
+    p.lead = check.broadcast("packed and dense", check.broadcast("values and metadata", v_lead, m_lead), d_lead);
+    if (bias_lead != nullptr) p.lead = check.broadcast("operands and bias", p.lead, *bias_lead);
+    Dims want = p.lead;
     want.push_back(out_packed_last ? a.cols : a.rows);
     want.push_back(out_packed_last ? a.rows : a.cols);
     check.shape("the result", out, want);
     if (!check.ok()) return p.error = check.error(), p;
-    p.batch = Batch(lead, {v_lead, m_lead, d_lead}, lead.size());
+    p.batch = Batch(p.lead, {v_lead, m_lead, d_lead}, p.lead.size());
     a.values = values.untyped_data();
     a.metadata = static_cast<const uint8_t*>(metadata.untyped_data());
     a.dense = dense.untyped_data();
@@ -311,13 +317,14 @@ struct Product : Call {
 
   MatmulArgs at(int64_t b) const {
     MatmulArgs a = args;
-    const int64_t in = size_of(a.in);
+    const int64_t in = in_bytes();
     a.values = at_bytes(a.values, batch.index(0, b) * a.rows * (a.depth / 2) * in);
     a.metadata += batch.index(1, b) * a.rows * ceil_div(a.depth, 8);
     a.dense = at_bytes(a.dense, batch.index(2, b) * a.depth * a.cols * in);
     a.out = at_bytes(a.out, b * out_bytes());
     return a;
   }
+  int64_t in_bytes() const { return float8 ? 1 : size_of(args.in); }  // of an element
   int64_t out_bytes() const { return args.rows * args.cols * size_of(args.out_dtype); }
   bool empty() const { return batch.count() * args.rows * args.cols == 0; }
 };

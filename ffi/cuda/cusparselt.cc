@@ -4,7 +4,6 @@
 #include "cusparselt.h"
 
 #include <dlfcn.h>
-#include <library_types.h>
 
 #include <list>
 #include <map>
@@ -21,6 +20,7 @@ struct alignas(16) Opaque {
 enum Order { kColumnMajor = 1, kRowMajor = 2 };
 enum { kNoTranspose = 0, kHalfSparse = 0, kCompute32F = 2, kDefaultAlgorithms = 0 };
 enum AlgorithmAttribute { kAlgorithmId = 0, kAlgorithmMaxId = 1 };
+enum ProductAttribute { kRelu = 0, kGelu = 3, kBiasPointer = 8 };
 constexpr uint32_t kAlignment = 16;
 
 #define S24_FUNCTIONS(X)                                                                                              \
@@ -31,6 +31,7 @@ constexpr uint32_t kAlignment = 16;
   X(MatDescriptorDestroy, (const Opaque*))                                                                            \
   X(MatmulDescriptorInit,                                                                                             \
     (const Opaque*, Opaque*, int, int, const Opaque*, const Opaque*, const Opaque*, const Opaque*, int))              \
+  X(MatmulDescSetAttribute, (const Opaque*, Opaque*, int, const void*, size_t))                                       \
   X(MatmulAlgSelectionInit, (const Opaque*, Opaque*, const Opaque*, int))                                             \
   X(MatmulAlgSelectionDestroy, (const Opaque*))                                                                       \
   X(MatmulAlgSetAttribute, (const Opaque*, Opaque*, int, const void*, size_t))                                        \
@@ -79,7 +80,6 @@ struct Plan {
 
   void make(const PlanKey& k) {
     const Library& L = *library;
-    const cudaDataType type = k.half ? CUDA_R_16F : CUDA_R_16BF;
     const int d_order = k.dense_k_last ? kColumnMajor : kRowMajor, o_order = k.out_packed_last ? kColumnMajor : kRowMajor;
     Calls calls;
     const auto step = [&](int code, const char* what) {
@@ -88,16 +88,17 @@ struct Plan {
       return calls.ok();
     };
     const bool ready =
-        step(L.StructuredDescriptorInit(handle, &sparse, k.rows, k.depth, k.depth, kAlignment, type, kRowMajor, kHalfSparse),
+        step(L.StructuredDescriptorInit(handle, &sparse, k.rows, k.depth, k.depth, kAlignment, k.in, kRowMajor, kHalfSparse),
              "StructuredDescriptorInit") &&
-        step(L.DenseDescriptorInit(handle, &dense, k.depth, k.cols, k.dense_k_last ? k.depth : k.cols, kAlignment, type,
+        step(L.DenseDescriptorInit(handle, &dense, k.depth, k.cols, k.dense_k_last ? k.depth : k.cols, kAlignment, k.in,
                                    d_order),
              "DenseDescriptorInit of the dense operand") &&
-        step(L.DenseDescriptorInit(handle, &out, k.rows, k.cols, k.out_packed_last ? k.rows : k.cols, kAlignment, type,
+        step(L.DenseDescriptorInit(handle, &out, k.rows, k.cols, k.out_packed_last ? k.rows : k.cols, kAlignment, k.out,
                                    o_order),
              "DenseDescriptorInit of the result") &&
         step(L.MatmulDescriptorInit(handle, &product, kNoTranspose, kNoTranspose, &sparse, &dense, &out, &out, kCompute32F),
              "MatmulDescriptorInit") &&
+        set_epilogue(k, calls) &&
         step(L.MatmulAlgSelectionInit(handle, &selection, &product, kDefaultAlgorithms), "MatmulAlgSelectionInit");
     if (ready) {
       calls(L.MatmulAlgGetAttribute(handle, &selection, kAlgorithmMaxId, &needs.algorithms, sizeof(int)),
@@ -114,18 +115,34 @@ struct Plan {
     }
     needs.error = calls.error();
   }
+
+  bool set_epilogue(const PlanKey& k, Calls& calls) {
+    const auto set = [&](ProductAttribute attribute, const void* value, size_t size, const char* what) {
+      calls(library->MatmulDescSetAttribute(handle, &product, attribute, value, size), what);
+    };
+    const int on = 1;
+    if (k.activation == Epilogue::kRelu) set(kRelu, &on, sizeof on, "MatmulDescSetAttribute of ReLU");
+    if (k.activation == Epilogue::kGelu) set(kGelu, &on, sizeof on, "MatmulDescSetAttribute of GELU");
+    if (k.bias != nullptr) set(kBiasPointer, &k.bias, sizeof k.bias, "MatmulDescSetAttribute of the bias");
+    return calls.ok();
+  }
 };
 
-constexpr size_t kMostPlans = 256;
+constexpr size_t kMostPlans = 1024;
 
-// Never destroyed: at exit the driver may be gone before this module.
+// Of the process, with the lock under which every function of the library is called, products too: whether two threads may
+// use one plan at once is not documented. Never destroyed: at exit the driver may be gone before this module.
 struct State {
   std::mutex mutex;
   Library functions;
   std::string problem;
   std::map<int, std::unique_ptr<Opaque>> handles;  // by device
-  std::map<PlanKey, std::shared_ptr<Plan>> plans;
-  std::list<PlanKey> order;  // oldest first
+  struct Entry {
+    std::unique_ptr<Plan> plan;
+    std::list<PlanKey>::iterator place;
+  };
+  std::map<PlanKey, Entry> plans;
+  std::list<PlanKey> order;  // used longest ago first
 };
 
 State& state() {
@@ -133,7 +150,7 @@ State& state() {
   return *s;
 }
 
-// Both with the lock held.
+// These with the lock held.
 std::string open_library(State& s, const char* path) {
   if (s.functions.opened != nullptr) return "";
   void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -164,16 +181,18 @@ const Opaque* handle_of(State& s, int device, std::string& error) {
   return handle.get();
 }
 
-std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
-  State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
+// Null, and an error, if there can be none. It may be gone when the lock is released.
+const Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   const auto found = s.plans.find(key);
-  if (found != s.plans.end()) return found->second;
+  if (found != s.plans.end()) {
+    s.order.splice(s.order.end(), s.order, found->second.place);
+    return found->second.plan.get();
+  }
   error = open_library(s, nullptr);
   if (!error.empty()) return nullptr;
   const Opaque* handle = handle_of(s, key.device, error);
   if (handle == nullptr) return nullptr;
-  auto plan = std::make_shared<Plan>();
+  auto plan = std::make_unique<Plan>();
   plan->library = &s.functions;
   plan->handle = handle;
   plan->make(key);
@@ -183,9 +202,9 @@ std::shared_ptr<Plan> plan_of(const PlanKey& key, std::string& error) {
     s.plans.erase(s.order.front());
     s.order.pop_front();
   }
-  s.plans[key] = plan;
-  s.order.push_back(key);
-  return plan;
+  const Plan* made = plan.get();
+  s.plans[key] = {std::move(plan), s.order.insert(s.order.end(), key)};
+  return made;
 }
 
 }  // namespace
@@ -207,15 +226,19 @@ int cusparselt_version() {
 }
 
 Needs cusparselt_needs(const PlanKey& key) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
   Needs failed;
-  const std::shared_ptr<Plan> plan = plan_of(key, failed.error);
+  const Plan* plan = plan_of(s, key, failed.error);
   return plan == nullptr ? failed : plan->needs;
 }
 
 std::string cusparselt_matmul(const PlanKey& key, const void* compressed, const void* dense, void* out, void* workspace,
                               cudaStream_t stream) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
   std::string error;
-  const std::shared_ptr<Plan> plan = plan_of(key, error);
+  const Plan* plan = plan_of(s, key, error);
   if (plan == nullptr) return error;
   const float one = 1.0f, zero = 0.0f;
   Calls calls;

@@ -1,6 +1,7 @@
 // Products by cuSPARSELt: the library is opened at run time; plans are made once and kept.
 #pragma once
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,17 +15,25 @@ namespace cuda {
 std::string load_cusparselt(const char* path);
 int cusparselt_version();
 
-// A product out(rows, cols) = P(rows, depth) D(depth, cols) with P sparse, row-major; 16-bit operands and result.
+// What follows on the sums, besides a bias.
+enum class Epilogue : int64_t { kNone, kRelu, kGelu };
+
+// A product out(rows, cols) = activation(P(rows, depth) D(depth, cols) + bias) with P sparse, row-major.
+//
+// The library takes the bias when a plan is made, and whether a plan reads the address again is not documented: it is part
+// of the key.
 struct PlanKey {
-  int device;
-  int64_t rows, depth, cols;
-  bool dense_k_last;     // D is column-major
-  bool out_packed_last;  // the result is column-major
-  bool half;             // float16, else bfloat16
-  int64_t algorithm;     // -1: the library's choice
+  int device = 0;
+  int64_t rows = 0, depth = 0, cols = 0;
+  bool dense_k_last = false;     // D is column-major
+  bool out_packed_last = false;  // the result is column-major
+  cudaDataType in = CUDA_R_16BF, out = CUDA_R_16BF;
+  Epilogue activation = Epilogue::kNone;
+  const void* bias = nullptr;  // one number per row, of the result's type, on the device; null: none
+  int64_t algorithm = -1;      // -1: the library's choice
 
   auto tied() const {
-    return std::tie(device, rows, depth, cols, dense_k_last, out_packed_last, half, algorithm);
+    return std::tie(device, rows, depth, cols, dense_k_last, out_packed_last, in, out, activation, bias, algorithm);
   }
   bool operator<(const PlanKey& o) const { return tied() < o.tied(); }
 };

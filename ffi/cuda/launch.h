@@ -51,9 +51,11 @@ cudaError_t launch_vnm_matmul_f32(const VnmMatmulArgs& args, cudaStream_t stream
 // Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
 bool fits_columns(const PackArgs& args);
 
-// The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90 and 16-bit values.
-cudaError_t launch_metadata_sm90(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
-                                 cudaStream_t stream);
+// The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90, by the width of its values.
+cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
+                                       cudaStream_t stream);
+cudaError_t launch_metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
+                                      cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace s24

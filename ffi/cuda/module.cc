@@ -59,17 +59,24 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
       "Version of cuSPARSELt, 1000 major + 100 minor + patch; 0 if it does not start.");
   m.def(
       "cusparselt_needs",
-      [](int64_t rows, int64_t depth, int64_t cols, bool dense_k_last, bool out_packed_last, bool half,
-         int64_t algorithm) {
-        s24::cuda::PlanKey key{};
+      [](int64_t rows, int64_t depth, int64_t cols, bool dense_k_last, bool out_packed_last, const std::string& in,
+         const std::string& out, int64_t activation, int64_t algorithm) {
+        const auto type = [](const std::string& name) {
+          for (const auto& [known, value] : {std::pair{"bfloat16", CUDA_R_16BF}, std::pair{"float16", CUDA_R_16F},
+                                             std::pair{"float32", CUDA_R_32F}, std::pair{"float8_e4m3fn", CUDA_R_8F_E4M3}})
+            if (name == known) return value;
+          throw std::invalid_argument("cusparselt_needs: no dtype " + name);
+        };
+        s24::cuda::PlanKey key;
         key.rows = rows, key.depth = depth, key.cols = cols;
-        key.dense_k_last = dense_k_last, key.out_packed_last = out_packed_last, key.half = half;
-        key.algorithm = algorithm;
+        key.dense_k_last = dense_k_last, key.out_packed_last = out_packed_last;
+        key.in = type(in), key.out = type(out);
+        key.activation = s24::cuda::Epilogue(activation), key.algorithm = algorithm;
         const s24::cuda::Needs needs = s24::cuda::cusparselt_needs(key);
         if (!needs.error.empty()) throw std::runtime_error(needs.error);
         return py::make_tuple(needs.workspace, needs.compressed, needs.algorithms);
       },
       py::arg("rows"), py::arg("depth"), py::arg("cols"), py::arg("dense_k_last"), py::arg("out_packed_last"),
-      py::arg("half"), py::arg("algorithm"),
+      py::arg("dtype"), py::arg("out_dtype"), py::arg("activation"), py::arg("algorithm"),
       "(bytes of workspace, bytes of the compressed matrix, number of algorithms) of a product on the current device.");
 }

@@ -107,15 +107,11 @@ class Linear(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
         if self.active:
-            key = self.noise_key()
-            y = sparse_dot(
-                x, kernel, self.method, self.method_state(), key, implementation=self.implementation
-            )
+            state, key = self.method_state(), self.noise_key()
+            y = sparse_dot(x, kernel, self.method, state, key, bias=bias, implementation=self.implementation)
         else:
-            y = x @ kernel
-        if self.adapted:
-            y += self.adapt(x)
-        return y if bias is None else y + bias
+            y = x @ kernel if bias is None else x @ kernel + bias
+        return y + self.adapt(x) if self.adapted else y
 
     def reset(self) -> None:
         """See `s24.nn.reset`."""

@@ -1,9 +1,12 @@
 """Which implementation runs an operation, and why."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.ops import _cusparselt, _ffi, _measured
+from jax_sparse24.patterns import FLOAT8
 
 IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
 # Compute capability -> machine code that runs on it. Those after 9.0 compile the PTX of sm_80.
@@ -102,6 +105,25 @@ def decide(
         if obstacle is not None:
             return _measured.Decision(False, obstacle, decision.entry)
     return decision
+
+
+def decide_float8(
+    axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], implementation: str | None
+) -> _measured.Decision:
+    """Whether cuSPARSELt multiplies e4m3 operands for a product whose result has `dtype`: where it is asked
+    for and can, or where a measured table says so. Otherwise such products are simulated."""
+    if implementation not in (None, "cusparselt"):
+        return _measured.Decision(False, f"implementation={implementation!r} has no 8-bit products")
+    out_dtype = jnp.promote_types(dtype, jnp.bfloat16)
+    asked = _cusparselt.Product.of(axes, side, FLOAT8, shape, out_dtype)
+    obstacle = library_obstacle() or asked.misfit()
+    if obstacle:
+        return _measured.Decision(False, obstacle)
+    if implementation == "cusparselt":
+        return _measured.Decision(True, "asked for")
+    decision = decide(axes, side, FLOAT8, shape)
+    by_library = decision.packed and decision.implementation == "cusparselt"
+    return decision if by_library else dataclasses.replace(decision, packed=False)
 
 
 def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cusparselt=None):

@@ -13,8 +13,10 @@ from jax_sparse24.ops import _cusparselt, _ffi, _measured, reference
 from jax_sparse24.ops._choose import choose, decide, run
 from jax_sparse24.ops.pack import check_packed, gather24
 from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
+from jax_sparse24.patterns import FLOAT8
 
 PACKED = Packed24, PackedVNM
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 
 
 def gather(x, packed: Packed24 | PackedVNM, implementation: str | None = None) -> jax.Array:
@@ -24,16 +26,34 @@ def gather(x, packed: Packed24 | PackedVNM, implementation: str | None = None) -
     return gather_vnm(x, packed, implementation=implementation)
 
 
-def matmul(a, b, *, implementation: str | None = None, preferred_element_type=None) -> jax.Array:
-    """`a @ b` for matrices, either of which may be `Packed24` or `PackedVNM` along the contraction axis.
+def matmul(
+    a,
+    b,
+    *,
+    bias=None,
+    activation: str | None = None,
+    implementation: str | None = None,
+    preferred_element_type=None,
+) -> jax.Array:
+    """`activation(a @ b + bias)` for matrices, either of which may be `Packed24` or `PackedVNM` along the
+    contraction axis.
 
     a: (..., M, K), b: (..., K, N), arrays or packed (`a` packed along axis -1 or `b` along axis -2; not
-    both), with equal leading dimensions or none on one side; float32, bfloat16, float16. Sums are float32;
-    the result (..., M, N) has the promoted dtype of the operands, or `preferred_element_type`. Differentiable
-    in both operands and in packed values; those gradients are dense products (training with sparse backward
-    products is `sparse_dot`). Inf or NaN of the dense operand where nothing is kept meets a
-    zero when the product runs dense (the result is NaN, as in `x @ w`) and is skipped by the packed kernels.
-    Raises TypeError (dtype, both packed), ValueError (shapes, axis of the packing)."""
+    both), with equal leading dimensions or none on one side; float32, bfloat16, float16, or both
+    float8_e4m3fn. Sums are float32; the result (..., M, N) has the promoted dtype of the operands (of
+    float8_e4m3fn: bfloat16), or `preferred_element_type`. bias: one number for each element of the free axis
+    of the packed operand, or of `b`. activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies both to
+    the float32 sum where it can; elsewhere they follow on the rounded product, so results may differ by a
+    rounding. Differentiable in both operands, in packed values and in the bias, except for float8_e4m3fn;
+    those gradients are dense products (training with sparse backward products is `sparse_dot`). cuSPARSELt
+    wants 8-bit operands contiguous along K: another dense one is transposed first, which costs a copy.
+    Inf or NaN of the dense operand where nothing is kept meets a zero when the product runs dense (the result
+    is NaN, as in `x @ w`) and is skipped by the packed kernels.
+    Raises TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation)."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(ACTIVATIONS)}."
+        )
     for name, operand, side in (("a", a, -1), ("b", b, -2)):
         if isinstance(operand, PACKED) and operand.axis != side:
             pack = "pack24" if isinstance(operand, Packed24) else "pack_vnm"
@@ -53,13 +73,27 @@ def matmul(a, b, *, implementation: str | None = None, preferred_element_type=No
         )
     if a.ndim > 2 and b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"matmul: leading dimensions differ: {a.shape} and {b.shape}.")
+    dtype = common_dtype(a, b)
+    if bias is not None:
+        bias = patterns.as_array("matmul", "bias", bias)
+        free = a.shape[-2] if isinstance(a, PACKED) else b.shape[-1]
+        if bias.shape != (free,):
+            of = "a" if isinstance(a, PACKED) else "b"
+            raise ValueError(
+                f"matmul: bias has shape {bias.shape}; the free axis of {of} needs ({free},), a number each."
+            )
     if implementation is not None:  # two dense operands are no reason to accept a name that cannot run
-        choose("matmul", jnp.promote_types(a.dtype, b.dtype), implementation)
-    batch = (-1,) * (max(a.ndim, b.ndim) - 2)
+        choose("matmul", dtype, implementation)
     product = partial(
-        contract, a_axis=-1, b_axis=-2, implementation=implementation, out_dtype=preferred_element_type
+        contract,
+        a_axis=-1,
+        b_axis=-2,
+        implementation=implementation,
+        out_dtype=preferred_element_type,
+        bias=bias,
+        activation=activation,
     )
-    for level in reversed(range(len(batch))):
+    for level in reversed(range(max(a.ndim, b.ndim) - 2)):
         product = jax.vmap(
             product, in_axes=(0 if a.ndim > 2 + level else None, 0 if b.ndim > 2 + level else None)
         )
@@ -71,7 +105,25 @@ def _operand(name: str, x):
         check = check_packed if isinstance(x, Packed24) else check_packed_vnm
         check("matmul", x)
         return x
-    return patterns.as_array("matmul", name, x)
+    if getattr(x, "dtype", None) == jnp.float8_e5m2:
+        raise TypeError(
+            f"matmul: {name} is float8_e5m2; of 8-bit floats, {FLOAT8} is multiplied with itself only "
+            f"(cuSPARSELt refuses e4m3 times e5m2, too). Cast it."
+        )
+    return patterns.as_array("matmul", name, x, float8=True)
+
+
+def common_dtype(a, b) -> jnp.dtype:
+    """The dtype in which two operands are multiplied; raises TypeError for one they have not."""
+    if a.dtype == b.dtype == FLOAT8:
+        return FLOAT8
+    if FLOAT8 in (a.dtype, b.dtype):
+        raise TypeError(
+            f"matmul: a is {a.dtype}, b is {b.dtype}; {FLOAT8} is multiplied with itself only. Cast either."
+        )
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    patterns.check_dtype("matmul", "operands", dtype)
+    return dtype
 
 
 def contract(
@@ -82,45 +134,85 @@ def contract(
     implementation: str | None = None,
     out_dtype=None,
     algorithm: int | None = None,
+    bias=None,
+    activation: str | None = None,
 ) -> jax.Array:
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
-    Either may be packed along its contracted axis, in which case no operand is ever transposed in memory;
-    `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as fast.
+    Either may be packed along its contracted axis, in which case no operand is ever transposed in memory
+    (but a dense one of 8 bits for cuSPARSELt); `implementation=None` unpacks it for XLA's dense product
+    unless measurements say that packed is as fast.
     algorithm: of cuSPARSELt, -1 for its own choice; None for what was measured here, or else the best known.
+    bias: along the free axis of the packed operand, or of b. activation: of ACTIVATIONS, or None.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
     -2."""
-    dtype = jnp.promote_types(a.dtype, b.dtype)
-    patterns.check_dtype("matmul", "operands", dtype)
-    out_dtype = jnp.dtype(dtype if out_dtype is None else out_dtype)
+    dtype = common_dtype(a, b)
+    if out_dtype is None:
+        out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
+    out_dtype = jnp.dtype(out_dtype)
     patterns.check_dtype("matmul", "the result", out_dtype)
+    bias = None if bias is None else bias.astype(out_dtype)
     if isinstance(a, PACKED):
         packed, dense, dense_k_last, out_packed_last = a, b, b_axis == -1, False
     elif isinstance(b, PACKED):
         packed, dense, dense_k_last, out_packed_last = b, a, a_axis == -1, True
     else:
-        return lax.dot_general(
+        if dtype == FLOAT8:
+            a, b = forward_only(a), forward_only(b)
+        out = lax.dot_general(
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
             preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
         )  # fmt: skip
+        return _finish(out, bias, activation, -1)
     side = "right" if out_packed_last else "left"
-    product = (a_axis, b_axis), side, dtype, _shape(a, b, a_axis, b_axis), packed.pattern
+    bias_axis = -1 if out_packed_last else -2
+    place = (a_axis, b_axis), side, dtype, _shape(a, b, a_axis, b_axis), packed.pattern
+    library = _cusparselt.Product.of(*place[:4], out_dtype)
     if implementation is None:
-        decision = decide(*product, "masked")
-        fits = decision.implementation != "cusparselt" or not _library(
-            packed.values, dense, dense_k_last, out_packed_last, dtype
-        ).misfit(out_dtype)
+        decision = decide(*place, "masked")
+        fits = decision.implementation != "cusparselt" or not library.misfit()
         if not (decision.packed and fits):
             a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
-            return contract(a, b, a_axis, b_axis, None, out_dtype)
+            return _finish(contract(a, b, a_axis, b_axis, None, out_dtype), bias, activation, bias_axis)
         if decision.implementation == "cusparselt":
             implementation = "cusparselt"
     if implementation == "cusparselt" and algorithm is None:
-        algorithm = _measured.algorithm(*product)
-    args = (dense_k_last, out_packed_last, out_dtype, implementation, algorithm)
+        algorithm = _measured.algorithm(*place)
+    if dtype == FLOAT8:
+        packed = dataclasses.replace(packed, values=forward_only(packed.values))
+        dense = forward_only(dense)
+        if implementation != "cusparselt":  # no kernels for it, but every number is one of bfloat16
+            dtype = jnp.dtype(jnp.bfloat16)
     stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
-    return _product(stored, dense.astype(dtype), *args)
+    args = (dense_k_last, out_packed_last, out_dtype, implementation, algorithm)
+    if implementation == "cusparselt" and isinstance(packed, Packed24) and library.applies(bias, activation):
+        return _product(stored, dense.astype(dtype), bias, *args, activation)
+    out = _product(stored, dense.astype(dtype), None, *args, None)
+    return _finish(out, bias, activation, bias_axis)
+
+
+def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
+    """Bias along an axis of a product and activation, in its dtype."""
+    if bias is not None:
+        out = out + (bias if axis == -1 else bias[:, None])
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@jax.custom_vjp
+def forward_only(x: jax.Array) -> jax.Array:
+    """An operand of 8 bits: gradients of its dtype would be useless."""
+    return x
+
+
+def _refuse(x):
+    raise TypeError(
+        f"matmul: products of {x.dtype} have no gradient. Differentiate those of bfloat16, or train with "
+        f"methods.SSTE(fp8=...), which keeps its weights and gradients in wider types."
+    )
+
+
+forward_only.defvjp(_refuse, lambda *_: None)
 
 
 def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
@@ -128,16 +220,12 @@ def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
     return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
 
 
-def _library(values, dense, dense_k_last: bool, out_packed_last: bool, dtype) -> _cusparselt.Product:
-    rows, half = values.shape[-2:]
-    return _cusparselt.Product(
-        rows, 2 * half, dense.shape[-2 if dense_k_last else -1], dense_k_last, out_packed_last, str(dtype)
-    )
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
-def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementation, algorithm):
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7, 8))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8), inline=True)
+def _product(
+    packed, dense, bias, dense_k_last, out_packed_last, out_dtype, implementation, algorithm, activation
+):
+    """bias and activation: for cuSPARSELt only, where it applies them."""
     rows, n = packed.shape[-2], dense.shape[-2 if dense_k_last else -1]
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     fast = out_dtype in (jnp.float32, packed.dtype)
@@ -152,19 +240,26 @@ def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementa
         return _ffi.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
 
     def library(packed, dense):
-        product = _library(packed.values, dense, **flags, dtype=packed.dtype)
-        why = product.misfit(out_dtype)
+        dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
+        product = _cusparselt.Product(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
+        why = product.misfit()
         if why:
             raise ValueError(
                 f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'."
             )
         chosen = product.preferred if algorithm is None else algorithm
-        workspace, compressed = (jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen))
+        workspace, compressed = (
+            jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen, activation)
+        )
+        if k_last != dense_k_last:
+            dense = dense.T
         return _ffi.call(
             "s24_cusparselt_matmul",
             (out, compressed, workspace),
-            *(packed.values, packed.metadata, dense),
-            **flags,
+            *(packed.values, packed.metadata, dense, *(() if bias is None else (bias,))),
+            dense_k_last=k_last,
+            out_packed_last=out_packed_last,
+            activation=_cusparselt.CODES[activation],
             algorithm=chosen,
         )[0]
 
@@ -177,19 +272,26 @@ def _product(packed, dense, dense_k_last, out_packed_last, out_dtype, implementa
     return run("matmul", packed.dtype, implementation, kernel, fallback, packed, dense, cusparselt=library)
 
 
-def _product_fwd(packed, dense, *static):
-    return _product(packed, dense, *static), (packed, dense)
+def _product_fwd(packed, dense, bias, *static):
+    out = _product(packed, dense, bias, *static)
+    return out, (packed, dense, bias, out if static[-1] else None)
 
 
-def _product_bwd(dense_k_last, out_packed_last, out_dtype, implementation, algorithm, residuals, ct):
-    packed, dense = residuals
+def _product_bwd(
+    dense_k_last, out_packed_last, out_dtype, implementation, algorithm, activation, residuals, ct
+):
+    packed, dense, bias, out = residuals
+    if activation == "relu":
+        ct = jnp.where(out > 0, ct, jnp.zeros_like(ct))
+    sums = None if bias is None else ct.sum(-2 if out_packed_last else -1, dtype=jnp.float32)
+    d_bias = None if bias is None else sums.astype(bias.dtype)
     ct_rn = ct.T if out_packed_last else ct
     weights = packed.todense(implementation=implementation)
     d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
     d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)  # (R, K)
     d_packed = jax.tree.map(lambda _: None, packed)
     values = gather(d_weights, packed, implementation)
-    return dataclasses.replace(d_packed, values=values), d_dense.T if dense_k_last else d_dense
+    return dataclasses.replace(d_packed, values=values), d_dense.T if dense_k_last else d_dense, d_bias
 
 
 _product.defvjp(_product_fwd, _product_bwd)

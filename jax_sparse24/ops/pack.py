@@ -1,5 +1,6 @@
 """Between dense arrays and `Packed24`."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
 from jax_sparse24.ops.tokens import regroup
+from jax_sparse24.patterns import FLOAT8
 
 
 def packed_types(x, axis: int):
@@ -24,12 +26,15 @@ def packed_types(x, axis: int):
 def pack24(x, axis: int, mask=None, *, implementation: str | None = None) -> Packed24:
     """`x` compressed along `axis`: two of every four elements with their positions.
 
-    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. Without `mask` the two of
-    largest |x| are taken, as in `mask24`. mask: bool of x's shape; of more than two per group the two of
-    largest |x| are taken, and a group with fewer is filled with stored zeros. Differentiable in `x`. Raises
-    like `mask24`; TypeError or ValueError for a mask of another dtype or shape."""
-    x = patterns.as_array("pack24", "x", x)
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16, float8_e4m3fn. Without `mask`
+    the two of largest |x| are taken, as in `mask24`. mask: bool of x's shape; of more than two per group the
+    two of largest |x| are taken, and a group with fewer is filled with stored zeros. Differentiable in `x`.
+    Raises like `mask24`; TypeError or ValueError for a mask of another dtype or shape."""
+    x = patterns.as_array("pack24", "x", x, float8=True)
     axis = patterns.check_grouped("pack24", x, axis)
+    if x.dtype == FLOAT8:
+        wide = pack24(x.astype(jnp.bfloat16), axis, mask, implementation=implementation)
+        return dataclasses.replace(wide, values=wide.values.astype(FLOAT8))
     if mask is None:
         return _pack(x, axis, implementation)
     return _pack_masked(x, as_mask("pack24", mask, x), axis, implementation)
@@ -125,12 +130,15 @@ def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Arra
     if not isinstance(packed, Packed24):
         raise TypeError(f"todense: needs a Packed24, got {type(packed).__name__}.")
     check_packed("todense", packed)
+    if packed.dtype == FLOAT8:
+        wide = dataclasses.replace(packed, values=packed.values.astype(jnp.bfloat16))
+        return unpack24(wide, implementation=implementation).astype(FLOAT8)
     return _unpack(packed.values, packed.metadata, packed.axis, implementation)
 
 
 def check_packed(op: str, packed: Packed24) -> None:
     """Raises TypeError (dtype) or ValueError if values and metadata do not belong together."""
-    patterns.check_dtype(op, "values", packed.dtype)
+    patterns.check_dtype(op, "values", packed.dtype, float8=True)
     *lead, half = packed.values.shape
     if half % 2 or packed.metadata.shape != (*lead, -(-half // 4)) or packed.metadata.dtype != jnp.uint8:
         raise ValueError(

@@ -238,6 +238,28 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders
     assert runs_packed(shape=(16, 8, 12)) == expected
 
 
+def test_tune_measures_8_bits_forward_and_of_weights_only(monkeypatch, tmp_path):
+    operands = (("F1", "w1"), ("F2", "y2"), ("B1", "w2"))
+    (found,) = tune(monkeypatch, tmp_path, operands=operands, dtypes=["float8_e4m3fn"])["products"]
+    assert (found["product"], found["dtype"], found["status"]) == ("fwd", "float8_e4m3fn", "ok")
+    assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
+
+
+@pytest.mark.parametrize("by", ["cusparselt", "ffi"])
+def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cusparselt, by):
+    entry = {
+        **{"product": "fwd", "sparse": "right", "pattern": "2:4", "dtype": "float8_e4m3fn"},
+        **{"shape": [32, 64, 96], "implementation": by, "algorithm": 3, "status": "ok"},
+        **{"dense_us": 3.0, "masked_us": 4.0, "packed_us": 1.0, "producers_us": {}},
+    }
+    content = {"versions": _measured.versions(), "products": [entry], "hardware": "mock"}
+    monkeypatch.setattr(_measured, "_adopted", (_measured.Table(content, "here", _measured.TIE), ""))
+    method = s24.methods.SSTE(fp8="tensor", mvue=None)
+    w = jax.random.normal(jax.random.key(1), (64, 96))
+    s24.sparse_dot(jnp.ones((32, 64)), w, method, method.init(w))
+    assert len(documented_cusparselt) == (by == "cusparselt")
+
+
 def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
     operands = (("F2", "y2"), ("B1", "w2"), ("B2", "y2"))
     content = tune(monkeypatch, tmp_path, operands=operands, shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])

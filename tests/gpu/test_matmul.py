@@ -10,9 +10,11 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24._measure import Oracle
+from jax_sparse24.ops import _cusparselt
 from jax_sparse24.ops.matmul import contract
 from tests.ops.data import assert_same_bits
 
+FLOAT8_SUMS = 2.0**-13  # see `_measure.roundoff`
 LAYOUTS = list(itertools.product((-1, -2), (-1, -2), ("left", "right")))
 
 
@@ -65,6 +67,108 @@ def test_cusparselt(shape, layout, dtype, cusparselt):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_preferred_algorithms_of_cusparselt(layout, dtype, cusparselt):
     assert_product((1024, 512, 2048), layout, dtype, "cusparselt")
+
+
+@pytest.fixture
+def epilogues(cusparselt):
+    if _cusparselt.version() not in _cusparselt.EPILOGUES_IN:
+        pytest.skip(f"cuSPARSELt {_cusparselt.version()}")
+
+
+@pytest.fixture
+def float8(cusparselt):
+    if _cusparselt.float8_problem():
+        pytest.skip(_cusparselt.float8_problem())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_bias_and_activation(layout, activation, dtype, epilogues):
+    """Of the float32 sum, rounded once; GELU, of the rounded sum, is compared by its absolute error."""
+    *axes, side = layout
+    a, b, left, right = operands(272, 320, 136, *layout, dtype)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=272), dtype)
+    run = jax.jit(lambda a, b, c: contract(a, b, *axes, "cusparselt", None, -1, c, activation))
+    got = np.float64(run(a, b, bias))
+    wide = np.float64(bias)
+    exact = np.float64(left) @ np.float64(right) + (wide[:, None] if side == "left" else wide)
+    unit = float(jnp.finfo(dtype).eps) / 2
+    bound = 2**-16 + 1.01 * unit * np.abs(exact)
+    if activation == "gelu":
+        bound, exact = bound + 16 * unit * (np.abs(exact) + 1), np.float64(jax.nn.gelu(jnp.float32(exact)))
+    if activation == "relu":
+        exact = np.maximum(exact, 0)
+    assert np.max(np.abs(got - exact) - bound) <= 0
+
+
+def test_biases_that_change(epilogues):
+    """Two in one program, and one whose buffer is donated, so that its address changes as it may."""
+    x, w, _, _ = operands(512, 256, 128, -1, -2, "right", "bfloat16")
+    sums = contract(x, w, -1, -2, "ffi", jnp.float32)
+    biases = jnp.asarray(np.random.default_rng(2).normal(size=(8, 512)), jnp.bfloat16)
+
+    def add(bias, activation=None):
+        return s24.matmul(x, w, bias=bias, activation=activation, implementation="cusparselt")
+
+    def close(got, want):
+        return bool(jnp.all(jnp.abs(got - want) <= 2**-7 * jnp.abs(want) + 2**-7))
+
+    two = jax.jit(lambda b, c: (add(b), add(c, "relu")))
+    step = jax.jit(lambda b: (add(b), b + 1), donate_argnums=0)
+    moving = biases[0] + 0
+    for bias, other in zip(biases, biases[::-1], strict=True):
+        first, second = two(bias, other)
+        assert close(first, sums + bias)
+        assert close(second, jax.nn.relu(sums + other))
+        want = sums + moving
+        got, moving = step(moving)
+        assert close(got, want)
+    batched = jax.vmap(add)(biases)
+    assert close(batched, sums + biases[:, None])
+
+
+def test_many_biases_keep_few_plans(epilogues):
+    """More addresses than plans are kept for."""
+    x, w, _, _ = operands(64, 64, 32, -1, -2, "right", "bfloat16")
+    run = jax.jit(lambda b: s24.matmul(x, w, bias=b, implementation="cusparselt"))
+    biases = [jnp.full(64, i, jnp.bfloat16) for i in range(1500)]
+    base = np.float32(run(jnp.zeros(64, jnp.bfloat16)))
+    for i in (*range(1500), 0, 1499):
+        np.testing.assert_allclose(np.float32(run(biases[i])), base + i, rtol=2**-7, atol=2**-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("shape", [(32, 64, 16), (96, 192, 48), (544, 1600, 80)], ids=str)
+def test_8_bits(shape, layout, out, float8):
+    a, b, left, right = operands(*shape, *layout, jnp.float8_e4m3fn)
+    run = jax.jit(lambda a, b: contract(a, b, *layout[:2], "cusparselt", out, -1))
+    assert Oracle(left, right, unit=FLOAT8_SUMS).excess(run(a, b)) <= 1
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_bias_of_8_bit_products(out, activation, float8, epilogues):
+    x, w, left, right = operands(96, 128, 64, -1, -2, "right", jnp.float8_e4m3fn)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=96), out)
+    got = np.float64(contract(x, w, -1, -2, "cusparselt", out, -1, bias, activation))
+    exact = np.float64(left) @ np.float64(right) + np.float64(bias)
+    exact = exact if activation is None else np.maximum(exact, 0)
+    np.testing.assert_allclose(got, exact, rtol=float(jnp.finfo(out).eps), atol=8 * FLOAT8_SUMS * 128)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sste_in_8_bits_is_its_simulation(dtype, float8):
+    method = s24.methods.SSTE(fp8="tensor", mvue=None)
+    rng = np.random.default_rng(3)
+    x, w = (jnp.asarray(rng.normal(size=s), dtype) for s in ((64, 256), (256, 128)))
+    run = lambda i: s24.sparse_dot(x, w, method, method.init(w), implementation=i).astype(jnp.float32)  # noqa: E731
+    with jax.default_matmul_precision("highest"):
+        got, want = run("cusparselt"), run("ffi")
+    # The simulation rounds the scaled-back operands to the dtype; the product of 8 bits does not.
+    rounding = max(float(jnp.finfo(dtype).eps), 8 * FLOAT8_SUMS)
+    assert 0 < jnp.linalg.norm(got - want) <= rounding * jnp.linalg.norm(want)
 
 
 def test_both_agree_on_a_large_product(cusparselt):
@@ -144,7 +248,7 @@ def test_misfits_are_named(cusparselt):
         s24.matmul(s24.pack24(x, -1), x.T, implementation="cusparselt")
     with pytest.raises(ValueError, match="K must be a multiple of 32, got 24"):
         s24.matmul(s24.pack24(x.T[:16, :24], -1), x, implementation="cusparselt")
-    with pytest.raises(ValueError, match="bfloat16 or float16, not float32"):
+    with pytest.raises(ValueError, match="float8_e4m3fn, not float32"):
         s24.matmul(
             s24.pack24(x.astype(jnp.float32), -1), x.T.astype(jnp.float32), implementation="cusparselt"
         )

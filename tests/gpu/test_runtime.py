@@ -36,6 +36,25 @@ run = jax.jit(lambda x: jax.lax.scan(step, x, keys))
 results = [hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for _ in range(3) for leaf in run(x)]
 print(*results)
 """
+# The same with cuSPARSELt and a bias that is another one in every step.
+WITH_BIASES = """
+import hashlib
+import jax, jax.numpy as jnp, numpy as np
+import jax_sparse24 as s24
+
+rng = np.random.default_rng(1)
+x, w = (jnp.asarray(rng.normal(size=(256, 256)) / 16, jnp.bfloat16) for _ in range(2))
+biases = jnp.asarray(rng.normal(size=(6, 2, 256)), jnp.bfloat16)
+w = s24.pack24(w, 0)
+
+def step(x, bias):
+    y = s24.matmul(x, w, bias=bias[0], activation="relu", implementation="cusparselt")
+    return s24.matmul(y, w, bias=bias[1], implementation="cusparselt"), y.astype(jnp.float32).sum()
+
+run = jax.jit(lambda x: jax.lax.scan(step, x, biases))
+results = [hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for _ in range(3) for leaf in run(x)]
+print(*results)
+"""
 GRAPHS = {
     "off": "--xla_gpu_enable_command_buffer=",
     "default": "",
@@ -50,6 +69,14 @@ PRODUCERS = {
 
 
 def test_the_same_bits_with_graphs_and_without():
+    assert_same_with_graphs(PROGRAM)
+
+
+def test_the_same_bits_of_biases_with_graphs_and_without(cusparselt):
+    assert_same_with_graphs(WITH_BIASES)
+
+
+def assert_same_with_graphs(program):
     printed = {}
     for name, flags in GRAPHS.items():
         environment = os.environ | {
@@ -57,7 +84,7 @@ def test_the_same_bits_with_graphs_and_without():
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         printed[name] = done.stdout.split()

@@ -148,6 +148,42 @@ def test_8_bits_hide_neither_nan_nor_small_numbers(scales):
         np.testing.assert_allclose(y, np.full((1, 4), want), rtol=2**-4)
 
 
+def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cusparselt, capsys):
+    """Forward, both layers of an FFN, with a bias; the backward products stay simulated."""
+    method = s24.methods.SSTE(fp8="tensor", mvue=None)
+    x, w1, w2, dy = oracle.matrices(6, "float32", (16, 64), (64, 128), (128, 32), (16, 32))
+    b1 = jnp.linspace(-1, 1, 128)
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+    results = []
+    for implementation in ("cusparselt", "ffi"):
+        options = {"b1": b1, "activation": "gelu", "implementation": implementation}
+        run = lambda *a, options=options: s24.sparse_ffn(*a, method, state, **options)  # noqa: E731
+        y, vjp = jax.vjp(run, x, w1, w2)
+        results.append((y, *vjp(dy)))
+        s24.explain(method, shape=(16, 64, 128), implementation=implementation)
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert [call.operands for call in documented_cusparselt] == ["float8_e4m3fn"] * 2
+    lines = capsys.readouterr().out.splitlines()
+    assert ["cuSPARSELt, e4m3" in line for line in lines if line.startswith("F")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    # Scales whose product is beyond float32.
+    tiny = s24.sparse_dot(x * 1e-20, w1 * 1e-15, method, state["w1"], implementation="cusparselt")
+    want = s24.sparse_dot(x, w1, method, state["w1"], implementation="cusparselt")
+    np.testing.assert_allclose(tiny * 1e35, want, rtol=1e-4, atol=1e-4)
+    del documented_cusparselt[2:]
+    # Sizes that the library does not take, and scales per row: simulated.
+    few = jax.random.normal(jax.random.key(1), (24, 16))
+    s24.sparse_dot(jnp.ones((16, 24)), few, method, method.init(few), implementation="cusparselt")
+    rows = s24.methods.SSTE(fp8="row", mvue=None)
+    s24.sparse_dot(x, w1, rows, state["w1"], implementation="cusparselt")
+    assert len(documented_cusparselt) == 2
+
+
 def test_fst_variants_choose_their_masks():
     w = jax.random.normal(jax.random.key(1), (2, 8, 16))
     for kind, mask in {
@@ -235,5 +271,6 @@ def test_explain_says_what_has_no_format(capsys):
     s24.explain(s24.methods.SRSTE(n=1, m=8))
     s24.explain(s24.methods.SSTE(fp8="tensor"))
     printed = capsys.readouterr().out
-    assert "top-1 of 8, which nothing packs, dense product" in printed and "simulated e4m3" in printed
+    assert "top-1 of 8, which nothing packs, dense product" in printed
+    assert "e4m3, a scale per tensor" in printed and "simulated by XLA's dense product" in printed
     assert "by measurement" not in printed

@@ -8,13 +8,12 @@ import pytest
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
 SOURCES = ("maps", "pack_rows", "pack_columns", "gated", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
 
 
 @pytest.fixture(scope="module")
 def report(counts) -> dict[str, int]:
-    emulated = HERE / "emulated"
-    flags = ["-O0", "-x", "c++", f"-I{emulated}", "-include", str(emulated / "instructions.h")]
-    return counts("kernel_test.cc", *flags, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
+    return counts("kernel_test.cc", *EMULATED, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
 
 
 def of(report, *words) -> dict[str, int]:
@@ -33,6 +32,13 @@ def test_kernels_of_groups_give_the_defined_bits(report, operation):
 def test_vnm_kernels_give_the_defined_bits(report, operation):
     found = of(report, ":2:", operation)
     assert len(found) >= 6
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("width", ["16 bit", "8 bit"])
+def test_metadata_for_cusparselt(counts, width):
+    found = of(counts("metadata_test.cc", *EMULATED, str(KERNELS / "metadata.cu")), f"metadata {width}")
+    assert len(found) == 3
     assert not any(found.values()), found
 
 

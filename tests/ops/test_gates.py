@@ -19,6 +19,9 @@ DEVICES = {
 }
 
 
+FLOAT8 = {"dtype": "float8_e4m3fn"}
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """`gpu(capability)`: the default device looks like that GPU; the CUDA module and cuSPARSELt are there."""
@@ -81,7 +84,7 @@ def test_versions_that_are_taken(version, monkeypatch):
     assert _cusparselt.gate(version) == ""
     monkeypatch.setattr(_cusparselt, "version", lambda: version)
     assert ("0.8.1 or newer" in _cusparselt.advice()) == (version == (0, 8, 0))
-    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16")
+    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16", "bfloat16")
     assert product.preferred == (17 if version == (0, 8, 0) else -1)
 
 
@@ -99,19 +102,40 @@ def test_library_that_is_not_installed(monkeypatch):
         ({"rows": 24}, "bfloat16", "rows of the packed operand must be a multiple of 16, got 24"),
         ({"depth": 48}, "bfloat16", "K must be a multiple of 32, got 48"),
         ({"cols": 12}, "bfloat16", "columns of the dense operand must be a multiple of 8, got 12"),
-        ({"dtype": "float32"}, "float32", "bfloat16 or float16, not float32"),
-        ({}, "float32", "the dtype of its operands, bfloat16, not float32"),
+        ({"dtype": "float32"}, "float32", "bfloat16, float16 or float8_e4m3fn, not float32"),
+        ({}, "float32", "its result of bfloat16 is bfloat16, not float32"),
+        (FLOAT8, "float64", "its result of float8_e4m3fn is bfloat16 or float16 or float32, not float64"),
+        ({"rows": 80} | FLOAT8, "bfloat16", "rows of the packed operand must be a multiple of 32, got 80"),
+        ({"depth": 96} | FLOAT8, "float32", "K must be a multiple of 64, got 96"),
+        ({"cols": 24} | FLOAT8, "float16", "columns of the dense operand must be a multiple of 16, got 24"),
     ],
 )
 def test_products_that_do_not_fit(changed, out, why):
     sizes = {"rows": 64, "depth": 64, "cols": 64, "dtype": "bfloat16"} | changed
-    assert why in _cusparselt.Product(dense_k_last=True, out_packed_last=True, **sizes).misfit(out)
+    product = _cusparselt.Product(dense_k_last=True, out_packed_last=True, out_dtype=out, **sizes)
+    assert why in product.misfit()
+
+
+@pytest.mark.parametrize("version", [(0, 8, 0), (0, 8, 1), (0, 9, 1), (0, 10, 0), (0, 11, 0)])
+def test_what_was_verified_in_some_versions_only(version, monkeypatch):
+    """8-bit products and epilogues: in other versions refused, and left to XLA."""
+    monkeypatch.setattr(_cusparselt, "version", lambda: version)
+    taken = version == (0, 10, 0)
+    here = ".".join(map(str, version))
+    product = _cusparselt.Product(64, 64, 64, True, True, "float8_e4m3fn", "bfloat16")
+    why = "" if taken else f"float8_e4m3fn were verified with cuSPARSELt 0.10.0, here is {here}"
+    assert product.misfit().endswith(why)
+    assert (product.misfit() == "") == taken
+    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16", "bfloat16")
+    assert product.applies(jnp.ones(64), None) == product.applies(None, "relu") == taken
+    assert not product.applies(jnp.ones(64), "gelu")
+    assert not product.applies(None, None)
 
 
 def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
     module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
     monkeypatch.setitem(_ffi._loaded, "cuda", (module, None))
-    product = _cusparselt.Product(64, 64, 64, True, True, "float16")
+    product = _cusparselt.Product(64, 64, 64, True, True, "float16", "float16")
     assert product.algorithms() == [-1, *range(36)]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _choose, _ffi
+from jax_sparse24.ops import _choose, _cusparselt, _ffi
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
@@ -110,6 +110,54 @@ def test_products_of_cusparselt(monkeypatch, axes, side, flags):
     sizes = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", call.rsplit("->", 1)[1])]
     assert 4096 + 512 <= sizes[0] <= 4096 + 512 + 8192
     assert sizes[1] >= 1 << 20
+
+
+def lowered_library_call(monkeypatch, product, *args) -> tuple[str, str]:
+    """(the custom call of cuSPARSELt 0.10.0, the program) of a function of `args`."""
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    monkeypatch.setattr(_cusparselt, "version", lambda: (0, 10, 0))
+    text = jax.jit(lambda *a: product(*a)).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    return re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0), text
+
+
+@pytest.mark.parametrize(
+    ("activation", "code", "after"), [(None, 0, ()), ("relu", 1, ()), ("gelu", 0, ("add", "tanh"))]
+)
+def test_epilogues_of_cusparselt(monkeypatch, activation, code, after):
+    """A bias is a fourth operand and ReLU an attribute; GELU follows on the product."""
+    w, x = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((64, 96), (128, 64)))
+    bias = jax.ShapeDtypeStruct((96,), jnp.float32)
+
+    def product(x, w, bias):
+        packed = s24.pack24(w, -2, implementation="reference")
+        return s24.matmul(x, packed, bias=bias, activation=activation, implementation="cusparselt")
+
+    call, text = lowered_library_call(monkeypatch, product, x, w, bias)
+    assert f"activation = {code} : i64" in call
+    operands = "tensor<96x32xbf16>, tensor<96x8xui8>, tensor<128x64xbf16>"
+    assert f"({operands}{'' if after else ', tensor<96xbf16>'}) -> (tensor<128x96xbf16>" in call
+    behind = text.split(call)[1]
+    assert all(f"stablehlo.{name} " in behind for name in after)
+    assert after or "stablehlo.add " not in behind
+
+
+@pytest.mark.parametrize(("b_axis", "copies"), [(-1, 0), (-2, 1)])
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
+    """Both operands along K: of a dense one that lies otherwise, one transposed copy."""
+    w = jax.ShapeDtypeStruct((96, 128), jnp.float8_e4m3fn)
+    x = jax.ShapeDtypeStruct((32, 128) if b_axis == -1 else (128, 32), jnp.float8_e4m3fn)
+
+    def product(w, x):
+        return contract(s24.pack24(w, -1), x, -1, b_axis, "cusparselt", out, 5)
+
+    call, text = lowered_library_call(monkeypatch, product, w, x)
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[out]
+    types = "(tensor<96x64xf8E4M3FN>, tensor<96x16xui8>, tensor<32x128xf8E4M3FN>)"
+    assert f"{types} -> (tensor<96x32x{short}>" in call
+    assert "dense_k_last = 1 : i64" in call
+    assert "algorithm = 5 : i64" in call
+    assert text.count("stablehlo.transpose") == copies
 
 
 def test_blocks_for_cuda(built):
