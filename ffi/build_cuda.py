@@ -20,7 +20,7 @@ HANDLERS = [
     "cusparselt",
     "cusparselt_handlers",
 ]
-PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "vnm"]  # every rounding as written
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "vnm", "vnm_tiles"]  # every rounding as written
 PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [

@@ -321,6 +321,10 @@ int main() {
   vnm_case<BF16>("bfloat16 128:2:8 along rows", Dtype::kBF16, false, true, 128, 160, 128, 8);
   vnm_case<BF16>("bfloat16 32:2:7 along columns", Dtype::kBF16, false, false, 160, 35, 32, 7);
   vnm_case<F16>("float16 256:2:16 along columns", Dtype::kF16, false, false, 256, 48, 256, 16);
+  vnm_case<BF16>("bfloat16 64:2:8 in tiles along rows", Dtype::kBF16, false, true, 128, 256, 64, 8);
+  vnm_case<BF16>("bfloat16 128:2:16 in tiles along columns", Dtype::kBF16, false, false, 256, 256, 128, 16);
+  vnm_case<F16>("float16 128:2:32 in tiles along rows", Dtype::kF16, false, true, 128, 128, 128, 32);
+  vnm_case<F16>("float16 64:2:16 in tiles along columns", Dtype::kF16, false, false, 64, 128, 64, 16);
   vnm_case<F32>("float32 64:2:32 along columns", Dtype::kF32, false, false, 192, 160, 64, 32);
   vnm_case<F32>("float32 64:2:12 along rows", Dtype::kF32, false, true, 64, 132, 64, 12);
   vnm_case<BF16>("bfloat16 16:2:6 searched along rows", Dtype::kBF16, true, true, 32, 18, 16, 6);

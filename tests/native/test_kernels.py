@@ -7,7 +7,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
-SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+SOURCES = ("maps", "pack_rows", "pack_columns", "vnm", "vnm_tiles", "matmul", "vnm_matmul", "matmul_f32")
 
 
 @pytest.fixture(scope="module")
