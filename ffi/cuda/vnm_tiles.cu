@@ -17,16 +17,31 @@ constexpr int kWidth = 128;   // columns of a tile
 constexpr int kAccess = 8;    // elements of an access to the dense array
 constexpr int kMostGroups = kWidth / 8;
 constexpr uint32_t kNoSlot = 4;
+constexpr unsigned kMostAlongY = 65535;  // blocks of a grid, and along z
+
+// Which tile a block takes: neighbours in memory follow one another.
+struct Place {
+  unsigned row_tile, depth_tile;
+  int64_t matrix;
+  __device__ __forceinline__ static Place of(bool depth_last) {
+    return depth_last ? Place{blockIdx.y, blockIdx.x, blockIdx.z} : Place{blockIdx.x, blockIdx.y, blockIdx.z};
+  }
+  static dim3 grid(const VnmArgs& a) {
+    const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kWidth), matrices = unsigned(a.outer);
+    return a.depth_last ? dim3(depth, rows, matrices) : dim3(rows, depth, matrices);
+  }
+};
 
 struct Sizes {
-  int log_v, log_m;
+  int log_v, log_m, x_bytes, work_bytes;
 };
 
 // What one block of threads works on, and where it is in shared memory.
 template <class T, bool kDepthLast>
 struct Tile {
   const VnmArgs& a;
-  int log_v, log_m, log_groups, v, m, groups;
+  int log_v, log_m, log_groups;  // of V, M and the groups of a row of the tile
+  int v, m, groups;
   int64_t row0, group0, all;  // rows count through all matrices; all: groups of a row
   int64_t first, line;        // of the dense array: where the tile begins, elements from one line to the next
   int stride;                 // of its lines in shared memory
@@ -47,25 +62,20 @@ struct Tile {
     return x_bytes(v) + work_bytes(v, m) + v * (kWidth / m) + kWidth + 4 * kMostGroups;
   }
 
-  __device__ __forceinline__ Tile(const VnmArgs& a, Sizes s, int x_size, int work_size)
-      : a(a), log_v(s.log_v), log_m(s.log_m), log_groups(7 - s.log_m), v(1 << s.log_v), m(1 << s.log_m), groups(kWidth >> s.log_m) {
-    const int64_t row_tiles = a.rows >> log_v, depth_tiles = a.depth / kWidth;
-    int64_t within, r, d;
-    const int64_t outer = divide(blockIdx.x, row_tiles * depth_tiles, &within);
-    if (kDepthLast)  // neighbours in memory come first
-      r = divide(within, depth_tiles, &d);
-    else
-      d = divide(within, row_tiles, &r);
+  __device__ __forceinline__ Tile(const VnmArgs& a, Sizes s)
+      : a(a), log_v(s.log_v), log_m(s.log_m), log_groups(7 - log_m), v(1 << log_v), m(1 << log_m), groups(kWidth >> log_m) {
+    const Place p = Place::of(kDepthLast);
+    const int64_t r = int64_t(p.row_tile) * v, c = int64_t(p.depth_tile) * kWidth;
     all = a.depth >> log_m;
-    row0 = outer * a.rows + r * v;
-    group0 = d << log_groups;
+    row0 = p.matrix * a.rows + r;
+    group0 = c >> log_m;
     line = kDepthLast ? a.depth : a.rows;
-    first = outer * a.rows * a.depth + (kDepthLast ? r * v * a.depth + d * kWidth : d * kWidth * a.rows + r * v);
+    first = p.matrix * a.rows * a.depth + (kDepthLast ? r * a.depth + c : c * a.rows + r);
     stride = kDepthLast ? kWidth + kAccess : v + 2 * kAccess;
     unsigned char* const memory = launched_memory();
     x = reinterpret_cast<uint16_t*>(memory);
-    work = reinterpret_cast<uint32_t*>(memory + x_size);
-    nibbles = memory + x_size + work_size;
+    work = reinterpret_cast<uint32_t*>(memory + s.x_bytes);
+    nibbles = memory + s.x_bytes + s.work_bytes;
     slots = nibbles + (v << log_groups);
     columns = slots + kWidth;
   }
@@ -152,7 +162,8 @@ __device__ __forceinline__ uint32_t sum_columns(const Tile<T, false>& t) {
   uint32_t any = 0;
 #pragma unroll 4
   for (int r = 0; r < t.v; r += kVnmLanes) {
-    const Vector<uint32_t, 4> eight = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(t.x + c * t.stride + r + half * kAccess));
+    const auto* const from = reinterpret_cast<const uint32_t*>(t.x + c * t.stride + r + half * kAccess);
+    const Vector<uint32_t, 4> eight = load<uint32_t, 4>(from);
     S24_UNROLL
     for (int i = 0; i < 4; ++i) add_two<T>(sum + 2 * i, any, eight.at[i]);
   }
@@ -214,7 +225,8 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
       const uint32_t nibble = nibble_at(r, g);
       const uint32_t four = *reinterpret_cast<const uint32_t*>(t.given_columns() + 4 * g);
       const uint32_t first = min_u32(byte_of(four, nibble & 3u), last), second = min_u32(byte_of(four, nibble >> 2), last);
-      store(reinterpret_cast<uint32_t*>(dense + r * t.line + c), spread_pair(*t.values_at(r, g), first, second, uint32_t(c) & last));
+      const Vector<uint32_t, 4> eight = spread_pair(*t.values_at(r, g), first, second, uint32_t(c) & last);
+      store(reinterpret_cast<uint32_t*>(dense + r * t.line + c), eight);
     });
   } else {
     // Of every group, the pairs and nibbles of all rows.
@@ -247,8 +259,8 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
 }
 
 template <VnmOp op, bool kDepthLast, class T>
-__global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes, int x_size, int work_size) {
-  const Tile<T, kDepthLast> t(a, sizes, x_size, work_size);
+__global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
+  const Tile<T, kDepthLast> t(a, sizes);
   if constexpr (op == VnmOp::kUnpack) {
     unpack(t);
     return;
@@ -331,9 +343,8 @@ cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
   const int bytes = int(OfTile::bytes(a.v, a.m));
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
-  const dim3 grid(unsigned(a.outer * (a.rows / a.v) * (a.depth / kWidth)));
-  return start(kernel, grid, kThreads, size_t(bytes), stream, a, Sizes{log_of(a.v), log_of(a.m)}, int(OfTile::x_bytes(a.v)),
-               int(OfTile::work_bytes(a.v, a.m)));
+  const Sizes sizes = {log_of(a.v), log_of(a.m), int(OfTile::x_bytes(a.v)), int(OfTile::work_bytes(a.v, a.m))};
+  return start(kernel, Place::grid(a), kThreads, size_t(bytes), stream, a, sizes);
 }
 
 template <VnmOp op, class T>
@@ -350,8 +361,11 @@ cudaError_t select(const VnmArgs& a, cudaStream_t stream) {
 
 bool fits_vnm_tiles(const VnmArgs& a) {
   const bool sizes = (a.v == 64 || a.v == 128 || a.v == 256) && (a.m == 8 || a.m == 16 || a.m == 32) && a.depth % kWidth == 0;
-  const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) && aligned(a.columns, 4);
-  return a.dtype != Dtype::kF32 && !a.exact && a.op != VnmOp::kPackMasked && sizes && places;
+  const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) &&
+                      aligned(a.columns, 4);
+  const dim3 grid = Place::grid(a);
+  const bool launchable = grid.y <= kMostAlongY && a.outer <= kMostAlongY;
+  return a.dtype != Dtype::kF32 && !a.exact && a.op != VnmOp::kPackMasked && sizes && places && launchable;
 }
 
 cudaError_t launch_vnm_tiles(const VnmArgs& a, cudaStream_t stream) {
