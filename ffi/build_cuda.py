@@ -21,7 +21,8 @@ HANDLERS = [
     "cusparselt",
     "cusparselt_handlers",
 ]
-PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "gated", "vnm"]  # every rounding as written
+# Every rounding as written.
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "gated", "vnm", "vnm_tiles"]
 PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [

@@ -28,6 +28,16 @@ S24_HD float add_lanes(const float* s, int64_t step) {
 // What an element adds to the sum of its column: |x|, a subnormal nothing.
 S24_HD float column_addend(uint32_t u) { return float_of(flushed_magnitude(u)); }
 
+// sum + column_addend(u)
+S24_HD float add_magnitude(float sum, uint32_t u) {
+#if defined(__CUDA_ARCH__)
+  asm("add.rn.ftz.f32 %0, %0, %1;" : "+f"(sum) : "f"(float_of(u & kF32Magnitude)));
+  return sum;
+#else
+  return sum + column_addend(u);
+#endif
+}
+
 // Which of K columns is number k of the 4 K / M that a block of rows keeps, all of them given by `columns`; those out of
 // range count as the last.
 S24_HD int64_t gathered_column(const uint8_t* columns, int64_t k, int m) {

@@ -45,11 +45,15 @@ cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& colum
 cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_vnm(const VnmArgs& args, cudaStream_t stream);
+cudaError_t launch_vnm_tiles(const VnmArgs& args, cudaStream_t stream);
 cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_vnm_matmul_f32(const VnmMatmulArgs& args, cudaStream_t stream);
 
 // Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
 bool fits_columns(const PackArgs& args);
+
+// Whether launch_vnm_tiles takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
+bool fits_vnm_tiles(const VnmArgs& args);
 
 // The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90, by the width of its values.
 cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,

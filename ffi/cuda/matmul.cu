@@ -5,8 +5,14 @@ namespace s24 {
 namespace cuda {
 
 cudaError_t launch_matmul(const MatmulArgs& a, cudaStream_t stream) {
-  return for_product(a, [&](auto type, auto dense_k_last, auto whole) {
-    return launch_matmul_sp<decltype(type), kTile, dense_k_last.value, whole.value>(a, EveryColumn(), stream);
+  const bool whole = whole_accesses(a);
+  return for_type(a.in, [&](auto type) {
+    using T = decltype(type);
+    if (a.dense_k_last)
+      return whole ? launch_matmul_sp<T, kTile, true, true>(a, EveryColumn(), stream)
+                   : launch_matmul_sp<T, kTile, true, false>(a, EveryColumn(), stream);
+    return whole ? launch_matmul_sp<T, kTile, false, true>(a, EveryColumn(), stream)
+                 : launch_matmul_sp<T, kTile, false, false>(a, EveryColumn(), stream);
   });
 }
 

@@ -86,18 +86,12 @@ struct Loader {
       }
     }
     if constexpr (kDenseKLast) {
+      static_assert(!Columns::kGathers, "rows of D are gathered whole");
       const auto* dense = static_cast<const uint16_t*>(a.dense) + col0 * a.depth + k0;
-#pragma unroll(Columns::kGathers ? 1 : kTile * kDepth / 8 / kThreads)
+      S24_UNROLL
       for (int i = 0; i < kTile * kDepth / 8 / kThreads; ++i) {
         const int c = i * kThreads + int(threadIdx.x), n = c / (kDepth / 8), at = c % (kDepth / 8) * 8;
-        uint16_t* const to = s.dense + n * kDenseByK + at;
-        if constexpr (Columns::kGathers) {
-          const auto* line = static_cast<const uint16_t*>(a.dense) + (col0 + n) * column.depth(a.depth);
-          S24_UNROLL
-          for (int j = 0; j < 8; ++j) to[j] = n < cols && at + j < depth ? line[column(k0 + at + j)] : uint16_t(0);
-        } else {
-          copy8<kWhole>(to, dense + n * a.depth + at, n < cols ? depth - at : 0);
-        }
+        copy8<kWhole>(s.dense + n * kDenseByK + at, dense + n * a.depth + at, n < cols ? depth - at : 0);
       }
     } else {
       const auto* dense = static_cast<const uint16_t*>(a.dense) + col0;
@@ -240,25 +234,13 @@ inline bool whole_accesses(const MatmulArgs& a) {
          (a.dense_k_last || a.cols % 8 == 0);
 }
 
-// f(T, bool dense_k_last, bool whole), all as types: one kernel each. A check of the machine code compiles one dtype.
+// f(T). A check of the machine code compiles one dtype.
 template <class F>
-cudaError_t for_product(const MatmulArgs& a, F f) {
-  using Yes = std::true_type;
-  using No = std::false_type;
-#if defined(S24_ONE_DTYPE)
-  constexpr bool kHalf = false;
-#else
-  constexpr bool kHalf = true;
+cudaError_t for_type(Dtype in, F f) {
+  if (in == Dtype::kBF16) return f(BF16());
+#if !defined(S24_ONE_DTYPE)
+  if (in == Dtype::kF16) return f(F16());
 #endif
-  const bool whole = whole_accesses(a);
-  const auto typed = [&](auto type) {
-    if (a.dense_k_last) return whole ? f(type, Yes(), Yes()) : f(type, Yes(), No());
-    return whole ? f(type, No(), Yes()) : f(type, No(), No());
-  };
-  if (a.in == Dtype::kBF16) return typed(BF16());
-  if constexpr (kHalf) {
-    if (a.in == Dtype::kF16) return typed(F16());
-  }
   return cudaErrorInvalidValue;
 }
 

@@ -384,6 +384,7 @@ cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
 
 cudaError_t launch_vnm(const VnmArgs& a, cudaStream_t stream) {
   if (a.outer * a.rows * (a.depth / a.m) == 0) return cudaSuccess;
+  if (fits_vnm_tiles(a)) return launch_vnm_tiles(a, stream);
   return for_dtype(a.dtype, [&](auto type) { return launch<decltype(type)>(a, stream); });
 }
 

@@ -1,22 +1,204 @@
 // out(R, N) = P(R, K) D(K, N) on sparse tensor cores, bfloat16 and float16, P packed V:2:M: the 2:4 product of the columns
 // that a block of V rows keeps with the rows of D that belong to them, which are gathered on their way into shared memory.
 //
-// The rows of one block of threads share their columns. A kernel for Hopper's wgmma would take its place in
-// launch_vnm_matmul, for v of 128 and 256; the table of columns and the packed form are the same.
+// The rows of one block of threads share their columns, and nothing else shares what they gather: level 2 of the cache
+// delivers each line of D once for every V rows. So a block takes as many columns as its registers hold, which also reads
+// P less often; a warp computes 64 x 64, so that the gathered rows leave shared memory once for every 64 rows. Rows of D
+// are gathered whole: a D whose contracted axis is contiguous is transposed before.
 #include "matmul_sp.cuh"
 
 namespace s24 {
 namespace cuda {
+namespace {
+
+constexpr int kWarpTile = 64, kCols = 4 * kWarpTile;
+constexpr int kStep = 32;  // gathered rows of D that a step takes: what one mma.sp contracts
+constexpr int kSlots = 4, kPairSlots = 3;  // steps in flight or in use; the same of pairs of steps, for what is packed
+constexpr int kLine = kCols + 8;  // 16 bytes more than the row, so that eight rows fall on all banks
+constexpr int kMatrices = kWarpTile / 16, kColumnTiles = kWarpTile / 8;
+
+template <int kRows>
+struct Gathered {
+  uint16_t dense[kSlots][kStep * kLine];
+  uint16_t values[kPairSlots][kRows * kStep];  // 64 bytes a row; where its four accesses stand, the row says
+  uint8_t metadata[kPairSlots][kRows * kStep / 4];
+};
+
+// Eight rows of 64 bytes, read at one access each, fall on all banks.
+__device__ __forceinline__ int values_access(int row, int access) { return (access ^ (row >> 1 & 3)) * 8; }
+
+// A warp's share of the gather: lanes take the columns, and the warp its own rows of every step.
+template <int kRows>
+struct Gather {
+  static constexpr int kWarps = kRows / 16, kOwn = kStep / kWarps;
+  using Bytes = std::conditional_t<kOwn == 8, uint64_t, uint32_t>;
+
+  const uint8_t* columns;
+  const uint8_t* dense;
+  uint32_t line_bytes;
+  int m;
+  bool inside;
+  Bytes next = 0;  // of the step that is loaded next: read one step before
+
+  __device__ __forceinline__ void prefetch(int step) {
+    next = __ldg(reinterpret_cast<const Bytes*>(columns + step * kStep));
+  }
+
+  __device__ __forceinline__ void load(uint16_t* to, int step) const {
+    const uint32_t group = uint32_t(step * kStep + int(threadIdx.x / 32) * kOwn) / 4u;
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const uint32_t column = min_u32(uint32_t(next >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
+      const uint32_t row = (group + uint32_t(i) / 4u) * uint32_t(m) + column;
+      copy_async<16>(to + i * kLine, dense + uint64_t(row) * line_bytes, inside);
+    }
+  }
+};
+
+// acc += the products of one step; words: the metadata of both steps of a pair.
+template <class T, int kOfPair>
+__device__ __forceinline__ void multiply(const uint16_t* values, const uint16_t* dense, const uint32_t words[kMatrices],
+                                         float acc[kMatrices][kColumnTiles][4]) {
+  const int lane = threadIdx.x % 32;
+  uint32_t sparse[kMatrices][4], gathered[2][4];
+  load_matrices<true>(dense, gathered[0]);
+  S24_UNROLL
+  for (int i = 0; i < kMatrices; ++i)
+    load_matrices<false>(values + 16 * i * kStep + values_access(lane, 2 * kOfPair + lane / 16), sparse[i]);
+  S24_UNROLL
+  for (int n = 0; n < kColumnTiles; ++n) {
+    if (n + 1 < kColumnTiles) load_matrices<true>(dense + 8 * (n + 1), gathered[(n + 1) % 2]);
+    S24_UNROLL
+    for (int i = 0; i < kMatrices; ++i) mma_sp<T, kOfPair>(acc[i][n], sparse[i], gathered[n % 2], words[i]);
+  }
+}
+
+// Each quad of lanes holds eight columns of a row, eight lanes hold eight rows of a column.
+template <class Out>
+__device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, int64_t col0,
+                                           const float acc[kMatrices][kColumnTiles][4]) {
+  using Bits = typename Out::Bits;
+  const int lane = threadIdx.x % 32;
+  auto* const out = static_cast<Bits*>(a.out);
+  S24_UNROLL
+  for (int n = 0; n < kColumnTiles; ++n) {
+    const int64_t c = col0 + 8 * n + lane % 4 * 2;
+    if (c >= a.cols) break;
+    S24_UNROLL
+    for (int i = 0; i < 2 * kMatrices; ++i) {
+      const int64_t r = row0 + 8 * i + lane / 4;
+      const float* const two = acc[i / 2][n] + i % 2 * 2;
+      const Vector<Bits, 2> v = {{round_number<Out>(bits_of(two[0])), round_number<Out>(bits_of(two[1]))}};
+      if (a.out_packed_last) {
+        out[c * a.rows + r] = v.at[0];
+        out[(c + 1) * a.rows + r] = v.at[1];
+      } else {
+        store(out + r * a.cols + c, v);
+      }
+    }
+  }
+}
+
+template <class T, int kRows>
+__global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMatmulArgs args) {
+  const MatmulArgs& a = args.product;  // its depth: of P as it is stored
+  auto& shared = *reinterpret_cast<Gathered<kRows>*>(launched_memory());
+  const int64_t row0 = int64_t(blockIdx.x) * kRows, col0 = int64_t(blockIdx.y) * kCols;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int warp_row = warp / 4 * kWarpTile, warp_col = warp % 4 * kWarpTile;
+  const int steps = int(a.depth) / kStep;
+
+  using G = Gather<kRows>;
+  const int64_t own_col = col0 + lane * 8;
+  G gather = {args.columns + row0 / args.v * a.depth + warp * G::kOwn,
+              reinterpret_cast<const uint8_t*>(static_cast<const uint16_t*>(a.dense) + own_col),
+              uint32_t(a.cols * 2), int(args.m), own_col < a.cols};
+  const int row = thread / 4, access = thread % 4;
+  const auto* const values = static_cast<const uint16_t*>(a.values) + (row0 + row) * (a.depth / 2) + access * 8;
+  const uint8_t* const metadata = a.metadata + (row0 + thread) * (a.depth / 8);
+
+  const auto load_packed = [&](int pair) {
+    uint16_t* const to = shared.values[pair % kPairSlots] + row * kStep + values_access(row, access);
+    S24_UNROLL
+    for (int half = 0; half < 2; ++half)
+      copy_async<16>(to + half * (kRows / 2) * kStep, values + half * (kRows / 2) * (a.depth / 2) + pair * kStep, true);
+    if (thread < kRows) copy_async<8>(shared.metadata[pair % kPairSlots] + thread * 8, metadata + pair * 8, true);
+  };
+  const auto load_step = [&](int step, auto first_of_pair) {
+    if (step < steps) {
+      gather.load(shared.dense[step % kSlots] + warp * G::kOwn * kLine + lane * 8, step);
+      if constexpr (decltype(first_of_pair)::value) load_packed(step / 2);
+      if (step + 1 < steps) gather.prefetch(step + 1);
+    }
+    commit_copies();
+  };
+
+  float acc[kMatrices][kColumnTiles][4] = {};
+  uint32_t words[kMatrices];
+  const auto do_step = [&](int step, auto of_pair) {
+    constexpr int kOfPair = decltype(of_pair)::value;
+    wait_copies<kSlots - 2>();
+    __syncthreads();
+    load_step(step + kSlots - 1, std::bool_constant<kOfPair == 1>());
+    const int slot = step / 2 % kPairSlots;
+    if constexpr (kOfPair == 0) {
+      S24_UNROLL
+      for (int i = 0; i < kMatrices; ++i) {
+        words[i] = 0;
+        S24_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const MmaWord w = mma_sp_word(lane, half);
+          const uint8_t* const at = shared.metadata[slot] + (warp_row + 16 * i + w.row) * (kStep / 4) + 2 * w.column;
+          words[i] |= uint32_t(*reinterpret_cast<const uint16_t*>(at)) << (16 * half);
+        }
+      }
+    }
+    multiply<T, kOfPair>(shared.values[slot] + (warp_row + lane % 16) * kStep,
+                         shared.dense[step % kSlots] + lane * kLine + warp_col, words, acc);
+  };
+
+  gather.prefetch(0);
+  load_step(0, std::true_type());
+  load_step(1, std::false_type());
+  load_step(2, std::true_type());
+  for (int step = 0; step < steps; step += 2) {
+    do_step(step, std::integral_constant<int, 0>());
+    do_step(step + 1, std::integral_constant<int, 1>());
+  }
+  if (a.out_dtype == Dtype::kF32)
+    write_tile<F32>(a, row0 + warp_row, col0 + warp_col, acc);
+  else
+    write_tile<T>(a, row0 + warp_row, col0 + warp_col, acc);
+}
+
+template <class T, int kRows>
+cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
+  const auto kernel = matmul_gathered<T, kRows>;
+  constexpr int kBytes = sizeof(Gathered<kRows>);
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (e != cudaSuccess) return e;
+  const dim3 grid(unsigned(args.product.rows / kRows), blocks_for(args.product.cols, kCols));
+  return start(kernel, grid, 2 * kRows, kBytes, stream, args);
+}
+
+}  // namespace
 
 cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream) {
-  MatmulArgs a = args.product;
+  VnmMatmulArgs packed = args;
+  MatmulArgs& a = packed.product;
   a.depth = a.depth / args.m * 4;  // of P as it is stored
-  const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};
-  return for_product(a, [&](auto type, auto dense_k_last, auto whole) {
+  if (a.dense_k_last) return cudaErrorInvalidValue;
+  const bool whole = whole_accesses(a) && aligned(args.columns, 8);
+  return for_type(a.in, [&](auto type) {
     using T = decltype(type);
-    if (args.v % 128 == 0) return launch_matmul_sp<T, 128, dense_k_last.value, whole.value>(a, columns, stream);
-    if (args.v % 64 == 0) return launch_matmul_sp<T, 64, dense_k_last.value, whole.value>(a, columns, stream);
-    return launch_matmul_sp<T, 16, dense_k_last.value, whole.value>(a, columns, stream);
+    if (whole && aligned(a.out, 8)) {
+      if (args.v % 128 == 0) return launch_gathered<T, 128>(packed, stream);
+      if (args.v % 64 == 0) return launch_gathered<T, 64>(packed, stream);
+    }
+    const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};
+    if (args.v % 64 == 0) return launch_matmul_sp<T, 64, false, false>(a, columns, stream);
+    return whole ? launch_matmul_sp<T, 16, false, true>(a, columns, stream)
+                 : launch_matmul_sp<T, 16, false, false>(a, columns, stream);
   });
 }
 

@@ -140,9 +140,10 @@ def contract(
     """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
     axis of b).
 
-    Either may be packed along its contracted axis, in which case no operand is ever transposed in memory
-    (but a dense one of 8 bits for cuSPARSELt); `implementation=None` unpacks it for XLA's dense product
-    unless measurements say that packed is as fast.
+    Either may be packed along its contracted axis, in which case no operand is transposed in memory (but for
+    a dense one of 8 bits for cuSPARSELt, or beside V:2:M of 16-bit floats on CUDA, if its layout is the other
+    one); `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as
+    fast.
     algorithm: of cuSPARSELt, -1 for its own choice; None for what was measured here, or else the best known.
     bias: along the free axis of the packed operand, or of b. activation: of ACTIVATIONS, or None.
     Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
@@ -234,10 +235,21 @@ def _product(
     def kernel(packed, dense):
         result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
         if isinstance(packed, PackedVNM):
-            parts, blocks = (packed.values, packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
-            return _ffi.call("s24_vnm_matmul", result, *parts, dense, **flags, **blocks).astype(out_dtype)
+            return vnm(packed, dense, result).astype(out_dtype)
         parts = packed.values, packed.metadata
         return _ffi.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
+
+    def vnm(packed, dense, result):
+        def call(dense, **layout):
+            parts, blocks = (packed.values, packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
+            return _ffi.call("s24_vnm_matmul", result, *parts, dense, **flags | layout, **blocks)
+
+        if not dense_k_last or packed.dtype == jnp.float32:
+            return call(dense)
+        # On CUDA rows of (K, N) are gathered whole: transposing them once costs less than to gather elements.
+        return lax.platform_dependent(
+            dense, cuda=lambda dense: call(dense.T, dense_k_last=False), default=call
+        )
 
     def library(packed, dense):
         dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8

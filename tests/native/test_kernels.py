@@ -7,7 +7,10 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
-SOURCES = ("maps", "pack_rows", "pack_columns", "gated", "vnm", "matmul", "vnm_matmul", "matmul_f32")
+SOURCES = (
+    *("maps", "pack_rows", "pack_columns", "gated"),
+    *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_matmul"),
+)
 EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
 
 

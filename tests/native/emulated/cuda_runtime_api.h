@@ -119,6 +119,18 @@ inline void __syncthreads() {
   emulated::block_meeting.meet(int(threadIdx.x), int(emulated::fibers.size()), nullptr, [](void**) {});
 }
 
+inline int __syncthreads_or(int vote) {
+  struct Thread {
+    int vote, any;
+  } own = {vote, 0};
+  emulated::block_meeting.meet(int(threadIdx.x), int(emulated::fibers.size()), &own, [](void** all) {
+    int any = 0;
+    for (size_t t = 0; t < emulated::fibers.size(); ++t) any |= static_cast<Thread*>(all[t])->vote;
+    for (size_t t = 0; t < emulated::fibers.size(); ++t) static_cast<Thread*>(all[t])->any = any;
+  });
+  return own.any;
+}
+
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   struct Lane {
@@ -141,6 +153,21 @@ T __shfl_sync(unsigned, T value, int from) {
   });
   return own.out;
 }
+
+inline uint32_t __ballot_sync(unsigned, bool vote) {
+  struct Lane {
+    bool vote;
+    uint32_t all;
+  } own = {vote, 0};
+  emulated::in_warp(own, [](Lane** all) {
+    uint32_t bits = 0;
+    for (int l = 0; l < 32; ++l) bits |= uint32_t(all[l]->vote) << l;
+    for (int l = 0; l < 32; ++l) all[l]->all = bits;
+  });
+  return own.all;
+}
+
+inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
 template <class T>
 T __ldg(const T* p) {
