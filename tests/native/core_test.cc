@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../../ffi/core/drawn.h"
 #include "../../ffi/core/metadata_layouts.h"
 #include "../../ffi/core/pairs.h"
 
