@@ -22,7 +22,8 @@ FASTER: frozenset[tuple[str, str, str, bool]] = frozenset(
         ("nvidia-h200", "gated_backward", "bfloat16", True),
     }
 )
-OPERATIONS = ("gated", "gated_backward", "gated_backward_pack")
+PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
+OPERATIONS = ("gated", "gated_backward", *PACKING.values())
 
 
 def wins(operation: str, dtype, transposed: bool = False) -> bool:
@@ -178,4 +179,4 @@ def _backward_pack(
 
     either = transposed or dz_transposed
     args = gate_words, up_words, gate, up, dz
-    return _run("gated_backward_pack", either, implementation, kernel, fallback, *args)
+    return _run(PACKING[exact], either, implementation, kernel, fallback, *args)
