@@ -94,7 +94,7 @@ def _bwd(run, activation, residuals, dy_Td):
     row = run.plan.row("wgrad")
     drawn = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and row.other is None
     plain = drawn and row.tokens == "consecutive" and not row.collected
-    if plain and ops.wins("gated_backward_pack", dtype) and run.packs("wgrad", x_Td, gate_Tf):
+    if plain and ops.wins(ops.PACKING[row.by.exact], dtype) and run.packs("wgrad", x_Td, gate_Tf):
         keys = [run.draw_key("wgrad", layer.key) for layer in first]
         dgate_Tf, dup_Tf, *packed = ops.gated_backward_pack(*operands, keys, activation, row.by.exact)
     elif ops.wins("gated_backward", dtype):

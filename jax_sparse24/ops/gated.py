@@ -13,10 +13,17 @@ from jax_sparse24.ops._choose import choose, platform, run
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
 from jax_sparse24.ops.pack import packed_types
 
-# (hardware, operation, dtype, transposed) where a kernel beats XLA's fusion of the same in the suite
-# `producers` of experiments.bench: there implementation=None takes it. Nothing was measured.
-FASTER: frozenset[tuple[str, str, str, bool]] = frozenset()
-OPERATIONS = ("gated", "gated_backward", "gated_backward_pack")
+# (hardware, operation, dtype, transposed) where a kernel was measured to beat XLA's fusion of the same: there
+# implementation=None takes it. nvidia-h200: experiments/bench/results/probe/nvidia-h200_gated_2026-11-20.md;
+# from rows, both are as fast as a copy. The suite `producers` of experiments.bench measures other hardware.
+FASTER: frozenset[tuple[str, str, str, bool]] = frozenset(
+    {
+        ("nvidia-h200", "gated", "bfloat16", True),
+        ("nvidia-h200", "gated_backward", "bfloat16", True),
+    }
+)
+PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
+OPERATIONS = ("gated", "gated_backward", *PACKING.values())
 
 
 def wins(operation: str, dtype, transposed: bool = False) -> bool:
@@ -172,4 +179,4 @@ def _backward_pack(
 
     either = transposed or dz_transposed
     args = gate_words, up_words, gate, up, dz
-    return _run("gated_backward_pack", either, implementation, kernel, fallback, *args)
+    return _run(PACKING[exact], either, implementation, kernel, fallback, *args)
