@@ -26,8 +26,10 @@ def operands(side: str):
     return *packed.get(side, (device(a), device(b))), device(a), device(b), bias
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize(
+    ("side", "activation"),
+    [("left", None), ("left", "relu"), ("right", None), ("right", "gelu"), ("none", "relu")],
+)
 def test_value_and_gradients(implementation, side, activation):
     a, b, dense_a, dense_b, bias = operands(side)
     along = bias[:, None] if side == "left" else bias
@@ -57,8 +59,7 @@ def test_under_vmap_every_element_has_its_bias(implementation):
     np.testing.assert_allclose(both, jax.nn.relu(rows @ dense_b + bias), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("side", "activation"), [("left", "relu"), ("right", None), ("right", "gelu")])
 def test_fused_gradients_are_those_of_the_parts(documented_cusparselt, side, activation):
     rng = np.random.default_rng(3)
     w = s24.pack24(jnp.asarray(rng.normal(size=(32, 64)), jnp.bfloat16), -1, implementation="reference")

@@ -44,24 +44,28 @@ def test_packing_by_a_mask(implementation):
     np.testing.assert_array_equal(bits(packed.todense()), np.where(mask, bits(x), 0))
 
 
-@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32", None])
+LAYOUTS = list(itertools.product((-1, -2), (-1, -2)))
+
+
 @pytest.mark.parametrize("side", ["left", "right", "none"])
-def test_products(implementation, side, out):
-    """In every layout; sums are float32, products of two numbers exact."""
+def test_products(implementation, side):
+    """In every layout, and of every dtype; sums are float32, products of two numbers exact."""
     rng = np.random.default_rng(2)
     p = oracle.prune24(rng.normal(size=(24, 64)).astype(E4M3), -1)
     d = rng.normal(size=(64, 20)).astype(E4M3)
     exact = oracle.wide(p) @ oracle.wide(d)
-    dtype = out or "bfloat16"
-    bound = 32 * 2.0**-24 * np.abs(oracle.wide(p)) @ np.abs(oracle.wide(d))
-    bound = bound + (1 + 2**-8) * unit_roundoff(dtype) * np.abs(exact)
-    for p_axis, d_axis in itertools.product((-1, -2), (-1, -2)):
+    sums = 32 * 2.0**-24 * np.abs(oracle.wide(p)) @ np.abs(oracle.wide(d))
+    outs = ("bfloat16", "float16", "float32", None)
+    for (p_axis, d_axis), out in zip(LAYOUTS, outs, strict=True):
         packed = jnp.asarray(p if p_axis == -1 else p.T)
         packed = packed if side == "none" else s24.pack24(packed, p_axis)
         dense = jnp.asarray(d if d_axis == -2 else d.T)
         args = (dense, packed, d_axis, p_axis) if side == "right" else (packed, dense, p_axis, d_axis)
-        got = jax.jit(lambda a, b, axes=args[2:]: contract(a, b, *axes, implementation, out))(*args[:2])
-        assert got.dtype == dtype
+        got = jax.jit(lambda a, b, axes=args[2:], out=out: contract(a, b, *axes, implementation, out))(
+            *args[:2]
+        )
+        assert got.dtype == (out or "bfloat16")
+        bound = sums + (1 + 2**-8) * unit_roundoff(got.dtype) * np.abs(exact)
         assert_within(got.T if side == "right" else got, exact, bound)
 
 

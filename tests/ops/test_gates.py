@@ -129,6 +129,9 @@ def test_what_was_verified_in_some_versions_only(version, monkeypatch):
     product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16", "bfloat16")
     assert product.applies(jnp.ones(64), None) == product.applies(None, "relu") == taken
     assert not product.applies(jnp.ones(64), "gelu")
+    for out, known in (("bfloat16", True), ("float16", False)):
+        product = _cusparselt.Product(64, 64, 64, True, True, "float8_e4m3fn", out)
+        assert product.applies(None, "gelu") == (taken and known)
     assert not product.applies(None, None)
 
 
