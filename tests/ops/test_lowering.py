@@ -206,9 +206,12 @@ def test_gated_activations_for_cuda(monkeypatch, transposed):
             assert f"{name} = {value} : i64" in call
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dense_axis", [-1, -2])
-def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis):
+def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
+    """The kernel of 16-bit floats gathers rows of (K, N), so that an operand in the other order is
+    transposed."""
     monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
     monkeypatch.setattr(_choose, "platform", lambda: "cuda")
     monkeypatch.setattr(_choose, "capability", lambda: "9.0")
@@ -220,9 +223,10 @@ def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis):
         axes = (axis, dense_axis) if side == "left" else (dense_axis, axis)
         return contract(*operands, *axes, "ffi")
 
-    text = lowered(product, "cuda", x=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+    text = lowered(product, "cuda", x=jax.ShapeDtypeStruct((64, 64), dtype))
     call = re.search(r"custom_call @s24_vnm_matmul\(.*", text).group(0)
-    flags = {"v": 16, "m": 8, "dense_k_last": int(dense_axis == -1), "out_packed_last": int(side == "right")}
+    k_last = dense_axis == -1 and dtype == "float32"
+    flags = {"v": 16, "m": 8, "dense_k_last": int(k_last), "out_packed_last": int(side == "right")}
     for name, value in flags.items():
         assert f"{name} = {value} : i64" in call
 
