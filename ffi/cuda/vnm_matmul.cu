@@ -38,17 +38,19 @@ struct Gather {
   uint32_t line_bytes;
   int m;
   bool inside;
-  Bytes next = 0;  // of the step that is loaded next: read one step before
+  Bytes next[2] = {};  // of the two steps that are loaded next: what is read here waits behind all that is being copied
 
+  template <int kOfPair>
   __device__ __forceinline__ void prefetch(int step) {
-    next = __ldg(reinterpret_cast<const Bytes*>(columns + step * kStep));
+    next[kOfPair] = __ldg(reinterpret_cast<const Bytes*>(columns + step * kStep));
   }
 
+  template <int kOfPair>
   __device__ __forceinline__ void load(uint16_t* to, int step) const {
     const uint32_t group = uint32_t(step * kStep + int(threadIdx.x / 32) * kOwn) / 4u;
     S24_UNROLL
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t column = min_u32(uint32_t(next >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
+      const uint32_t column = min_u32(uint32_t(next[kOfPair] >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
       const uint32_t row = (group + uint32_t(i) / 4u) * uint32_t(m) + column;
       copy_async<16>(to + i * kLine, dense + uint64_t(row) * line_bytes, inside);
     }
@@ -124,11 +126,12 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
       copy_async<16>(to + half * (kRows / 2) * kStep, values + half * (kRows / 2) * (a.depth / 2) + pair * kStep, true);
     if (thread < kRows) copy_async<8>(shared.metadata[pair % kPairSlots] + thread * 8, metadata + pair * 8, true);
   };
-  const auto load_step = [&](int step, auto first_of_pair) {
+  const auto load_step = [&](int step, auto of_pair) {
+    constexpr int kOfPair = decltype(of_pair)::value;
     if (step < steps) {
-      gather.load(shared.dense[step % kSlots] + warp * G::kOwn * kLine + lane * 8, step);
-      if constexpr (decltype(first_of_pair)::value) load_packed(step / 2);
-      if (step + 1 < steps) gather.prefetch(step + 1);
+      gather.template load<kOfPair>(shared.dense[step % kSlots] + warp * G::kOwn * kLine + lane * 8, step);
+      if constexpr (kOfPair == 0) load_packed(step / 2);
+      if (step + 2 < steps) gather.template prefetch<kOfPair>(step + 2);
     }
     commit_copies();
   };
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
     constexpr int kOfPair = decltype(of_pair)::value;
     wait_copies<kSlots - 2>();
     __syncthreads();
-    load_step(step + kSlots - 1, std::bool_constant<kOfPair == 1>());
+    load_step(step + kSlots - 1, std::integral_constant<int, 1 - kOfPair>());
     const int slot = step / 2 % kPairSlots;
     if constexpr (kOfPair == 0) {
       S24_UNROLL
@@ -157,13 +160,16 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
                          shared.dense[step % kSlots] + lane * kLine + warp_col, words, acc);
   };
 
-  gather.prefetch(0);
-  load_step(0, std::true_type());
-  load_step(1, std::false_type());
-  load_step(2, std::true_type());
+  constexpr std::integral_constant<int, 0> kFirst = {};
+  constexpr std::integral_constant<int, 1> kSecond = {};
+  gather.template prefetch<0>(0);
+  gather.template prefetch<1>(1);
+  load_step(0, kFirst);
+  load_step(1, kSecond);
+  load_step(2, kFirst);
   for (int step = 0; step < steps; step += 2) {
-    do_step(step, std::integral_constant<int, 0>());
-    do_step(step + 1, std::integral_constant<int, 1>());
+    do_step(step, kFirst);
+    do_step(step + 1, kSecond);
   }
   if (a.out_dtype == Dtype::kF32)
     write_tile<F32>(a, row0 + warp_row, col0 + warp_col, acc);
