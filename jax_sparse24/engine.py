@@ -171,7 +171,8 @@ class Execution:
             if features is None:
                 features = self._densest(row, cut.uncut)
             few = jnp.take(cut.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
-            few = regroup(few, row.tokens, row.by.group)
+            # Gathered and moved in one pass, a GPU would read single elements.
+            few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
             if on_left:
                 out = out.at[features].set(contract(few, cut.right, a_axis, b_axis))
             else:

@@ -21,14 +21,17 @@ FLOAT8_IN = EPILOGUES_IN = ((0, 10, 0),)
 CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
 # Dtypes of operands and results for which the library has GELU (by tanh).
 GELU = ((FLOAT8.name, "bfloat16"),)
-# By dtype, and whether D and the result are column-major: the fastest nearly everywhere on an H200 (0.8.0).
-PREFERRED_IN = (0, 8, 0)  # other releases number them differently
-PREFERRED = {
+# By release, whose numbers may differ; dtype, and whether D and the result are column-major: the fastest nearly
+# everywhere on an H200.
+BFLOAT16 = {
     ("bfloat16", True, True): 17,
     ("bfloat16", False, True): 17,
     ("bfloat16", True, False): 20,
     ("bfloat16", False, False): 3,
-    ("float16", True, True): 6,
+}
+PREFERRED = {
+    (0, 8, 0): BFLOAT16 | {("float16", True, True): 6},
+    (0, 10, 0): BFLOAT16 | {(FLOAT8.name, True, True): 8},
 }
 # float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
 TRIED = {"bfloat16": 64, "float16": 36, FLOAT8.name: 64}
@@ -164,6 +167,5 @@ class Product:
     @property
     def preferred(self) -> int:
         """The algorithm where nothing was measured."""
-        if version() != PREFERRED_IN:
-            return -1
-        return PREFERRED.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)
+        known = PREFERRED.get(version(), {})
+        return known.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

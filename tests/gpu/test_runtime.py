@@ -28,7 +28,8 @@ def step(x, key):
     z = s24.matmul(mvue_pack24(key, x, 0).T, x, implementation="ffi")
     v = s24.matmul(s24.pack_vnm(x, 64, 8), y, implementation="ffi")
     x = y + z + v
-    return x / jnp.maximum(jnp.max(jnp.abs(x)), 1), x.astype(jnp.float32).sum()
+    # No sum: XLA orders its terms as it fuses it.
+    return x / jnp.maximum(jnp.max(jnp.abs(x)), 1), (jnp.min(x), jnp.max(x))
 
 x = jnp.asarray(np.random.default_rng(1).normal(size=(256, 256)), jnp.bfloat16)
 keys = jax.random.split(jax.random.key(2), 6)
@@ -88,7 +89,7 @@ def assert_same_with_graphs(program):
         )
         assert done.returncode == 0, done.stderr
         printed[name] = done.stdout.split()
-        assert printed[name][:2] * 3 == printed[name], "repeated runs differ"
+        assert printed[name][:3] * 3 == printed[name], "repeated runs differ"
     assert printed["off"] == printed["default"] == printed["all"]
 
 
