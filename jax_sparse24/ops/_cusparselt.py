@@ -21,8 +21,8 @@ FLOAT8_IN = EPILOGUES_IN = ((0, 10, 0),)
 CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
 # Dtypes of operands and results for which the library has GELU (by tanh).
 GELU = ((FLOAT8.name, "bfloat16"),)
-# By release, whose numbers may differ; dtype, and whether D and the result are column-major: the fastest nearly
-# everywhere on an H200.
+# By release, whose numbers may differ; dtype, and whether D and the result are column-major: the fastest
+# nearly everywhere on an H200.
 BFLOAT16 = {
     ("bfloat16", True, True): 17,
     ("bfloat16", False, True): 17,
