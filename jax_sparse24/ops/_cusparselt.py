@@ -30,8 +30,8 @@ PREFERRED = {
     ("bfloat16", False, False): 3,
     ("float16", True, True): 6,
 }
-# Of 8-bit operands with a bfloat16 result (0.10.0): the fastest, or within 1 % of it, on an H200; the library's
-# own choice takes twice as long.
+# Of 8-bit operands with a bfloat16 result (0.10.0): the fastest, or within 1 % of it, on an H200; the
+# library's own choice takes twice as long.
 FLOAT8_PREFERRED = 8
 # float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
 TRIED = {"bfloat16": 64, "float16": 36, FLOAT8.name: 64}
