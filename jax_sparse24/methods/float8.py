@@ -54,6 +54,8 @@ class Float8(DenseValues):
     def __call__(self, x, axis, context: Context):
         values = super().__call__(x, axis, context)
         rounded, scale = self._scaled(values, axis)
+        # XLA may drop a cast there and back, for which it has the leave of xla_allow_excess_precision.
+        rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
 
     def quantised(self, x, axis, context: Context) -> tuple[Packed24 | jax.Array, jax.Array]:
