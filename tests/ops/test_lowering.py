@@ -209,6 +209,7 @@ def test_gated_activations_for_cuda(monkeypatch, transposed):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dense_axis", [-1, -2])
 def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis):
+    """Their kernel of 16-bit floats gathers whole rows: a dense operand that lies otherwise is transposed."""
     monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
     monkeypatch.setattr(_choose, "platform", lambda: "cuda")
     monkeypatch.setattr(_choose, "capability", lambda: "9.0")
@@ -222,7 +223,9 @@ def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis):
 
     text = lowered(product, "cuda", x=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
     call = re.search(r"custom_call @s24_vnm_matmul\(.*", text).group(0)
-    flags = {"v": 16, "m": 8, "dense_k_last": int(dense_axis == -1), "out_packed_last": int(side == "right")}
+    dense = re.search(r"(%\w+)\)", call).group(1)
+    assert (f"{dense} = stablehlo.transpose" in text) == (dense_axis == -1)
+    flags = {"v": 16, "m": 8, "dense_k_last": 0, "out_packed_last": int(side == "right")}
     for name, value in flags.items():
         assert f"{name} = {value} : i64" in call
 
