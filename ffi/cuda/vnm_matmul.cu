@@ -141,8 +141,7 @@ __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, in
 template <class By, class T, int kRows>
 __device__ __forceinline__ void multiply_gathered(const VnmMatmulArgs& args) {
   const MatmulArgs& a = args.product;  // its depth: of P as it is stored
-  const uintptr_t memory = reinterpret_cast<uintptr_t>(launched_memory());
-  auto& shared = *reinterpret_cast<Gathered<By, kRows>*>((memory + 1023) / 1024 * 1024);
+  auto& shared = *reinterpret_cast<Gathered<By, kRows>*>(launched_memory());
   const int64_t row0 = int64_t(blockIdx.x) * kRows, col0 = int64_t(blockIdx.y) * kCols;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, warp_row = By::row(warp);
   const int steps = int(a.depth) / kStep;
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
 template <class By, class T, int kRows>
 cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
   const auto kernel = matmul_gathered<By, T, kRows>;
-  constexpr int kBytes = sizeof(Gathered<By, kRows>) + 1024;
+  constexpr int kBytes = sizeof(Gathered<By, kRows>);
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(unsigned(args.product.rows / kRows), blocks_for(args.product.cols, kCols));
