@@ -52,7 +52,7 @@ cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, c
 }
 
 __device__ __forceinline__ unsigned char* launched_memory() {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   return memory;
 }
 #else

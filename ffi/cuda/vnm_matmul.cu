@@ -3,23 +3,77 @@
 //
 // The rows of one block of threads share their columns, and nothing else shares what they gather: level 2 of the cache
 // delivers each line of D once for every V rows. So a block takes as many columns as its registers hold, which also reads
-// P less often; a warp computes 64 x 64, so that the gathered rows leave shared memory once for every 64 rows. Rows of D
-// are gathered whole: a D whose contracted axis is contiguous is transposed before.
+// P less often. Rows of D are gathered whole: a D whose contracted axis is contiguous is transposed before.
 #include "matmul_sp.cuh"
+#include "wgmma_sp.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr int kWarpTile = 64, kCols = 4 * kWarpTile;
-constexpr int kStep = 32;  // gathered rows of D that a step takes: what one mma.sp contracts
-constexpr int kSlots = 4, kPairSlots = 3;  // steps in flight or in use; the same of pairs of steps, for what is packed
-constexpr int kLine = kCols + 8;  // 16 bytes more than the row, so that eight rows fall on all banks
-constexpr int kMatrices = kWarpTile / 16, kColumnTiles = kWarpTile / 8;
+constexpr int kCols = 256;
+constexpr int kStep = 32;  // gathered rows of D that a step takes: what one instruction contracts
+constexpr int kAhead = 3, kPairSlots = 3;  // steps that are copied ahead; pairs of steps of P in flight or in use
 
-template <int kRows>
+// mma.sp: a warp computes 64 x 64, so that the gathered rows leave shared memory once for every 64 rows.
+struct OfWarps {
+  static constexpr int kMatrices = 4, kColumnTiles = 8;  // of 16 rows, of 8 columns, that a warp computes
+  static constexpr int kLine = kCols + 8;  // 16 bytes more than the row, so that eight rows fall on all banks
+  static constexpr bool kInFlight = false;
+  static constexpr int kSlots = kAhead + 1, kSlot = kStep * kLine;
+  using Sums = float[kMatrices][kColumnTiles][4];
+
+  __device__ __forceinline__ static int row(int warp) { return warp / 4 * 64; }
+  __device__ __forceinline__ static int column(int warp) { return warp % 4 * 64; }
+  __device__ __forceinline__ static int place(int k, int access) { return k * kLine + access * 8; }
+  __device__ __forceinline__ static void publish() {}
+  template <int kLeft>
+  __device__ __forceinline__ static void wait() {}
+
+  template <class T, int kOfPair>
+  __device__ __forceinline__ static void multiply(const uint32_t sparse[][4], const uint16_t* slot, const uint32_t words[],
+                                                  Sums& acc, bool) {
+    const uint16_t* const dense = slot + threadIdx.x % 32 * kLine + column(threadIdx.x / 32);
+    uint32_t gathered[2][4];
+    load_matrices<true>(dense, gathered[0]);
+    S24_UNROLL
+    for (int n = 0; n < kColumnTiles; ++n) {
+      if (n + 1 < kColumnTiles) load_matrices<true>(dense + 8 * (n + 1), gathered[(n + 1) % 2]);
+      S24_UNROLL
+      for (int i = 0; i < kMatrices; ++i) mma_sp<T, kOfPair>(acc[i][n], sparse[i], gathered[n % 2], words[i]);
+    }
+  }
+};
+
+// wgmma.sp: a warpgroup computes 64 x 256, a warp 16 x 256 of them, while the next step begins.
+struct OfWarpgroups {
+  static constexpr int kMatrices = 1, kColumnTiles = 32;
+  static constexpr int kSlots = kAhead + 2, kSlot = kWgmmaRows * kWgmmaCols;
+  using Sums = float[kMatrices][kColumnTiles][4];
+  static_assert(kStep == kWgmmaRows && kCols == kWgmmaCols, "one instruction a step");
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  static constexpr bool kInFlight = true;  // as the next step begins
+  __device__ __forceinline__ static int row(int warp) { return warp * 16; }
+  __device__ __forceinline__ static int column(int) { return 0; }
+  __device__ __forceinline__ static int place(int k, int access) { return swizzled(k, access); }
+  __device__ __forceinline__ static void publish() { publish_copies(); }
+  template <int kLeft>
+  __device__ __forceinline__ static void wait() { wait_wgmma<kLeft>(); }
+
+  template <class T, int kOfPair>
+  __device__ __forceinline__ static void multiply(const uint32_t sparse[][4], const uint16_t* slot, const uint32_t words[],
+                                                  Sums& acc, bool more) {
+    begin_wgmma();
+    wgmma_sp<T, kOfPair>(acc[0], sparse[0], swizzled_tile(slot), words[0], more);
+    commit_wgmma();
+  }
+#endif
+};
+
+template <class By, int kRows>
 struct Gathered {
-  uint16_t dense[kSlots][kStep * kLine];
+  alignas(1024) uint16_t dense[By::kSlots][By::kSlot];
   uint16_t values[kPairSlots][kRows * kStep];  // 64 bytes a row; where its four accesses stand, the row says
   uint8_t metadata[kPairSlots][kRows * kStep / 4];
 };
@@ -28,7 +82,7 @@ struct Gathered {
 __device__ __forceinline__ int values_access(int row, int access) { return (access ^ (row >> 1 & 3)) * 8; }
 
 // A warp's share of the gather: lanes take the columns, and the warp its own rows of every step.
-template <int kRows>
+template <class By, int kRows>
 struct Gather {
   static constexpr int kWarps = kRows / 16, kOwn = kStep / kWarps;
   using Bytes = std::conditional_t<kOwn == 8, uint64_t, uint32_t>;
@@ -46,39 +100,22 @@ struct Gather {
   }
 
   template <int kOfPair>
-  __device__ __forceinline__ void load(uint16_t* to, int step) const {
-    const uint32_t group = uint32_t(step * kStep + int(threadIdx.x / 32) * kOwn) / 4u;
+  __device__ __forceinline__ void load(uint16_t* slot, int step) const {
+    const int first = int(threadIdx.x) / 32 * kOwn;
+    const uint32_t group = uint32_t(step * kStep + first) / 4u;
     S24_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const uint32_t column = min_u32(uint32_t(next[kOfPair] >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
       const uint32_t row = (group + uint32_t(i) / 4u) * uint32_t(m) + column;
-      copy_async<16>(to + i * kLine, dense + uint64_t(row) * line_bytes, inside);
+      copy_async<16>(slot + By::place(first + i, threadIdx.x % 32), dense + uint64_t(row) * line_bytes, inside);
     }
   }
 };
 
-// acc += the products of one step; words: the metadata of both steps of a pair.
-template <class T, int kOfPair>
-__device__ __forceinline__ void multiply(const uint16_t* values, const uint16_t* dense, const uint32_t words[kMatrices],
-                                         float acc[kMatrices][kColumnTiles][4]) {
-  const int lane = threadIdx.x % 32;
-  uint32_t sparse[kMatrices][4], gathered[2][4];
-  load_matrices<true>(dense, gathered[0]);
-  S24_UNROLL
-  for (int i = 0; i < kMatrices; ++i)
-    load_matrices<false>(values + 16 * i * kStep + values_access(lane, 2 * kOfPair + lane / 16), sparse[i]);
-  S24_UNROLL
-  for (int n = 0; n < kColumnTiles; ++n) {
-    if (n + 1 < kColumnTiles) load_matrices<true>(dense + 8 * (n + 1), gathered[(n + 1) % 2]);
-    S24_UNROLL
-    for (int i = 0; i < kMatrices; ++i) mma_sp<T, kOfPair>(acc[i][n], sparse[i], gathered[n % 2], words[i]);
-  }
-}
-
 // Each quad of lanes holds eight columns of a row, eight lanes hold eight rows of a column.
-template <class Out>
+template <class Out, int kMatrices, int kColumnTiles>
 __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, int64_t col0,
-                                           const float acc[kMatrices][kColumnTiles][4]) {
+                                           const float (&acc)[kMatrices][kColumnTiles][4]) {
   using Bits = typename Out::Bits;
   const int lane = threadIdx.x % 32;
   auto* const out = static_cast<Bits*>(a.out);
@@ -101,16 +138,15 @@ __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, in
   }
 }
 
-template <class T, int kRows>
-__global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMatmulArgs args) {
+template <class By, class T, int kRows>
+__device__ __forceinline__ void multiply_gathered(const VnmMatmulArgs& args) {
   const MatmulArgs& a = args.product;  // its depth: of P as it is stored
-  auto& shared = *reinterpret_cast<Gathered<kRows>*>(launched_memory());
+  auto& shared = *reinterpret_cast<Gathered<By, kRows>*>(launched_memory());
   const int64_t row0 = int64_t(blockIdx.x) * kRows, col0 = int64_t(blockIdx.y) * kCols;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int warp_row = warp / 4 * kWarpTile, warp_col = warp % 4 * kWarpTile;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, warp_row = By::row(warp);
   const int steps = int(a.depth) / kStep;
 
-  using G = Gather<kRows>;
+  using G = Gather<By, kRows>;
   const int64_t own_col = col0 + lane * 8;
   G gather = {args.columns + row0 / args.v * a.depth + warp * G::kOwn,
               reinterpret_cast<const uint8_t*>(static_cast<const uint16_t*>(a.dense) + own_col),
@@ -129,35 +165,45 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
   const auto load_step = [&](int step, auto of_pair) {
     constexpr int kOfPair = decltype(of_pair)::value;
     if (step < steps) {
-      gather.template load<kOfPair>(shared.dense[step % kSlots] + warp * G::kOwn * kLine + lane * 8, step);
+      gather.template load<kOfPair>(shared.dense[step % By::kSlots], step);
       if constexpr (kOfPair == 0) load_packed(step / 2);
       if (step + 2 < steps) gather.template prefetch<kOfPair>(step + 2);
     }
     commit_copies();
   };
 
-  float acc[kMatrices][kColumnTiles][4] = {};
-  uint32_t words[kMatrices];
+  typename By::Sums acc;
+  if constexpr (!By::kInFlight) {
+    S24_UNROLL
+    for (int i = 0; i < By::kMatrices * By::kColumnTiles * 4; ++i) (&acc[0][0][0])[i] = 0;
+  }
+  uint32_t words[2][By::kMatrices], sparse[2][By::kMatrices][4];  // of both steps: what is multiplied may not change
   const auto do_step = [&](int step, auto of_pair) {
     constexpr int kOfPair = decltype(of_pair)::value;
-    wait_copies<kSlots - 2>();
+    wait_copies<kAhead - 1>();
+    By::publish();
     __syncthreads();
-    load_step(step + kSlots - 1, std::integral_constant<int, 1 - kOfPair>());
     const int slot = step / 2 % kPairSlots;
-    if constexpr (kOfPair == 0) {
+    constexpr int kWords = By::kInFlight ? kOfPair : 0;
+    if constexpr (kWords == kOfPair) {
       S24_UNROLL
-      for (int i = 0; i < kMatrices; ++i) {
-        words[i] = 0;
+      for (int i = 0; i < By::kMatrices; ++i) {
+        words[kWords][i] = 0;
         S24_UNROLL
         for (int half = 0; half < 2; ++half) {
           const MmaWord w = mma_sp_word(lane, half);
           const uint8_t* const at = shared.metadata[slot] + (warp_row + 16 * i + w.row) * (kStep / 4) + 2 * w.column;
-          words[i] |= uint32_t(*reinterpret_cast<const uint16_t*>(at)) << (16 * half);
+          words[kWords][i] |= uint32_t(*reinterpret_cast<const uint16_t*>(at)) << (16 * half);
         }
       }
     }
-    multiply<T, kOfPair>(shared.values[slot] + (warp_row + lane % 16) * kStep,
-                         shared.dense[step % kSlots] + lane * kLine + warp_col, words, acc);
+    const uint16_t* const kept = shared.values[slot] + (warp_row + lane % 16) * kStep;
+    S24_UNROLL
+    for (int i = 0; i < By::kMatrices; ++i)
+      load_matrices<false>(kept + 16 * i * kStep + values_access(lane, 2 * kOfPair + lane / 16), sparse[kOfPair][i]);
+    By::template multiply<T, kOfPair>(sparse[kOfPair], shared.dense[step % By::kSlots], words[kWords], acc, step > 0);
+    load_step(step + kAhead, std::integral_constant<int, 1 - kOfPair>());
+    By::template wait<1>();
   };
 
   constexpr std::integral_constant<int, 0> kFirst = {};
@@ -171,21 +217,42 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
     do_step(step, kFirst);
     do_step(step + 1, kSecond);
   }
-  if (a.out_dtype == Dtype::kF32)
-    write_tile<F32>(a, row0 + warp_row, col0 + warp_col, acc);
-  else
-    write_tile<T>(a, row0 + warp_row, col0 + warp_col, acc);
+  By::template wait<0>();
+  const int64_t r = row0 + warp_row, c = col0 + By::column(warp);
+  a.out_dtype == Dtype::kF32 ? write_tile<F32>(a, r, c, acc) : write_tile<T>(a, r, c, acc);
 }
 
-template <class T, int kRows>
+template <class By, class T, int kRows>
+__global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMatmulArgs args) {
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (std::is_same_v<By, OfWarps>)  // others have no wgmma
+#endif
+    multiply_gathered<By, T, kRows>(args);
+}
+
+template <class By, class T, int kRows>
 cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
-  const auto kernel = matmul_gathered<T, kRows>;
-  constexpr int kBytes = sizeof(Gathered<kRows>);
+  const auto kernel = matmul_gathered<By, T, kRows>;
+  constexpr int kBytes = sizeof(Gathered<By, kRows>);
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
   const dim3 grid(unsigned(args.product.rows / kRows), blocks_for(args.product.cols, kCols));
   return start(kernel, grid, 2 * kRows, kBytes, stream, args);
 }
+
+template <class By, class T>
+cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
+  return args.v % 128 == 0 ? launch_gathered<By, T, 128>(args, stream) : launch_gathered<By, T, 64>(args, stream);
+}
+
+// Whether this device runs the machine code for sm_90a.
+#if defined(__CUDACC__)
+bool has_wgmma() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+}
+#endif
 
 }  // namespace
 
@@ -197,9 +264,11 @@ cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream) {
   const bool whole = whole_accesses(a) && aligned(args.columns, 8);
   return for_type(a.in, [&](auto type) {
     using T = decltype(type);
-    if (whole && aligned(a.out, 8)) {
-      if (args.v % 128 == 0) return launch_gathered<T, 128>(packed, stream);
-      if (args.v % 64 == 0) return launch_gathered<T, 64>(packed, stream);
+    if (whole && args.v % 64 == 0 && aligned(a.out, 8)) {
+#if defined(__CUDACC__)
+      if (has_wgmma()) return launch_gathered<OfWarpgroups, T>(packed, stream);
+#endif
+      return launch_gathered<OfWarps, T>(packed, stream);
     }
     const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};
     if (args.v % 64 == 0) return launch_matmul_sp<T, 64, false, false>(a, columns, stream);

@@ -14,7 +14,12 @@ from tests.ops.data import adversarial, assert_same_bits
 from tests.ops.test_vnm import PLACES
 
 # As PLACES, and many tiles in both directions.
-LARGE = [((512, 4096), 128, 8, -1), ((4096, 512), 256, 16, -2), ((1024, 1536), 64, 12, -1)]
+LARGE = [
+    ((512, 4096), 128, 8, -1),
+    ((4096, 512), 256, 16, -2),
+    ((1024, 1536), 64, 12, -1),
+    ((256, 192), 64, 32, -2),
+]
 OPERATIONS = {
     "mask": lambda x, v, m, axis: s24.vnm_mask(x, v, m, axis=axis),
     "pack": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis),

@@ -46,15 +46,15 @@ def test_every_source_is_built(build):
     assert kernels | handlers == {name for name in present if name.endswith((".cu", ".cc"))}
 
 
-# A 2:4 product has a kernel for each layout and alignment of the dense operand; a V:2:M product two for whole
-# tiles of 128 and 64 rows, and three for what is left. The least number of sparse MMAs: 2 for each 16 x 8 of
-# what a warp computes.
+# A 2:4 product has a kernel for each layout and alignment of the dense operand; a V:2:M product four for
+# whole tiles of 128 and 64 rows, half of them by wgmma, and three for what is left. The least number of
+# sparse MMAs: 2 for each 16 x 8 of what a warp computes.
 @pytest.mark.parametrize(
     ("source", "arch", "kernels", "instructions"),
     [
         ("matmul", "sm_80", 4, 4 * 32),
         ("matmul", "sm_90a", 4, 4 * 32),
-        ("vnm_matmul", "sm_90a", 5, 2 * 64 + 16 + 2 * 4),
+        ("vnm_matmul", "sm_90a", 7, 2 * 64 + 16 + 2 * 4),
     ],
 )
 def test_products_run_on_sparse_tensor_cores_without_spills(
@@ -78,6 +78,7 @@ def test_products_run_on_sparse_tensor_cores_without_spills(
         ).stdout
         assert sass.count("HMMA.SP.16832.F32.BF16") >= instructions
         assert "LDL" not in sass
+        assert (sass.count("HGMMA.SP.64x256x32.F32.BF16") == 4) == (source == "vnm_matmul")
 
 
 def test_the_module_imports_without_a_driver():

@@ -210,8 +210,7 @@ def test_gated_activations_for_cuda(monkeypatch, transposed):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dense_axis", [-1, -2])
 def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
-    """The kernel of 16-bit floats gathers rows of (K, N), so that an operand in the other order is
-    transposed."""
+    """The kernel of 16-bit floats gathers whole rows: a dense operand that lies otherwise is transposed."""
     monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
     monkeypatch.setattr(_choose, "platform", lambda: "cuda")
     monkeypatch.setattr(_choose, "capability", lambda: "9.0")
@@ -226,6 +225,8 @@ def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
     text = lowered(product, "cuda", x=jax.ShapeDtypeStruct((64, 64), dtype))
     call = re.search(r"custom_call @s24_vnm_matmul\(.*", text).group(0)
     k_last = dense_axis == -1 and dtype == "float32"
+    dense = re.search(r"(%\w+)\)", call).group(1)
+    assert (f"{dense} = stablehlo.transpose" in text) == (dense_axis == -1 and not k_last)
     flags = {"v": 16, "m": 8, "dense_k_last": int(k_last), "out_packed_last": int(side == "right")}
     for name, value in flags.items():
         assert f"{name} = {value} : i64" in call

@@ -10,7 +10,7 @@ namespace cuda {
 
 template <class... P, class... A>
 cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
-  emulated::dynamic.assign(shared + 128, 0xcd);  // what nobody wrote is not zero
+  emulated::dynamic.assign(shared + 1024, 0xcd);  // what nobody wrote is not zero
   auto body = [&] { kernel(args...); };
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
@@ -23,7 +23,7 @@ cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, c
 
 inline unsigned char* launched_memory() {
   const auto at = reinterpret_cast<uintptr_t>(emulated::dynamic.data());
-  return reinterpret_cast<unsigned char*>((at + 127) / 128 * 128);
+  return reinterpret_cast<unsigned char*>((at + 1023) / 1024 * 1024);
 }
 
 template <int n>

@@ -1,0 +1,72 @@
+// The sparse product of a warpgroup, four warps, on Hopper: A in registers, B in shared memory, sums in registers.
+#pragma once
+#include "mma_sp.cuh"
+
+namespace s24 {
+namespace cuda {
+
+// A tile of B, 32 x 256 elements, as the instruction reads it: four times 64 columns, one after the other; of each, a row is
+// 128 bytes whose eight accesses change places with the row. Starts at a multiple of 1024 bytes.
+constexpr int kWgmmaRows = 32, kWgmmaCols = 256, kSwizzledCols = 64;
+
+// Where the eight elements of row k from column 8 * access on begin.
+S24_HD int swizzled(int k, int access) {
+  return access / 8 * kWgmmaRows * kSwizzledCols + k * kSwizzledCols + ((access % 8) ^ (k % 8)) * 8;
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Address, bytes from 64 columns to the next and from eight rows to the next, all in units of 16; swizzle of 128 bytes.
+__device__ __forceinline__ uint64_t swizzled_tile(const uint16_t* tile) {
+  constexpr uint64_t kNextCols = kWgmmaRows * kSwizzledCols * 2 / 16, kNextRows = 8 * kSwizzledCols * 2 / 16;
+  return uint64_t((shared_address(tile) & 0x3ffffu) / 16) | kNextCols << 16 | kNextRows << 32 | uint64_t(1) << 62;
+}
+
+// What threads have copied is visible to the instruction after this and a barrier.
+__device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// All but the newest n groups are done.
+template <int n>
+__device__ __forceinline__ void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+}
+
+#define S24_SUMS(n) "+f"(acc[n][0]), "+f"(acc[n][1]), "+f"(acc[n][2]), "+f"(acc[n][3])
+#define S24_SUMS4(n) S24_SUMS(n), S24_SUMS(n + 1), S24_SUMS(n + 2), S24_SUMS(n + 3)
+#define S24_WGMMA(type)                                                                        \
+  "{.reg .pred more; setp.ne.b32 more, %135, 0; wgmma.mma_async.sp.sync.aligned.m64n256k32.f32." \
+  type "." type " {" \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
+  "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+  "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, " \
+  "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
+  "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
+  "}, {%128, %129, %130, %131}, %132, %133, %134, more, 1, 1, 1;}"
+
+// acc = sparse(64, 32) dense(32, 256), plus acc if there is `more` to it. Not before wait_wgmma.
+template <class T, int kSelector>
+__device__ __forceinline__ void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
+  if constexpr (std::is_same_v<T, BF16>)
+    asm volatile(S24_WGMMA("bf16")
+                 : S24_SUMS4(0), S24_SUMS4(4), S24_SUMS4(8), S24_SUMS4(12), S24_SUMS4(16), S24_SUMS4(20), S24_SUMS4(24),
+                   S24_SUMS4(28)
+                 : "r"(sparse[0]), "r"(sparse[1]), "r"(sparse[2]), "r"(sparse[3]), "l"(dense), "r"(words), "n"(kSelector),
+                   "r"(more));
+  else
+    asm volatile(S24_WGMMA("f16")
+                 : S24_SUMS4(0), S24_SUMS4(4), S24_SUMS4(8), S24_SUMS4(12), S24_SUMS4(16), S24_SUMS4(20), S24_SUMS4(24),
+                   S24_SUMS4(28)
+                 : "r"(sparse[0]), "r"(sparse[1]), "r"(sparse[2]), "r"(sparse[3]), "l"(dense), "r"(words), "n"(kSelector),
+                   "r"(more));
+}
+
+#undef S24_WGMMA
+#undef S24_SUMS4
+#undef S24_SUMS
+#endif
+
+}  // namespace cuda
+}  // namespace s24
