@@ -15,12 +15,14 @@ from jax_sparse24.ops.pack import packed_types
 
 # (hardware, operation, dtype, transposed) where a kernel was measured to beat XLA's fusion of the same: there
 # implementation=None takes it. nvidia-h200: experiments/bench/results/probe/nvidia-h200_gated_2026-11-20.md;
-# from rows, both are as fast as a copy; packing was not measured with the estimates of today. The suite
-# `producers` of experiments.bench measures other hardware.
+# elementwise from rows, both are as fast as a copy, and with approximate estimates whole blocks gain nothing. The
+# suite `producers` of experiments.bench measures other hardware.
 FASTER: frozenset[tuple[str, str, str, bool]] = frozenset(
     {
         ("nvidia-h200", "gated", "bfloat16", True),
         ("nvidia-h200", "gated_backward", "bfloat16", True),
+        ("nvidia-h200", "gated_backward_pack exact", "bfloat16", False),
+        ("nvidia-h200", "gated_backward_pack exact", "bfloat16", True),
     }
 )
 PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
