@@ -15,8 +15,8 @@ from jax_sparse24.ops.pack import packed_types
 
 # (hardware, operation, dtype, transposed) where a kernel was measured to beat XLA's fusion of the same: there
 # implementation=None takes it. nvidia-h200: experiments/bench/results/probe/nvidia-h200_gated_2026-11-20.md;
-# elementwise from rows, both are as fast as a copy, and with approximate estimates whole blocks gain nothing. The
-# suite `producers` of experiments.bench measures other hardware.
+# elementwise from rows, both are as fast as a copy, and with approximate estimates whole blocks gain nothing.
+# The suite `producers` of experiments.bench measures other hardware.
 FASTER: frozenset[tuple[str, str, str, bool]] = frozenset(
     {
         ("nvidia-h200", "gated", "bfloat16", True),
