@@ -43,6 +43,21 @@ typedef uint64_t WideVec __attribute__((vector_size(4 * kWidth)));
 #define S24_SHUFFLE(Index, a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
 #endif
 
+// Bit i: lane i is negative.
+S24_HD uint32_t sign_bits(IntVec v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v);
+#elif defined(__AVX2__)
+  return uint32_t(_mm256_movemask_ps((__m256)v));
+#elif defined(__SSE2__)
+  return uint32_t(_mm_movemask_ps((__m128)v));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= uint32_t(v[i] < 0) << i;
+  return bits;
+#endif
+}
+
 // Stores past the caches, of whole cache lines; `to` is aligned to 64 bytes. Ordered by end_streams.
 template <int kWords>
 S24_HD void stream_words(const uint32_t* from, void* to) {
