@@ -66,7 +66,7 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
     return ffi::Error::Success();
   }
   // Many rows share a panel; few enough that every thread has work. The result does not depend on them.
-  int64_t height = kVnmMatmulRows / v * v;
+  int64_t height = (p.depth > kVnmMatmulDepth ? kVnmMatmulRows / 2 : kVnmMatmulRows) / v * v;
   const int64_t col_blocks = ceil_div(p.cols, kVnmMatmulCols);
   while (height > v && c.batch.count() * col_blocks * ceil_div(p.rows, height) < 4 * pool.num_threads())
     height = ceil_div(height / v, 2) * v;
