@@ -13,6 +13,11 @@ S24_HD typename T::Bits squarable(typename T::Bits x) {
   return Bits(x & mask_if<Bits>(Signed<Bits>(x) >= Signed<Bits>(kLeast)));
 }
 
+// Below, squares are finite and those of different numbers differ after rounding: x^2 changes by more than the distance of
+// its neighbours.
+template <class T>
+constexpr typename T::Bits kSquareOverflows = T::kInf / 255 * (127 + 64);  // 2^64
+
 S24_HD uint32_t square(uint32_t x) { return bits_of(float_of(x) * float_of(x)); }
 
 S24_HD uint32_t square_two(uint32_t word) { return round_two(square(first_of(word)), square(second_of(word))); }

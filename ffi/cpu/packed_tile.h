@@ -46,8 +46,13 @@ struct PackedTile {
     if (sizeof(B) == 4) {
       for (int i = 0; i < 2; ++i) __builtin_memcpy(rows[2 * k + i] + first, pairs[i], sizeof pairs[i]);
     } else {
-      for (int l = 0; l < kRun; ++l)
-        rows[k][first + l] = uint32_t(pairs[0][l]) | uint32_t(pairs[1][l]) << 16;
+      for (int l = 0; l < kRun; l += 2 * kWidth) {
+        HalfVec a, b, words[2];
+        __builtin_memcpy(&a, pairs[0] + l, sizeof a);
+        __builtin_memcpy(&b, pairs[1] + l, sizeof b);
+        interleave_halves(a, b, words);
+        __builtin_memcpy(rows[k] + first + l, words, sizeof words);
+      }
     }
   }
   template <int kRun>

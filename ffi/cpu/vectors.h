@@ -85,6 +85,26 @@ S24_HD void end_streams() {
 #endif
 }
 
+// Elements of 16 bits in turn, those of a first.
+S24_HD void interleave_halves(HalfVec a, HalfVec b, HalfVec out[2]) {
+#if defined(__AVX512BW__)
+  alignas(64) static constexpr uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                    8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  out[0] = (HalfVec)_mm512_permutex2var_epi16((__m512i)a, low, (__m512i)b);
+  out[1] = (HalfVec)_mm512_permutex2var_epi16((__m512i)a, high, (__m512i)b);
+#else
+  uint16_t x[2 * kWidth], y[2 * kWidth], z[4 * kWidth];
+  __builtin_memcpy(x, &a, sizeof x);
+  __builtin_memcpy(y, &b, sizeof y);
+  for (int l = 0; l < 2 * kWidth; ++l) {
+    z[2 * l] = x[l];
+    z[2 * l + 1] = y[l];
+  }
+  __builtin_memcpy(out, z, sizeof z);
+#endif
+}
+
 S24_HD Vec interleave_low(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_LOW); }
 S24_HD Vec interleave_high(Vec a, Vec b) { return S24_SHUFFLE(IntVec, a, b, S24_HIGH); }
 
