@@ -5,7 +5,7 @@
 namespace s24 {
 
 // In steps, for T = F32 and BF16 and groups without NaN: x if its square is normal and it is positive, else +0; the
-// square of that; for bfloat16 the squares of two in a word.
+// square of that.
 template <class T>
 S24_HD typename T::Bits squarable(typename T::Bits x) {
   using Bits = typename T::Bits;
@@ -19,8 +19,6 @@ template <class T>
 constexpr typename T::Bits kSquareOverflows = T::kInf / 255 * (127 + 64);  // 2^64
 
 S24_HD uint32_t square(uint32_t x) { return bits_of(float_of(x) * float_of(x)); }
-
-S24_HD uint32_t square_two(uint32_t word) { return round_two(square(first_of(word)), square(second_of(word))); }
 
 template <class T>
 S24_HD typename T::Bits squared_relu(typename T::Bits x) {

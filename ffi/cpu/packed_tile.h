@@ -30,7 +30,7 @@ static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "
 
 // Values of so many bytes are written past the caches. Their lines lie in many rows, few in each: no prefetcher fetches
 // them, and an ordinary store waits for what it overwrites.
-constexpr int64_t kStreamBytes = 2 << 20;
+constexpr int64_t kStreamBytes = 1 << 20;
 
 // The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length.
 template <class B, int kTile = int(kPackTileLanes)>

@@ -51,10 +51,16 @@ S24_HD void pack_block(const Quad<typename T::Bits>& in, const Quad<typename T::
   }
 }
 
-// Two bfloat16 at a time; float32 is squared where it is chosen.
+// Two bfloat16 at a time, rounded like round_two; float32 is squared where it is chosen.
 S24_HD void square_words(uint32_t (&)[kLanes<uint32_t>]) {}
 S24_HD void square_words(uint16_t (&x)[kLanes<uint16_t>]) {
-  for_words(x, x, x, [](uint32_t word, uint32_t) { return square_two(word); });
+  constexpr int32_t kSecond = int32_t(0xffff0000u);
+  IntVec words;
+  __builtin_memcpy(&words, x, sizeof words);
+  const Vec first = (Vec)(words << 16), second = (Vec)(words & kSecond);
+  const IntVec u = (IntVec)(first * first), v = (IntVec)(second * second);
+  words = ((u + 0x7fff + ((u >> 16) & 1)) >> 16) | ((v + 0x7fff + ((v >> 16) & 1)) & kSecond);
+  __builtin_memcpy(x, &words, sizeof words);
 }
 
 // pack_block after max(x, 0)^2. Of usual blocks, whose squares are finite: these order like x, so that only two are needed.
@@ -97,8 +103,7 @@ S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bi
 template <bool kRows, class B>
 S24_HD void load_mask(const uint8_t* p, int64_t step, Quad<B>& v) {
   if (!kRows) {
-    for (int j = 0; j < 4; ++j)
-      for (int l = 0; l < kLanes<B>; ++l) v.at[j][l] = p[j * step + l];
+    for (int j = 0; j < 4; ++j) load_bytes(p + j * step, v.at[j]);
     return;
   }
   constexpr int kMembers = int(sizeof(B));  // whose bytes one element holds

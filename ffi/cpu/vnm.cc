@@ -55,10 +55,13 @@ constexpr bool packs(VnmOp op) { return op == VnmOp::kPack || op == VnmOp::kPack
 
 // The lanes of one row, from `lane` on, to or from values and metadata.
 template <class B>
-S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, B* values, uint8_t* metadata) {
+S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, bool streams, B* values, uint8_t* metadata) {
+  constexpr int kWords = int(kVnmGroups * 2 * sizeof(B)) / 4;
+  alignas(64) uint32_t line[kWords];
+  B* to = streams ? reinterpret_cast<B*>(line) : values;
   const auto pair = [&](int64_t g) {
-    values[2 * g] = v.pair[0][lane + g];
-    values[2 * g + 1] = v.pair[1][lane + g];
+    to[2 * g] = v.pair[0][lane + g];
+    to[2 * g + 1] = v.pair[1][lane + g];
   };
   const auto byte = [&](int64_t b) {
     metadata[b] = uint8_t(v.nibble[lane + 2 * b] | v.nibble[lane + 2 * b + 1] << 4);
@@ -66,6 +69,7 @@ S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, B* values, 
   if (groups == kVnmGroups) {
     S24_LANES
     for (int g = 0; g < int(kVnmGroups); ++g) pair(g);
+    if (streams) stream_words<kWords>(line, values);
     if (metadata == nullptr) return;
     S24_LANES
     for (int b = 0; b < int(kVnmGroups) / 2; ++b) byte(b);
@@ -105,6 +109,8 @@ S24_HD void keep_along_rows(const VnmArgs& a, const Unit& u, int64_t r, const Ga
   if (kOp != VnmOp::kUnpack) gather.template take<Bits, kRows>(dense, a.depth, v.four);
   if (kOp == VnmOp::kPackMasked) gather.template take<uint8_t, kRows>(mask, a.depth, v.allowed);
   keep_lanes<T, kOp>(v);
+  const bool lined = (reinterpret_cast<uintptr_t>(a.values) | size_t(all) * 2 * sizeof(Bits)) % 64 == 0;
+  const bool streams = lined && u.groups == kVnmGroups && a.outer * a.rows * all * 2 * int64_t(sizeof(Bits)) > kStreamBytes;
   for (int q = 0; q < kRows; ++q) {
     const int64_t row = q * a.depth, lane = q * kCount;
     if (kOp == VnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
@@ -114,8 +120,8 @@ S24_HD void keep_along_rows(const VnmArgs& a, const Unit& u, int64_t r, const Ga
       for (int64_t g = 0; g < u.groups && kOp == VnmOp::kMask; ++g) mask[row + at[g]] = uint8_t(v.allowed[k][lane + g]);
       for (int64_t g = 0; g < u.groups && kOp == VnmOp::kUnpack; ++g) dense[row + at[g]] = v.four[k][lane + g];
     }
-    if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, values(q), nullptr);
-    if (packs(kOp)) store_row<Bits>(v, lane, u.groups, values(q), metadata(q));
+    if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, streams, values(q), nullptr);
+    if (packs(kOp)) store_row<Bits>(v, lane, u.groups, streams, values(q), metadata(q));
   }
 }
 
@@ -257,6 +263,7 @@ void strip_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, Columns
       keep_along_rows<T, kOp>(a, parts[i], r, gathers[i], v);
     }
   }
+  end_streams();
 }
 
 template <class T, VnmOp kOp>
