@@ -51,8 +51,9 @@ struct Gather {
   static S24_HD __m512i load(const uint32_t* x) { return _mm512_loadu_si512(x); }
   static S24_HD __m512i load(const uint16_t* x) { return _mm512_loadu_si512(x); }
   static S24_HD __m512i load(const uint8_t* x) {
-    if (sizeof(B) == 4) return _mm512_maskz_cvtepu8_epi32(__mmask16(-1), _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-    return _mm512_maskz_cvtepu8_epi16(__mmask32(-1), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    alignas(64) B wide[kCount];
+    load_bytes(x, wide);
+    return _mm512_load_si512(wide);
   }
   static S24_HD __m512i pick(__m512i low, __m512i index, __m512i high) {
     return sizeof(B) == 4 ? _mm512_permutex2var_epi32(low, index, high) : _mm512_permutex2var_epi16(low, index, high);
@@ -60,7 +61,7 @@ struct Gather {
   static S24_HD __m512i merge_lanes(__m512i a, uint32_t lanes, __m512i b) {
     return sizeof(B) == 4 ? _mm512_mask_mov_epi32(a, __mmask16(lanes), b) : _mm512_mask_mov_epi16(a, lanes, b);
   }
-  // Two blocks of 128 bits of each. (Where a mask of ones is given, g++ 12 would warn of its own headers without.)
+  // Two blocks of 128 bits of each. (Without a mask, g++ 12 warns of its own headers.)
   template <int kWhich>
   static S24_HD __m512i blocks(__m512i a, __m512i b) {
     return _mm512_maskz_shuffle_i32x4(__mmask16(-1), a, b, kWhich);
