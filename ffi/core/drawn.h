@@ -26,6 +26,18 @@ S24_HD float fused(float a, float b, float c) {
 #endif
 }
 
+// a * b + c, at least 0 and at most 1.
+S24_HD float saturated(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+  return y;
+#else
+  const float y = __builtin_fmaf(a, b, c);
+  return y > 1.0f ? 1.0f : y > 0.0f ? y : 0.0f;
+#endif
+}
+
 // |x| times a power of two; a subnormal factor or result is zero. x: 11 bits of significand at most.
 S24_HD float scaled_down(float x, float power) {
 #if defined(__CUDA_ARCH__)
@@ -78,10 +90,15 @@ S24_HD float low_number(uint32_t word) {
 #endif
 }
 
+// If the other half is not finite, not even the number of this half means anything. A zero loses its sign.
 template <class T>
 S24_HD float high_number(uint32_t word) {
-  if constexpr (T::kInf == BF16::kInf) return float_of(second_of(word));
 #if defined(__CUDA_ARCH__)
+  if constexpr (T::kInf == BF16::kInf) {
+    uint32_t y;  // times 1 and 0: bit operations are what a GPU does at half the rate
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(word), "r"(0x3f800000u), "r"(0u));
+    return float_of(y);
+  }
   float y;
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
   return y;
@@ -185,15 +202,19 @@ S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
   const float rest = rest01 + rest23;
   const bool some = rest > 0.0f, capped = !(largest * scale <= rest && some);
 
-  // No entry but a capped one is above the sum of the others: the running sums leave it out.
+  // No entry but a capped one is above the sum of the others: the running sums leave it out. `bound` is the number after
+  // `rest`, times 2^100 like the entries, or so much more than a tiny `rest` that 1 is left.
+  float bound = fused(rest, 0x1p100f, 1.0f);
+  bound = fused(bound, 0x1.004p-24f, bound);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) small[i] = at_most(b[i], rest);
+  for (int i = 0; i < 4; ++i) small[i] = saturated(b[i], -0x1p100f, bound);
   d[0] = b[0] * small[0];
   S24_UNROLL
   for (int i = 1; i < 4; ++i) d[i] = fused(b[i], small[i], d[i - 1]);
   const float top = fused(small[3], -3.0f, fused(small[2], -2.0f, 6.0f - small[1]));  // of what is capped, else 0
 
-  const float sum = d[3] * (capped ? 1.0f : 0.5f);
+  float sum = d[3];
+  if (!capped) sum *= 0.5f;
   const float step = capped ? -0x1p100f : sum;                // a capped entry is the second one as it is
   const float from_one = float_of(word >> 9 | 0x3f800000u);   // 1 + uniform(word), exact
   const float level = fused(from_one, sum, -sum);             // uniform(word) * sum, rounded once
@@ -203,7 +224,9 @@ S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
   if (far) two += 2.0f;
   if (!some) one = at_most(two, 0.0f);  // the lowest zero
 
-  const float value = (capped ? rest : sum) * unscale, other = capped ? largest : value;
+  float value = sum * unscale;
+  if (capped) value = rest * unscale;
+  const float other = capped ? largest : value;
   const bool swapped = one > two;
   const float last = greater(one, two), both = one + two;
   out.selector = bits_of(fused(last, float(0x1000 - 0x10), fused(both, float(0x10), 0x1p23f)));

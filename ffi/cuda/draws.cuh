@@ -24,12 +24,12 @@ template <int kDraws>
 struct QuartetDraw {
   Draw<kDraws> group[4];
 
-  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t first) {
+  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t quartet) {
     QuartetDraw q;
     S24_UNROLL
     for (int i = 0; i < kDraws; ++i) {
       uint32_t words[4];
-      quartet_words(key.k0, key.k1, uint64_t(first) / 4, uint32_t(i), words);
+      quartet_words(key.k0, key.k1, uint64_t(quartet), uint32_t(i), words);
       S24_UNROLL
       for (int g = 0; g < 4; ++g) q.group[g].words[i] = words[g];
     }

@@ -43,7 +43,7 @@ __device__ __forceinline__ void for_draws(Key key, int64_t first, F f) {
   if constexpr (kGroups % 4 == 0) {
     S24_UNROLL
     for (int q = 0; q < kGroups; q += 4) {
-      const auto draws = QuartetDraw<kDraws>::of(key, first + q);
+      const auto draws = QuartetDraw<kDraws>::of(key, (first + q) / 4);
       S24_UNROLL
       for (int i = 0; i < 4; ++i) f(q + i, draws.group[i]);
     }
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, 
   using Bits = typename T::Bits;
   constexpr int kAccesses = kDraws<op> > 0 ? 1 : 4;
   const int64_t first = (int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x) * kGroups;
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   Vector<Bits, 4 * kGroups> in[kAccesses];
   S24_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   int64_t lane;
   const int64_t row = divide(unit, per_row, &lane);  // of groups
   const int64_t at = 4 * row * g.inner + lane * kLanes;
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   Vector<Bits, kLanes> in[4];
   Vector<Out<op, T>, kLanes> out[4];
   S24_UNROLL
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uin
   const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (quartet >= quartets) return;
   Vector<uint32_t, 4> w[2] = {load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)};
-  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
+  const auto draws = QuartetDraw<1>::of(read_key<1>(key_words), quartet);
   const auto group = [&](int i) { return Words{w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; };
   const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
                               numbers_of<T>(group(3))};
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, 
   Vector<uint32_t, 2> w[4];
   S24_UNROLL
   for (int j = 0; j < 4; ++j) w[j] = load<uint32_t, 2>(x + at + 2 * j * per_row);
-  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
+  const auto draws = QuartetDraw<1>::of(read_key<1>(key_words), quartet);
   Numbers numbers[4];
   S24_UNROLL
   for (int i = 0; i < 2; ++i) {

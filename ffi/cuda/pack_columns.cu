@@ -13,17 +13,17 @@ static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group 
 
 template <class Bits>
 struct Tile {
-  static constexpr int kLanes = 16 / int(sizeof(Bits));
-  static constexpr int kInner = kTileVectors * kLanes;
+  static constexpr unsigned kLanes = 16 / sizeof(Bits);
+  static constexpr unsigned kInner = kTileVectors * kLanes;
   Pair<Bits> pairs[kInner * kTileGroups];
   Vector<uint8_t, 16> nibbles[kInner];
 
   // Pairs of one packed row stand together, in an order that spreads the threads of a warp over all banks: blocks of four
   // are swapped by the number of the vector.
-  static __device__ __forceinline__ int place(int vector, int lane, int group) {
+  static __device__ __forceinline__ unsigned place(unsigned vector, unsigned lane, unsigned group) {
     return (vector * kLanes + lane) * kTileGroups + (group ^ vector << 2);
   }
-  static __device__ __forceinline__ int place(int i, int group) { return place(i / kLanes, i % kLanes, group); }
+  static __device__ __forceinline__ unsigned place(unsigned i, unsigned group) { return place(i / kLanes, i % kLanes, group); }
 };
 
 // The same array packed along its rows, too; null: not asked for.
@@ -35,7 +35,7 @@ struct RowsToo {
 
 // A thread's two groups in a row of eight 16-bit elements, the first of which is number `at` of the array.
 template <PackOp op, class T>
-__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, int64_t at, const RowsToo<uint16_t>& to) {
+__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, uint64_t at, const RowsToo<uint16_t>& to) {
   Vector<Pair<uint16_t>, 2> kept;
   uint32_t byte = 0;
   S24_UNROLL
@@ -53,25 +53,27 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
                                                          const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
-  constexpr int kLanes = S::kLanes, kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
+  constexpr int kLanes = int(S::kLanes), kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
   constexpr int kChunks = kTileGroups / kPairs;                      // of 16 bytes in a packed row
   __shared__ S tile;
-  const int vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
-  const int64_t inner0 = int64_t(blockIdx.x) * S::kInner, group0 = int64_t(blockIdx.y) * kTileGroups, o = blockIdx.z;
-  const int64_t i0 = inner0 + vector * kLanes, q = group0 + group;
-  const bool inside = i0 < g.inner;
-  const int64_t at = (o * g.len + 4 * q) * g.inner + i0;
-  const int64_t packed0 = (o * g.inner + inner0) * g.len;  // dense elements before the tile's first packed row
-  const int rows = int(min(int64_t(S::kInner), g.inner - inner0));
+  const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
+  const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
+  const unsigned inner0 = blockIdx.x * S::kInner, group0 = blockIdx.y * kTileGroups, i0 = inner0 + vector * kLanes;
+  const bool inside = i0 < inner;
+  const uint64_t at = uint64_t(outer * len + 4 * (group0 + group)) * inner;  // where the row begins
+  const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
+  const auto pairs_at = [&](unsigned row, unsigned first) {
+    return reinterpret_cast<Pair<Bits>*>(values) + (uint64_t(packed0 + row) * (len / 4) + group0 + first);
+  };
+  uint8_t* const nibbles_at = metadata + (uint64_t(packed0 + threadIdx.x) * (len / 8) + group0 / 2);
 
   if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
-    if (int(threadIdx.x) < rows)
-      tile.nibbles[threadIdx.x] = load<uint8_t, 16>(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2);
+    if (threadIdx.x < rows) tile.nibbles[threadIdx.x] = load<uint8_t, 16>(nibbles_at);
     if constexpr (op == PackOp::kUnpack) {
-      for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
-        const int i = c / kChunks, first = c % kChunks * kPairs;
+      for (unsigned c = threadIdx.x; c < rows * kChunks; c += kThreads) {
+        const unsigned i = c / kChunks, first = c % kChunks * kPairs;
         *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
-            load<Pair<Bits>, kPairs>(reinterpret_cast<Pair<Bits>*>(values + (packed0 + i * g.len) / 2) + group0 + first);
+            load<Pair<Bits>, kPairs>(pairs_at(i, first));
       }
     }
     __syncthreads();
@@ -88,19 +90,19 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
       for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
     }
     S24_UNROLL
-    for (int j = 0; j < 4; ++j) store(dense + at + j * g.inner, out[j]);
+    for (int j = 0; j < 4; ++j) store(dense + at + i0 + uint64_t(inner) * j, out[j]);
     return;
   } else {
     uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
     if (inside) {
-      const Key key = read_key(key_words);
+      const Key key = read_key<kDraws<op>>(key_words);
       Vector<uint32_t, 4> in[4];
       Vector<uint8_t, kLanes> allowed[4];
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
-        in[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + j * g.inner));
-        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * g.inner);
-        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * g.inner, rows_too);
+        in[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + i0 + uint64_t(inner) * j));
+        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + i0 + uint64_t(inner) * j);
+        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + i0 + uint64_t(inner) * j, rows_too);
       }
       const auto group_of = [&](int l) {
         if constexpr (sizeof(Bits) == 4) {
@@ -111,10 +113,11 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
                           select_bytes(in[2].at[l / 2], in[3].at[l / 2], halves)};
         }
       };
+      const uint64_t quartet = at / 16 + i0 / 4;  // of groups
       QuartetDraw<kDraws<op>> draws[kLanes / 4];
       S24_UNROLL
       for (int n = 0; n < kLanes / 4; ++n)
-        draws[n] = QuartetDraw<kDraws<op>>::of(key, (o * (g.len / 4) + q) * g.inner + i0 + 4 * n);
+        draws[n] = QuartetDraw<kDraws<op>>::of(key, int64_t(quartet) + n);
       S24_UNROLL
       for (int n = 0; n < kLanes / 4; ++n) {
         Pair<Bits> pairs[4];
@@ -165,16 +168,15 @@ __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense
       }
     }
     __syncthreads();
-    constexpr int kRows = kThreads / kChunks;  // that are written at a time
-    const int row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
-    auto* const to = reinterpret_cast<Pair<Bits>*>(values + (packed0 + row * g.len) / 2) + group0 + first;
+    constexpr unsigned kRows = kThreads / kChunks;  // that are written at a time
+    const unsigned row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
+    Pair<Bits>* const to = pairs_at(row, first);
     S24_UNROLL
-    for (int i = 0; i < S::kInner; i += kRows)
-      if (i + row < rows)
-        store(to + i * (g.len / 4), *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i + row, first)));
+    for (unsigned i = 0; i < S::kInner; i += kRows)
+      if ((row | i) < rows)
+        store(to + uint64_t(len / 4) * i, *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(row | i, first)));
     if constexpr (op != PackOp::kGather) {
-      if (int(threadIdx.x) < rows)
-        store(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2, tile.nibbles[threadIdx.x]);
+      if (threadIdx.x < rows) store(nibbles_at, tile.nibbles[threadIdx.x]);
     }
   }
 }
@@ -201,7 +203,7 @@ bool fits_columns(const PackArgs& a) {
   const Groups& g = a.groups;
   const int lanes = a.dtype == Dtype::kF32 ? 4 : 8;
   constexpr int64_t kMost = 65535;
-  return g.inner > 1 && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.len / (4 * kTileGroups) <= kMost &&
+  return g.inner > 1 && g.outer * g.inner <= INT32_MAX && g.outer * g.len <= INT32_MAX && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.len / (4 * kTileGroups) <= kMost &&
          g.outer <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
          aligned(a.mask, 8);
 }

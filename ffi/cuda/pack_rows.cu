@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits
   Group<T> groups[2][2];
   S24_UNROLL
   for (int i = 0; i < 2; ++i) load_groups<T>(dense + 16 * quartet + 8 * i, groups[i]);
-  const auto draws = QuartetDraw<kDraws<op>>::of(read_key(key_words), 4 * quartet);
+  const auto draws = QuartetDraw<kDraws<op>>::of(read_key<kDraws<op>>(key_words), quartet);
   const auto group = [&](int i) { return groups[i / 2][i % 2]; };
   Pair<Bits> kept[4];
   uint32_t made = 0;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
   if (unit >= g.outer * bytes * g.inner) return;
   int64_t i, b;
   const int64_t row = divide(unit, g.inner, &i), o = divide(row, bytes, &b);
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   const int64_t packed_row = o * g.inner + i;
   Bits* const kept = values + packed_row * (g.len / 2) + 4 * b;
   uint32_t byte = 0;

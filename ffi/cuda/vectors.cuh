@@ -39,8 +39,13 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
 
 inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }
 
+// Where nothing is drawn there is no key.
+template <int kDraws>
 __device__ __forceinline__ Key read_key(const uint32_t* key) {
-  return key == nullptr ? Key{0, 0} : Key{__ldg(key), __ldg(key + 1)};
+  if constexpr (kDraws == 0)
+    return {0, 0};
+  else
+    return {__ldg(key), __ldg(key + 1)};
 }
 
 // Launches a kernel, and memory of the block whose size the launch says. Not CUDA: the tests run kernels on a CPU.
