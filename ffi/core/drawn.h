@@ -183,9 +183,17 @@ S24_HD uint32_t nibbles_of(const Chosen c[4]) {
   return (select_bytes(low, high, 0x5410u) + select_bytes(low, high, 0x7632u) * 4u) >> 4;
 }
 
+// Of two positions in any order.
+S24_HD uint32_t selector_of(float one, float two) {
+  return bits_of(fused(greater(one, two), float(0x1000 - 0x10), fused(one + two, float(0x10), 0x1p23f)));
+}
+
+// 1 + uniform(word), exact.
+S24_HD float one_to_two(uint32_t word) { return float_of(word >> 9 | 0x3f800000u); }
+
 // False: the group is one of the rare ones that keep_defined is for, and `out` means nothing.
 template <class T>
-S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
+S24_HD bool choose_exact(const Numbers& group, uint32_t word, Chosen& out) {
   const float* x = group.x;
   const float high01 = larger_magnitude(x[0], x[1]), high23 = larger_magnitude(x[2], x[3]);
   const float largest = larger_magnitude(high01, high23);
@@ -216,8 +224,7 @@ S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
   float sum = d[3];
   if (!capped) sum *= 0.5f;
   const float step = capped ? -0x1p100f : sum;                // a capped entry is the second one as it is
-  const float from_one = float_of(word >> 9 | 0x3f800000u);   // 1 + uniform(word), exact
-  const float level = fused(from_one, sum, -sum);             // uniform(word) * sum, rounded once
+  const float level = fused(one_to_two(word), sum, -sum);     // uniform(word) * sum, rounded once
   const bool right = d[1] <= level, far = d[1] - step <= level;
   float one = at_most(right ? d[2] : d[0], level), two = top + at_most((far ? d[2] : d[0]) - step, level);
   if (right) one += 2.0f;
@@ -228,25 +235,105 @@ S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
   if (capped) value = rest * unscale;
   const float other = capped ? largest : value;
   const bool swapped = one > two;
-  const float last = greater(one, two), both = one + two;
-  out.selector = bits_of(fused(last, float(0x1000 - 0x10), fused(both, float(0x10), 0x1p23f)));
+  out.selector = selector_of(one, two);
   out.bits = round_signed<T>(swapped ? other : value, swapped ? value : other, select_bytes(group.signs, 0u, out.selector));
   return largest < 0x1p127f && one != two;
 }
 
-// The packed exact estimate of any group, as it is defined.
+// Correctly rounded, for numbers whose quotient and its remainder are far from overflow and underflow: what the division of
+// CUDA does after it has checked that.
+S24_HD float quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = __fmaf_rn(__fmaf_rn(-b, r, 1.0f), r, r);
+  float q = a * r;
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+  return __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+#else
+  return a / b;
+#endif
+}
+
+// 1 where the position is `below` (how many of the first three are below), else 0; below[i] >= below[i + 1].
+S24_HD void one_hot(const float below[3], float at[4]) {
+  at[0] = 1.0f - below[0];
+  at[1] = below[0] - below[1];
+  at[2] = below[1] - below[2];
+  at[3] = below[2];
+}
+
+S24_HD float pick(const float v[4], const float at[4]) {
+  return fused(v[3], at[3], fused(v[2], at[2], fused(v[1], at[1], v[0] * at[0])));
+}
+
+// What the sums of v say about a number u in [0, 1), given as a random word: the first of them above u times the last.
+S24_HD float draw_position(const float v[4], uint32_t word, float at[4]) {
+  float c[4], below[3];
+  running_sums(v, c);
+  const float level = fused(one_to_two(word), c[3], -c[3]);
+  S24_UNROLL
+  for (int i = 0; i < 3; ++i) below[i] = at_most(c[i], level);
+  one_hot(below, at);
+  return below[0] + below[1] + below[2];
+}
+
+// The same for the sequential estimate, mvue24<T, false>.
 template <class T>
-S24_HD KeptPair keep_defined(Words x, uint32_t word) {
+S24_HD bool choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out) {
+  const float largest = larger_magnitude(larger_magnitude(group.x[0], group.x[1]), larger_magnitude(group.x[2], group.x[3]));
+  const uint32_t exponent = bits_of(largest) & kF32Inf;
+  const float scale = float_of((254u << 23) - exponent), unscale = float_of(exponent);
+  float a[4], b[4], o[4], first[4], second[4], k[4], chance[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    a[i] = scaled_down(group.x[i], scale);
+    b[i] = a[i] + 0x1p-23f;
+  }
+  float one = draw_position(b, word0, first);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) o[i] = b[i] * (1.0f - first[i]);
+  float two = draw_position(o, word1, second);
+  const float sum = ((b[0] + b[1]) + b[2]) + b[3];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) k[j] = quotient(b[j], sum * sum_without(b, j));
+  const float r = quotient(1.0f, sum);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) chance[i] = b[i] * (r + sum_without(k, i));
+  const float a1 = pick(a, first), a2 = pick(a, second);
+  const float v1 = quotient(a1, pick(chance, first)) * unscale, v2 = quotient(a2, pick(chance, second)) * unscale;
+  // Of zeros the lowest is kept.
+  if (a2 == 0.0f) two = saturated(one, -1.0f, 1.0f);
+  if (a1 == 0.0f) one = saturated(two, -1.0f, 1.0f);
+  const bool swapped = one > two;
+  out.selector = selector_of(one, two);
+  out.bits = round_signed<T>(swapped ? v2 : v1, swapped ? v1 : v2, select_bytes(group.signs, 0u, out.selector));
+  const bool tiny = (a1 < 0x1p-60f && a1 != 0.0f) || (a2 < 0x1p-60f && a2 != 0.0f) || (largest < 0x1p-60f && largest != 0.0f);
+  return largest < 0x1p127f && !tiny;
+}
+
+// The estimate of any group, packed, as it is defined.
+template <class T, bool kExact>
+S24_HD KeptPair keep_defined(Words x, uint32_t word0, uint32_t word1) {
   const uint16_t in[4] = {uint16_t(x.low), uint16_t(x.low >> 16), uint16_t(x.high), uint16_t(x.high >> 16)};
   uint16_t y[4];
-  mvue24<T, true>(in, word, 0, y);
+  mvue24<T, kExact>(in, word0, word1, y);
   return keep_largest<T>(words_of(y));
 }
 
-template <class T>
-S24_HD KeptPair keep_drawn(Words x, uint32_t word) {
+template <class T, bool kExact>
+S24_HD bool choose_drawn(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out) {
+  if constexpr (kExact)
+    return choose_exact<T>(group, word0, out);
+  else
+    return choose_sequential<T>(group, word0, word1, out);
+}
+
+template <class T, bool kExact>
+S24_HD KeptPair keep_drawn(Words x, uint32_t word0, uint32_t word1) {
   Chosen chosen;
-  return choose_drawn<T>(numbers_of<T>(x), word, chosen) ? chosen.pair() : keep_defined<T>(x, word);
+  return choose_drawn<T, kExact>(numbers_of<T>(x), word0, word1, chosen) ? chosen.pair()
+                                                                          : keep_defined<T, kExact>(x, word0, word1);
 }
 
 }  // namespace s24

@@ -15,7 +15,7 @@ template <MapOp op>
 constexpr int kDraws = op == MapOp::kMvueExact ? 1 : op == MapOp::kMvueSequential ? 2 : 0;
 
 template <MapOp op, class T>
-constexpr bool kChoose = op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2;
+constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
 template <MapOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
   } else if constexpr (op == MapOp::kSoft) {
     soft24<T>(x, y);
   } else if constexpr (kChoose<op, T>) {
-    const Words out = put_nibble(keep_drawn<T>(words_of(x), draw.words[0]));
+    const Words out = put_nibble(keep_drawn<T, op == MapOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
   } else {
@@ -103,14 +103,14 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   for (int j = 0; j < 4; ++j) store(y + at + j * g.inner, out[j]);
 }
 
-// Exact estimates of 16-bit floats: a thread takes a quartet of groups.
-template <class T>
+// Estimates of 16-bit floats: a thread takes a quartet of groups.
+template <class T, int kDraws>
 __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uint32_t* y, int64_t quartets,
                                                           const uint32_t* key_words) {
   const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (quartet >= quartets) return;
   Vector<uint32_t, 4> w[2] = {load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)};
-  const auto draws = QuartetDraw<1>::of(read_key<1>(key_words), quartet);
+  const auto draws = QuartetDraw<kDraws>::of(read_key<kDraws>(key_words), quartet);
   const auto group = [&](int i) { return Words{w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; };
   const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
                               numbers_of<T>(group(3))};
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uin
 }
 
 // The same across rows: four neighbours of four rows.
-template <class T>
+template <class T, int kDraws>
 __global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t per_row,
                                                              const uint32_t* key_words) {
   const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, 
   Vector<uint32_t, 2> w[4];
   S24_UNROLL
   for (int j = 0; j < 4; ++j) w[j] = load<uint32_t, 2>(x + at + 2 * j * per_row);
-  const auto draws = QuartetDraw<1>::of(read_key<1>(key_words), quartet);
+  const auto draws = QuartetDraw<kDraws>::of(read_key<kDraws>(key_words), quartet);
   Numbers numbers[4];
   S24_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -175,9 +175,9 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
     auto* to = static_cast<uint32_t*>(a.out);
     const dim3 grid(blocks_for(groups / 4, kThreads));
     if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1)
-      return start(estimate_rows<T>, grid, kThreads, 0, stream, from, to, groups / 4, key);
+      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, key);
     if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
-      return start(estimate_columns<T>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 4, key);
+      return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 4, key);
   }
   if (a.groups.inner == 1) {
     constexpr size_t kAlign = 4 * kRun * sizeof(Bits);
