@@ -47,104 +47,146 @@ __device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, uint64_t
   to.metadata[at / 8] = uint8_t(byte);
 }
 
+// What a thread reads of a tile: one vector of four rows, and what a mask allows there.
+template <PackOp op, class Bits>
+struct Input {
+  static constexpr int kLanes = int(Tile<Bits>::kLanes);
+  Vector<uint32_t, 4> rows[4];
+  Vector<uint8_t, kLanes> allowed[op == PackOp::kMasked ? 4 : 1];
+
+  __device__ __forceinline__ void read(const Bits* dense, const uint8_t* mask, uint64_t at, unsigned inner) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      rows[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + uint64_t(inner) * j));
+      if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + uint64_t(inner) * j);
+    }
+  }
+  template <class T>
+  __device__ __forceinline__ Group<T> group(int l) const {
+    if constexpr (sizeof(Bits) == 4) {
+      return {{rows[0].at[l], rows[1].at[l], rows[2].at[l], rows[3].at[l]}};
+    } else {
+      const uint32_t halves = l % 2 == 0 ? 0x5410u : 0x7632u;
+      return {select_bytes(rows[0].at[l / 2], rows[1].at[l / 2], halves),
+              select_bytes(rows[2].at[l / 2], rows[3].at[l / 2], halves)};
+    }
+  }
+  __device__ __forceinline__ uint32_t mask_bytes(int l) const {
+    uint32_t bytes = 0;
+    if constexpr (op == PackOp::kMasked) {
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+    }
+    return bytes;
+  }
+};
+
+// Of four lanes from 4 * n on: pairs; returns nibbles in the low halves of four bytes. given(l): the nibble of kGather.
+template <PackOp op, class T, class F>
+__device__ __forceinline__ uint32_t encode_lanes(const Input<op, typename T::Bits>& in, int n,
+                                                 const QuartetDraw<kDraws<op>>& draws, F given,
+                                                 Pair<typename T::Bits> (&pairs)[4]) {
+  if constexpr (kChoose<op, T>) {
+    Numbers numbers[4];
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int word = 2 * n + i;
+      const uint32_t rows[4] = {in.rows[0].at[word], in.rows[1].at[word], in.rows[2].at[word], in.rows[3].at[word]};
+      numbers_of<T>(rows, numbers[2 * i], numbers[2 * i + 1]);
+    }
+    return encode_four<T>(numbers, draws, [&](int i) { return in.template group<T>(4 * n + i); }, pairs);
+  } else {
+    uint32_t made = 0;
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int l = 4 * n + i;
+      made |= encode<op, T>(in.template group<T>(l), in.mask_bytes(l), given(l), draws.group[i], pairs[i]) << (8 * i);
+    }
+    return made;
+  }
+}
+
+// A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
                                                          typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                         const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
+                                                         unsigned rounds, const uint32_t* key_words,
+                                                         RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = int(S::kLanes), kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
-  constexpr int kChunks = kTileGroups / kPairs;                      // of 16 bytes in a packed row
-  __shared__ S tile;
+  constexpr int kChunks = kTileGroups / kPairs;                           // of 16 bytes in a packed row
+  __shared__ S tiles[2];  // in turn, so that one barrier is enough
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
-  const unsigned inner0 = blockIdx.x * S::kInner, group0 = blockIdx.y * kTileGroups, i0 = inner0 + vector * kLanes;
-  const bool inside = i0 < inner;
-  const uint64_t at = uint64_t(outer * len + 4 * (group0 + group)) * inner;  // where the row begins
+  const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * kLanes;
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
-  const auto pairs_at = [&](unsigned row, unsigned first) {
-    return reinterpret_cast<Pair<Bits>*>(values) + (uint64_t(packed0 + row) * (len / 4) + group0 + first);
+  const bool inside = i0 < inner;
+  const Key key = read_key<kDraws<op>>(key_words);
+  const auto row_begins = [&](unsigned tile) {
+    return uint64_t(outer * len + 4 * (tile * kTileGroups + group)) * inner;
   };
-  uint8_t* const nibbles_at = metadata + (uint64_t(packed0 + threadIdx.x) * (len / 8) + group0 / 2);
+  unsigned n = blockIdx.y * rounds;
+  const unsigned end = min(n + rounds, len / (4 * kTileGroups));
+  Input<op, Bits> next;
+  if (op != PackOp::kUnpack && inside) next.read(dense, mask, row_begins(n) + i0, inner);
+#pragma unroll 1
+  for (; n < end; ++n) {
+    S& tile = tiles[n % 2];
+    const uint64_t at = row_begins(n);
+    const Input<op, Bits> in = next;
+    if (op != PackOp::kUnpack && inside && n + 1 < end) next.read(dense, mask, row_begins(n + 1) + i0, inner);
+    const auto pairs_at = [&](unsigned row, unsigned first) {
+      return reinterpret_cast<Pair<Bits>*>(values) + (uint64_t(packed0 + row) * (len / 4) + n * kTileGroups + first);
+    };
+    uint8_t* const nibbles_at = metadata + (uint64_t(packed0 + threadIdx.x) * (len / 8) + n * kTileGroups / 2);
 
-  if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
-    if (threadIdx.x < rows) tile.nibbles[threadIdx.x] = load<uint8_t, 16>(nibbles_at);
-    if constexpr (op == PackOp::kUnpack) {
-      for (unsigned c = threadIdx.x; c < rows * kChunks; c += kThreads) {
-        const unsigned i = c / kChunks, first = c % kChunks * kPairs;
-        *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
-            load<Pair<Bits>, kPairs>(pairs_at(i, first));
+    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
+      if (threadIdx.x < rows) tile.nibbles[threadIdx.x] = load<uint8_t, 16>(nibbles_at);
+      if constexpr (op == PackOp::kUnpack) {
+        for (unsigned c = threadIdx.x; c < rows * kChunks; c += kThreads) {
+          const unsigned i = c / kChunks, first = c % kChunks * kPairs;
+          *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
+              load<Pair<Bits>, kPairs>(pairs_at(i, first));
+        }
       }
+      __syncthreads();
     }
-    __syncthreads();
-  }
-  const auto given = [&](int l) { return uint32_t(tile.nibbles[vector * kLanes + l].at[group / 2]) >> (group % 2 * 4) & 15; };
+    const auto given = [&](int l) {
+      if constexpr (op == PackOp::kGather || op == PackOp::kUnpack)
+        return uint32_t(tile.nibbles[vector * kLanes + l].at[group / 2]) >> (group % 2 * 4) & 15;
+      else
+        return 0u;
+    };
 
-  if constexpr (op == PackOp::kUnpack) {
-    if (!inside) return;
-    Vector<Bits, kLanes> out[4];
-    S24_UNROLL
-    for (int l = 0; l < kLanes; ++l) {
-      const Group<T> made = decode<T>(tile.pairs[S::place(vector, l, group)], given(l));
+    if constexpr (op == PackOp::kUnpack) {
+      if (!inside) continue;
+      Vector<Bits, kLanes> out[4];
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
+      for (int l = 0; l < kLanes; ++l) {
+        const Group<T> made = decode<T>(tile.pairs[S::place(vector, l, group)], given(l));
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
+      }
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) store(dense + at + i0 + uint64_t(inner) * j, out[j]);
+      continue;
     }
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) store(dense + at + i0 + uint64_t(inner) * j, out[j]);
-    return;
-  } else {
     uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
     if (inside) {
-      const Key key = read_key<kDraws<op>>(key_words);
-      Vector<uint32_t, 4> in[4];
-      Vector<uint8_t, kLanes> allowed[4];
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        in[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + i0 + uint64_t(inner) * j));
-        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + i0 + uint64_t(inner) * j);
-        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + i0 + uint64_t(inner) * j, rows_too);
+      if constexpr (kRowsToo) {
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) pack_row<op, T>(in.rows[j], at + i0 + uint64_t(inner) * j, rows_too);
       }
-      const auto group_of = [&](int l) {
-        if constexpr (sizeof(Bits) == 4) {
-          return Group<T>{{in[0].at[l], in[1].at[l], in[2].at[l], in[3].at[l]}};
-        } else {
-          const uint32_t halves = l % 2 == 0 ? 0x5410u : 0x7632u;
-          return Group<T>{select_bytes(in[0].at[l / 2], in[1].at[l / 2], halves),
-                          select_bytes(in[2].at[l / 2], in[3].at[l / 2], halves)};
-        }
-      };
-      const uint64_t quartet = at / 16 + i0 / 4;  // of groups
       QuartetDraw<kDraws<op>> draws[kLanes / 4];
       S24_UNROLL
-      for (int n = 0; n < kLanes / 4; ++n)
-        draws[n] = QuartetDraw<kDraws<op>>::of(key, int64_t(quartet) + n);
+      for (int q = 0; q < kLanes / 4; ++q) draws[q] = QuartetDraw<kDraws<op>>::of(key, int64_t(at / 16 + i0 / 4) + q);
       S24_UNROLL
-      for (int n = 0; n < kLanes / 4; ++n) {
+      for (int q = 0; q < kLanes / 4; ++q) {
         Pair<Bits> pairs[4];
-        if constexpr (kChoose<op, T>) {
-          Numbers numbers[4];
-          S24_UNROLL
-          for (int l = 0; l < 4; l += 2) {
-            const int word = 2 * n + l / 2;
-            const uint32_t rows[4] = {in[0].at[word], in[1].at[word], in[2].at[word], in[3].at[word]};
-            numbers_of<T>(rows, numbers[l], numbers[l + 1]);
-          }
-          made[n] = encode_four<T>(numbers, draws[n], [&](int l) { return group_of(4 * n + l); }, pairs);
-        } else {
-          S24_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int l = 4 * n + i;
-            uint32_t mask_bytes = 0, nibble = 0;
-            if constexpr (op == PackOp::kMasked) {
-              S24_UNROLL
-              for (int j = 0; j < 4; ++j) mask_bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
-            }
-            if constexpr (op == PackOp::kGather) nibble = given(l);
-            made[n] |= encode<op, T>(group_of(l), mask_bytes, nibble, draws[n].group[i], pairs[i]) << (8 * i);
-          }
-        }
+        made[q] = encode_lanes<op, T>(in, q, draws[q], given, pairs);
         S24_UNROLL
-        for (int i = 0; i < 4; ++i) tile.pairs[S::place(vector, 4 * n + i, group)] = pairs[i];
+        for (int i = 0; i < 4; ++i) tile.pairs[S::place(vector, 4 * q + i, group)] = pairs[i];
       }
     }
     if constexpr (op != PackOp::kGather) {
@@ -185,9 +227,11 @@ template <PackOp op, class T, bool kRowsToo>
 cudaError_t launch(const PackArgs& a, const uint32_t* key, const RowsToo<typename T::Bits>& rows_too, cudaStream_t stream) {
   using Bits = typename T::Bits;
   const Groups& g = a.groups;
-  const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
+  const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
+  const int rounds = rounds_for(tiles * columns * g.outer, 4);
+  const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<Bits*>(a.values), a.metadata, g, key, rows_too);
+               static_cast<Bits*>(a.values), a.metadata, g, unsigned(rounds), key, rows_too);
 }
 
 template <PackOp op, class T>

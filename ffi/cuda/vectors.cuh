@@ -39,6 +39,23 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
 
 inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }
 
+// How often a block repeats its work, at most `most` times: enough blocks are left to keep a large GPU busy to the end.
+inline int rounds_for(int64_t blocks, int most) { return int(blocks < 8192 ? 1 : blocks / 4096 < most ? blocks / 4096 : most); }
+
+// work(unit, what load(unit) gave) for the units of a thread, a block of threads apart; the next is loaded before.
+template <class Load, class Work>
+__device__ __forceinline__ void in_rounds(int64_t units, int rounds, Load load, Work work) {
+  int64_t unit = int64_t(blockIdx.x) * rounds * kThreads + threadIdx.x;
+  if (unit >= units) return;
+  auto next = load(unit);
+#pragma unroll 1
+  for (; rounds > 0 && unit < units; --rounds, unit += kThreads) {
+    const auto in = next;
+    if (rounds > 1 && unit + kThreads < units) next = load(unit + kThreads);
+    work(unit, in);
+  }
+}
+
 // Where nothing is drawn there is no key.
 template <int kDraws>
 __device__ __forceinline__ Key read_key(const uint32_t* key) {
