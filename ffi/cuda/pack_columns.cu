@@ -108,7 +108,7 @@ __device__ __forceinline__ uint32_t encode_lanes(const Input<op, typename T::Bit
 
 // A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
-__global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
+__global__ void __launch_bounds__(kThreads, kDraws<op> > 0 || op == PackOp::kMasked ? 3 : 4) pack_columns(typename T::Bits* dense, const uint8_t* mask,
                                                          typename T::Bits* values, uint8_t* metadata, Groups g,
                                                          unsigned rounds, const uint32_t* key_words,
                                                          RowsToo<typename T::Bits> rows_too) {

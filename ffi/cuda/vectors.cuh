@@ -39,8 +39,17 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
 
 inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }
 
-// How often a block repeats its work, at most `most` times: enough blocks are left to keep a large GPU busy to the end.
-inline int rounds_for(int64_t blocks, int most) { return int(blocks < 8192 ? 1 : blocks / 4096 < most ? blocks / 4096 : most); }
+// Blocks that keep a large GPU busy to the end.
+#if defined(__CUDACC__)
+constexpr int64_t kEnoughBlocks = 4096;
+#else
+constexpr int64_t kEnoughBlocks = 2;
+#endif
+
+// How often a block repeats its work.
+inline int rounds_for(int64_t blocks, int most) {
+  return int(blocks < 2 * kEnoughBlocks ? 1 : blocks < most * kEnoughBlocks ? blocks / kEnoughBlocks : most);
+}
 
 // work(unit, what load(unit) gave) for the units of a thread, a block of threads apart; the next is loaded before.
 template <class Load, class Work>

@@ -223,8 +223,8 @@ template <class T>
 static void pack_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
   const int64_t total = g.count() * 4, bytes = ceil_div(g.len, 8), rows = g.outer * g.inner;
-  alignas(64) static Bits x[1 << 15], values[1 << 14], dense[1 << 15];
-  alignas(64) static uint8_t metadata[1 << 13], mask[1 << 15];
+  alignas(64) static Bits x[1 << 16], values[1 << 15], dense[1 << 16];
+  alignas(64) static uint8_t metadata[1 << 14], mask[1 << 16];
   long wrong[3] = {};
   for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential}) {
     for (int64_t i = 0; i < total; ++i) x[i] = draw<Bits>(), mask[i] = random_bits() % 2;
@@ -280,7 +280,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
 template <class T>
 static void map_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
-  alignas(64) static Bits x[1 << 13], y[1 << 13];
+  alignas(64) static Bits x[1 << 16], y[1 << 16];
   long wrong = 0;
   for (const MapOp op : {MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential, MapOp::kMask}) {
     for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
@@ -305,13 +305,14 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
 }
 
 int main() {
-  const Groups shapes[] = {{1, 8 * 301, 1}, {3, 20, 1}, {2, 128, 72}, {2, 12, 5}};
+  // The large ones so that blocks repeat their work, and the last one ends early.
+  const Groups shapes[] = {{1, 8 * 2206, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
   for (const Groups& g : shapes) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     pack_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
     pack_case<F32>("float32 " + shape, Dtype::kF32, g);
   }
-  for (const Groups& g : {Groups{5, 16, 1}, Groups{1, 20, 1}, Groups{2, 8, 24}, Groups{2, 8, 3}}) {
+  for (const Groups& g : {Groups{1101, 16, 1}, Groups{1, 20, 1}, Groups{2, 80, 216}, Groups{2, 8, 3}}) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     map_case<F16>("float16 " + shape, Dtype::kF16, g);
     map_case<F32>("float32 " + shape, Dtype::kF32, g);
