@@ -10,6 +10,7 @@
 
 #include "../../ffi/core/metadata_layouts.h"
 #include "../../ffi/core/drawn.h"
+#include "../../ffi/core/tiles.h"
 
 using namespace s24;
 
@@ -113,6 +114,27 @@ static void kept_pairs(const char* type, long count) {
   report((name + " unpacked").c_str(), unpacked);
 }
 
+template <class T>
+static long wrong_tiles(long count) {
+  std::mt19937 random(24);
+  long wrong = 0;
+  for (long n = 0; n < count; ++n) {
+    uint16_t x[16];
+    uint32_t wide[16];
+    float numbers[16], largest = 0;
+    for (int r = 0; r < 4; ++r) draw_group<T>(random, x + 4 * r);
+    if (n % 2 != 0)  // rows of the same magnitudes
+      for (int i = 4; i < 16; ++i) x[i] = x[(i * 5 + i / 4) % 4];
+    for (int i = 0; i < 16; ++i) {
+      wide[i] = T::to_f32(x[i]);
+      numbers[i] = float_of(wide[i]);
+      largest = larger_magnitude(largest, numbers[i]);
+    }
+    if (largest < 0x1p127f) wrong += best_tile_mask(wide) != best_tile_mask_of_numbers(numbers, largest);
+  }
+  return wrong;
+}
+
 // Positions of a layout are a permutation of [0, rows * depth / 4).
 template <class Layout>
 static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
@@ -125,6 +147,8 @@ static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
 int main() {
   kept_pairs<BF16>("bfloat16", 1000000);
   kept_pairs<F16>("float16", 1000000);
+  report("bfloat16 tiles", wrong_tiles<BF16>(200000));
+  report("float16 tiles", wrong_tiles<F16>(200000));
   report("cusparselt 16 bit", not_a_permutation(128, 192, [](int64_t m, int64_t q) {
            return cusparselt_sm90_16bit(m, q, 192);
          }));
