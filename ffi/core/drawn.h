@@ -97,15 +97,6 @@ S24_HD void numbers_of(const uint32_t rows[4], Numbers& low, Numbers& high) {
   high.signs = select_bytes(signs01, signs23, 0x7632u);
 }
 
-// By the lowest five bits of n.
-S24_HD uint32_t shift_left(uint32_t v, uint32_t n) {
-#if defined(__CUDA_ARCH__)
-  return __funnelshift_l(0u, v, n);
-#else
-  return v << (n & 31u);
-#endif
-}
-
 // The two kept entries: their positions in bits 4 to 5 and 12 to 13 of `selector`, which above that means nothing, and
 // their bits.
 struct Chosen {

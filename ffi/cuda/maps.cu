@@ -19,7 +19,11 @@ constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
 template <MapOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
-  if constexpr (op == MapOp::kMask) {
+  if constexpr (op == MapOp::kMask && sizeof(typename T::Bits) == 2) {
+    const uint32_t bytes = top_two_of<T>(words_of(x)).bytes();
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) y[i] = uint8_t(bytes >> (8 * i));
+  } else if constexpr (op == MapOp::kMask) {
     typename T::Bits keep[4];
     keep24<T>(x, keep);
     S24_UNROLL
