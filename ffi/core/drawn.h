@@ -1,8 +1,9 @@
-// The exact estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24<T, true> and
-// keep24 of mvue.h and select.h, written for processors that run each group by itself.
+// The estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24 and keep24 of mvue.h and
+// select.h, written for processors that run each group by itself.
 //
-// Decisions are numbers, 0.0f or 1.0f, and positions are sums of them: both kinds of arithmetic units of a GPU are busy,
-// and neither a branch nor a predicate is in the way. What is rare is left to the definition.
+// Decisions are numbers, 0 or 1, and positions are sums of them. A GPU compares, selects and works on bits at half the rate
+// of float32 sums and products, so what can be a sum is one, and no branch is in the way. What is rare is left to the
+// definition: numbers that are not finite or not below 2^127, and two draws that rounding makes one.
 #pragma once
 #include "pairs.h"
 
