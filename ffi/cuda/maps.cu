@@ -146,13 +146,17 @@ __global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, 
     }
   };
   const Key key = read_key<kDraws>(key_words);
-  const auto read = [&](int64_t quartet) {
+  const int64_t per_row = row / 2;
+  int64_t place, ahead, group_row = divide(first_unit(rounds), per_row, &place);
+  const int64_t rows_ahead = divide(kThreads, per_row, &ahead);
+  const auto read = [&](int64_t) {
     Quartet q;
-    int64_t place;
-    q.at = 4 * divide(quartet, row / 2, &place) * row;
-    q.at += 2 * place;
+    q.at = 4 * group_row * row + 2 * place;
     S24_UNROLL
     for (int j = 0; j < 4; ++j) q.w[j] = load<uint32_t, 2>(x + q.at + j * row);
+    group_row += rows_ahead;
+    place += ahead;
+    if (place >= per_row) place -= per_row, ++group_row;
     return q;
   };
   in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {

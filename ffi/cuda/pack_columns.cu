@@ -106,12 +106,15 @@ __device__ __forceinline__ uint32_t encode_lanes(const Input<op, typename T::Bit
   }
 }
 
+// Blocks that share a multiprocessor: fewer where threads need more registers.
+template <PackOp op>
+constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked ? 3 : 4;
+
 // A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
-__global__ void __launch_bounds__(kThreads, kDraws<op> > 0 || op == PackOp::kMasked ? 3 : 4) pack_columns(typename T::Bits* dense, const uint8_t* mask,
-                                                         typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                         unsigned rounds, const uint32_t* key_words,
-                                                         RowsToo<typename T::Bits> rows_too) {
+__global__ void __launch_bounds__(kThreads, kBlocks<op>)
+    pack_columns(typename T::Bits* dense, const uint8_t* mask, typename T::Bits* values, uint8_t* metadata, Groups g,
+                 unsigned rounds, const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = int(S::kLanes), kPairs = 8 / int(sizeof(Bits));  // pairs of 16 bytes
@@ -215,8 +218,10 @@ __global__ void __launch_bounds__(kThreads, kDraws<op> > 0 || op == PackOp::kMas
     Pair<Bits>* const to = pairs_at(row, first);
     S24_UNROLL
     for (unsigned i = 0; i < S::kInner; i += kRows)
-      if ((row | i) < rows)
-        store(to + uint64_t(len / 4) * i, *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(row | i, first)));
+      if ((row | i) < rows) {
+        const auto* from = reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(row | i, first));
+        store(to + uint64_t(len / 4) * i, *from);
+      }
     if constexpr (op != PackOp::kGather) {
       if (threadIdx.x < rows) store(nibbles_at, tile.nibbles[threadIdx.x]);
     }
@@ -247,8 +252,9 @@ bool fits_columns(const PackArgs& a) {
   const Groups& g = a.groups;
   const int lanes = a.dtype == Dtype::kF32 ? 4 : 8;
   constexpr int64_t kMost = 65535;
-  return g.inner > 1 && g.outer * g.inner <= INT32_MAX && g.outer * g.len <= INT32_MAX && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.len / (4 * kTileGroups) <= kMost &&
-         g.outer <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
+  const bool countable = g.outer * g.inner <= INT32_MAX && g.outer * g.len <= INT32_MAX;  // rows, of both forms
+  return g.inner > 1 && countable && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.outer <= kMost &&
+         g.len / (4 * kTileGroups) <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
          aligned(a.mask, 8);
 }
 

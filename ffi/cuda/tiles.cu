@@ -65,7 +65,10 @@ __global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<
     for (int i = 0; i < 16; ++i) all[i] = in[i / 4].at[i % 4];
     double_prune_tile<T, op == TileOp::kPruneColumnsFirst>(all);
     S24_UNROLL
-    for (int r = 0; r < 4; ++r) store(y + at + r * cols, Vector<Bits, 4>{{all[4 * r], all[4 * r + 1], all[4 * r + 2], all[4 * r + 3]}});
+    for (int r = 0; r < 4; ++r) {
+      const Bits* v = all + 4 * r;
+      store(y + at + r * cols, Vector<Bits, 4>{{v[0], v[1], v[2], v[3]}});
+    }
   }
 }
 

@@ -51,10 +51,12 @@ inline int rounds_for(int64_t blocks, int most) {
   return int(blocks < 2 * kEnoughBlocks ? 1 : blocks < most * kEnoughBlocks ? blocks / kEnoughBlocks : most);
 }
 
+__device__ __forceinline__ int64_t first_unit(int rounds) { return int64_t(blockIdx.x) * rounds * kThreads + threadIdx.x; }
+
 // work(unit, what load(unit) gave) for the units of a thread, a block of threads apart; the next is loaded before.
 template <class Load, class Work>
 __device__ __forceinline__ void in_rounds(int64_t units, int rounds, Load load, Work work) {
-  int64_t unit = int64_t(blockIdx.x) * rounds * kThreads + threadIdx.x;
+  int64_t unit = first_unit(rounds);
   if (unit >= units) return;
   auto next = load(unit);
 #pragma unroll 1
