@@ -51,15 +51,17 @@ S24_HD float scaled_down(float x, float power) {
 #endif
 }
 
-// Two numbers that are not negative, rounded, with the signs of two 16-bit elements; zeros are +0.
+// Two numbers that are not negative, rounded, in exchanged places if `swap` is 1 and not 0, with the signs of two 16-bit
+// elements; zeros are +0.
 template <class T>
-S24_HD uint32_t round_signed(float low, float high, uint32_t signs) {
+S24_HD uint32_t round_signed(float low, float high, float swap, uint32_t signs) {
 #if defined(__CUDA_ARCH__)
   uint32_t y;
   if constexpr (T::kInf == BF16::kInf)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  y = select_bytes(y, 0u, bits_of(fused(swap, float(0x1032 - 0x3210), 0x1p23f + float(0x3210))));
   y |= signs & 0x80008000u;
   // -0 + 0 is +0.
   if constexpr (T::kInf == BF16::kInf)
@@ -68,7 +70,8 @@ S24_HD uint32_t round_signed(float low, float high, uint32_t signs) {
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0u));
   return y;
 #else
-  const uint32_t a = T::from_f32_number(bits_of(low)), b = T::from_f32_number(bits_of(high));
+  const uint32_t a = T::from_f32_number(bits_of(swap == 1.0f ? high : low));
+  const uint32_t b = T::from_f32_number(bits_of(swap == 1.0f ? low : high));
   return (a | (mask_if<uint32_t>(a != 0) & signs & 0x8000u)) | (b << 16 | (mask_if<uint32_t>(b != 0) & signs & 0x80000000u));
 #endif
 }
@@ -118,17 +121,19 @@ S24_HD uint32_t nibbles_of(const Chosen c[4]) {
   return (select_bytes(low, high, 0x5410u) + select_bytes(low, high, 0x7632u) * 4u) >> 4;
 }
 
-// Of two positions in any order.
-S24_HD uint32_t selector_of(float one, float two) {
-  return bits_of(fused(greater(one, two), float(0x1000 - 0x10), fused(one + two, float(0x10), 0x1p23f)));
+// Of two positions by their sum and their difference: the first is half of (both - |apart|), the last half of (both +
+// |apart|).
+S24_HD uint32_t selector_of(float both, float apart) {
+  return bits_of(magnitude(apart) * float((0x1000 - 0x10) / 2) + fused(both, float((0x1000 + 0x10) / 2), 0x1p23f));
 }
 
 // 1 + uniform(word), exact.
 S24_HD float one_to_two(uint32_t word) { return float_of(word >> 9 | 0x3f800000u); }
 
-// False: the group is one of the rare ones that keep_defined is for, and `out` means nothing.
+// For one of the rare groups that keep_defined is for `out` means nothing, and `common` becomes 0 or NaN; else it is
+// multiplied by a small number.
 template <class T>
-S24_HD bool choose_exact(const Numbers& group, uint32_t word, Chosen& out) {
+S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float& common) {
   const float* x = group.x;
   const float high01 = larger_magnitude(x[0], x[1]), high23 = larger_magnitude(x[2], x[3]);
   const float largest = larger_magnitude(high01, high23);
@@ -168,11 +173,11 @@ S24_HD bool choose_exact(const Numbers& group, uint32_t word, Chosen& out) {
 
   float value = sum * unscale;
   if (capped) value = rest * unscale;
-  const float other = capped ? largest : value;
-  const bool swapped = one > two;
-  out.selector = selector_of(one, two);
-  out.bits = round_signed<T>(swapped ? other : value, swapped ? value : other, select_bytes(group.signs, 0u, out.selector));
-  return largest < 0x1p127f && one != two;
+  const float apart = one - two;
+  out.selector = selector_of(one + two, apart);
+  out.bits = round_signed<T>(value, capped ? largest : value, saturated(apart, 1.0f, 0.0f),
+                             select_bytes(group.signs, 0u, out.selector));
+  common *= fused(largest * 2.0f, 0.0f, apart);
 }
 
 // Correctly rounded, for numbers whose quotient and its remainder are far from overflow and underflow: what the division of
@@ -215,7 +220,7 @@ S24_HD float draw_position(const float v[4], uint32_t word, float at[4]) {
 
 // The same for the sequential estimate, mvue24<T, false>.
 template <class T>
-S24_HD bool choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out) {
+S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
   const float largest = larger_magnitude(larger_magnitude(group.x[0], group.x[1]), larger_magnitude(group.x[2], group.x[3]));
   const uint32_t exponent = bits_of(largest) & kF32Inf;
   const float scale = float_of((254u << 23) - exponent), unscale = float_of(exponent);
@@ -240,11 +245,11 @@ S24_HD bool choose_sequential(const Numbers& group, uint32_t word0, uint32_t wor
   // Of zeros the lowest is kept.
   if (a2 == 0.0f) two = saturated(one, -1.0f, 1.0f);
   if (a1 == 0.0f) one = saturated(two, -1.0f, 1.0f);
-  const bool swapped = one > two;
-  out.selector = selector_of(one, two);
-  out.bits = round_signed<T>(swapped ? v2 : v1, swapped ? v1 : v2, select_bytes(group.signs, 0u, out.selector));
+  const float apart = one - two;
+  out.selector = selector_of(one + two, apart);
+  out.bits = round_signed<T>(v1, v2, saturated(apart, 1.0f, 0.0f), select_bytes(group.signs, 0u, out.selector));
   const bool tiny = (a1 < 0x1p-60f && a1 != 0.0f) || (a2 < 0x1p-60f && a2 != 0.0f) || (largest < 0x1p-60f && largest != 0.0f);
-  return largest < 0x1p127f && !tiny;
+  if (tiny || !(largest < 0x1p127f)) common = 0.0f;
 }
 
 // The estimate of any group, packed, as it is defined.
@@ -257,18 +262,22 @@ S24_HD KeptPair keep_defined(Words x, uint32_t word0, uint32_t word1) {
 }
 
 template <class T, bool kExact>
-S24_HD bool choose_drawn(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out) {
+S24_HD void choose_drawn(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
   if constexpr (kExact)
-    return choose_exact<T>(group, word0, out);
+    choose_exact<T>(group, word0, out, common);
   else
-    return choose_sequential<T>(group, word0, word1, out);
+    choose_sequential<T>(group, word0, word1, out, common);
 }
+
+// `common` says that no group was rare.
+S24_HD bool all_common(float common) { return common * common > 0.0f; }
 
 template <class T, bool kExact>
 S24_HD KeptPair keep_drawn(Words x, uint32_t word0, uint32_t word1) {
   Chosen chosen;
-  return choose_drawn<T, kExact>(numbers_of<T>(x), word0, word1, chosen) ? chosen.pair()
-                                                                          : keep_defined<T, kExact>(x, word0, word1);
+  float common = 1.0f;
+  choose_drawn<T, kExact>(numbers_of<T>(x), word0, word1, chosen, common);
+  return all_common(common) ? chosen.pair() : keep_defined<T, kExact>(x, word0, word1);
 }
 
 }  // namespace s24

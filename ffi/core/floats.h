@@ -132,6 +132,14 @@ S24_HD float greater(float a, float b) {
 #endif
 }
 
+S24_HD float magnitude(float v) {
+#if defined(__CUDA_ARCH__)
+  return fabsf(v);
+#else
+  return float_of(bits_of(v) & kF32Magnitude);
+#endif
+}
+
 // A subnormal number as zero.
 S24_HD float without_subnormals(float v) {
 #if defined(__CUDA_ARCH__)

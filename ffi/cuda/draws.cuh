@@ -49,13 +49,13 @@ template <class T, int kDraws, class F>
 __device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                             Chosen (&chosen)[4]) {
   constexpr bool kExact = kDraws == 1;
-  bool common = true;
+  float common = 1.0f;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;
-    common &= choose_drawn<T, kExact>(numbers[i], words[0], words[1], chosen[i]);
+    choose_drawn<T, kExact>(numbers[i], words[0], words[1], chosen[i], common);
   }
-  if (common) return;
+  if (all_common(common)) return;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;
