@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uin
 
 // The same across rows: four neighbours of four rows. `row`: words of a row.
 template <class T, int kDraws>
-__global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t row,
+__global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t row,
                                                              int rounds, const uint32_t* key_words) {
   struct Quartet {
     int64_t at;
