@@ -1,8 +1,9 @@
-// The exact estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24<T, true> and
-// keep24 of mvue.h and select.h, written for processors that run each group by itself.
+// The estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24 and keep24 of mvue.h and
+// select.h, written for processors that run each group by itself.
 //
-// Decisions are numbers, 0.0f or 1.0f, and positions are sums of them: both kinds of arithmetic units of a GPU are busy,
-// and neither a branch nor a predicate is in the way. What is rare is left to the definition.
+// Decisions are numbers, 0 or 1, and positions are sums of them. A GPU compares, selects and works on bits at half the rate
+// of float32 sums and products, so what can be a sum is one, and no branch is in the way. What is rare is left to the
+// definition: numbers that are not finite or not below 2^127, and two draws that rounding makes one.
 #pragma once
 #include "pairs.h"
 
@@ -26,6 +27,18 @@ S24_HD float fused(float a, float b, float c) {
 #endif
 }
 
+// a * b + c, at least 0 and at most 1.
+S24_HD float saturated(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+  return y;
+#else
+  const float y = __builtin_fmaf(a, b, c);
+  return y > 1.0f ? 1.0f : y > 0.0f ? y : 0.0f;
+#endif
+}
+
 // |x| times a power of two; a subnormal factor or result is zero. x: 11 bits of significand at most.
 S24_HD float scaled_down(float x, float power) {
 #if defined(__CUDA_ARCH__)
@@ -38,67 +51,17 @@ S24_HD float scaled_down(float x, float power) {
 #endif
 }
 
-// The larger of |a| and |b|, NaN if one is NaN; subnormals are zero.
-S24_HD float larger_magnitude(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("{.reg .f32 s, t; abs.f32 s, %1; abs.f32 t, %2; max.ftz.NaN.f32 %0, s, t;}" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-#else
-  return float_of(max_u32(flushed_magnitude(bits_of(a)), flushed_magnitude(bits_of(b))));
-#endif
-}
-
-S24_HD float lesser(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return fminf(a, b);
-#else
-  return a < b ? a : b;
-#endif
-}
-
-S24_HD float greater(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return fmaxf(a, b);
-#else
-  return a > b ? a : b;
-#endif
-}
-
-// The element in the low or the high half of a word.
+// Two numbers that are not negative, rounded, in exchanged places if `swap` is 1 and not 0, with the signs of two 16-bit
+// elements; zeros are +0.
 template <class T>
-S24_HD float low_number(uint32_t word) {
-  if constexpr (T::kInf == BF16::kInf) return float_of(first_of(word));
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(word));
-  return y;
-#else
-  return float_of(T::to_f32(uint16_t(word)));
-#endif
-}
-
-template <class T>
-S24_HD float high_number(uint32_t word) {
-  if constexpr (T::kInf == BF16::kInf) return float_of(second_of(word));
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
-  return y;
-#else
-  return float_of(T::to_f32(uint16_t(word >> 16)));
-#endif
-}
-
-// Two numbers that are not negative, rounded, with the signs of two 16-bit elements; zeros are +0.
-template <class T>
-S24_HD uint32_t round_signed(float low, float high, uint32_t signs) {
+S24_HD uint32_t round_signed(float low, float high, float swap, uint32_t signs) {
 #if defined(__CUDA_ARCH__)
   uint32_t y;
   if constexpr (T::kInf == BF16::kInf)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  y = select_bytes(y, 0u, bits_of(fused(swap, float(0x1032 - 0x3210), 0x1p23f + float(0x3210))));
   y |= signs & 0x80008000u;
   // -0 + 0 is +0.
   if constexpr (T::kInf == BF16::kInf)
@@ -107,7 +70,8 @@ S24_HD uint32_t round_signed(float low, float high, uint32_t signs) {
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0u));
   return y;
 #else
-  const uint32_t a = T::from_f32_number(bits_of(low)), b = T::from_f32_number(bits_of(high));
+  const uint32_t a = T::from_f32_number(bits_of(swap == 1.0f ? high : low));
+  const uint32_t b = T::from_f32_number(bits_of(swap == 1.0f ? low : high));
   return (a | (mask_if<uint32_t>(a != 0) & signs & 0x8000u)) | (b << 16 | (mask_if<uint32_t>(b != 0) & signs & 0x80000000u));
 #endif
 }
@@ -137,15 +101,6 @@ S24_HD void numbers_of(const uint32_t rows[4], Numbers& low, Numbers& high) {
   high.signs = select_bytes(signs01, signs23, 0x7632u);
 }
 
-// By the lowest five bits of n.
-S24_HD uint32_t shift_left(uint32_t v, uint32_t n) {
-#if defined(__CUDA_ARCH__)
-  return __funnelshift_l(0u, v, n);
-#else
-  return v << (n & 31u);
-#endif
-}
-
 // The two kept entries: their positions in bits 4 to 5 and 12 to 13 of `selector`, which above that means nothing, and
 // their bits.
 struct Chosen {
@@ -166,9 +121,19 @@ S24_HD uint32_t nibbles_of(const Chosen c[4]) {
   return (select_bytes(low, high, 0x5410u) + select_bytes(low, high, 0x7632u) * 4u) >> 4;
 }
 
-// False: the group is one of the rare ones that keep_defined is for, and `out` means nothing.
+// Of two positions by their sum and their difference: the first is half of (both - |apart|), the last half of (both +
+// |apart|).
+S24_HD uint32_t selector_of(float both, float apart) {
+  return bits_of(magnitude(apart) * float((0x1000 - 0x10) / 2) + fused(both, float((0x1000 + 0x10) / 2), 0x1p23f));
+}
+
+// 1 + uniform(word), exact.
+S24_HD float one_to_two(uint32_t word) { return float_of(word >> 9 | 0x3f800000u); }
+
+// For one of the rare groups that keep_defined is for `out` means nothing, and `common` becomes 0 or NaN; else it is
+// multiplied by a small number.
 template <class T>
-S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
+S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float& common) {
   const float* x = group.x;
   const float high01 = larger_magnitude(x[0], x[1]), high23 = larger_magnitude(x[2], x[3]);
   const float largest = larger_magnitude(high01, high23);
@@ -185,45 +150,134 @@ S24_HD bool choose_drawn(const Numbers& group, uint32_t word, Chosen& out) {
   const float rest = rest01 + rest23;
   const bool some = rest > 0.0f, capped = !(largest * scale <= rest && some);
 
-  // No entry but a capped one is above the sum of the others: the running sums leave it out.
+  // No entry but a capped one is above the sum of the others: the running sums leave it out. `bound` is the number after
+  // `rest`, times 2^100 like the entries, or so much more than a tiny `rest` that 1 is left.
+  float bound = fused(rest, 0x1p100f, 1.0f);
+  bound = fused(bound, 0x1.004p-24f, bound);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) small[i] = at_most(b[i], rest);
+  for (int i = 0; i < 4; ++i) small[i] = saturated(b[i], -0x1p100f, bound);
   d[0] = b[0] * small[0];
   S24_UNROLL
   for (int i = 1; i < 4; ++i) d[i] = fused(b[i], small[i], d[i - 1]);
   const float top = fused(small[3], -3.0f, fused(small[2], -2.0f, 6.0f - small[1]));  // of what is capped, else 0
 
-  const float sum = d[3] * (capped ? 1.0f : 0.5f);
+  float sum = d[3];
+  if (!capped) sum *= 0.5f;
   const float step = capped ? -0x1p100f : sum;                // a capped entry is the second one as it is
-  const float from_one = float_of(word >> 9 | 0x3f800000u);   // 1 + uniform(word), exact
-  const float level = fused(from_one, sum, -sum);             // uniform(word) * sum, rounded once
+  const float level = fused(one_to_two(word), sum, -sum);     // uniform(word) * sum, rounded once
   const bool right = d[1] <= level, far = d[1] - step <= level;
   float one = at_most(right ? d[2] : d[0], level), two = top + at_most((far ? d[2] : d[0]) - step, level);
   if (right) one += 2.0f;
   if (far) two += 2.0f;
   if (!some) one = at_most(two, 0.0f);  // the lowest zero
 
-  const float value = (capped ? rest : sum) * unscale, other = capped ? largest : value;
-  const bool swapped = one > two;
-  const float last = greater(one, two), both = one + two;
-  out.selector = bits_of(fused(last, float(0x1000 - 0x10), fused(both, float(0x10), 0x1p23f)));
-  out.bits = round_signed<T>(swapped ? other : value, swapped ? value : other, select_bytes(group.signs, 0u, out.selector));
-  return largest < 0x1p127f && one != two;
+  float value = sum * unscale;
+  if (capped) value = rest * unscale;
+  const float apart = one - two;
+  out.selector = selector_of(one + two, apart);
+  out.bits = round_signed<T>(value, capped ? largest : value, saturated(apart, 1.0f, 0.0f),
+                             select_bytes(group.signs, 0u, out.selector));
+  common *= fused(largest * 2.0f, 0.0f, apart);
 }
 
-// The packed exact estimate of any group, as it is defined.
+// Correctly rounded, for numbers whose quotient and its remainder are far from overflow and underflow: what the division of
+// CUDA does after it has checked that.
+S24_HD float quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = __fmaf_rn(__fmaf_rn(-b, r, 1.0f), r, r);
+  float q = a * r;
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+  return __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+#else
+  return a / b;
+#endif
+}
+
+// 1 where the position is `below` (how many of the first three are below), else 0; below[i] >= below[i + 1].
+S24_HD void one_hot(const float below[3], float at[4]) {
+  at[0] = 1.0f - below[0];
+  at[1] = below[0] - below[1];
+  at[2] = below[1] - below[2];
+  at[3] = below[2];
+}
+
+S24_HD float pick(const float v[4], const float at[4]) {
+  return fused(v[3], at[3], fused(v[2], at[2], fused(v[1], at[1], v[0] * at[0])));
+}
+
+// What the sums of v say about a number u in [0, 1), given as a random word: the first of them above u times the last.
+S24_HD float draw_position(const float v[4], uint32_t word, float at[4]) {
+  float c[4], below[3];
+  running_sums(v, c);
+  const float level = fused(one_to_two(word), c[3], -c[3]);
+  S24_UNROLL
+  for (int i = 0; i < 3; ++i) below[i] = at_most(c[i], level);
+  one_hot(below, at);
+  return below[0] + below[1] + below[2];
+}
+
+// The same for the sequential estimate, mvue24<T, false>.
 template <class T>
-S24_HD KeptPair keep_defined(Words x, uint32_t word) {
+S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+  const float largest = larger_magnitude(larger_magnitude(group.x[0], group.x[1]), larger_magnitude(group.x[2], group.x[3]));
+  const uint32_t exponent = bits_of(largest) & kF32Inf;
+  const float scale = float_of((254u << 23) - exponent), unscale = float_of(exponent);
+  float a[4], b[4], o[4], first[4], second[4], k[4], chance[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    a[i] = scaled_down(group.x[i], scale);
+    b[i] = a[i] + 0x1p-23f;
+  }
+  float one = draw_position(b, word0, first);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) o[i] = b[i] * (1.0f - first[i]);
+  float two = draw_position(o, word1, second);
+  const float sum = ((b[0] + b[1]) + b[2]) + b[3];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) k[j] = quotient(b[j], sum * sum_without(b, j));
+  const float r = quotient(1.0f, sum);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) chance[i] = b[i] * (r + sum_without(k, i));
+  const float a1 = pick(a, first), a2 = pick(a, second);
+  const float v1 = quotient(a1, pick(chance, first)) * unscale, v2 = quotient(a2, pick(chance, second)) * unscale;
+  // Of zeros the lowest is kept.
+  if (a2 == 0.0f) two = saturated(one, -1.0f, 1.0f);
+  if (a1 == 0.0f) one = saturated(two, -1.0f, 1.0f);
+  const float apart = one - two;
+  out.selector = selector_of(one + two, apart);
+  out.bits = round_signed<T>(v1, v2, saturated(apart, 1.0f, 0.0f), select_bytes(group.signs, 0u, out.selector));
+  const bool tiny = (a1 < 0x1p-60f && a1 != 0.0f) || (a2 < 0x1p-60f && a2 != 0.0f) || (largest < 0x1p-60f && largest != 0.0f);
+  if (tiny || !(largest < 0x1p127f)) common = 0.0f;
+}
+
+// The estimate of any group, packed, as it is defined.
+template <class T, bool kExact>
+S24_HD KeptPair keep_defined(Words x, uint32_t word0, uint32_t word1) {
   const uint16_t in[4] = {uint16_t(x.low), uint16_t(x.low >> 16), uint16_t(x.high), uint16_t(x.high >> 16)};
   uint16_t y[4];
-  mvue24<T, true>(in, word, 0, y);
+  mvue24<T, kExact>(in, word0, word1, y);
   return keep_largest<T>(words_of(y));
 }
 
-template <class T>
-S24_HD KeptPair keep_drawn(Words x, uint32_t word) {
+template <class T, bool kExact>
+S24_HD void choose_drawn(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+  if constexpr (kExact)
+    choose_exact<T>(group, word0, out, common);
+  else
+    choose_sequential<T>(group, word0, word1, out, common);
+}
+
+// `common` says that no group was rare.
+S24_HD bool all_common(float common) { return common * common > 0.0f; }
+
+template <class T, bool kExact>
+S24_HD KeptPair keep_drawn(Words x, uint32_t word0, uint32_t word1) {
   Chosen chosen;
-  return choose_drawn<T>(numbers_of<T>(x), word, chosen) ? chosen.pair() : keep_defined<T>(x, word);
+  float common = 1.0f;
+  choose_drawn<T, kExact>(numbers_of<T>(x), word0, word1, chosen, common);
+  return all_common(common) ? chosen.pair() : keep_defined<T, kExact>(x, word0, word1);
 }
 
 }  // namespace s24

@@ -114,4 +114,82 @@ S24_HD typename T::Bits round_positive_zero(uint32_t u) {
   return Bits(b & mask_if<Bits>((b & T::kMagnitude) != 0));
 }
 
+// Operations on numbers that are one instruction on a GPU.
+
+S24_HD float lesser(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fminf(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+S24_HD float greater(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+S24_HD float magnitude(float v) {
+#if defined(__CUDA_ARCH__)
+  return fabsf(v);
+#else
+  return float_of(bits_of(v) & kF32Magnitude);
+#endif
+}
+
+// A subnormal number as zero.
+S24_HD float without_subnormals(float v) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("mul.rn.ftz.f32 %0, %1, 0f3f800000;" : "=f"(y) : "f"(v));
+  return y;
+#else
+  return float_of(flushed_magnitude(bits_of(v)) | (bits_of(v) & ~kF32Magnitude));
+#endif
+}
+
+// The larger of |a| and |b|, NaN if one is NaN; subnormals are zero.
+S24_HD float larger_magnitude(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .f32 s, t; abs.f32 s, %1; abs.f32 t, %2; max.ftz.NaN.f32 %0, s, t;}" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return float_of(max_u32(flushed_magnitude(bits_of(a)), flushed_magnitude(bits_of(b))));
+#endif
+}
+
+// The element in the low or the high half of a word.
+template <class T>
+S24_HD float low_number(uint32_t word) {
+  if constexpr (T::kInf == BF16::kInf) return float_of(first_of(word));
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(word));
+  return y;
+#else
+  return float_of(T::to_f32(uint16_t(word)));
+#endif
+}
+
+// If the other half is not finite, not even the number of this half means anything. A zero loses its sign.
+template <class T>
+S24_HD float high_number(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (T::kInf == BF16::kInf) {
+    uint32_t y;  // times 1 and 0: bit operations are what a GPU does at half the rate
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(word), "r"(0x3f800000u), "r"(0u));
+    return float_of(y);
+  }
+  float y;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
+  return y;
+#else
+  return float_of(T::to_f32(uint16_t(word >> 16)));
+#endif
+}
+
 }  // namespace s24

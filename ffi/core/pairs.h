@@ -52,6 +52,23 @@ S24_HD uint32_t distinct_key(uint32_t x, uint32_t i) {
   return min_u32(x & T::kMagnitude, uint32_t(T::kInf) + 1u) * 4u + (3u - i);
 }
 
+// By the lowest five bits of n.
+S24_HD uint32_t shift_left(uint32_t v, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_l(0u, v, n);
+#else
+  return v << (n & 31u);
+#endif
+}
+
+S24_HD uint32_t shift_right(uint32_t v, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(v, 0u, n);
+#else
+  return v >> (n & 31u);
+#endif
+}
+
 struct TopTwo {
   uint32_t largest, second;  // keys
   // Larger keys of the low bits are lower indices.
@@ -59,6 +76,8 @@ struct TopTwo {
     const uint32_t a = largest & 3u, b = second & 3u;
     return 15u ^ (max_u32(a, b) | min_u32(a, b) << 2);
   }
+  // Four bytes, 1 for what is kept.
+  S24_HD uint32_t bytes() const { return shift_right(0x01000000u, largest << 3) | shift_right(0x01000000u, second << 3); }
 };
 
 S24_HD TopTwo top_two(const uint32_t k[4]) {

@@ -24,12 +24,12 @@ template <int kDraws>
 struct QuartetDraw {
   Draw<kDraws> group[4];
 
-  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t first) {
+  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t quartet) {
     QuartetDraw q;
     S24_UNROLL
     for (int i = 0; i < kDraws; ++i) {
       uint32_t words[4];
-      quartet_words(key.k0, key.k1, uint64_t(first) / 4, uint32_t(i), words);
+      quartet_words(key.k0, key.k1, uint64_t(quartet), uint32_t(i), words);
       S24_UNROLL
       for (int g = 0; g < 4; ++g) q.group[g].words[i] = words[g];
     }
@@ -38,21 +38,29 @@ struct QuartetDraw {
 };
 
 // Never inlined: it is rare, and as long as everything else together.
-template <class T>
-__device__ __noinline__ KeptPair keep_rare(Words group, uint32_t word) {
-  return keep_defined<T>(group, word);
+template <class T, bool kExact>
+__device__ __noinline__ KeptPair keep_rare(Words group, uint32_t word0, uint32_t word1) {
+  return keep_defined<T, kExact>(group, word0, word1);
 }
 
-// The exact estimates of a quartet; group(i) is only asked for if one of them is rare.
-template <class T, class F>
-__device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<1>& draws, F group,
+// The estimates of a quartet of 16-bit groups, exact ones with one draw each; group(i) is only asked for if one of them is
+// rare.
+template <class T, int kDraws, class F>
+__device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                             Chosen (&chosen)[4]) {
-  bool common = true;
+  constexpr bool kExact = kDraws == 1;
+  float common = 1.0f;
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) common &= choose_drawn<T>(numbers[i], draws.group[i].words[0], chosen[i]);
-  if (common) return;
+  for (int i = 0; i < 4; ++i) {
+    const auto& words = draws.group[i].words;
+    choose_drawn<T, kExact>(numbers[i], words[0], words[1], chosen[i], common);
+  }
+  if (all_common(common)) return;
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) chosen[i] = Chosen::of(keep_rare<T>(group(i), draws.group[i].words[0]));
+  for (int i = 0; i < 4; ++i) {
+    const auto& words = draws.group[i].words;
+    chosen[i] = Chosen::of(keep_rare<T, kExact>(group(i), words[0], words[1]));
+  }
 }
 
 }  // namespace cuda

@@ -260,9 +260,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
     for (int n = 0; n < 2; ++n) {
       uint32_t made[kLanes / 4] = {};
       if (inside) {
-        const Key key = read_key(n == 0 ? packed.key[0] : packed.key[1]);
+        const Key key = read_key<kDraws<op>>(n == 0 ? packed.key[0] : packed.key[1]);
         const auto none = [](int) { return 0u; };
-        tiles[n].template put<op, T>(out[0], vector, group, key, row / 4 * cols + col, none, none, made);
+        tiles[n].template put<op, T>(out[0], vector, group, key, (row / 4 * cols + col) / 4, none, none, made);
       }
       tiles[n].exchange(made);
       S24_UNROLL
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
     const int packed_rows = int(min(int64_t(S::kInner), cols - col0));
     S24_UNROLL
     for (int n = 0; n < 2; ++n) {
-      tiles[n].store_pairs(static_cast<Bits*>(packed.values[n]) + (col0 * rows + row0) / 2, rows, packed_rows);
+      tiles[n].store_pairs(static_cast<Pair<Bits>*>(packed.values[n]) + (col0 * rows + row0) / 4, unsigned(rows), packed_rows);
       tiles[n].store_nibbles(packed.metadata[n] + (col0 * rows + row0) / 8, rows, packed_rows);
     }
   }

@@ -15,11 +15,15 @@ template <MapOp op>
 constexpr int kDraws = op == MapOp::kMvueExact ? 1 : op == MapOp::kMvueSequential ? 2 : 0;
 
 template <MapOp op, class T>
-constexpr bool kChoose = op == MapOp::kMvueExact && sizeof(typename T::Bits) == 2;
+constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
 template <MapOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
-  if constexpr (op == MapOp::kMask) {
+  if constexpr (op == MapOp::kMask && sizeof(typename T::Bits) == 2) {
+    const uint32_t bytes = top_two_of<T>(words_of(x)).bytes();
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) y[i] = uint8_t(bytes >> (8 * i));
+  } else if constexpr (op == MapOp::kMask) {
     typename T::Bits keep[4];
     keep24<T>(x, keep);
     S24_UNROLL
@@ -29,7 +33,7 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
   } else if constexpr (op == MapOp::kSoft) {
     soft24<T>(x, y);
   } else if constexpr (kChoose<op, T>) {
-    const Words out = put_nibble(keep_drawn<T>(words_of(x), draw.words[0]));
+    const Words out = put_nibble(keep_drawn<T, op == MapOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
   } else {
@@ -43,7 +47,7 @@ __device__ __forceinline__ void for_draws(Key key, int64_t first, F f) {
   if constexpr (kGroups % 4 == 0) {
     S24_UNROLL
     for (int q = 0; q < kGroups; q += 4) {
-      const auto draws = QuartetDraw<kDraws>::of(key, first + q);
+      const auto draws = QuartetDraw<kDraws>::of(key, (first + q) / 4);
       S24_UNROLL
       for (int i = 0; i < 4; ++i) f(q + i, draws.group[i]);
     }
@@ -60,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, 
   using Bits = typename T::Bits;
   constexpr int kAccesses = kDraws<op> > 0 ? 1 : 4;
   const int64_t first = (int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x) * kGroups;
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   Vector<Bits, 4 * kGroups> in[kAccesses];
   S24_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   int64_t lane;
   const int64_t row = divide(unit, per_row, &lane);  // of groups
   const int64_t at = 4 * row * g.inner + lane * kLanes;
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   Vector<Bits, kLanes> in[4];
   Vector<Out<op, T>, kLanes> out[4];
   S24_UNROLL
@@ -103,61 +107,80 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   for (int j = 0; j < 4; ++j) store(y + at + j * g.inner, out[j]);
 }
 
-// Exact estimates of 16-bit floats: a thread takes a quartet of groups.
-template <class T>
-__global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uint32_t* y, int64_t quartets,
+// Estimates of 16-bit floats: a unit is a quartet of groups.
+template <class T, int kDraws>
+__global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uint32_t* y, int64_t quartets, int rounds,
                                                           const uint32_t* key_words) {
-  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (quartet >= quartets) return;
-  Vector<uint32_t, 4> w[2] = {load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)};
-  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
-  const auto group = [&](int i) { return Words{w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; };
-  const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
-                              numbers_of<T>(group(3))};
-  Chosen chosen[4];
-  choose_four<T>(numbers, draws, group, chosen);
-  S24_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const Words a = chosen[2 * i].spread(), b = chosen[2 * i + 1].spread();
-    store(y + 8 * quartet + 4 * i, Vector<uint32_t, 4>{{a.low, a.high, b.low, b.high}});
-  }
+  struct Quartet {
+    Vector<uint32_t, 4> w[2];
+    __device__ __forceinline__ Words operator()(int i) const { return {w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; }
+  };
+  const Key key = read_key<kDraws>(key_words);
+  const auto read = [&](int64_t quartet) {
+    return Quartet{{load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)}};
+  };
+  in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
+    const auto draws = QuartetDraw<kDraws>::of(key, quartet);
+    const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
+                                numbers_of<T>(group(3))};
+    Chosen chosen[4];
+    choose_four<T>(numbers, draws, group, chosen);
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const Words a = chosen[2 * i].spread(), b = chosen[2 * i + 1].spread();
+      store(y + 8 * quartet + 4 * i, Vector<uint32_t, 4>{{a.low, a.high, b.low, b.high}});
+    }
+  });
 }
 
-// The same across rows: four neighbours of four rows.
-template <class T>
-__global__ void __launch_bounds__(kThreads) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t per_row,
-                                                             const uint32_t* key_words) {
-  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (quartet >= quartets) return;
-  int64_t place;
-  const int64_t row = divide(quartet, per_row, &place), at = 8 * row * per_row + 2 * place;
-  Vector<uint32_t, 2> w[4];
-  S24_UNROLL
-  for (int j = 0; j < 4; ++j) w[j] = load<uint32_t, 2>(x + at + 2 * j * per_row);
-  const auto draws = QuartetDraw<1>::of(read_key(key_words), 4 * quartet);
-  Numbers numbers[4];
-  S24_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t rows[4] = {w[0].at[i], w[1].at[i], w[2].at[i], w[3].at[i]};
-    numbers_of<T>(rows, numbers[2 * i], numbers[2 * i + 1]);
-  }
-  Chosen chosen[4];
-  const auto group = [&](int i) {
-    const uint32_t halves = i % 2 == 0 ? 0x5410u : 0x7632u;
-    return Words{select_bytes(w[0].at[i / 2], w[1].at[i / 2], halves), select_bytes(w[2].at[i / 2], w[3].at[i / 2], halves)};
+// The same across rows: four neighbours of four rows. `row`: words of a row.
+template <class T, int kDraws>
+__global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t row,
+                                                             int rounds, const uint32_t* key_words) {
+  struct Quartet {
+    int64_t at;
+    Vector<uint32_t, 2> w[4];
+    __device__ __forceinline__ Words operator()(int i) const {
+      const uint32_t halves = i % 2 == 0 ? 0x5410u : 0x7632u;
+      return {select_bytes(w[0].at[i / 2], w[1].at[i / 2], halves), select_bytes(w[2].at[i / 2], w[3].at[i / 2], halves)};
+    }
   };
-  choose_four<T>(numbers, draws, group, chosen);
-  Words out[4];
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) out[i] = chosen[i].spread();
-  S24_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const auto word = [&](int i) {
-      const Words &a = out[2 * i], &b = out[2 * i + 1];
-      return select_bytes(j < 2 ? a.low : a.high, j < 2 ? b.low : b.high, j % 2 == 0 ? 0x5410u : 0x7632u);
-    };
-    store(y + at + 2 * j * per_row, Vector<uint32_t, 2>{{word(0), word(1)}});
-  }
+  const Key key = read_key<kDraws>(key_words);
+  const int64_t per_row = row / 2;
+  int64_t place, ahead, group_row = divide(first_unit(rounds), per_row, &place);
+  const int64_t rows_ahead = divide(kThreads, per_row, &ahead);
+  const auto read = [&](int64_t) {
+    Quartet q;
+    q.at = 4 * group_row * row + 2 * place;
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) q.w[j] = load<uint32_t, 2>(x + q.at + j * row);
+    group_row += rows_ahead;
+    place += ahead;
+    if (place >= per_row) place -= per_row, ++group_row;
+    return q;
+  };
+  in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
+    const auto draws = QuartetDraw<kDraws>::of(key, quartet);
+    Numbers numbers[4];
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t rows[4] = {group.w[0].at[i], group.w[1].at[i], group.w[2].at[i], group.w[3].at[i]};
+      numbers_of<T>(rows, numbers[2 * i], numbers[2 * i + 1]);
+    }
+    Chosen chosen[4];
+    choose_four<T>(numbers, draws, group, chosen);
+    Words out[4];
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) out[i] = chosen[i].spread();
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const auto word = [&](int i) {
+        const Words &a = out[2 * i], &b = out[2 * i + 1];
+        return select_bytes(j < 2 ? a.low : a.high, j < 2 ? b.low : b.high, j % 2 == 0 ? 0x5410u : 0x7632u);
+      };
+      store(y + group.at + j * row, Vector<uint32_t, 2>{{word(0), word(1)}});
+    }
+  });
 }
 
 template <MapOp op, class T>
@@ -173,11 +196,13 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
   if constexpr (kChoose<op, T>) {
     const auto* from = static_cast<const uint32_t*>(a.x);
     auto* to = static_cast<uint32_t*>(a.out);
-    const dim3 grid(blocks_for(groups / 4, kThreads));
+    const int rounds = rounds_for(ceil_div(groups / 4, kThreads), 8);
+    const dim3 grid(blocks_for(groups / 4, kThreads * rounds));
     if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1)
-      return start(estimate_rows<T>, grid, kThreads, 0, stream, from, to, groups / 4, key);
+      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, rounds, key);
     if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
-      return start(estimate_columns<T>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 4, key);
+      return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 2,
+                   rounds, key);
   }
   if (a.groups.inner == 1) {
     constexpr size_t kAlign = 4 * kRun * sizeof(Bits);

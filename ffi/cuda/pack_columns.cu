@@ -16,7 +16,7 @@ struct RowsToo {
 
 // A thread's two groups in a row of eight 16-bit elements, the first of which is number `at` of the array.
 template <PackOp op, class T>
-__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, int64_t at, const RowsToo<uint16_t>& to) {
+__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, uint64_t at, const RowsToo<uint16_t>& to) {
   Vector<Pair<uint16_t>, 2> kept;
   uint32_t byte = 0;
   S24_UNROLL
@@ -28,77 +28,117 @@ __device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, int64_t 
   to.metadata[at / 8] = uint8_t(byte);
 }
 
+// What a thread reads of a tile: one vector of four rows, and what a mask allows there.
+template <PackOp op, class Bits>
+struct Input {
+  static constexpr int kLanes = Tile<Bits>::kLanes;
+  FourRows rows;
+  Vector<uint8_t, kLanes> allowed[op == PackOp::kMasked ? 4 : 1];
+
+  // next: from one row to the next.
+  __device__ __forceinline__ void read(const Bits* dense, const uint8_t* mask, uint64_t at, uint64_t next) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      rows[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + next * j));
+      if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + next * j);
+    }
+  }
+  __device__ __forceinline__ uint32_t mask_bytes(int l) const {
+    uint32_t bytes = 0;
+    if constexpr (op == PackOp::kMasked) {
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+    }
+    return bytes;
+  }
+};
+
+// Blocks that share a multiprocessor: fewer where threads need more registers.
+template <PackOp op>
+constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked ? 3 : 4;
+
+// A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
-__global__ void __launch_bounds__(kThreads) pack_columns(typename T::Bits* dense, const uint8_t* mask,
-                                                         typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                         bool strided, const uint32_t* key_words,
-                                                         RowsToo<typename T::Bits> rows_too) {
+__global__ void __launch_bounds__(kThreads, kBlocks<op>)
+    pack_columns(typename T::Bits* dense, const uint8_t* mask, typename T::Bits* values, uint8_t* metadata, Groups g,
+                 bool strided, unsigned rounds, const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes, kPairs = S::kPairs, kChunks = S::kChunks;
-  __shared__ S tile;
-  const int vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
-  const int64_t inner0 = int64_t(blockIdx.x) * S::kInner, group0 = int64_t(blockIdx.y) * kTileGroups, o = blockIdx.z;
-  const int64_t i0 = inner0 + vector * kLanes, q = group0 + group;
-  const bool inside = i0 < g.inner;
-  const int64_t next = strided ? g.len / 4 * g.inner : g.inner;  // member of a group
-  const int64_t at = (o * g.len + (strided ? q : 4 * q)) * g.inner + i0;
-  const int64_t packed0 = (o * g.inner + inner0) * g.len;  // dense elements before the tile's first packed row
-  const int rows = int(min(int64_t(S::kInner), g.inner - inner0));
+  __shared__ S tiles[2];  // in turn, so that one barrier is enough
+  const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
+  const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
+  const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * kLanes;
+  const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
+  const bool inside = i0 < inner;
+  const Key key = read_key<kDraws<op>>(key_words);
+  const uint64_t step = strided ? uint64_t(len / 4) * inner : inner;  // from one member of a group to the next
+  const auto first_at = [&](unsigned tile) {
+    const unsigned q = tile * kTileGroups + group;
+    return uint64_t(outer * len + (strided ? q : 4 * q)) * inner + i0;
+  };
+  unsigned n = blockIdx.y * rounds;
+  const unsigned end = min(n + rounds, len / (4 * kTileGroups));
+  Input<op, Bits> next;
+  if (op != PackOp::kUnpack && inside) next.read(dense, mask, first_at(n), step);
+#pragma unroll 1
+  for (; n < end; ++n) {
+    S& tile = tiles[n % 2];
+    const uint64_t at = first_at(n);
+    const Input<op, Bits> in = next;
+    if (op != PackOp::kUnpack && inside && n + 1 < end) next.read(dense, mask, first_at(n + 1), step);
+    const auto pairs_at = [&](unsigned row, unsigned first) {
+      return reinterpret_cast<Pair<Bits>*>(values) + (uint64_t(packed0 + row) * (len / 4) + n * kTileGroups + first);
+    };
+    uint8_t* const nibbles_at = metadata + (uint64_t(packed0 + threadIdx.x) * (len / 8) + n * kTileGroups / 2);
 
-  if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
-    if (int(threadIdx.x) < rows)
-      tile.nibbles[threadIdx.x] = load<uint8_t, 16>(metadata + (packed0 + threadIdx.x * g.len) / 8 + group0 / 2);
-    if constexpr (op == PackOp::kUnpack) {
-      for (int c = threadIdx.x; c < rows * kChunks; c += kThreads) {
-        const int i = c / kChunks, first = c % kChunks * kPairs;
-        *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
-            load<Pair<Bits>, kPairs>(reinterpret_cast<Pair<Bits>*>(values + (packed0 + i * g.len) / 2) + group0 + first);
-      }
-    }
-    __syncthreads();
-  }
-  const auto given = [&](int l) { return uint32_t(tile.nibbles[vector * kLanes + l].at[group / 2]) >> (group % 2 * 4) & 15; };
-
-  if constexpr (op == PackOp::kUnpack) {
-    if (!inside) return;
-    Vector<Bits, kLanes> out[4];
-    S24_UNROLL
-    for (int l = 0; l < kLanes; ++l) {
-      const Group<T> made = decode<T>(tile.pairs[S::place(vector, l, group)], given(l));
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
-    }
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) store(dense + at + j * next, out[j]);
-    return;
-  } else {
-    uint32_t made[kLanes / 4] = {};
-    if (inside) {
-      FourRows in;
-      Vector<uint8_t, kLanes> allowed[4];
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        in[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + j * next));
-        if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + j * next);
-        if constexpr (kRowsToo) pack_row<op, T>(in[j], at + j * next, rows_too);
-      }
-      const auto mask_bytes = [&](int l) {
-        uint32_t bytes = 0;
-        if constexpr (op == PackOp::kMasked) {
-          S24_UNROLL
-          for (int j = 0; j < 4; ++j) bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+    if constexpr (op == PackOp::kGather || op == PackOp::kUnpack) {
+      if (threadIdx.x < rows) tile.nibbles[threadIdx.x] = load<uint8_t, 16>(nibbles_at);
+      if constexpr (op == PackOp::kUnpack) {
+        for (unsigned c = threadIdx.x; c < rows * kChunks; c += kThreads) {
+          const unsigned i = c / kChunks, first = c % kChunks * kPairs;
+          *reinterpret_cast<Vector<Pair<Bits>, kPairs>*>(tile.pairs + S::place(i, first)) =
+              load<Pair<Bits>, kPairs>(pairs_at(i, first));
         }
-        return bytes;
-      };
-      const auto nibble = [&](int l) { return op == PackOp::kGather ? given(l) : 0u; };
-      const int64_t first = (o * (g.len / 4) + q) * g.inner + i0;
-      tile.template put<op, T>(in, vector, group, read_key(key_words), first, mask_bytes, nibble, made);
+      }
+      __syncthreads();
+    }
+    const auto given = [&](int l) {
+      if constexpr (op == PackOp::kGather || op == PackOp::kUnpack)
+        return uint32_t(tile.nibbles[vector * kLanes + l].at[group / 2]) >> (group % 2 * 4) & 15;
+      else
+        return 0u;
+    };
+
+    if constexpr (op == PackOp::kUnpack) {
+      if (!inside) continue;
+      Vector<Bits, kLanes> out[4];
+      S24_UNROLL
+      for (int l = 0; l < kLanes; ++l) {
+        const Group<T> made = decode<T>(tile.pairs[S::place(vector, l, group)], given(l));
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) out[j].at[l] = member<T>(made, j);
+      }
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) store(dense + at + step * j, out[j]);
+      continue;
+    }
+    uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
+    if (inside) {
+      if constexpr (kRowsToo) {
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) pack_row<op, T>(in.rows[j], at + step * j, rows_too);
+      }
+      const uint64_t quartet = uint64_t(outer * (len / 4) + n * kTileGroups + group) * (inner / 4) + i0 / 4;
+      const auto allowed = [&](int l) { return in.mask_bytes(l); };
+      tile.template put<op, T>(in.rows, vector, group, key, quartet, allowed, given, made);
     }
     if constexpr (op != PackOp::kGather) tile.exchange(made);
     __syncthreads();
-    tile.store_pairs(values + packed0 / 2 + 2 * group0, g.len, rows);
-    if constexpr (op != PackOp::kGather) tile.store_nibbles(metadata + packed0 / 8 + group0 / 2, g.len, rows);
+    tile.store_pairs(pairs_at(0, 0), len, rows);
+    if constexpr (op != PackOp::kGather) {
+      if (threadIdx.x < rows) store(nibbles_at, tile.nibbles[threadIdx.x]);
+    }
   }
 }
 
@@ -106,9 +146,11 @@ template <PackOp op, class T, bool kRowsToo>
 cudaError_t launch(const PackArgs& a, const uint32_t* key, const RowsToo<typename T::Bits>& rows_too, cudaStream_t stream) {
   using Bits = typename T::Bits;
   const Groups& g = a.groups;
-  const dim3 grid(blocks_for(g.inner, Tile<Bits>::kInner), unsigned(g.len / (4 * kTileGroups)), unsigned(g.outer));
+  const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
+  const int rounds = rounds_for(tiles * columns * g.outer, 4);
+  const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<Bits*>(a.values), a.metadata, g, a.strided, key, rows_too);
+               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), key, rows_too);
 }
 
 template <PackOp op, class T>
@@ -124,8 +166,9 @@ bool fits_columns(const PackArgs& a) {
   const Groups& g = a.groups;
   const int lanes = a.dtype == Dtype::kF32 ? 4 : 8;
   constexpr int64_t kMost = 65535;
-  return g.inner > 1 && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.len / (4 * kTileGroups) <= kMost &&
-         g.outer <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
+  const bool countable = g.outer * g.inner <= INT32_MAX && g.outer * g.len <= INT32_MAX;  // rows, of both forms
+  return g.inner > 1 && countable && g.inner % lanes == 0 && g.len % (4 * kTileGroups) == 0 && g.outer <= kMost &&
+         g.len / (4 * kTileGroups) <= kMost && aligned(a.dense, 16) && aligned(a.values, 16) && aligned(a.metadata, 16) &&
          aligned(a.mask, 8);
 }
 

@@ -42,13 +42,8 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
       kept = keep_masked<T>(group, mask);
     } else if constexpr (op == PackOp::kSquaredRelu) {
       kept = keep_squared_relu<T>(group);
-    } else if constexpr (op == PackOp::kMvueExact) {
-      kept = keep_drawn<T>(group, draw.words[0]);
-    } else if constexpr (op == PackOp::kMvueSequential) {
-      const Bits x[4] = {Bits(group.low), Bits(group.low >> 16), Bits(group.high), Bits(group.high >> 16)};
-      Bits y[4];
-      mvue24<T, false>(x, draw.words[0], draw.words[1], y);
-      kept = keep_largest<T>(words_of(y));
+    } else if constexpr (kDraws<op> > 0) {
+      kept = keep_drawn<T, op == PackOp::kMvueExact>(group, draw.words[0], draw.words[1]);
     } else {
       kept = keep_largest<T>(group);
     }
@@ -80,12 +75,12 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
 }
 
 template <PackOp op, class T>
-constexpr bool kChoose = op == PackOp::kMvueExact && sizeof(typename T::Bits) == 2;
+constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
-// The same for the exact estimates of four groups that share a call of Philox, see choose_four. Returns their nibbles, each
+// The same for the estimates of four groups that share a call of Philox, see choose_four. Returns their nibbles, each
 // in the low half of a byte.
-template <class T, class F>
-__device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], const QuartetDraw<1>& draws, F group,
+template <class T, int kDraws, class F>
+__device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                                 Pair<uint16_t> (&pairs)[4]) {
   Chosen chosen[4];
   choose_four<T>(numbers, draws, group, chosen);

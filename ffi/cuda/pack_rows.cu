@@ -76,38 +76,46 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
   }
 }
 
-// The same for estimates: a thread takes the four groups that share a call of Philox.
+// The same for estimates: a unit are the four groups that share a call of Philox.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits* dense, typename T::Bits* values,
-                                                          uint8_t* metadata, int64_t quartets, const uint32_t* key_words) {
+                                                          uint8_t* metadata, int64_t quartets, int rounds,
+                                                          const uint32_t* key_words) {
   using Bits = typename T::Bits;
-  const int64_t quartet = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (quartet >= quartets) return;
-  Group<T> groups[2][2];
-  S24_UNROLL
-  for (int i = 0; i < 2; ++i) load_groups<T>(dense + 16 * quartet + 8 * i, groups[i]);
-  const auto draws = QuartetDraw<kDraws<op>>::of(read_key(key_words), 4 * quartet);
-  const auto group = [&](int i) { return groups[i / 2][i % 2]; };
-  Pair<Bits> kept[4];
-  uint32_t made = 0;
-  if constexpr (kChoose<op, T>) {
-    const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
-                                numbers_of<T>(group(3))};
-    made = encode_four<T>(numbers, draws, group, kept);
-  } else {
+  struct Quartet {
+    Group<T> of[2][2];
+    __device__ __forceinline__ Group<T> operator()(int i) const { return of[i / 2][i % 2]; }
+  };
+  const Key key = read_key<kDraws<op>>(key_words);
+  const auto read = [&](int64_t quartet) {
+    Quartet q;
     S24_UNROLL
-    for (int i = 0; i < 4; ++i) made |= encode<op, T>(group(i), 0, 0, draws.group[i], kept[i]) << (8 * i);
-  }
-  constexpr int kPairs = 8 / int(sizeof(Bits));  // of 16 bytes
-  S24_UNROLL
-  for (int i = 0; i < 4; i += kPairs) {
-    Vector<Pair<Bits>, kPairs> some;
+    for (int i = 0; i < 2; ++i) load_groups<T>(dense + 16 * quartet + 8 * i, q.of[i]);
+    return q;
+  };
+  in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
+    const auto draws = QuartetDraw<kDraws<op>>::of(key, quartet);
+    Pair<Bits> kept[4];
+    uint32_t made = 0;
+    if constexpr (kChoose<op, T>) {
+      const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
+                                  numbers_of<T>(group(3))};
+      made = encode_four<T>(numbers, draws, group, kept);
+    } else {
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) made |= encode<op, T>(group(i), 0, 0, draws.group[i], kept[i]) << (8 * i);
+    }
+    constexpr int kPairs = 8 / int(sizeof(Bits));  // of 16 bytes
     S24_UNROLL
-    for (int j = 0; j < kPairs; ++j) some.at[j] = kept[i + j];
-    store(reinterpret_cast<Pair<Bits>*>(values) + 4 * quartet + i, some);
-  }
-  const uint32_t bytes = made | made >> 4;
-  store(metadata + 2 * quartet, Vector<uint8_t, 2>{{uint8_t(bytes), uint8_t(bytes >> 16)}});
+    for (int i = 0; i < 4; i += kPairs) {
+      Vector<Pair<Bits>, kPairs> some;
+      S24_UNROLL
+      for (int j = 0; j < kPairs; ++j) some.at[j] = kept[i + j];
+      store(reinterpret_cast<Pair<Bits>*>(values) + 4 * quartet + i, some);
+    }
+    const uint32_t bytes = made | made >> 4;
+    store(metadata + 2 * quartet, Vector<uint8_t, 2>{{uint8_t(bytes), uint8_t(bytes >> 16)}});
+  });
 }
 
 // Any shape and alignment: a thread takes one metadata byte, element by element. Neighbouring threads are neighbours along
@@ -122,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
   int64_t i, b;
   const int64_t row = divide(unit, g.inner, &i), o = divide(row, bytes, &b);
   const int64_t next = strided ? g.len / 4 * g.inner : g.inner;  // member of a group
-  const Key key = read_key(key_words);
+  const Key key = read_key<kDraws<op>>(key_words);
   const int64_t packed_row = o * g.inner + i;
   Bits* const kept = values + packed_row * (g.len / 2) + 4 * b;
   uint32_t byte = 0;
@@ -170,9 +178,11 @@ struct LaunchRows {
     const bool whole = row && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
     const int64_t bytes = g.outer * (g.len / 8);
     if constexpr (kDraws<op> > 0) {
-      if (whole && bytes % 2 == 0 && aligned(a.metadata, 2))
-        return start(estimate_rows<op, T>, dim3(blocks_for(bytes / 2, kThreads)), kThreads, 0, stream, dense, values,
-                     a.metadata, bytes / 2, key);
+      if (whole && bytes % 2 == 0 && aligned(a.metadata, 2)) {
+        const int rounds = rounds_for(ceil_div(bytes / 2, kThreads), 8);
+        return start(estimate_rows<op, T>, dim3(blocks_for(bytes / 2, kThreads * rounds)), kThreads, 0, stream, dense,
+                     values, a.metadata, bytes / 2, rounds, key);
+      }
     } else if (whole) {
       const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
       return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes);

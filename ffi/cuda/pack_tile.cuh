@@ -35,19 +35,19 @@ struct Tile {
 
   // Pairs of one packed row stand together, in an order that spreads the threads of a warp over all banks: blocks of four
   // are swapped by the number of the vector.
-  static __device__ __forceinline__ int place(int vector, int lane, int group) {
+  static __device__ __forceinline__ unsigned place(unsigned vector, unsigned lane, unsigned group) {
     return (vector * kLanes + lane) * kTileGroups + (group ^ vector << 2);
   }
-  static __device__ __forceinline__ int place(int i, int group) { return place(i / kLanes, i % kLanes, group); }
+  static __device__ __forceinline__ unsigned place(unsigned i, unsigned group) { return place(i / kLanes, i % kLanes, group); }
 
-  // Packs a thread's groups, whose draws begin with those of number `first`. mask(lane), given(lane): what encode takes of
+  // Packs a thread's groups, whose draws begin with those of `quartet`. mask(lane), given(lane): what encode takes of
   // kMasked and kGather. made: the nibbles of four lanes in the low halves of four bytes.
   template <PackOp op, class T, class M, class N>
-  __device__ __forceinline__ void put(const FourRows& rows, int vector, int group, Key key, int64_t first, M mask, N given,
-                                      uint32_t (&made)[kLanes / 4]) {
+  __device__ __forceinline__ void put(const FourRows& rows, unsigned vector, unsigned group, Key key, int64_t quartet, M mask,
+                                      N given, uint32_t (&made)[kLanes / 4]) {
     QuartetDraw<kDraws<op>> draws[kLanes / 4];
     S24_UNROLL
-    for (int n = 0; n < kLanes / 4; ++n) draws[n] = QuartetDraw<kDraws<op>>::of(key, first + 4 * n);
+    for (int n = 0; n < kLanes / 4; ++n) draws[n] = QuartetDraw<kDraws<op>>::of(key, quartet + n);
     S24_UNROLL
     for (int n = 0; n < kLanes / 4; ++n) {
       Pair<Bits> made_pairs[4];
@@ -95,16 +95,16 @@ struct Tile {
     }
   }
 
-  // values: of the tile's first packed row and group; len: elements of a dense row along the group axis; rows: packed ones
+  // to: the tile's first packed row and group; len: elements of a dense row along the group axis; rows: packed ones
   // that exist.
-  __device__ __forceinline__ void store_pairs(Bits* values, int64_t len, int rows) const {
-    constexpr int kRows = kThreads / kChunks;  // that are written at a time
-    const int row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
-    auto* const to = reinterpret_cast<Pair<Bits>*>(values + row * (len / 2)) + first;
+  __device__ __forceinline__ void store_pairs(Pair<Bits>* to, unsigned len, unsigned rows) const {
+    constexpr unsigned kRows = kThreads / kChunks;  // that are written at a time
+    const unsigned row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
+    to += uint64_t(len / 4) * row + first;
     S24_UNROLL
-    for (int i = 0; i < kInner; i += kRows)
-      if (i + row < rows)
-        store(to + i * (len / 4), *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + place(i + row, first)));
+    for (unsigned i = 0; i < kInner; i += kRows)
+      if ((row | i) < rows)
+        store(to + uint64_t(len / 4) * i, *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + place(row | i, first)));
   }
 
   __device__ __forceinline__ void store_nibbles(uint8_t* metadata, int64_t len, int rows) const {

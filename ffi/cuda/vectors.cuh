@@ -39,8 +39,41 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
 
 inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }
 
+// Blocks that keep a large GPU busy to the end.
+#if defined(__CUDACC__)
+constexpr int64_t kEnoughBlocks = 4096;
+#else
+constexpr int64_t kEnoughBlocks = 2;
+#endif
+
+// How often a block repeats its work.
+inline int rounds_for(int64_t blocks, int most) {
+  return int(blocks < 2 * kEnoughBlocks ? 1 : blocks < most * kEnoughBlocks ? blocks / kEnoughBlocks : most);
+}
+
+__device__ __forceinline__ int64_t first_unit(int rounds) { return int64_t(blockIdx.x) * rounds * kThreads + threadIdx.x; }
+
+// work(unit, what load(unit) gave) for the units of a thread, a block of threads apart; the next is loaded before.
+template <class Load, class Work>
+__device__ __forceinline__ void in_rounds(int64_t units, int rounds, Load load, Work work) {
+  int64_t unit = first_unit(rounds);
+  if (unit >= units) return;
+  auto next = load(unit);
+#pragma unroll 1
+  for (; rounds > 0 && unit < units; --rounds, unit += kThreads) {
+    const auto in = next;
+    if (rounds > 1 && unit + kThreads < units) next = load(unit + kThreads);
+    work(unit, in);
+  }
+}
+
+// Where nothing is drawn there is no key.
+template <int kDraws>
 __device__ __forceinline__ Key read_key(const uint32_t* key) {
-  return key == nullptr ? Key{0, 0} : Key{__ldg(key), __ldg(key + 1)};
+  if constexpr (kDraws == 0)
+    return {0, 0};
+  else
+    return {__ldg(key), __ldg(key + 1)};
 }
 
 // Launches a kernel, and memory of the block whose size the launch says. Not CUDA: the tests run kernels on a CPU.

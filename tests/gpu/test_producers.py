@@ -67,6 +67,16 @@ def test_same_bits_of_strided_rows(shape, dtype):
         assert_same_on_both(lambda x, exact=exact: mvue_pack24_strided(KEY, x, exact), x)
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(
+    "name", ["pack24", "pack24 with mask", "todense", "gather24", *(n for n in OPERATIONS if "mvue" in n)]
+)
+def test_same_bits_where_blocks_repeat_their_work(name, axis):
+    """Large arrays, whose last block repeats it less often than the others."""
+    words = np.random.default_rng(3).integers(0, 2**16, (129 * 128, 65 * 64), np.uint16)
+    assert_same_on_both(lambda x: OPERATIONS[name](x, axis), words.view(jax.numpy.bfloat16))
+
+
 def test_same_bits_near_the_least_normal_number():
     """Entries that the estimator scales to just below it: hardware may round them up."""
     rng = np.random.default_rng(3)

@@ -1,5 +1,6 @@
 // The shared core on the CPU: kept pairs against masks, and layouts of metadata.
 // Prints one line per check: its name, and how many cases were wrong; and some random words.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -9,20 +10,23 @@
 
 #include "../../ffi/core/drawn.h"
 #include "../../ffi/core/metadata_layouts.h"
-#include "../../ffi/core/pairs.h"
+#include "../../ffi/core/drawn.h"
+#include "../../ffi/core/tiles.h"
 
 using namespace s24;
 
 static void report(const char* name, long wrong) { std::printf("%s %ld\n", name, wrong); }
 
-// Any bits; special values; ties; similar magnitudes; many subnormals and zeros.
+// Any bits; special values; ties; similar magnitudes; many subnormals and zeros; any ratio of magnitudes; a largest that is
+// nearly the sum of the others.
 template <class T>
 static void draw_group(std::mt19937& random, uint16_t x[4]) {
   const uint16_t inf = T::kInf;
   const uint16_t special[] = {0, 1, 2, 0x7f, 0x80, 0x81, 0x3ff, 0x400, 0x3c00, 0x3f80, uint16_t(inf - 1),
                               inf, uint16_t(inf + 1), 0x7fff};
   const uint16_t ties[] = {0, 0x3f80, 0x4000, 0x4040};
-  const unsigned kind = random() % 5;
+  const unsigned kind = random() % 7, base = random();
+  const int bits = inf == 0x7f80 ? 7 : 10;  // of a significand
   for (int i = 0; i < 4; ++i) {
     const uint16_t any = uint16_t(random()), sign = any & 0x8000;
     switch (kind) {
@@ -30,9 +34,19 @@ static void draw_group(std::mt19937& random, uint16_t x[4]) {
       case 1: x[i] = special[random() % 14] | sign; break;
       case 2: x[i] = ties[random() % 4] | sign; break;
       case 3: x[i] = uint16_t(0x3f00 + (any & 0xff)) | sign; break;
-      default: x[i] = random() % 3 ? any & 0x83ff : any; break;
+      case 4: x[i] = random() % 3 ? any & 0x83ff : any; break;
+      default: {
+        const int exponent = int(base % unsigned(inf >> bits)) - int(random() % (kind == 5 ? 140 : 12));
+        x[i] = uint16_t(std::max(exponent, 0) << bits | (any & ((1 << bits) - 1))) | sign;
+        break;
+      }
     }
   }
+  if (kind != 6) return;
+  const unsigned top = base >> 30;
+  float sum = 0;
+  for (unsigned i = 0; i < 4; ++i) sum += i == top ? 0.0f : float_of(T::to_f32(x[i] & T::kMagnitude));
+  x[top] = uint16_t(T::from_f32_number(bits_of(sum)) + random() % 3 - 1);
 }
 
 template <class T>
@@ -42,10 +56,29 @@ static bool differs(const uint16_t x[4], const uint16_t keep[4], KeptPair got) {
   return got.nibble != (nibble_of<uint16_t>(keep) & 15u) || got.bits != (pair[0] | uint32_t(pair[1]) << 16);
 }
 
+// Any word, or one of those where a sum decides.
+static uint32_t draw_word(std::mt19937& random) {
+  const uint32_t words[] = {0, ~0u, 0x80000000u, uint32_t(random()) & 0x3fff, uint32_t(random()) & 0xc0000000u};
+  const uint32_t any = uint32_t(random());
+  return any % 8 < 5 ? words[any % 8] : any;
+}
+
+// Wrong estimates; and wrong groups made of them.
+template <class T, bool kExact>
+static long wrong_estimates(std::mt19937& random, const uint16_t x[4]) {
+  const uint32_t words[2] = {draw_word(random), draw_word(random)};
+  uint16_t y[4], keep[4];
+  mvue24<T, kExact>(x, words[0], words[1], y);
+  keep24<T>(y, keep);
+  const KeptPair kept = keep_drawn<T, kExact>(words_of(x), words[0], words[1]);
+  const Words put = put_nibble(kept), spread = Chosen::of(kept).spread();
+  return differs<T>(y, keep, kept) || put.low != spread.low || put.high != spread.high;
+}
+
 template <class T>
 static void kept_pairs(const char* type, long count) {
   std::mt19937 random(24);
-  long largest = 0, masked = 0, squared = 0, drawn = 0, unpacked = 0;
+  long largest = 0, masked = 0, squared = 0, exact = 0, sequential = 0, unpacked = 0;
   for (long n = 0; n < count; ++n) {
     uint16_t x[4], y[4], keep[4];
     draw_group<T>(random, x);
@@ -57,10 +90,8 @@ static void kept_pairs(const char* type, long count) {
     keep24<T>(y, keep);
     squared += differs<T>(y, keep, keep_squared_relu<T>(w));
 
-    const uint32_t word = uint32_t(random());
-    mvue24<T, true>(x, word, 0, y);
-    keep24<T>(y, keep);
-    drawn += differs<T>(y, keep, keep_drawn<T>(w, word));
+    exact += wrong_estimates<T, true>(random, x);
+    sequential += wrong_estimates<T, false>(random, x);
 
     const uint32_t mask = random() & 0x01010101u;
     uint16_t allowed[4];
@@ -79,8 +110,30 @@ static void kept_pairs(const char* type, long count) {
   report((name + " largest").c_str(), largest);
   report((name + " masked").c_str(), masked);
   report((name + " squared").c_str(), squared);
-  report((name + " drawn").c_str(), drawn);
+  report((name + " drawn exactly").c_str(), exact);
+  report((name + " drawn in sequence").c_str(), sequential);
   report((name + " unpacked").c_str(), unpacked);
+}
+
+template <class T>
+static long wrong_tiles(long count) {
+  std::mt19937 random(24);
+  long wrong = 0;
+  for (long n = 0; n < count; ++n) {
+    uint16_t x[16];
+    uint32_t wide[16];
+    float numbers[16], largest = 0;
+    for (int r = 0; r < 4; ++r) draw_group<T>(random, x + 4 * r);
+    if (n % 2 != 0)  // rows of the same magnitudes
+      for (int i = 4; i < 16; ++i) x[i] = x[(i * 5 + i / 4) % 4];
+    for (int i = 0; i < 16; ++i) {
+      wide[i] = T::to_f32(x[i]);
+      numbers[i] = float_of(wide[i]);
+      largest = larger_magnitude(largest, numbers[i]);
+    }
+    if (largest < 0x1p127f) wrong += best_tile_mask(wide) != best_tile_mask_of_numbers(numbers, largest);
+  }
+  return wrong;
 }
 
 // Positions of a layout are a permutation of [0, rows * depth / 4).
@@ -95,6 +148,8 @@ static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
 int main() {
   kept_pairs<BF16>("bfloat16", 1000000);
   kept_pairs<F16>("float16", 1000000);
+  report("bfloat16 tiles", wrong_tiles<BF16>(200000));
+  report("float16 tiles", wrong_tiles<F16>(200000));
   report("cusparselt 16 bit", not_a_permutation(128, 192, [](int64_t m, int64_t q) {
            return cusparselt_sm90_16bit(m, q, 192);
          }));

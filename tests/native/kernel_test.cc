@@ -7,6 +7,7 @@
 #include "../../ffi/core/mvue.h"
 #include "../../ffi/core/soft.h"
 #include "../../ffi/core/squared_relu.h"
+#include "../../ffi/core/tiles.h"
 #include "../../ffi/core/vnm.h"
 #include "../../ffi/cuda/launch.h"
 #include "checks.h"
@@ -217,8 +218,8 @@ template <class T>
 static void pack_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
   const int64_t total = g.count() * 4, bytes = ceil_div(g.len, 8), rows = g.outer * g.inner;
-  alignas(64) static Bits x[1 << 15], values[1 << 14], dense[1 << 15];
-  alignas(64) static uint8_t metadata[1 << 13], mask[1 << 15];
+  alignas(64) static Bits x[1 << 16], values[1 << 15], dense[1 << 16];
+  alignas(64) static uint8_t metadata[1 << 14], mask[1 << 16];
   long wrong[3] = {};
   for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential}) {
     for (int64_t i = 0; i < total; ++i) x[i] = draw<Bits>(), mask[i] = random_bits() % 2;
@@ -288,7 +289,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
 template <class T>
 static void map_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
-  alignas(64) static Bits x[1 << 13], y[1 << 13];
+  alignas(64) static Bits x[1 << 16], y[1 << 16];
   long wrong = 0;
   for (const MapOp op : {MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential, MapOp::kMask}) {
     for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
@@ -312,14 +313,45 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
   report(name + " maps", wrong);
 }
 
+template <class T>
+static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_t cols) {
+  using Bits = typename T::Bits;
+  alignas(64) static Bits w[1 << 14], y[1 << 14];
+  long wrong = 0, wrong_pruned = 0;
+  for (int64_t i = 0; i < rows * cols; ++i) w[i] = draw<Bits>();
+  for (const TileOp op : {TileOp::kTransposableMask, TileOp::kPruneColumnsFirst, TileOp::kPruneRowsFirst}) {
+    cuda::launch_tile({op, dtype, w, y, rows, cols}, nullptr);
+    for (int64_t t = 0; t < rows / 4 * (cols / 4); ++t) {
+      const auto at = [&](int i) { return (t / (cols / 4) * 4 + i / 4) * cols + t % (cols / 4) * 4 + i % 4; };
+      Bits x[16];
+      uint32_t wide[16];
+      for (int i = 0; i < 16; ++i) x[i] = w[at(i)], wide[i] = T::to_f32(x[i]);
+      if (op == TileOp::kPruneColumnsFirst) double_prune_tile<T, true>(x);
+      if (op == TileOp::kPruneRowsFirst) double_prune_tile<T, false>(x);
+      const uint32_t mask = best_tile_mask(wide);
+      for (int i = 0; i < 16; ++i)
+        if (op == TileOp::kTransposableMask)
+          wrong += reinterpret_cast<uint8_t*>(y)[at(i)] != (mask >> i & 1);
+        else
+          wrong_pruned += y[at(i)] != x[i];
+    }
+  }
+  report(name + " transposable", wrong);
+  report(name + " pruned", wrong_pruned);
+}
+
 int main() {
-  const Groups shapes[] = {{1, 8 * 301, 1}, {3, 20, 1}, {2, 128, 72}, {2, 12, 5}};
+  tile_case<BF16>("bfloat16", Dtype::kBF16, 64, 252);
+  tile_case<F16>("float16", Dtype::kF16, 64, 252);
+  tile_case<F32>("float32", Dtype::kF32, 16, 72);
+  // The large ones so that blocks repeat their work, and the last one ends early.
+  const Groups shapes[] = {{1, 8 * 2206, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
   for (const Groups& g : shapes) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     pack_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
     pack_case<F32>("float32 " + shape, Dtype::kF32, g);
   }
-  for (const Groups& g : {Groups{5, 16, 1}, Groups{1, 20, 1}, Groups{2, 8, 24}, Groups{2, 8, 3}}) {
+  for (const Groups& g : {Groups{1101, 16, 1}, Groups{1, 20, 1}, Groups{2, 80, 216}, Groups{2, 8, 3}}) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     map_case<F16>("float16 " + shape, Dtype::kF16, g);
     map_case<F32>("float32 " + shape, Dtype::kF32, g);
