@@ -5,7 +5,7 @@
 namespace s24 {
 
 // In steps, for T = F32 and BF16 and groups without NaN: x if its square is normal and it is positive, else +0; the
-// square of that; for bfloat16 the squares of two in a word.
+// square of that.
 template <class T>
 S24_HD typename T::Bits squarable(typename T::Bits x) {
   using Bits = typename T::Bits;
@@ -13,9 +13,12 @@ S24_HD typename T::Bits squarable(typename T::Bits x) {
   return Bits(x & mask_if<Bits>(Signed<Bits>(x) >= Signed<Bits>(kLeast)));
 }
 
-S24_HD uint32_t square(uint32_t x) { return bits_of(float_of(x) * float_of(x)); }
+// Below, squares are finite and those of different numbers differ after rounding: x^2 changes by more than the distance of
+// its neighbours.
+template <class T>
+constexpr typename T::Bits kSquareOverflows = T::kInf / 255 * (127 + 64);  // 2^64
 
-S24_HD uint32_t square_two(uint32_t word) { return round_two(square(first_of(word)), square(second_of(word))); }
+S24_HD uint32_t square(uint32_t x) { return bits_of(float_of(x) * float_of(x)); }
 
 template <class T>
 S24_HD typename T::Bits squared_relu(typename T::Bits x) {

@@ -124,7 +124,8 @@ struct VnmMatmulArgs {
   int64_t v, m;
 };
 
-constexpr int64_t kVnmMatmulRows = 1024;  // of a block, at most; its first row starts a block of V
+constexpr int64_t kVnmMatmulRows = 2048;  // of a block, at most; its first row starts a block of V
+constexpr int64_t kVnmMatmulDepth = 2048;  // of a panel; sums over more of them wait in the cache, those of fewer rows
 constexpr int64_t kVnmMatmulCols = 64;
 
 struct Kernels {

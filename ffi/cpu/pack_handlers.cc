@@ -1,4 +1,6 @@
 // FFI handlers of packing and unpacking.
+#include <algorithm>
+
 #include "calls.h"
 #include "handlers.h"
 #include "isa.h"
@@ -7,14 +9,17 @@
 namespace s24 {
 namespace {
 
-constexpr int64_t kGrainGroups = 4096;
+constexpr int64_t kLeastGroups = 4096, kMostGroups = 32768;  // of a task: a kernel fetches ahead only within it
 
 ffi::Error run(ffi::ThreadPool& pool, const PackCall& c) {
   if (c.error.failure()) return c.error;
   const int64_t units = pack_units(c.groups);
   if (units == 0) return ffi::Error::Success();
   const int64_t per_unit = c.groups.inner == 1 ? kPackGroups : kPackTileGroups * kPackTileLanes;
-  parallel_for(pool, c.batch.count() * units, ceil_div(kGrainGroups, per_unit), [&](int64_t begin, int64_t end) {
+  const int64_t all = c.batch.count() * units;
+  const int64_t grain =
+      std::clamp(all / (8 * pool.num_threads()), ceil_div(kLeastGroups, per_unit), ceil_div(kMostGroups, per_unit));
+  parallel_for(pool, all, grain, [&](int64_t begin, int64_t end) {
     for_each_batch(begin, end, units, [&](int64_t b, int64_t unit0, int64_t unit1) {
       PackArgs args = c.at(b);
       if (const uint32_t* key = c.key(b)) args.key = {key[0], key[1]};

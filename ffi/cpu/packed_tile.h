@@ -30,7 +30,7 @@ static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "
 
 // Values of so many bytes are written past the caches. Their lines lie in many rows, few in each: no prefetcher fetches
 // them, and an ordinary store waits for what it overwrites.
-constexpr int64_t kStreamBytes = 2 << 20;
+constexpr int64_t kStreamBytes = 1 << 20;
 
 // The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length.
 template <class B, int kTile = int(kPackTileLanes)>
@@ -46,8 +46,13 @@ struct PackedTile {
     if (sizeof(B) == 4) {
       for (int i = 0; i < 2; ++i) __builtin_memcpy(rows[2 * k + i] + first, pairs[i], sizeof pairs[i]);
     } else {
-      for (int l = 0; l < kRun; ++l)
-        rows[k][first + l] = uint32_t(pairs[0][l]) | uint32_t(pairs[1][l]) << 16;
+      for (int l = 0; l < kRun; l += 2 * kWidth) {
+        HalfVec a, b, words[2];
+        __builtin_memcpy(&a, pairs[0] + l, sizeof a);
+        __builtin_memcpy(&b, pairs[1] + l, sizeof b);
+        interleave_halves(a, b, words);
+        __builtin_memcpy(rows[k] + first + l, words, sizeof words);
+      }
     }
   }
   template <int kRun>

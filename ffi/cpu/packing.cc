@@ -51,13 +51,19 @@ S24_HD void pack_block(const Quad<typename T::Bits>& in, const Quad<typename T::
   }
 }
 
-// Two bfloat16 at a time; float32 is squared where it is needed.
+// Two bfloat16 at a time, rounded like round_two; float32 is squared where it is chosen.
 S24_HD void square_words(uint32_t (&)[kLanes<uint32_t>]) {}
 S24_HD void square_words(uint16_t (&x)[kLanes<uint16_t>]) {
-  for_words(x, x, x, [](uint32_t word, uint32_t) { return square_two(word); });
+  constexpr int32_t kSecond = int32_t(0xffff0000u);
+  IntVec words;
+  __builtin_memcpy(&words, x, sizeof words);
+  const Vec first = (Vec)(words << 16), second = (Vec)(words & kSecond);
+  const IntVec u = (IntVec)(first * first), v = (IntVec)(second * second);
+  words = ((u + 0x7fff + ((u >> 16) & 1)) >> 16) | ((v + 0x7fff + ((v >> 16) & 1)) & kSecond);
+  __builtin_memcpy(x, &words, sizeof words);
 }
 
-// pack_block after max(x, 0)^2. Of usual blocks, without NaN: squares are keys.
+// pack_block after max(x, 0)^2. Of usual blocks, whose squares are finite: these order like x, so that only two are needed.
 template <class T>
 S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bits>& out) {
   using Bits = typename T::Bits;
@@ -79,19 +85,17 @@ S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bi
       const Key high = a[0] < a[1] ? a[1] : a[0], other = a[2] < a[3] ? a[3] : a[2], highest = high < other ? other : high;
       most = most < highest ? highest : most;
     }
-    if (most > Key(T::kInf)) return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
-    for (int j = 0; j < 4 && sizeof(Bits) == 2; ++j) square_words(y.at[j]);
+    if (most >= Key(kSquareOverflows<T>)) return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
     S24_LOOP
     for (int l = 0; l < kLanes<Bits>; ++l) {
       Bits x[4] = {y.at[0][l], y.at[1][l], y.at[2][l], y.at[3][l]};
       Bits keep[4], pair[2];
-      for (int j = 0; j < 4 && sizeof(Bits) == 4; ++j) x[j] = Bits(square(x[j]));
       keep_two(x, keep);
       take_kept(x, keep, pair);
       out.nibbles[l] = nibble_of(keep);
-      out.pairs[0][l] = pair[0];
-      out.pairs[1][l] = pair[1];
+      for (int k = 0; k < 2; ++k) out.pairs[k][l] = sizeof(Bits) == 4 ? Bits(square(pair[k])) : pair[k];
     }
+    for (int k = 0; k < 2; ++k) square_words(out.pairs[k]);
   }
 }
 
@@ -99,8 +103,7 @@ S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bi
 template <bool kRows, class B>
 S24_HD void load_mask(const uint8_t* p, int64_t step, Quad<B>& v) {
   if (!kRows) {
-    for (int j = 0; j < 4; ++j)
-      for (int l = 0; l < kLanes<B>; ++l) v.at[j][l] = p[j * step + l];
+    for (int j = 0; j < 4; ++j) load_bytes(p + j * step, v.at[j]);
     return;
   }
   constexpr int kMembers = int(sizeof(B));  // whose bytes one element holds
@@ -276,17 +279,18 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   uint8_t some[4 * kTile] = {};
   PackedTile<Bits> packed{};
   for (int64_t unit = begin; unit < end; ++unit) {
-    const PackTile t = pack_tile(a.groups, unit);
+    const PackTile t = pack_tile(a.groups, unit), soon = pack_tile(a.groups, unit + 1 < end ? unit + 1 : unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
+    const int64_t after = (soon.outer * groups + soon.q0) * 4 * inner + soon.i0;
     Bits* values = static_cast<Bits*>(a.values) + row0 * 2 * groups + 2 * t.q0;
     uint8_t* metadata = a.metadata + row0 * bytes + t.q0 / 2;
     if (kOp == PackOp::kGather) {
       packed.load_metadata(metadata, bytes, t.n, count);
     } else {
       // The group after the last of an odd number.
-      const uint32_t after = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
+      const uint32_t empty = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
       for (int h = 0; h < packed.kNibbleWords; ++h)
-        for (int l = 0; l < kTile; ++l) packed.nibbles[h][l] = h == count / 8 ? after : 0u;
+        for (int l = 0; l < kTile; ++l) packed.nibbles[h][l] = h == count / 8 ? empty : 0u;
     }
     for (int64_t k = 0; k < count; ++k) {
       const int64_t row = t.outer * groups + t.q0 + k, at = row * 4 * inner + t.i0;
@@ -300,12 +304,18 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
         mask = some;
         step = kTile;
       }
-      // Rows of the next group lie elsewhere, which hardware prefetchers do not see.
-      const Bits* ahead = static_cast<const Bits*>(a.dense) + (k + 1 < count ? at + 4 * inner : at);
+      // Rows of the next group lie elsewhere, which hardware prefetchers do not see. Into the second-level cache: rows whose
+      // distance is a power of two share few places in the first.
+      const int64_t next = k + 1 < count ? at + 4 * inner : after;
+      const Bits* ahead = static_cast<const Bits*>(a.dense) + next;
+      const uint8_t* mask_ahead = kOp == PackOp::kMasked ? a.mask + next : nullptr;
       packer.draw(a.key, row * inner + t.i0, t.n);
       for (int64_t l = 0; l < t.n; l += kCount) {
         Packed<Bits> out;
-        for (int j = 0; j < 4; ++j) __builtin_prefetch(ahead + j * inner + l, 0, 3);
+        for (int j = 0; j < 4; ++j) {
+          __builtin_prefetch(ahead + j * inner + l, 0, 2);
+          if (kOp == PackOp::kMasked && l % 64 == 0) __builtin_prefetch(mask_ahead + j * inner + l, 0, 2);
+        }
         if (kOp == PackOp::kGather) packed.get_nibbles(k, l, out.nibbles);
         packer.template run<false>(from + l, step, mask + l, step, l, out);
         packed.put(k, l, out.pairs);

@@ -43,6 +43,21 @@ typedef uint64_t WideVec __attribute__((vector_size(4 * kWidth)));
 #define S24_SHUFFLE(Index, a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
 #endif
 
+// Bit i: lane i is negative.
+S24_HD uint32_t sign_bits(IntVec v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v);
+#elif defined(__AVX2__)
+  return uint32_t(_mm256_movemask_ps((__m256)v));
+#elif defined(__SSE2__)
+  return uint32_t(_mm_movemask_ps((__m128)v));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= uint32_t(v[i] < 0) << i;
+  return bits;
+#endif
+}
+
 // Stores past the caches, of whole cache lines; `to` is aligned to 64 bytes. Ordered by end_streams.
 template <int kWords>
 S24_HD void stream_words(const uint32_t* from, void* to) {
@@ -67,6 +82,24 @@ S24_HD void stream_words(const uint32_t* from, void* to) {
 S24_HD void end_streams() {
 #if defined(__SSE2__)
   _mm_sfence();
+#endif
+}
+
+// Bytes -> a vector of wider elements.
+template <class B, int kCount>
+S24_HD void load_bytes(const uint8_t* from, B (&to)[kCount]) {
+  static_assert(sizeof to == sizeof(Vec), "one vector");
+#if defined(__AVX512BW__)  // with a mask of ones: without, g++ 12 warns of its own headers
+  const __m512i wide =
+      sizeof(B) == 4 ? _mm512_maskz_cvtepu8_epi32(__mmask16(-1), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))
+                     : _mm512_maskz_cvtepu8_epi16(__mmask32(-1), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  __builtin_memcpy(to, &wide, sizeof wide);
+#elif defined(__AVX2__)
+  const __m256i wide = sizeof(B) == 4 ? _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))
+                                      : _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  __builtin_memcpy(to, &wide, sizeof wide);
+#else
+  for (int l = 0; l < kCount; ++l) to[l] = from[l];
 #endif
 }
 
@@ -113,6 +146,26 @@ template <int kSize>
 S24_HD Vec block_high(Vec a, Vec b) {
   if (kSize == 4) return S24_SHUFFLE(IntVec, a, b, S24_EACH_BLOCK(S24_WORDS, 4, 2));
   return (Vec)S24_SHUFFLE(HalfVec, (HalfVec)a, (HalfVec)b, S24_EACH_BLOCK(S24_HALVES, 8, 4));
+}
+
+// Elements of 16 bits in turn, those of a first.
+S24_HD void interleave_halves(HalfVec a, HalfVec b, HalfVec out[2]) {
+#if defined(__AVX512BW__)
+  alignas(64) static constexpr uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                    8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  out[0] = (HalfVec)_mm512_permutex2var_epi16((__m512i)a, low, (__m512i)b);
+  out[1] = (HalfVec)_mm512_permutex2var_epi16((__m512i)a, high, (__m512i)b);
+#else
+  const Vec low = block_low<2>((Vec)a, (Vec)b), high = block_high<2>((Vec)a, (Vec)b);
+#if defined(__AVX2__)
+  out[0] = (HalfVec)_mm256_permute2f128_ps(low, high, 0x20);
+  out[1] = (HalfVec)_mm256_permute2f128_ps(low, high, 0x31);
+#else
+  out[0] = (HalfVec)low;
+  out[1] = (HalfVec)high;
+#endif
+#endif
 }
 
 // Turns the address of every element (vector, place in its block) left by one bit.

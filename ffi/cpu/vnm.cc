@@ -3,21 +3,11 @@
 // A unit of work first chooses the columns of its tiles, which reads everything, then goes over the chosen columns only,
 // which are still in cache.
 #include "packed_tile.h"
-#include "vnm_columns.h"
+#include "vnm_gather.h"
 
 namespace s24 {
 namespace S24_ISA {
 namespace {
-
-// Asks for line i of a unit, a row or the columns of a group: hardware prefetchers do not follow from one to the next.
-void prefetch_line(const VnmArgs& a, const Unit& u, int64_t i, int64_t size) {
-  if (a.op == VnmOp::kUnpack || i >= (a.depth_last ? u.rows : u.groups)) return;
-  const char* x = static_cast<const char*>(a.dense) + dense_at(a, u) * size;
-  const int64_t rows = a.depth_last ? 1 : a.m, length = (a.depth_last ? u.groups * a.m : u.rows) * size;
-  const int64_t step = (a.depth_last ? a.depth : a.rows) * size;
-  for (int64_t r = i * rows; r < (i + 1) * rows; ++r)
-    for (int64_t b = 0; b < length; b += 64) __builtin_prefetch(x + r * step + b, 0, 3);
-}
 
 // ---- two of four
 
@@ -28,7 +18,8 @@ constexpr int kTileRows = 64;
 template <class B>
 struct TileLanes {
   B four[4][kTileRows], pair[2][kTileRows];
-  uint8_t allowed[4][kTileRows], nibble[kTileRows];
+  B allowed[4][kTileRows];
+  uint8_t nibble[kTileRows];
 };
 
 template <class T, VnmOp kOp>
@@ -51,7 +42,7 @@ S24_HD void keep_lanes(TileLanes<typename T::Bits>& v) {
       nibble = nibble_of(keep);
       take_kept(x, keep, pair);
       if (kOp == VnmOp::kMask)
-        for (int k = 0; k < 4; ++k) v.allowed[k][l] = uint8_t(keep[k] & 1);
+        for (int k = 0; k < 4; ++k) v.allowed[k][l] = Bits(keep[k] & 1);
     }
     v.nibble[l] = uint8_t(nibble);
     for (int k = 0; k < 2; ++k) v.pair[k][l] = pair[k];
@@ -64,10 +55,13 @@ constexpr bool packs(VnmOp op) { return op == VnmOp::kPack || op == VnmOp::kPack
 
 // The lanes of one row, from `lane` on, to or from values and metadata.
 template <class B>
-S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, B* values, uint8_t* metadata) {
+S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, bool streams, B* values, uint8_t* metadata) {
+  constexpr int kWords = int(kVnmGroups * 2 * sizeof(B)) / 4;
+  alignas(64) uint32_t line[kWords];
+  B* to = streams ? reinterpret_cast<B*>(line) : values;
   const auto pair = [&](int64_t g) {
-    values[2 * g] = v.pair[0][lane + g];
-    values[2 * g + 1] = v.pair[1][lane + g];
+    to[2 * g] = v.pair[0][lane + g];
+    to[2 * g + 1] = v.pair[1][lane + g];
   };
   const auto byte = [&](int64_t b) {
     metadata[b] = uint8_t(v.nibble[lane + 2 * b] | v.nibble[lane + 2 * b + 1] << 4);
@@ -75,6 +69,7 @@ S24_HD void store_row(TileLanes<B>& v, int64_t lane, int64_t groups, B* values, 
   if (groups == kVnmGroups) {
     S24_LANES
     for (int g = 0; g < int(kVnmGroups); ++g) pair(g);
+    if (streams) stream_words<kWords>(line, values);
     if (metadata == nullptr) return;
     S24_LANES
     for (int b = 0; b < int(kVnmGroups) / 2; ++b) byte(b);
@@ -95,44 +90,38 @@ S24_HD void load_row(TileLanes<B>& v, int64_t lane, int64_t groups, const B* val
   }
 }
 
-// Lanes are the groups of a few rows.
+// Lanes are the groups of a few rows, from row r of the unit on.
 template <class T, VnmOp kOp>
-void keep_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, const Columns columns) {
+S24_HD void keep_along_rows(const VnmArgs& a, const Unit& u, int64_t r, const Gather<typename T::Bits>& gather,
+                            TileLanes<typename T::Bits>& v) {
   using Bits = typename T::Bits;
   constexpr int kCount = int(kVnmGroups), kRows = kTileRows / kCount;
-  const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), width = u.groups * a.m, first = dense_at(a, u);
-  const int64_t row0 = u.outer * a.rows + u.row0;
+  const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), width = u.groups * a.m, first = dense_at(a, u) + r * a.depth;
+  const int64_t row0 = u.outer * a.rows + u.row0 + r;
   Bits* dense = static_cast<Bits*>(a.dense) + first;
   uint8_t* mask = a.mask + first;
-  int32_t at[4][kCount] = {};
-  for (int64_t g = 0; g < u.groups; ++g)
-    for (int k = 0; k < 4; ++k) at[k][g] = int32_t(g * a.m + columns[0][g][k]);
-  TileLanes<Bits> v = {};
-  for (int64_t r = 0; r < u.rows; r += kRows) {
-    const auto values = [&](int q) { return static_cast<Bits*>(a.values) + ((row0 + r + q) * all + u.group0) * 2; };
-    const auto metadata = [&](int q) { return a.metadata + (row0 + r + q) * bytes + u.group0 / 2; };
-    for (int q = 0; q < kRows; ++q) {
-      prefetch_line(a, next, r + q, sizeof(Bits));
-      const int64_t row = (r + q) * a.depth, lane = q * kCount;
-      if (kOp == VnmOp::kGather) load_row<Bits>(v, lane, u.groups, nullptr, metadata(q));
-      if (kOp == VnmOp::kUnpack) load_row<Bits>(v, lane, u.groups, values(q), metadata(q));
-      for (int k = 0; k < 4; ++k) {
-        for (int g = 0; g < kCount && kOp != VnmOp::kUnpack; ++g) v.four[k][lane + g] = dense[row + at[k][g]];
-        for (int g = 0; g < kCount && kOp == VnmOp::kPackMasked; ++g) v.allowed[k][lane + g] = mask[row + at[k][g]];
-      }
+  const auto values = [&](int q) { return static_cast<Bits*>(a.values) + ((row0 + q) * all + u.group0) * 2; };
+  const auto metadata = [&](int q) { return a.metadata + (row0 + q) * bytes + u.group0 / 2; };
+  for (int q = 0; q < kRows; ++q) {
+    if (kOp == VnmOp::kGather) load_row<Bits>(v, q * kCount, u.groups, nullptr, metadata(q));
+    if (kOp == VnmOp::kUnpack) load_row<Bits>(v, q * kCount, u.groups, values(q), metadata(q));
+  }
+  if (kOp != VnmOp::kUnpack) gather.template take<Bits, kRows>(dense, a.depth, v.four);
+  if (kOp == VnmOp::kPackMasked) gather.template take<uint8_t, kRows>(mask, a.depth, v.allowed);
+  keep_lanes<T, kOp>(v);
+  const bool lined = (reinterpret_cast<uintptr_t>(a.values) | size_t(all) * 2 * sizeof(Bits)) % 64 == 0;
+  const bool streams = lined && u.groups == kVnmGroups && a.outer * a.rows * all * 2 * int64_t(sizeof(Bits)) > kStreamBytes;
+  for (int q = 0; q < kRows; ++q) {
+    const int64_t row = q * a.depth, lane = q * kCount;
+    if (kOp == VnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
+    if (kOp == VnmOp::kUnpack) __builtin_memset(dense + row, 0, size_t(width) * sizeof(Bits));
+    for (int k = 0; k < 4; ++k) {
+      const int32_t* at = gather.at[k];
+      for (int64_t g = 0; g < u.groups && kOp == VnmOp::kMask; ++g) mask[row + at[g]] = uint8_t(v.allowed[k][lane + g]);
+      for (int64_t g = 0; g < u.groups && kOp == VnmOp::kUnpack; ++g) dense[row + at[g]] = v.four[k][lane + g];
     }
-    keep_lanes<T, kOp>(v);
-    for (int q = 0; q < kRows; ++q) {
-      const int64_t row = (r + q) * a.depth, lane = q * kCount;
-      if (kOp == VnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
-      if (kOp == VnmOp::kUnpack) __builtin_memset(dense + row, 0, size_t(width) * sizeof(Bits));
-      for (int k = 0; k < 4; ++k) {
-        for (int64_t g = 0; g < u.groups && kOp == VnmOp::kMask; ++g) mask[row + at[k][g]] = v.allowed[k][lane + g];
-        for (int64_t g = 0; g < u.groups && kOp == VnmOp::kUnpack; ++g) dense[row + at[k][g]] = v.four[k][lane + g];
-      }
-      if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, values(q), nullptr);
-      if (packs(kOp)) store_row<Bits>(v, lane, u.groups, values(q), metadata(q));
-    }
+    if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, streams, values(q), nullptr);
+    if (packs(kOp)) store_row<Bits>(v, lane, u.groups, streams, values(q), metadata(q));
   }
 }
 
@@ -158,7 +147,8 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
   for (int k = 0; k < 4 && kOp != VnmOp::kUnpack; ++k) {
     for_lanes(a, u, row, n, g, k, columns, [&](int64_t l, int64_t i) {
       __builtin_memcpy(&v.four[k][l], dense + i, kVnmLanes * sizeof *dense);
-      if (kOp == VnmOp::kPackMasked) __builtin_memcpy(&v.allowed[k][l], a.mask + i, kVnmLanes);
+      S24_LANES
+      for (int lane = 0; lane < kVnmLanes && kOp == VnmOp::kPackMasked; ++lane) v.allowed[k][l + lane] = a.mask[i + lane];
     });
   }
   keep_lanes<T, kOp>(v);
@@ -172,7 +162,8 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
   }
   for (int k = 0; k < 4; ++k) {
     for_lanes(a, u, row, n, g, k, columns, [&](int64_t l, int64_t i) {
-      if (kOp == VnmOp::kMask) __builtin_memcpy(a.mask + i, &v.allowed[k][l], kVnmLanes);
+      S24_LANES
+      for (int lane = 0; lane < kVnmLanes && kOp == VnmOp::kMask; ++lane) a.mask[i + lane] = uint8_t(v.allowed[k][l + lane]);
       if (kOp == VnmOp::kUnpack) __builtin_memcpy(dense + i, &v.four[k][l], kVnmLanes * sizeof *dense);
     });
   }
@@ -180,7 +171,8 @@ void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n,
 
 template <class B>
 struct PackedUnit {
-  RowsTile<B> tiles[kVnmMaxV / kTileRows];
+  RowsTile<B> tiles[kStrip / kTileRows];
+  LineSums sums;
 };
 
 // Group by group: the distance between lines is often a power of two, and a cache holds only few such lines.
@@ -209,14 +201,16 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
     }
   });
   for (int64_t g = 0; g < u.groups; ++g) {
-    prefetch_line(a, g + 1 < u.groups ? u : next, (g + 1) % u.groups, sizeof(Bits));
+    const Unit& soon = g + 1 < u.groups ? u : next;
+    const int64_t ahead = dense_at(a, soon) + (g + 1) % u.groups * a.m * a.rows;
     if (!kReads && !a.exact) {
       constexpr bool kMasked = kOp == VnmOp::kPackMasked;
-      a.v == 16   ? choose_along_columns<T, kMasked, 1>(a, u, g, columns)
-      : a.v == 32 ? choose_along_columns<T, kMasked, 2>(a, u, g, columns)
-                  : choose_along_columns<T, kMasked, 4>(a, u, g, columns);
+      a.v == 16   ? choose_along_columns<T, kMasked, 1>(a, u, g, packed.sums, ahead, columns)
+      : a.v == 32 ? choose_along_columns<T, kMasked, 2>(a, u, g, packed.sums, ahead, columns)
+                  : choose_along_columns<T, kMasked, 4>(a, u, g, packed.sums, ahead, columns);
     }
     for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
+      if (kOp == VnmOp::kGather && row < soon.rows) prefetch<T>(a, ahead + row, n, a.m, a.rows);
       keep_along_columns<T, kOp>(a, u, row, n, g, columns, v, tile);
     });
   }
@@ -229,35 +223,82 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
 
 static_assert(kVnmGroups == kPackTileGroups && kVnmLeast % kTileRows == 0, "a packed tile is a part of a unit");
 
+// How many units from `index` on form a strip.
+int64_t units_of_strip(const VnmArgs& a, int64_t index, int64_t end) {
+  const int64_t height = vnm_unit_rows(a), width = kVnmGroups * a.m;
+  const int64_t row = a.depth_last ? ceil_div(a.depth / a.m, kVnmGroups) : ceil_div(a.rows, height);
+  const int64_t limits[] = {a.depth_last ? kStripElements / (width * height) : end, kStrip / (a.depth_last ? width : height),
+                            row - index % row, end - index};
+  int64_t n = limits[0];
+  for (const int64_t limit : limits) n = limit < n ? limit : n;
+  return n < 1 ? 1 : n;
+}
+
+// u are the units together.
+template <class T, VnmOp kOp>
+void strip_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, Columns columns) {
+  using Bits = typename T::Bits;
+  constexpr bool kReads = kOp == VnmOp::kGather || kOp == VnmOp::kUnpack, kMasked = kOp == VnmOp::kPackMasked;
+  if (!kReads && !a.exact) {
+    a.v == 16   ? choose_along_rows<T, kMasked, 1>(a, u, dense_at(a, next), columns)
+    : a.v == 32 ? choose_along_rows<T, kMasked, 2>(a, u, dense_at(a, next), columns)
+                : choose_along_rows<T, kMasked, 4>(a, u, dense_at(a, next), columns);
+  }
+  constexpr int kMaxUnits = kStrip / (4 * kVnmGroups);
+  const int64_t units = ceil_div(u.groups, kVnmGroups);
+  Gather<Bits> gathers[kMaxUnits];
+  Unit parts[kMaxUnits];
+  for (int64_t i = 0; i < units; ++i) {
+    const int64_t begin = i * kVnmGroups, left = u.groups - begin;
+    parts[i] = {u.outer, u.row0, u.rows, u.group0 + begin, left < kVnmGroups ? left : kVnmGroups};
+    gathers[i].set(a.m, parts[i].groups, columns[i]);
+  }
+  TileLanes<Bits> v = {};
+  constexpr int64_t kRows = kTileRows / kVnmGroups;
+  for (int64_t r = 0; r < u.rows; r += kRows) {
+    for (int64_t i = 0; i < units; ++i) {
+      const int64_t part = i * kVnmGroups;
+      if (kOp == VnmOp::kGather && part < next.groups)
+        prefetch<T>(a, dense_at(a, next) + r * a.depth + part * a.m, parts[i].groups * a.m, kRows, a.depth);
+      keep_along_rows<T, kOp>(a, parts[i], r, gathers[i], v);
+    }
+  }
+  end_streams();
+}
+
 template <class T, VnmOp kOp>
 void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {
   constexpr bool kReads = kOp == VnmOp::kGather || kOp == VnmOp::kUnpack;
-  constexpr bool kMasked = kOp == VnmOp::kPackMasked;
   const int64_t all = a.depth / a.m;
   PackedUnit<typename T::Bits> packed;
   if (!a.depth_last) packed = {};
-  for (int64_t index = begin; index < end; ++index) {
-    const Unit u = unit_at(a, index), next = unit_at(a, index + 1 < end ? index + 1 : index);
+  const auto strip_at = [&](int64_t index) {
+    Unit u = unit_at(a, index);
+    const int64_t units = units_of_strip(a, index, end), groups = units * kVnmGroups, rows = units * vnm_unit_rows(a);
+    if (a.depth_last) u.groups = all - u.group0 < groups ? all - u.group0 : groups;
+    if (!a.depth_last) u.rows = a.rows - u.row0 < rows ? a.rows - u.row0 : rows;
+    return u;
+  };
+  for (int64_t index = begin; index < end;) {
+    const Unit u = strip_at(index);
+    const int64_t after = index + units_of_strip(a, index, end);
+    const Unit next = strip_at(after < end ? after : index);
+    index = after;
     Columns columns = {};
-    const auto for_columns = [&](auto f) {
-      for (int64_t b = 0; b < u.rows / a.v; ++b)
-        for (int64_t g = 0; g < u.groups; ++g)
-          for (int k = 0; k < 4; ++k)
-            f(columns[b][g][k], a.columns[(((u.outer * a.rows + u.row0) / a.v + b) * all + u.group0 + g) * 4 + k]);
-    };
-    if (kReads) for_columns([&](uint8_t& own, uint8_t& given) { own = given < a.m ? given : uint8_t(a.m - 1); });
+    uint8_t* given = a.columns + ((u.outer * a.rows + u.row0) / a.v * all + u.group0) * 4;
+    const int64_t blocks = u.rows / a.v;
+    for (int64_t b = 0; b < blocks && kReads; ++b)
+      for (int64_t g = 0; g < u.groups; ++g)
+        for (int k = 0; k < 4; ++k)
+          columns[b + g / kVnmGroups][g % kVnmGroups][k] = uint8_t(gathered_column(given + b * 4 * all + 4 * g, k, int(a.m)));
     if (!kReads && a.exact) choose_by_search<T>(a, u, columns);
-    if (!a.depth_last) {
-      unit_along_columns<T, kOp>(a, u, next, columns, packed);
+    if (a.depth_last) {
+      strip_along_rows<T, kOp>(a, u, next, columns);
     } else {
-      if (!kReads && !a.exact) {
-        a.v == 16   ? choose_along_rows<T, kMasked, 1>(a, u, columns)
-        : a.v == 32 ? choose_along_rows<T, kMasked, 2>(a, u, columns)
-                    : choose_along_rows<T, kMasked, 4>(a, u, columns);
-      }
-      keep_along_rows<T, kOp>(a, u, next, columns);
+      unit_along_columns<T, kOp>(a, u, next, columns, packed);
     }
-    if (packs(kOp)) for_columns([](uint8_t& own, uint8_t& given) { given = own; });
+    for (int64_t b = 0; b < blocks && packs(kOp); ++b)
+      __builtin_memcpy(given + b * 4 * all, columns[b], size_t(4 * u.groups));
   }
 }
 

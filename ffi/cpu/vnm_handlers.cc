@@ -11,14 +11,15 @@
 namespace s24 {
 namespace {
 
-constexpr int64_t kGrainElements = 1 << 15;
+constexpr int64_t kMostUnits = 32;  // of a task: several strips, of which each is fetched while its predecessor is packed
 
 ffi::Error run(ffi::ThreadPool& pool, const VnmCall& c) {
   if (c.error.failure()) return c.error;
   const int64_t units = vnm_units(c.shared);
   if (units == 0) return ffi::Error::Success();
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / (vnm_unit_rows(c.shared) * kVnmGroups * c.shared.m));
-  parallel_for(pool, c.batch.count() * units, grain, [&](int64_t begin, int64_t end) {
+  const int64_t all = c.batch.count() * units;
+  const int64_t grain = std::clamp<int64_t>(all / (8 * pool.num_threads()), 1, kMostUnits);
+  parallel_for(pool, all, grain, [&](int64_t begin, int64_t end) {
     for_each_batch(begin, end, units,
                    [&](int64_t b, int64_t unit0, int64_t unit1) { kernels().vnm(c.at(b), unit0, unit1); });
   });
@@ -65,7 +66,7 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
     return ffi::Error::Success();
   }
   // Many rows share a panel; few enough that every thread has work. The result does not depend on them.
-  int64_t height = kVnmMatmulRows / v * v;
+  int64_t height = (p.depth > kVnmMatmulDepth ? kVnmMatmulRows / 2 : kVnmMatmulRows) / v * v;
   const int64_t col_blocks = ceil_div(p.cols, kVnmMatmulCols);
   while (height > v && c.batch.count() * col_blocks * ceil_div(p.rows, height) < 4 * pool.num_threads())
     height = ceil_div(height / v, 2) * v;

@@ -23,7 +23,8 @@ struct VnmScratch {
   float gathered[4 * kGatheredGroups][kPanel];
 };
 
-static_assert(sizeof(VnmScratch) <= kMatmulScratch && kFills * kRows >= kVnmMatmulRows, "scratch");
+static_assert(sizeof(VnmScratch) <= kMatmulScratch, "scratch");
+static_assert(kFills * kDepth >= kVnmMatmulDepth && kFills * kRows >= kVnmMatmulRows, "scratch");
 static_assert(kVnmMatmulCols % kPanel == 0 && kGatheredGroups % 2 == 0, "blocking");
 
 // Where the four entries of a byte of metadata lie in the eight gathered rows of its two groups, in bytes.
@@ -59,6 +60,30 @@ S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
   }
 }
 
+// Neighbouring values, four or two, and one of them in all lanes. By one load: those of D keep the load ports busy.
+template <class T>
+struct Values {
+#if defined(__AVX512F__)
+  __m512 four;  // in each block of 128 bits
+  S24_HD Values(const typename T::Bits* from, int n) {
+    alignas(16) float wide[4] = {};
+    for (int j = 0; j < n; ++j) wide[j] = float_of(T::to_f32(from[j]));
+    four = _mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_load_ps(wide));
+  }
+  S24_HD Vec splat(int j) const {
+    constexpr __mmask16 kAll = __mmask16(-1);  // without a mask, g++ 12 warns of its own headers
+    return (Vec)(j == 0   ? _mm512_maskz_permute_ps(kAll, four, 0x00)
+                 : j == 1 ? _mm512_maskz_permute_ps(kAll, four, 0x55)
+                 : j == 2 ? _mm512_maskz_permute_ps(kAll, four, 0xaa)
+                          : _mm512_maskz_permute_ps(kAll, four, 0xff));
+  }
+#else
+  const typename T::Bits* from;
+  S24_HD Values(const typename T::Bits* p, int) : from(p) {}
+  S24_HD Vec splat(int j) const { return float_of(T::to_f32(from[j])) - Vec{}; }
+#endif
+};
+
 template <class T, int kVectors>
 void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, const float* __restrict__ gathered,
                        float* __restrict__ sums, bool accumulate) {
@@ -74,11 +99,11 @@ void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, co
     S24_UNROLL
     for (int r = 0; r < kVnmTileRows; ++r) {
       const uint16_t* offsets = kEntryOffsets.at[p.metadata[r * p.byte_step + byte]];
-      const auto* values = p.values + r * p.value_step + 4 * byte;
+      const Values<T> values(p.values + r * p.value_step + 4 * byte, entries);
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         if (j >= entries) break;
-        const Vec a = float_of(T::to_f32(values[j])) - Vec{};  // measured to be a little faster here than splat
+        const Vec a = values.splat(j);
         const Vec* d = reinterpret_cast<const Vec*>(rows + offsets[j]);
         S24_UNROLL
         for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
@@ -118,13 +143,13 @@ template <class T>
 void vnm_matmul_panel(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
-  const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / kGatheredGroups * kGatheredGroups;
+  const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / 2 * 2;
   const int64_t cols = m.col1 - m.col0;
   for (int64_t g0 = 0; g0 < groups; g0 += deep) {
     const int64_t g1 = groups - g0 < deep ? groups : g0 + deep;
     fill_deep_panel<T>(p, m, g0 * a.m, g1 * a.m, s);
     for (int64_t row = m.row0; row < m.row1; row += a.v) {
-      float(*sums)[kPanel] = s.sums[0] + (row - m.row0);
+      float(*sums)[kPanel] = s.sums[0] + (groups > deep ? row - m.row0 : 0);
       for (int64_t g = g0; g < g1; g += kGatheredGroups) {
         const int64_t end = g1 - g < kGatheredGroups ? g1 : g + kGatheredGroups;
         const uint8_t* columns = a.columns + (row / a.v * groups + g) * 4;
