@@ -18,14 +18,12 @@ constexpr int kAhead = 3, kPairSlots = 3;  // steps that are copied ahead; pairs
 // mma.sp: a warp computes 64 x 64, so that the gathered rows leave shared memory once for every 64 rows.
 struct OfWarps {
   static constexpr int kMatrices = 4, kColumnTiles = 8;  // of 16 rows, of 8 columns, that a warp computes
-  static constexpr int kLine = kCols + 8;  // 16 bytes more than the row, so that eight rows fall on all banks
   static constexpr bool kInFlight = false;
-  static constexpr int kSlots = kAhead + 1, kSlot = kStep * kLine;
+  static constexpr int kSlots = kAhead + 1, kSlot = kStep * kCols;
   using Sums = float[kMatrices][kColumnTiles][4];
 
   __device__ __forceinline__ static int row(int warp) { return warp / 4 * 64; }
   __device__ __forceinline__ static int column(int warp) { return warp % 4 * 64; }
-  __device__ __forceinline__ static int place(int k, int access) { return k * kLine + access * 8; }
   __device__ __forceinline__ static void publish() {}
   template <int kLeft>
   __device__ __forceinline__ static void wait() {}
@@ -33,12 +31,12 @@ struct OfWarps {
   template <class T, int kOfPair>
   __device__ __forceinline__ static void multiply(const uint32_t sparse[][4], const uint16_t* slot, const uint32_t words[],
                                                   Sums& acc, bool) {
-    const uint16_t* const dense = slot + threadIdx.x % 32 * kLine + column(threadIdx.x / 32);
+    const int lane = threadIdx.x % 32, access = column(threadIdx.x / 32) / 8;
     uint32_t gathered[2][4];
-    load_matrices<true>(dense, gathered[0]);
+    load_matrices<true>(slot + swizzled(lane, access), gathered[0]);
     S24_UNROLL
     for (int n = 0; n < kColumnTiles; ++n) {
-      if (n + 1 < kColumnTiles) load_matrices<true>(dense + 8 * (n + 1), gathered[(n + 1) % 2]);
+      if (n + 1 < kColumnTiles) load_matrices<true>(slot + swizzled(lane, access + n + 1), gathered[(n + 1) % 2]);
       S24_UNROLL
       for (int i = 0; i < kMatrices; ++i) mma_sp<T, kOfPair>(acc[i][n], sparse[i], gathered[n % 2], words[i]);
     }
@@ -56,7 +54,6 @@ struct OfWarpgroups {
   static constexpr bool kInFlight = true;  // as the next step begins
   __device__ __forceinline__ static int row(int warp) { return warp * 16; }
   __device__ __forceinline__ static int column(int) { return 0; }
-  __device__ __forceinline__ static int place(int k, int access) { return swizzled(k, access); }
   __device__ __forceinline__ static void publish() { publish_copies(); }
   template <int kLeft>
   __device__ __forceinline__ static void wait() { wait_wgmma<kLeft>(); }
@@ -107,7 +104,7 @@ struct Gather {
     for (int i = 0; i < kOwn; ++i) {
       const uint32_t column = min_u32(uint32_t(next[kOfPair] >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
       const uint32_t row = (group + uint32_t(i) / 4u) * uint32_t(m) + column;
-      copy_async<16>(slot + By::place(first + i, threadIdx.x % 32), dense + uint64_t(row) * line_bytes, inside);
+      copy_async<16>(slot + swizzled(first + i, threadIdx.x % 32), dense + uint64_t(row) * line_bytes, inside);
     }
   }
 };
