@@ -54,12 +54,11 @@ def kernels(step, args) -> list[tuple[str, float, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def show(case: Case, dtype: str, methods: list[str]) -> None:
-    """Prints each method's time, its ratio to dense, and its kernels."""
+def show(case: Case, dtype: str, methods: dict) -> None:
+    """Prints the time of each method, by name, its ratio to the first, which is dense, and its kernels."""
     operands = data(case, dtype)
     args, dense = [operands[name] for name in ("x", "w1", "w2", "dy3")], None
-    for name in dict.fromkeys(("Dense", *methods)):
-        method = settings.method(name)
+    for name, method in methods.items():
         step = jax.jit(forward_backward(block(method, state_of(method, operands), None)))
         ms = milliseconds(step, args)
         dense = dense or ms
@@ -80,7 +79,8 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     case = Case(args.tokens, *settings.widths(args.shape))
-    show(case, args.dtype, args.method or ["FST"])
+    names = dict.fromkeys(("Dense", *(args.method or ["FST"])))
+    show(case, args.dtype, {name: settings.method(name) for name in names})
 
 
 if __name__ == "__main__":

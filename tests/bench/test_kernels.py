@@ -1,0 +1,17 @@
+"""`python -m experiments.bench.kernels` runs; where there is no GPU it names no kernels."""
+
+from experiments.bench import kernels
+
+
+def test_kernels_of_a_block(capsys):
+    arguments = ["--shape", "16,32", "--tokens", "64", "--dtype", "float32", "--method", "STE"]
+    assert not kernels.main(arguments)
+    text = capsys.readouterr().out
+    assert "Dense, T=64 d=16 f=32 float32" in text
+    assert "1.00x dense" in text
+    assert "STE, T=64" in text
+
+
+def test_wrong_method(capsys):
+    assert kernels.main(["--method", "FTS"])
+    assert "Did you mean" in capsys.readouterr().err
