@@ -1,5 +1,7 @@
 """`python -m experiments.bench.kernels` runs; where there is no GPU it names no kernels."""
 
+import pytest
+
 from experiments.bench import kernels
 
 
@@ -13,5 +15,6 @@ def test_kernels_of_a_block(capsys):
 
 
 def test_wrong_method(capsys):
-    assert kernels.main(["--method", "FTS"])
+    with pytest.raises(SystemExit, match="2"):
+        kernels.main(["--method", "FTS"])
     assert "Did you mean" in capsys.readouterr().err
