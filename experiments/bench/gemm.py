@@ -1,6 +1,7 @@
 """Suite gemm: one product at a time, dense against a packed operand on either side."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 
@@ -40,9 +41,8 @@ def dtypes_of(settings: Settings) -> tuple[str, ...]:
     return (*settings.dtypes, FLOAT8.name)
 
 
-def run(settings: Settings, progress) -> list[dict]:
+def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """Rows for every case, dtype, product, sparse operand and format."""
-    found = []
     for case in settings.cases("gemm"):
         for dtype in dtypes_of(settings):
             for product in products(*case):
@@ -51,8 +51,7 @@ def run(settings: Settings, progress) -> list[dict]:
                 progress(
                     f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
                 )
-                found += measure_product(case, dtype, product, settings)
-    return found
+                yield measure_product(case, dtype, product, settings)
 
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
