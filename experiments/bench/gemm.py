@@ -23,8 +23,8 @@ operand. Ratios are dense time / time: above 1 is faster than XLA's dense produc
 
 
 def formats(product, dtype: str, settings: Settings) -> list:
-    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and all by
-    our kernels."""
+    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and all
+    by our kernels."""
     try:
         choose("bench", jnp.dtype(dtype), "cusparselt")
     except RuntimeError:
