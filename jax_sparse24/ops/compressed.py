@@ -26,6 +26,12 @@ def reads(axes, side: str, dtype, shape: tuple[int, int, int], implementation: s
     return decision.packed and decision.implementation == "cusparselt"
 
 
+def compressed_types(x, axis: int):
+    """As `packed_types`, for a `Compressed24`."""
+    values, metadata = packed_types(x, axis)
+    return _like(values), metadata
+
+
 def _like(values) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the compressed matrix with these values."""
     rows, half = values.shape
@@ -44,8 +50,7 @@ def _made(target: str, x, axis: int, *operands, strided: bool = False, **attribu
         target = f"{target}_strided"
     else:
         attributes["trailing"] = -1 - axis
-    values, metadata = packed_types(x, axis)
-    return Compressed24(*_ffi.call(target, (_like(values), metadata), *operands, **attributes), axis)
+    return Compressed24(*_ffi.call(target, compressed_types(x, axis), *operands, **attributes), axis)
 
 
 def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
