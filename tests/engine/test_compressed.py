@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24 import engine
 from jax_sparse24.formats import Compressed24
 from jax_sparse24.methods import FST, SSTE, Activation24
 from jax_sparse24.ops import _choose, compressed
@@ -69,6 +70,26 @@ def test_products_read_what_kernels_pack(method, packed, products):
     unpacked = [operands for target, operands, _ in found if target == "s24_unpack"]
     kept = method != FST() and method.backward_mask == "keep"
     assert unpacked == [f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>"] * (2 * kept)
+
+
+@pytest.mark.parametrize("method", [FST(), Activation24(dense_share=0.25)], ids=["FST", "Activation24"])
+def test_results_are_those_of_the_packed_form(method, documented_cusparselt, monkeypatch):
+    """The library reads compressed matrices here, in its own order; elsewhere it compresses them."""
+    rng = np.random.default_rng(1)
+    x, w1, w2 = (jnp.asarray(rng.normal(size=s) / 8, jnp.bfloat16) for s in ((96, 32), (32, 160), (160, 32)))
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def results(*operands):
+        def ffn(*operands):
+            return s24.sparse_ffn(*operands, method, state, jax.random.key(0), implementation="cusparselt")
+
+        y, vjp = jax.vjp(ffn, *operands)
+        return y, vjp(y)
+
+    got = jax.jit(lambda *a: results(*a))(x, w1, w2)
+    assert len(documented_cusparselt) == (6 if method == FST() else 4)
+    monkeypatch.setattr(engine, "reads", lambda *_: False)
+    assert_same_bits(got, jax.jit(lambda *a: results(*a))(x, w1, w2))
 
 
 def test_other_operands_are_compressed_before_the_product():
