@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.ops._choose import choose, decide, decide_float8
-from jax_sparse24.ops.matmul import PACKED, contract, gather
+from jax_sparse24.ops.compressed import reads
+from jax_sparse24.ops.matmul import PACKED, contract, gather, with_values
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
 from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, WEIGHT_GRADIENTS, Context, Plan
@@ -117,6 +118,8 @@ class Execution:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         if "packed" not in context:
             context["packed"] = self.packs(name, left, right)
+        if context["packed"] and row.compresses:
+            context["compressed"] = reads(*self.place(name, left, right), self.implementation)
         if row.strides and context["packed"]:
             sparse = row.by(x, axis, own(states.get(row.operand, {}), **context, strided=True))
         else:
@@ -251,7 +254,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
     if run.plan.keep:
         slopes = SLOPES[run.activation](saved.values)
         dy2 = gather(dy2_Tf, saved, run.implementation)
-        kept = dataclasses.replace(saved, values=slopes * dy2)
+        kept = with_values(saved, slopes * dy2)
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
     else:

@@ -48,7 +48,7 @@ def test_vnm_kernels_give_the_defined_bits(report, operation):
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
 def test_metadata_for_cusparselt(counts, width):
     found = of(counts("metadata_test.cc", *EMULATED, str(KERNELS / "metadata.cu")), f"metadata {width}")
-    assert len(found) == 3
+    assert len(found) == 4
     assert not any(found.values()), found
 
 
