@@ -33,6 +33,7 @@ class Groups24:
     pattern: ClassVar = "2:4"
     group: ClassVar = 4
     strides: ClassVar = False  # whether it can pack as `pack24_strided` does
+    largest: ClassVar = False  # whether it packs what `pack24` does
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, axis, what=what)
@@ -43,6 +44,7 @@ class Top2(Groups24):
     """The two largest magnitudes of every four along the contraction axis."""
 
     strides: ClassVar = True
+    largest: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
         implementation = context.implementation
