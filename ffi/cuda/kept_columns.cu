@@ -1,5 +1,7 @@
 // The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
 // but dY2. Compiled without contraction of products and sums.
+#include <type_traits>
+
 #include "pack_tile.cuh"
 
 namespace s24 {
@@ -22,13 +24,19 @@ struct KeptInput {
     }
   }
   __device__ __forceinline__ uint32_t nibble(int j, int i) const { return nibbles[j] >> (4 * i) & 15u; }
+  // All features of packed ones.
+  __device__ __forceinline__ void unpack(const Vector<uint32_t, 2> (&kept)[4], FourRows& rows) const {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const Words group = put_nibble(KeptPair{nibble(j, i), kept[j].at[i]});
+        rows[j].at[2 * i] = group.low;
+        rows[j].at[2 * i + 1] = group.high;
+      }
+    }
+  }
 };
-
-__device__ __forceinline__ void put_pair(FourRows& rows, int j, int i, uint32_t nibble, uint32_t bits) {
-  const Words group = put_nibble(KeptPair{nibble, bits});
-  rows[j].at[2 * i] = group.low;
-  rows[j].at[2 * i + 1] = group.high;
-}
 
 // As Tile::put; different NaN among the numbers are rare, if any are possible.
 template <class T, bool kAlike>
@@ -94,28 +102,25 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
     S(&both)[2] = tiles[n % 2];
     uint32_t made[2][2] = {};
     if (inside) {
-      FourRows y, dy;
+      Vector<uint32_t, 2> dy1[4];
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
-        Vector<uint32_t, 2> dy1;
         S24_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const uint32_t nibble = in.nibble(j, i);
-          const KeptPair given = take_nibble(Words{in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1]}, nibble);
-          dy1.at[i] = sloped_pair<T, slope>(in.pairs[j].at[i], given.bits);
-          put_pair(y, j, i, nibble, in.pairs[j].at[i]);
-          put_pair(dy, j, i, nibble, dy1.at[i]);
+          const Words group = {in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1]};
+          dy1[j].at[i] = sloped_pair<T, slope>(in.pairs[j].at[i], take_nibble(group, in.nibble(j, i)).bits);
         }
-        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1);
+        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1[j]);
       }
-      const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
+      const auto along_tokens = [&](const Vector<uint32_t, 2>(&pairs)[4], auto alike, const AlongTokens& to, int which) {
+        FourRows all;
+        in.unpack(pairs, all);
         const unsigned first = 4 * (n * kTileGroups + group);
-        store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
+        store_dense<T>(all, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
+        cut<T, decltype(alike)::value>(all, both[which], vector, group, made[which]);
       };
-      keep_dense(y, a.y2_along);
-      keep_dense(dy, a.dy1_along);
-      cut<T, false>(y, both[0], vector, group, made[0]);
-      cut<T, true>(dy, both[1], vector, group, made[1]);  // what is NaN there is the same NaN
+      along_tokens(in.pairs, std::false_type(), a.y2_along, 0);
+      along_tokens(dy1, std::true_type(), a.dy1_along, 1);  // what is NaN there is the same NaN
     }
     both[0].exchange(made[0]);
     both[1].exchange(made[1]);
