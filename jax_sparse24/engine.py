@@ -4,30 +4,22 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_sparse24 import kept as kept_plans
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.ops._choose import choose, decide, decide_float8
 from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.matmul import PACKED, contract, gather, with_values
 from jax_sparse24.ops.mvue import key_words
+from jax_sparse24.ops.reference import SLOPES, sloped
 from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
-from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, SLOPES, WEIGHT_GRADIENTS, Context, Plan
-
-
-class Cut(NamedTuple):
-    """Operands of one product, one of them sparse, that one before it was cut and put in order, and what the
-    others were multiplied by if they are in 8 bits."""
-
-    left: Any
-    right: Any
-    uncut: jax.Array | None = None
-    scales: tuple[jax.Array, ...] = ()
+from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, WEIGHT_GRADIENTS, Context, Cut, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +134,10 @@ class Execution:
             return None
         return self._densest(first, y2_Tf)
 
-    @staticmethod
-    def _densest(row, x: jax.Array) -> jax.Array:
+    def _densest(self, row, x: jax.Array) -> jax.Array:
         # How many non-zeros a feature has does not depend on the order of tokens.
         x = x if row.rank == "density" else row.arranged(x)
-        return densest(x, row.dense_share, row.rank)
+        return densest(x, row.dense_share, row.rank, self.implementation)
 
     def multiply(self, name: str, cut: Cut, features: jax.Array | None = None, bias=None) -> jax.Array:
         """The product of what `cut` returned. features: those that stay dense; chosen here if not given.
@@ -173,13 +164,17 @@ class Execution:
         if row.dense_share:
             if features is None:
                 features = self._densest(row, cut.uncut)
-            few = jnp.take(cut.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
-            # Gathered and moved in one pass, a GPU would read single elements.
-            few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
+            few, few_axis = cut.few, -1
+            if few is None:
+                few = jnp.take(cut.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
+                # Gathered and moved in one pass, a GPU would read single elements.
+                few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
+                few_axis = -2
+            ascending = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}
             if on_left:
-                out = out.at[features].set(contract(few, cut.right, a_axis, b_axis))
+                out = out.at[features].set(contract(few, cut.right, few_axis, b_axis), **ascending)
             else:
-                out = out.at[:, features].set(contract(cut.left, few, a_axis, b_axis))
+                out = out.at[:, features].set(contract(cut.left, few, a_axis, few_axis), **ascending)
         return collect(out, row.by.group, -2 if on_left else -1) if row.collected else out
 
 
@@ -251,20 +246,23 @@ def _ffn_bwd(run, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
     dy2_Tf = run.product("B1", operands, state, key)
+    kept, cuts, features = None, {}, None
     if run.plan.keep:
-        slopes = SLOPES[run.activation](saved.values)
-        dy2 = gather(dy2_Tf, saved, run.implementation)
-        kept = with_values(saved, slopes * dy2)
+        if kept_plans.in_one_pass(run, saved, x_Td, dy3_Td):
+            kept, cuts, features = kept_plans.backward(run, saved, dy2_Tf, x_Td, dy3_Td)
+        else:
+            dy2 = gather(dy2_Tf, saved, run.implementation)
+            kept = with_values(saved, sloped(saved.values, dy2, run.activation))
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
     else:
-        kept = None
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
         (operands["dy1"],) = activation_vjp(dy2_Tf)
-    features = run.dense_features(operands["y2"])
-    dw2_fd = run.product("B2", operands, state, key, features)
+    if not cuts:
+        features = run.dense_features(operands["y2"])
+    dw2_fd = run.product("B2", operands, state, key, features, cuts.get("B2"))
     dx_Td = run.product("B3", operands, state, key, kept=kept)
-    dw1_df = run.product("B4", operands, state, key, features)
+    dw1_df = run.product("B4", operands, state, key, features, cuts.get("B4"))
     return dx_Td, dw1_df, dw2_fd, _over_tokens(operands["dy1"], b1_f), None, None
 
 

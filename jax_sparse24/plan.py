@@ -9,7 +9,7 @@ contraction axes are fixed by the mathematics; flax kernels are (in, out):
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +47,6 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     **GATES,
 }
-# Derivatives of activations in terms of their value, for which the input need not be saved.
-SLOPES = {
-    "squared_relu": lambda y2: 2 * jnp.sqrt(y2),
-    "relu": lambda y2: (y2 > 0).astype(y2.dtype),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +72,18 @@ class Context:
 
     def activate(self, x: jax.Array) -> jax.Array:
         return ACTIVATIONS[self.activation](x) if self.activation else x
+
+
+class Cut(NamedTuple):
+    """Operands of one product, one of them sparse, that one before it was cut and put in order, and what the
+    others were multiplied by if they are in 8 bits. few: the features (n, T) that stay dense, tokens in the
+    order of the product, if something has made them."""
+
+    left: Any
+    right: Any
+    uncut: jax.Array | None = None
+    scales: tuple[jax.Array, ...] = ()
+    few: jax.Array | None = None
 
 
 class Sparsifier(Protocol):

@@ -17,6 +17,7 @@ LAYERS = [
     {"_reverse_only", "_measure"},
     {"ops"},
     {"plan"},
+    {"kept"},
     {"engine"},
     {"activations", "methods"},
     {"gated_ffn"},

@@ -5,6 +5,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../core/slopes.h"
 #include "../cpu/kernels.h"
 
 namespace s24 {
@@ -31,6 +32,38 @@ struct PackedGradients {
   uint8_t* metadata[2];
   const uint32_t* key[2];
 };
+
+// What follows from a packed Y2 that was kept for the backward pass, (tokens, features) along its features, and dY2 of the
+// same shape: dY1 on its support, with its metadata; and both cut to the two largest of four tokens, packed along these.
+// Tokens of a group are neighbours or, if strided, a quarter of all apart. Features with ranks[i] >= 0 also go dense to
+// row ranks[i] of (ranks, tokens), in the order of packed tokens.
+struct AlongTokens {
+  void* values;
+  uint8_t* metadata;
+  void* dense;
+};
+
+struct KeptArgs {
+  Dtype dtype;
+  Slope slope;
+  bool strided;
+  int64_t tokens, features;
+  const void* values;
+  const uint8_t* metadata;
+  const void* dy2;
+  const int32_t* ranks;
+  void* dy1;
+  AlongTokens y2_along, dy1_along;
+};
+
+// 16-bit floats in whole tiles: tokens a multiple of kKeptTokens, features of 8.
+constexpr int64_t kKeptTokens = 128;
+cudaError_t launch_kept(const KeptArgs& args, cudaStream_t stream);
+// counts (tokens / kKeptTokens, features): the non-zeros of every feature among so many tokens.
+cudaError_t launch_count_kept(const KeptArgs& args, uint8_t* counts, cudaStream_t stream);
+
+// places: ascending, those of the n largest of `count` scores below 2^bits and not negative; of equal ones the first.
+cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
 
 cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.

@@ -35,6 +35,7 @@ class Groups24:
     group: ClassVar = 4
     strides: ClassVar = False  # whether it can pack as `pack24_strided` does
     compresses: ClassVar = False  # whether it can pack for cuSPARSELt at once
+    largest: ClassVar = False  # whether it packs what `pack24` does
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, axis, what=what)
@@ -46,6 +47,7 @@ class Top2(Groups24):
 
     strides: ClassVar = True
     compresses: ClassVar = True
+    largest: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
         implementation = context.implementation

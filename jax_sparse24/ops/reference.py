@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops._groups import (
+    FORMATS,
     GROUP,
     any_of,
     bits,
@@ -194,6 +195,29 @@ def gather24(x, metadata, axis):
     members = [jnp.moveaxis(m, axis, -1) for m in _split(x, axis)]
     first, second = _unpack_positions(metadata, members[0].shape[-1])
     return _join([_pick(members, first), _pick(members, second)], -1)
+
+
+# Activations whose derivative follows from their value, so that their input need not be saved.
+SLOPES = "squared_relu", "relu"
+
+
+def sloped(y, dy, activation):
+    """The gradient at the input of an activation of SLOPES from its values y, not negative, and the gradient
+    dy at them: slope times dy, in float32, rounded once.
+
+    Results below twice the least normal float32 are zeros with the sign of dy, as it depends on the hardware
+    what it takes for subnormal just above the least; so are those of squared ReLU where y < 2^-100. What is
+    not a number has all bits but the sign."""
+    fmt, own = compute_format(y.dtype), FORMATS[y.dtype]
+    value, given = y.astype(fmt.dtype), flush(dy.astype(fmt.dtype))
+    if activation == "relu":
+        slope = jnp.where(value >= fmt.tiny(), fmt.dtype.type(1), 0)
+    else:
+        slope = jnp.where(value < 2.0**-100, 0, 2 * jnp.sqrt(value))
+    product = slope * given
+    small = magnitude_bits(product) < fmt.uint(2 << fmt.mantissa)
+    words = jnp.where(small, bits(dy) & own.uint(own.sign), bits(product.astype(y.dtype)))
+    return lax.bitcast_convert_type(jnp.where(is_nan(product), own.uint(own.sign - 1), words), y.dtype)
 
 
 def squared_relu24(x, axis):

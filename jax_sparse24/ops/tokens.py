@@ -1,11 +1,15 @@
 """Groups of four along tokens: which tokens, which features stay dense, masks that are causal."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.ops import _ffi
+from jax_sparse24.ops._choose import run
+from jax_sparse24.ops._groups import magnitude_bits
 from jax_sparse24.ops.prune import prune24
 
 
@@ -45,17 +49,43 @@ def inverse_of(order: jax.Array) -> jax.Array:
     return jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
 
 
-def densest(x: jax.Array, share: float, rank: str) -> jax.Array:
+def densest(x: jax.Array, share: float, rank: str, implementation: str | None = None) -> jax.Array:
     """int32 (`dense_count(n, share)`,), ascending: the features of `x` (T, n) that a 2:4 cut along tokens
     hurts most.
 
     rank: "density", the number of non-zeros, or "lost", the energy outside the two largest of every four."""
     if rank == "density":
-        score = jnp.sum(x != 0, axis=0, dtype=jnp.float32)
-    else:
-        score = _energy(x) - _energy(prune24(x, 0))
-    most = jax.lax.top_k(score, dense_count(x.shape[1], share))[1]
-    return jnp.sort(most)  # a GPU gathers columns faster in their order
+        return highest(non_zeros(x), share, x.shape[0], implementation=implementation)
+    score = _energy(x) - _energy(prune24(x, 0, implementation=implementation))
+    return _sorted_places(score, dense_count(x.shape[1], share))
+
+
+def non_zeros(x: jax.Array) -> jax.Array:
+    """int32 (n,): how many of each column of `x` (T, n) are not zero; a subnormal is not."""
+    return jnp.sum(magnitude_bits(x) != 0, axis=0, dtype=jnp.int32)
+
+
+@partial(jax.jit, static_argnames=("share", "most", "implementation"), inline=True)
+def highest(score: jax.Array, share: float, most: int, *, implementation: str | None = None) -> jax.Array:
+    """int32 (`dense_count(n, share)`,), ascending: the places of the largest of `score`, int32 (n,) from 0 to
+    `most`; of equal ones the first."""
+    count = dense_count(score.size, share)
+
+    def one_block(score):
+        places = jax.ShapeDtypeStruct((count,), jnp.int32)
+        return _ffi.call("s24_highest", places, score, bits=most.bit_length())
+
+    def several(score):
+        return _sorted_places(score, count)
+
+    def kernel(score):
+        return jax.lax.platform_dependent(score, cuda=one_block, default=several)
+
+    return run("highest", score.dtype, implementation, kernel, several, score)
+
+
+def _sorted_places(score, count: int):
+    return jnp.sort(jax.lax.top_k(score, count)[1])  # a GPU gathers columns faster in their order
 
 
 def dense_count(n: int, share: float) -> int:

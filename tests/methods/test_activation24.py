@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24 import kept
 from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
 from jax_sparse24.ops.tokens import causal_mask24, dense_count, densest, regroup
@@ -70,6 +71,22 @@ def test_all_products_follow_the_paper(options, implementation):
     want = formulas(*arrays, options.get("dense_share", 0.05), keep)
     for got, expected in zip(run(Activation24(**options), *arrays, implementation), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "options", [{"dense_share": 0.3}, {"tokens": "consecutive", "soft_weights": True}], ids=str
+)
+def test_one_pass_over_the_gradient_gives_what_several_give(options, monkeypatch):
+    arrays = operands("bfloat16")
+    method, passes = Activation24(**options), []
+    backward = kept.backward
+    monkeypatch.setattr(kept, "backward", lambda *args: passes.append(args) or backward(*args))
+    one = run(method, *arrays, "ffi")
+    monkeypatch.setattr(kept, "in_one_pass", lambda *_: False)
+    several = run(method, *arrays, "ffi")
+    assert len(passes) == 1
+    for got, want in zip(one, several, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("activation", ["squared_relu", "relu"])

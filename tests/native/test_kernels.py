@@ -68,3 +68,11 @@ def test_gated_activations_in_either_order_of_memory(counts):
     found = counts("gated_test.cc", *EMULATED, *kernels)
     assert len(found) == 8
     assert not any(found.values()), found
+
+
+def test_what_follows_from_kept_activations(counts):
+    """dY1 along features, both cut along tokens, their dense features, and how these are chosen."""
+    kernels = (str(KERNELS / f"{name}.cu") for name in ("kept_columns", "highest"))
+    found = counts("kept_test.cc", *EMULATED, *kernels)
+    assert len(found) == 12
+    assert not any(found.values()), found

@@ -1,0 +1,71 @@
+// Gradients of activations where only the value y of the activation is known: its slope there times the gradient dy, in
+// float32, rounded once.
+//
+// Results below 2^-125 are zero with the sign of dy: just above 2^-126 it depends on the hardware what it takes for
+// subnormal. So are those of squared ReLU where y < 2^-100, whose residue (see slope_at) would be subnormal. A result that
+// is no number has all bits but the sign.
+#pragma once
+#include "floats.h"
+
+namespace s24 {
+
+enum class Slope : int32_t { kRelu, kSquaredRelu };
+
+// dy/dx of y = max(x, 0) or max(x, 0)^2.
+template <Slope kind>
+S24_HD float slope_at(float y) {
+  if constexpr (kind == Slope::kRelu) return y >= 0x1p-126f ? 1.0f : 0.0f;
+#if defined(__CUDA_ARCH__)
+  // 2 sqrt(y), rounded correctly for every y of 16 bits: no such root lies near the middle of two floats.
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  const float root = __fmul_rn(y, r), residue = __fmaf_rn(-root, root, y);
+  const float twice = __fmaf_rn(residue, r, __fadd_rn(root, root));
+  const float slope = y < 0x1p-100f ? 0.0f : twice;
+  return bits_of(y) == kF32Inf ? y : slope;
+#else
+  return y < 0x1p-100f ? 0.0f : 2.0f * __builtin_sqrtf(y);
+#endif
+}
+
+// slope * dy, in float32.
+S24_HD float scaled_gradient(float slope, float dy) {
+#if defined(__CUDA_ARCH__)
+  float half;  // below 2^-126 exactly where the product is below 2^-125
+  asm("{.reg .f32 p; mul.rn.ftz.f32 p, %1, %2; mul.rn.ftz.f32 %0, p, 0f3f000000;}" : "=f"(half) : "f"(slope), "f"(dy));
+  return __fadd_rn(half, half);
+#else
+  const float product = slope * without_subnormals(dy);
+  return magnitude(product) < 0x1p-125f ? float_of(bits_of(dy) & ~kF32Magnitude) : product;
+#endif
+}
+
+template <class T, Slope kind>
+S24_HD typename T::Bits sloped(typename T::Bits y, typename T::Bits dy) {
+  using Bits = typename T::Bits;
+  const uint32_t made = bits_of(scaled_gradient(slope_at<kind>(float_of(T::to_f32(y))), float_of(T::to_f32(dy))));
+  return (made & kF32Magnitude) > kF32Inf ? Bits(T::kMagnitude) : T::from_f32_number(made);
+}
+
+// Two of 16 bits, the first in the low half of a word.
+template <class T, Slope kind>
+S24_HD uint32_t sloped_pair(uint32_t y, uint32_t dy) {
+#if defined(__CUDA_ARCH__)
+  const auto second = [](uint32_t word) {
+    return T::kInf == BF16::kInf ? float_of(second_of(word)) : high_number<T>(word);
+  };
+  const float a = scaled_gradient(slope_at<kind>(low_number<T>(y)), low_number<T>(dy));
+  const float b = scaled_gradient(slope_at<kind>(second(y)), second(dy));
+  uint32_t out;  // what is no number becomes 0x7fff
+  if constexpr (T::kInf == BF16::kInf)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
+  return out;
+#else
+  return uint32_t(sloped<T, kind>(uint16_t(y), uint16_t(dy))) | uint32_t(sloped<T, kind>(uint16_t(y >> 16), uint16_t(dy >> 16)))
+                                                                  << 16;
+#endif
+}
+
+}  // namespace s24

@@ -1,0 +1,194 @@
+// The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
+// but dY2. Compiled without contraction of products and sums.
+#include <type_traits>
+
+#include "pack_tile.cuh"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+// A thread's eight features of the four tokens of a group.
+struct KeptInput {
+  FourRows dy2;
+  Vector<uint32_t, 2> pairs[4];
+  uint32_t nibbles[4];
+
+  // at: of the first token's first feature. next: from one token to the next.
+  __device__ __forceinline__ void read(const KeptArgs& a, uint64_t at, uint64_t next) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j, at += next) {
+      dy2[j] = load<uint32_t, 4>(static_cast<const uint32_t*>(a.dy2) + at / 2);
+      pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
+      nibbles[j] = a.metadata[at / 8];
+    }
+  }
+  __device__ __forceinline__ uint32_t nibble(int j, int i) const { return nibbles[j] >> (4 * i) & 15u; }
+  // All features of packed ones.
+  __device__ __forceinline__ void unpack(const Vector<uint32_t, 2> (&kept)[4], FourRows& rows) const {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const Words group = put_nibble(KeptPair{nibble(j, i), kept[j].at[i]});
+        rows[j].at[2 * i] = group.low;
+        rows[j].at[2 * i + 1] = group.high;
+      }
+    }
+  }
+};
+
+// As Tile::put; different NaN among the numbers are rare, if any are possible.
+template <class T, bool kAlike>
+__device__ __forceinline__ void cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
+                                    uint32_t (&made)[2]) {
+  uint32_t largest = 0;
+  S24_UNROLL
+  for (int l = 0; l < 8; ++l) {
+    const Group<T> four = group_of<T>(rows, l);
+    const TopTwo top = top_two_alike(four);
+    const KeptPair kept = take_nibble(four, nibble_of_alike(top));
+    __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &kept.bits, sizeof kept.bits);
+    made[l / 4] |= kept.nibble << (l % 4 * 8);
+    if (!kAlike) largest = max_u32(largest, top.largest);
+  }
+  const auto none = [](int) { return 0u; };
+  if (largest >> 16 > T::kInf) tile.put<PackOp::kPlain, T>(rows, vector, group, Key{0, 0}, 0, none, none, made);
+}
+
+// Lanes of `dense` (a bit each) to their rows; to: of a thread's tokens in row 0.
+template <class T>
+__device__ __forceinline__ void store_dense(const FourRows& rows, uint32_t dense, const int32_t* ranks, uint16_t* to,
+                                            uint64_t tokens) {
+  if (dense == 0) return;
+  S24_UNROLL
+  for (int l = 0; l < 8; ++l) {
+    if ((dense >> l & 1) == 0) continue;
+    const Group<T> group = group_of<T>(rows, l);
+    store(reinterpret_cast<uint32_t*>(to + uint32_t(ranks[l]) * tokens), Vector<uint32_t, 2>{{group.low, group.high}});
+  }
+}
+
+// A block takes up to `rounds` tiles along tokens and reads the next one before it packs one.
+template <class T, Slope slope>
+__global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constant__ KeptArgs a, unsigned rounds) {
+  using S = Tile<uint16_t>;
+  __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
+  __shared__ int32_t ranks[S::kInner];
+  const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
+  const unsigned features = unsigned(a.features), tokens = unsigned(a.tokens);
+  const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * S::kLanes;
+  const unsigned rows = min(unsigned(S::kInner), features - inner0);  // of the packed form
+  const bool inside = i0 < features;
+  const uint64_t step = a.strided ? uint64_t(tokens / 4) * features : features;
+  const auto first_at = [&](unsigned tile) {
+    const unsigned q = tile * kTileGroups + group;
+    return uint64_t(a.strided ? q : 4 * q) * features + i0;
+  };
+  unsigned n = blockIdx.y * rounds;
+  const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
+  KeptInput next;
+  if (inside) next.read(a, first_at(n), step);
+  if (threadIdx.x < S::kInner) ranks[threadIdx.x] = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
+  __syncthreads();
+  uint32_t dense = 0;
+  S24_UNROLL
+  for (int l = 0; l < S::kLanes; ++l) dense |= uint32_t(ranks[vector * S::kLanes + l] >= 0) << l;
+#pragma unroll 1
+  for (; n < end; ++n) {
+    const uint64_t at = first_at(n);
+    const KeptInput in = next;
+    if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
+    S(&both)[2] = tiles[n % 2];
+    uint32_t made[2][2] = {};
+    if (inside) {
+      Vector<uint32_t, 2> dy1[4];
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        S24_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const Words group = {in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1]};
+          dy1[j].at[i] = sloped_pair<T, slope>(in.pairs[j].at[i], take_nibble(group, in.nibble(j, i)).bits);
+        }
+        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1[j]);
+      }
+      const auto along_tokens = [&](const Vector<uint32_t, 2>(&pairs)[4], auto alike, const AlongTokens& to, int which) {
+        FourRows all;
+        in.unpack(pairs, all);
+        const unsigned first = 4 * (n * kTileGroups + group);
+        store_dense<T>(all, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
+        cut<T, decltype(alike)::value>(all, both[which], vector, group, made[which]);
+      };
+      along_tokens(in.pairs, std::false_type(), a.y2_along, 0);
+      along_tokens(dy1, std::true_type(), a.dy1_along, 1);  // what is NaN there is the same NaN
+    }
+    both[0].exchange(made[0]);
+    both[1].exchange(made[1]);
+    __syncthreads();
+    const auto write = [&](const S& tile, const AlongTokens& to) {
+      const uint64_t packed = uint64_t(inner0) * (tokens / 4) + n * kTileGroups;  // group
+      tile.store_pairs(static_cast<Pair<uint16_t>*>(to.values) + packed, tokens, rows);
+      tile.store_nibbles(to.metadata + packed / 2, tokens, int(rows));
+    };
+    write(both[0], a.y2_along);
+    write(both[1], a.dy1_along);
+  }
+}
+
+constexpr int kCounted = 8;  // tokens read at a time
+
+// A thread counts in eight features, a byte each.
+__global__ void __launch_bounds__(kThreads) count_kept(const uint32_t* pairs, const uint8_t* metadata, uint8_t* counts,
+                                                       int64_t features) {
+  const int64_t bytes = features / 8, b = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (b >= bytes) return;
+  int64_t at = blockIdx.y * kKeptTokens * bytes + b;
+  uint32_t found[2] = {0, 0};
+#pragma unroll 1
+  for (int t = 0; t < kKeptTokens; t += kCounted, at += kCounted * bytes) {
+    Vector<uint32_t, 2> kept[kCounted];
+    uint32_t nibbles[kCounted];
+    S24_UNROLL
+    for (int j = 0; j < kCounted; ++j) {
+      kept[j] = load<uint32_t, 2>(pairs + 2 * (at + j * bytes));
+      nibbles[j] = metadata[at + j * bytes];
+    }
+    S24_UNROLL
+    for (int j = 0; j < kCounted; ++j) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t nibble = nibbles[j] >> (4 * i), magnitude = kept[j].at[i] & 0x7fff7fffu;
+        found[i] += shift_left(uint32_t((magnitude & 0xffffu) != 0), nibble << 3 & 24u);
+        found[i] += shift_left(uint32_t(magnitude >> 16 != 0), nibble << 1 & 24u);
+      }
+    }
+  }
+  store(reinterpret_cast<uint32_t*>(counts + blockIdx.y * features) + 2 * b, Vector<uint32_t, 2>{{found[0], found[1]}});
+}
+
+template <class T>
+cudaError_t launch(const KeptArgs& a, cudaStream_t stream) {
+  const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, int64_t(Tile<uint16_t>::kInner));
+  const int rounds = rounds_for(tiles * columns, 4);
+  const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
+  return start(a.slope == Slope::kRelu ? kept_columns<T, Slope::kRelu> : kept_columns<T, Slope::kSquaredRelu>, grid, kThreads,
+               0, stream, a, unsigned(rounds));
+}
+
+}  // namespace
+
+static_assert(kKeptTokens == 4 * kTileGroups, "a tile");
+
+cudaError_t launch_kept(const KeptArgs& a, cudaStream_t stream) {
+  if (a.tokens * a.features == 0) return cudaSuccess;
+  return a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
+}
+
+cudaError_t launch_count_kept(const KeptArgs& a, uint8_t* counts, cudaStream_t stream) {
+  if (a.tokens * a.features == 0) return cudaSuccess;
+  const dim3 grid(blocks_for(a.features / 8, kThreads), unsigned(a.tokens / kKeptTokens));
+  return start(count_kept, grid, kThreads, 0, stream, static_cast<const uint32_t*>(a.values), a.metadata, counts, a.features);
+}
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,175 @@
+// FFI handlers of the backward pass of activations that were kept packed, and of the choice of features.
+#include "handlers.h"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+// Packed Y2: values (batch..., tokens, features / 2) and metadata (batch..., tokens, features / 8).
+struct KeptCall : Call {
+  KeptArgs args{};  // of the first element
+  Dims lead;
+  using Call::Call;
+
+  static KeptCall of(Check& check, const char* target, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
+    KeptCall c(target);
+    const Dims v = dims_of(values), m = dims_of(metadata);
+    c.args.dtype = check.dtype("values", values);
+    check.require(c.args.dtype != Dtype::kF32, "values must have 16 bits");
+    check.type("metadata", metadata, ffi::DataType::U8, "uint8");
+    if (!check.require(v.size() >= 2 && m.size() >= 2, "values and metadata need two dimensions")) return c;
+    c.args.tokens = v[v.size() - 2];
+    c.args.features = 2 * v.back();
+    check.require(c.args.tokens % kKeptTokens == 0 && c.args.features % 8 == 0,
+                  "tokens must be a multiple of " + std::to_string(kKeptTokens) + " and features of 8, got values " + text(v));
+    check.require(c.args.tokens <= INT32_MAX && c.args.features <= INT32_MAX, "values are too large: " + text(v));
+    check.require(m == with(leading(m, 2), c.args.tokens, c.args.features / 8),
+                  "metadata of shape " + text(m) + " does not belong to values of shape " + text(v));
+    c.lead = check.broadcast("values and metadata", leading(v, 2), leading(m, 2));
+    c.args.values = values.untyped_data();
+    c.args.metadata = static_cast<const uint8_t*>(metadata.untyped_data());
+    return c;
+  }
+
+  static Dims with(Dims d, int64_t rows, int64_t cols) {
+    d.push_back(rows), d.push_back(cols);
+    return d;
+  }
+
+  // With the packed operands of element b.
+  KeptArgs at(int64_t b) const {
+    const int64_t all = args.tokens * args.features;
+    KeptArgs a = args;
+    a.values = at_bytes(a.values, batch.index(0, b) * all);
+    a.metadata += batch.index(1, b) * (all / 8);
+    return a;
+  }
+};
+
+ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+                    ffi::AnyBuffer dy2, ffi::AnyBuffer ranks, ffi::Result<ffi::AnyBuffer> dy1,
+                    ffi::Result<ffi::AnyBuffer> y2_values, ffi::Result<ffi::AnyBuffer> y2_metadata,
+                    ffi::Result<ffi::AnyBuffer> y2_dense, ffi::Result<ffi::AnyBuffer> dy1_values,
+                    ffi::Result<ffi::AnyBuffer> dy1_metadata, ffi::Result<ffi::AnyBuffer> dy1_dense) {
+  constexpr const char* kName = "s24_kept_backward";
+  Check check(kName);
+  KeptCall c = KeptCall::of(check, kName, values, metadata);
+  if (!check.ok()) return check.error();
+  KeptArgs& a = c.args;
+  a.slope = relu ? Slope::kRelu : Slope::kSquaredRelu;
+  a.strided = strided != 0;
+  const Dims d = dims_of(dy2), r = dims_of(ranks), few = dims_of(*y2_dense);
+  check.type("ranks", ranks, ffi::DataType::S32, "int32");
+  if (!check.require(d.size() >= 2 && !r.empty() && few.size() >= 2, "dy2 and dense rows need two dimensions, ranks one"))
+    return check.error();
+  const Dims d_lead = leading(d, 2), r_lead = leading(r, 1);
+  check.shape("dy2", dy2, KeptCall::with(d_lead, a.tokens, a.features));
+  check.require(r.back() == a.features, "ranks has shape " + text(r) + ", it needs one for each feature");
+  const Dims v_lead = leading(dims_of(values), 2), m_lead = leading(dims_of(metadata), 2);
+  const Dims lead = check.broadcast("packed and dy2", c.lead, check.broadcast("dy2 and ranks", d_lead, r_lead));
+  const int64_t dense = few[few.size() - 2];
+  check.shape("dy1", *dy1, KeptCall::with(lead, a.tokens, a.features / 2));
+  for (const ffi::AnyBuffer& b : {*y2_values, *dy1_values})
+    check.shape("values along tokens", b, KeptCall::with(lead, a.features, a.tokens / 2));
+  for (const ffi::AnyBuffer& b : {*y2_metadata, *dy1_metadata}) {
+    check.shape("metadata along tokens", b, KeptCall::with(lead, a.features, a.tokens / 8));
+    check.type("metadata along tokens", b, ffi::DataType::U8, "uint8");
+  }
+  for (const ffi::AnyBuffer& b : {*y2_dense, *dy1_dense})
+    check.shape("dense rows", b, KeptCall::with(lead, dense, a.tokens));
+  for (const ffi::AnyBuffer& b : {dy2, *dy1, *y2_values, *dy1_values, *y2_dense, *dy1_dense})
+    check.require(b.element_type() == values.element_type(), "all arrays must have the dtype of values");
+  if (!check.ok()) return check.error();
+  c.batch = Batch(lead, {v_lead, m_lead, d_lead, r_lead}, lead.size());
+  const int64_t total = a.tokens * a.features;  // bytes of packed values
+  const auto along = [&](int64_t b, ffi::AnyBuffer& v, ffi::AnyBuffer& m, ffi::AnyBuffer& rows) {
+    return AlongTokens{at_bytes(v.untyped_data(), b * total),
+                       reinterpret_cast<uint8_t*>(at_bytes(m.untyped_data(), b * (total / 8))),
+                       at_bytes(rows.untyped_data(), b * dense * a.tokens * 2)};
+  };
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    KeptArgs one = c.at(b);
+    one.dy2 = at_bytes(dy2.untyped_data(), c.batch.index(2, b) * total * 2);
+    one.ranks = reinterpret_cast<const int32_t*>(at_bytes(ranks.untyped_data(), c.batch.index(3, b) * a.features * 4));
+    one.dy1 = at_bytes(dy1->untyped_data(), b * total);
+    one.y2_along = along(b, *y2_values, *y2_metadata, *y2_dense);
+    one.dy1_along = along(b, *dy1_values, *dy1_metadata, *dy1_dense);
+    const cudaError_t e = launch_kept(one, stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error Count(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::Result<ffi::AnyBuffer> counts) {
+  constexpr const char* kName = "s24_count_kept";
+  Check check(kName);
+  KeptCall c = KeptCall::of(check, kName, values, metadata);
+  if (!check.ok()) return check.error();
+  const int64_t parts = c.args.tokens / kKeptTokens;
+  check.shape("counts", *counts, KeptCall::with(c.lead, parts, c.args.features));
+  check.type("counts", *counts, ffi::DataType::U8, "uint8");
+  if (!check.ok()) return check.error();
+  c.batch = Batch(c.lead, {leading(dims_of(values), 2), leading(dims_of(metadata), 2)}, c.lead.size());
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * parts * c.args.features));
+    const cudaError_t e = launch_count_kept(c.at(b), to, stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
+}
+
+// scores (batch..., count), places (batch..., n).
+ffi::Error Highest(cudaStream_t stream, int64_t bits, ffi::AnyBuffer scores, ffi::Result<ffi::AnyBuffer> places) {
+  constexpr const char* kName = "s24_highest";
+  Check check(kName);
+  const Dims from = dims_of(scores), to = dims_of(*places);
+  check.type("scores", scores, ffi::DataType::S32, "int32");
+  check.type("places", *places, ffi::DataType::S32, "int32");
+  check.require(!from.empty() && !to.empty() && leading(from, 1) == leading(to, 1) && to.back() <= from.back() &&
+                    from.back() <= INT32_MAX && bits >= 0 && bits < 32,
+                "no places " + text(to) + " in scores " + text(from) + " of " + std::to_string(bits) + " bits");
+  if (!check.ok()) return check.error();
+  for (int64_t b = 0; b < product(from, 0, from.size() - 1); ++b) {
+    const auto* own = static_cast<const int32_t*>(scores.untyped_data()) + b * from.back();
+    auto* found = static_cast<int32_t*>(places->untyped_data()) + b * to.back();
+    const cudaError_t e = launch_highest(own, found, from.back(), to.back(), int(bits), stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
+}
+
+#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
+
+XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Attr<int64_t>("relu")
+                           .Attr<int64_t>("strided")
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kCount, Count,
+                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(
+    kHighest, Highest,
+    ffi::Ffi::Bind().Ctx<Stream>().Attr<int64_t>("bits").Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
+
+}  // namespace
+
+const Target kKeptTargets[] = {{"s24_kept_backward", kBackward, nullptr},
+                               {"s24_count_kept", kCount, nullptr},
+                               {"s24_highest", kHighest, nullptr},
+                               {nullptr, nullptr, nullptr}};
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,95 @@
+"""The backward pass from packed activations: its definition, the same bits from kernels, which features."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_sparse24 as s24
+from jax_sparse24.ops import reference
+from jax_sparse24.ops._groups import FORMATS
+from jax_sparse24.ops.kept import count_kept, kept_backward
+from jax_sparse24.ops.tokens import dense_count, highest, regroup
+from tests.ops.data import LAYOUT, adversarial, assert_same_bits, device, from_words, special_words, words
+
+T, f = 40, 24
+FEATURES = np.array([2, 3, 11, 23], np.int32)
+
+
+def operands(dtype, shape=(T, f)):
+    """Packed values of a squared ReLU, some of them anything, and gradients."""
+    y, dy2 = (device(adversarial(shape, dtype, seed)) for seed in (1, 2))
+    squares = words(jax.jit(reference.squared_relu)(y))
+    mixed = np.where(np.arange(shape[0])[:, None] % 3 == 0, words(y), squares)
+    return s24.pack24(device(from_words(mixed, dtype)), -1), dy2
+
+
+@pytest.mark.parametrize("activation", reference.SLOPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_slopes_follow_from_values(dtype, activation):
+    """Twice the root of a square, or whether a value is positive; rounded once, after that of the root."""
+    y = np.square(np.random.default_rng(0).normal(size=4000)).astype(np.float32)
+    y[::5] = 0
+    dy = np.random.default_rng(1).normal(size=4000).astype(np.float32)
+    y, dy = jnp.asarray(y, dtype), jnp.asarray(dy, dtype)
+    got = jax.jit(reference.sloped, static_argnums=2)(y, dy, activation)
+    y, dy = np.asarray(y, np.float32), np.asarray(dy, np.float32)
+    slope = 2 * np.sqrt(y) if activation == "squared_relu" else np.float32(y > 0)
+    np.testing.assert_array_equal(words(got), words(jnp.asarray(slope * dy).astype(dtype)))
+
+
+@pytest.mark.parametrize("activation", reference.SLOPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_slopes_of_special_values(dtype, activation):
+    """NaN arrives as one NaN, Inf passes, zeros have the sign of the gradient."""
+    special = special_words(dtype)
+    y_words, dy_words = np.meshgrid(special, special)
+    infinity, sign = FORMATS[jnp.dtype(dtype)].infinity, FORMATS[jnp.dtype(dtype)].sign
+    y, dy = device(from_words(y_words, dtype)), device(from_words(dy_words, dtype))
+    got = words(jax.jit(reference.sloped, static_argnums=2)(y, dy, activation))
+    size, nan = got & (sign - 1), (got & (sign - 1)) > infinity
+    assert (got[nan] == sign - 1).all()
+    assert nan[(dy_words & (sign - 1)) > infinity].all()
+    if activation == "squared_relu":
+        assert nan[(y_words & (sign - 1)) > infinity].all()
+        one = infinity // 2 & infinity
+        assert (got[(y_words == infinity) & (dy_words == one)] == infinity).all()
+    assert (size == 0).any()
+    np.testing.assert_array_equal((got & sign)[size == 0], (dy_words & sign)[size == 0])
+
+
+CASES = [
+    ("float32", "squared_relu", "consecutive"),
+    ("bfloat16", "squared_relu", "strided"),
+    ("float16", "relu", "strided"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "activation", "tokens"), CASES)
+def test_what_follows_from_kept_activations(dtype, activation, tokens):
+    """By the kernels of a CPU, and of Y2 and dY1 as arrays."""
+    kept, dy2 = operands(dtype)
+
+    @jax.jit
+    def parts(kept, dy2):
+        got = kept_backward(kept, dy2, device(FEATURES), activation, tokens, implementation="ffi")
+        dense = [x.todense(implementation="reference") for x in (kept, got[0])]
+        moved = [regroup(lax.bitcast_convert_type(x, LAYOUT[dtype][0]), tokens) for x in dense]
+        cut = [reference.pack24(lax.bitcast_convert_type(x, dtype), -2) for x in moved]
+        slopes = reference.sloped(kept.values, reference.gather24(dy2, kept.metadata, -1), activation)
+        return got, slopes, moved, cut, count_kept(kept, implementation="ffi")
+
+    (dy1, *along), slopes, moved, cut, counts = parts(kept, dy2)
+    assert_same_bits((dy1.values, dy1.metadata), (slopes, kept.metadata))
+    for made, dense, packed in zip(along, moved, cut, strict=True):
+        assert_same_bits(made.packed, packed)
+        np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)
+    np.testing.assert_array_equal(counts, (moved[0] << 1 != 0).sum(0))  # but for the sign
+
+
+def test_the_features_with_the_most():
+    scores = np.random.default_rng(0).integers(0, 5, 300, np.int32)
+    for share in (0.1, 1.0):
+        want = np.sort(np.argsort(-scores, kind="stable")[: dense_count(300, share)])
+        np.testing.assert_array_equal(highest(jnp.asarray(scores), share, 4), want)
