@@ -19,14 +19,6 @@ S24_HD float at_most(float a, float b) {
 #endif
 }
 
-S24_HD float fused(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-
 // a * b + c, at least 0 and at most 1.
 S24_HD float saturated(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
