@@ -15,6 +15,7 @@ HANDLERS = [
     "module",
     "producer_handlers",
     "pack_handlers",
+    "pack_both_handlers",
     "gated_handlers",
     "matmul_handlers",
     "vnm_handlers",
@@ -22,7 +23,7 @@ HANDLERS = [
     "cusparselt_handlers",
 ]
 # Every rounding as written.
-PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "gated", "vnm", "vnm_tiles"]
+PRODUCERS = ["maps", "tiles", "pack_rows", "pack_columns", "pack_both", "gated", "vnm", "vnm_tiles"]
 PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [

@@ -17,6 +17,7 @@ struct Target {
 // Null-terminated.
 extern const Target kProducerTargets[];
 extern const Target kPackTargets[];
+extern const Target kPackBothTargets[];
 extern const Target kGatedTargets[];
 extern const Target kMatmulTargets[];
 extern const Target kVnmTargets[];

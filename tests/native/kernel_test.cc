@@ -345,7 +345,54 @@ static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_
   report(name + " pruned", wrong_pruned);
 }
 
+// One pass against one array after another: by a mask that is transposable in half of the tiles, and by the best one.
+template <class T>
+static void both_ways_case(const std::string& name, Dtype dtype, Groups g) {
+  using Bits = typename T::Bits;
+  const int64_t all = 4 * g.count(), row_bytes = g.outer * g.len * ceil_div(g.inner, 8), bytes = g.outer * g.inner * ceil_div(g.len, 8);
+  struct Out {
+    std::vector<Bits> rows, columns;
+    std::vector<uint8_t> row_bytes, bytes, mask;
+    bool operator==(const Out& o) const {
+      return rows == o.rows && columns == o.columns && row_bytes == o.row_bytes && bytes == o.bytes && mask == o.mask;
+    }
+  };
+  const auto fresh = [&] {
+    const auto half = size_t(all / 2);
+    return Out{std::vector<Bits>(half), std::vector<Bits>(half), std::vector<uint8_t>(size_t(row_bytes)),
+               std::vector<uint8_t>(size_t(bytes)), std::vector<uint8_t>(size_t(all))};
+  };
+  alignas(64) static Bits x[1 << 16];
+  for (int64_t i = 0; i < all; ++i) x[i] = i % 3000 < 1500 ? draw<Bits>() : similar<Bits>();
+  const auto args = [&](Out& out, bool rows) {
+    const Groups along = rows ? Groups{g.outer * g.len, g.inner, 1} : g;
+    return PackArgs{PackOp::kMasked, dtype, x, out.mask.data(), rows ? out.rows.data() : out.columns.data(),
+                    rows ? out.row_bytes.data() : out.bytes.data(), along, Key{0, 0}};
+  };
+  Out want = fresh(), got = fresh();
+  cuda::launch_tile({TileOp::kTransposableMask, dtype, x, want.mask.data(), g.outer * g.len, g.inner}, nullptr);
+  long wrong = 0;
+  for (const bool given : {false, true}) {
+    if (given) {
+      for (size_t i = 0; i < want.mask.size(); ++i)
+        if (i / 64 % 2 == 0) want.mask[i] = uint8_t(random_bits() & 1);
+      got.mask = want.mask;
+    }
+    cuda::launch_pack(args(want, true), nullptr, nullptr);
+    cuda::launch_pack(args(want, false), nullptr, nullptr);
+    if (given)
+      cuda::launch_pack_masked_both(args(got, true), args(got, false), nullptr);
+    else
+      cuda::launch_transposable_pack(args(got, true), args(got, false), got.mask.data(), nullptr);
+    wrong += !(got == want);
+  }
+  report(name + " both ways", wrong);
+}
+
 int main() {
+  both_ways_case<BF16>("bfloat16", Dtype::kBF16, {1, 384, 136});
+  both_ways_case<F16>("float16", Dtype::kF16, {2, 128, 72});
+  both_ways_case<F32>("float32", Dtype::kF32, {2, 12, 20});
   tile_case<BF16>("bfloat16", Dtype::kBF16, 64, 256);
   tile_case<F16>("float16", Dtype::kF16, 64, 252);
   tile_case<F32>("float32", Dtype::kF32, 16, 72);

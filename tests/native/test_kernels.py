@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
 SOURCES = (
-    *("maps", "tiles", "pack_rows", "pack_columns"),
+    *("maps", "tiles", "pack_rows", "pack_columns", "pack_both"),
     *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_matmul"),
 )
 EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
@@ -31,7 +31,7 @@ def test_kernels_of_groups_give_the_defined_bits(report, operation):
     assert not any(found.values()), found
 
 
-@pytest.mark.parametrize("operation", ["transposable", "pruned"])
+@pytest.mark.parametrize("operation", ["transposable", "pruned", "both ways"])
 def test_kernels_of_tiles_give_the_defined_bits(report, operation):
     found = of(report, operation)
     assert len(found) == 3
