@@ -18,6 +18,7 @@ struct Target {
 extern const Target kProducerTargets[];
 extern const Target kPackTargets[];
 extern const Target kKeptTargets[];
+extern const Target kPackBothTargets[];
 extern const Target kGatedTargets[];
 extern const Target kMatmulTargets[];
 extern const Target kVnmTargets[];

@@ -40,7 +40,7 @@ def test_cuda_calls_the_kernel_if_it_is_there(case, built):
     text = lowered(lambda x: case.call(x, None), "cuda")
     if built:
         # The product of a packed operand is measured; what unpacks it is a kernel too.
-        assert f"@{'s24_unpack' if case.sums else case.target}(" in text
+        assert f"@{'s24_unpack' if case.sums else case.on_cuda or case.target}(" in text
     else:
         assert "s24_" not in text
         assert "custom_call" not in text
@@ -55,6 +55,15 @@ def test_squared_relu_both_ways_is_one_call_on_cuda(built):
     assert (
         lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_squared_relu_pack(") == 2
     )
+
+
+def test_packing_both_ways_by_a_mask_is_one_call_on_cuda(built):
+    x = jax.ShapeDtypeStruct((2, 128, 16), jnp.bfloat16)
+    given, searched = (lambda x: s24.pack24(x, (-1, -2), x > 0)), s24.transposable_pack24
+    cuda = [re.findall(r"@(s24_\w+)\(", lowered(f, "cuda", x=x)) for f in (given, searched)]
+    assert cuda == ([["s24_pack_masked_both"], ["s24_transposable_pack"]] if built else [[], []])
+    cpu = [re.findall(r"@(s24_\w+)\(", lowered(f, "cpu", x=x)) for f in (given, searched)]
+    assert cpu == [["s24_pack_masked"] * 2, ["s24_transposable_mask", *["s24_pack_masked"] * 2]]
 
 
 @pytest.mark.parametrize(
