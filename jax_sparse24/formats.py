@@ -121,7 +121,7 @@ class Compressed24:
         return dataclasses.replace(self, compressed=jax.numpy.concatenate([values, behind]))
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
-        """The array it stands for, with +0 where nothing is kept."""
+        """The array it stands for, with +0 where nothing is kept; by the kernel, as nothing else reads it."""
         from jax_sparse24.ops.compressed import unpack  # as in Packed24
 
         return unpack(self)
