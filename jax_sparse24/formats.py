@@ -83,7 +83,7 @@ class Compressed24:
     compressed: (R + 8 ceil(R / 64), K / 2), R rows of values as in Packed24 and then their metadata in the
                 library's order, K a multiple of 32. No two bytes of that look like an Inf or a NaN.
     metadata:   (R, K / 8) uint8 and
-    axis:       (static), as in Packed24."""
+    axis:       (static), as in Packed24. Together 10/16 of the array, where Packed24 has 9/16."""
 
     compressed: jax.Array
     metadata: jax.Array
@@ -121,7 +121,7 @@ class Compressed24:
         return dataclasses.replace(self, compressed=jax.numpy.concatenate([values, behind]))
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
-        """The array it stands for, with +0 where nothing is kept."""
+        """The array it stands for, with +0 where nothing is kept; by the kernel, as nothing else reads it."""
         from jax_sparse24.ops.compressed import unpack  # as in Packed24
 
         return unpack(self)

@@ -51,9 +51,13 @@ Y2 = ("s24_squared_relu_pack", matrix(T, F))
     ("method", "packed", "products"),
     [
         (FST(), FST_OPERANDS, 6),
-        (Activation24(), {Y2, ("s24_pack_strided", matrix(F, T))}, 4),
-        (Activation24(tokens="consecutive"), {Y2, ("s24_pack", matrix(F, T))}, 4),
-        (Activation24(backward_mask="redraw"), {Y2, ("s24_pack", matrix(T, F))}, 4),
+        (Activation24(token_cut="mvue"), {Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
+        (Activation24(token_cut="mvue", tokens="consecutive"), {Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
+        (
+            Activation24(backward_mask="redraw"),
+            {Y2, ("s24_pack", matrix(T, F)), ("s24_pack_strided", matrix(F, T))},
+            4,
+        ),
     ],
     ids=["FST", "strided", "consecutive", "redrawn"],
 )
