@@ -10,14 +10,22 @@ namespace {
 template <TileOp op, class T>
 using Out = std::conditional_t<op == TileOp::kTransposableMask, uint8_t, typename T::Bits>;
 
-// A thread takes kTiles tiles that stand side by side.
+constexpr unsigned kAcross = 32;  // threads side by side where a thread takes two tiles
+
+// A thread takes kTiles tiles that stand side by side. One: threads follow each other in rows of tiles; two: a block takes
+// kAcross threads of each of several rows of tiles, which spares a division.
 template <TileOp op, class T, int kTiles>
-__global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<op, T>* y, int64_t units, int64_t cols) {
+__global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<op, T>* y, int64_t rows, int64_t cols) {
   using Bits = typename T::Bits;
-  const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (unit >= units) return;
-  int64_t column;
-  const int64_t row = divide(unit, cols / (4 * kTiles), &column), at = 4 * (row * cols + kTiles * column);
+  int64_t row, column;  // of tiles
+  if constexpr (kTiles == 1) {
+    row = divide(int64_t(blockIdx.x) * kThreads + threadIdx.x, cols / 4, &column);
+  } else {
+    row = int64_t(blockIdx.y) * (kThreads / kAcross) + threadIdx.x / kAcross;
+    column = kTiles * (int64_t(blockIdx.x) * kAcross + threadIdx.x % kAcross);
+  }
+  if (4 * row >= rows || 4 * column >= cols) return;
+  const int64_t at = 4 * (row * cols + column);
   Vector<Vector<Bits, 4>, kTiles> in[4];
   S24_UNROLL
   for (int r = 0; r < 4; ++r) in[r] = load<Vector<Bits, 4>, kTiles>(reinterpret_cast<const Vector<Bits, 4>*>(w + at + r * cols));
@@ -25,8 +33,8 @@ __global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<
     Vector<uint32_t, kTiles> out[4];
     S24_UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      const TileRows<T> rows = {in[0].at[t], in[1].at[t], in[2].at[t], in[3].at[t]};
-      const uint32_t mask = tile_mask<T>(rows);
+      const TileRows<T> numbers = {in[0].at[t], in[1].at[t], in[2].at[t], in[3].at[t]};
+      const uint32_t mask = tile_mask<T>(numbers);
       S24_UNROLL
       for (int r = 0; r < 4; ++r) out[r].at[t] = row_bytes(mask, r);
     }
@@ -45,18 +53,18 @@ __global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<
   }
 }
 
-template <TileOp op, class T, int kTiles>
-cudaError_t launch_tiles(const TileArgs& a, cudaStream_t stream) {
-  const int64_t units = a.rows / 4 * (a.cols / (4 * kTiles));
-  return start(tile<op, T, kTiles>, dim3(blocks_for(units, kThreads)), kThreads, 0, stream,
-               static_cast<const typename T::Bits*>(a.w), static_cast<Out<op, T>*>(a.out), units, a.cols);
-}
-
 template <TileOp op, class T>
 cudaError_t launch(const TileArgs& a, cudaStream_t stream) {
-  if constexpr (op == TileOp::kTransposableMask && sizeof(typename T::Bits) == 2)
-    if (a.cols % 8 == 0 && aligned(a.w, 16) && aligned(a.out, 8)) return launch_tiles<op, T, 2>(a, stream);
-  return launch_tiles<op, T, 1>(a, stream);
+  const auto* w = static_cast<const typename T::Bits*>(a.w);
+  auto* y = static_cast<Out<op, T>*>(a.out);
+  if constexpr (op == TileOp::kTransposableMask && sizeof(typename T::Bits) == 2) {
+    const int64_t down = ceil_div(a.rows / 4, int64_t(kThreads / kAcross));
+    if (a.cols % 8 == 0 && aligned(w, 16) && aligned(y, 8) && down <= 65535)
+      return start(tile<op, T, 2>, dim3(blocks_for(a.cols / 8, kAcross), unsigned(down)), kThreads, 0, stream, w, y, a.rows,
+                   a.cols);
+  }
+  const int64_t tiles = a.rows / 4 * (a.cols / 4);
+  return start(tile<op, T, 1>, dim3(blocks_for(tiles, kThreads)), kThreads, 0, stream, w, y, a.rows, a.cols);
 }
 
 }  // namespace
