@@ -7,14 +7,17 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import engine, gated_ffn
+from jax_sparse24.formats import Compressed24
 from jax_sparse24.ops import compressed
 from jax_sparse24.ops.gated import gated_backward_pack
+from jax_sparse24.ops.kept import kept_backward
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.pack import pack24_strided
 from tests.ops import library
 from tests.ops.cases import KEY
 from tests.ops.data import adversarial, assert_same_bits
+from tests.ops.test_kept import operands
 
 pytestmark = pytest.mark.usefixtures("cusparselt")
 DTYPES = ["bfloat16", "float16"]
@@ -61,6 +64,24 @@ PRODUCERS = {
 def test_bits_are_those_of_the_packed_form(axis, size, dtype):
     x = jnp.asarray(adversarial(size if axis == -1 else size[::-1], dtype, seed=5))
     assert_compressed(lambda x: [(made(x, axis), plain(x, axis)) for made, plain in PRODUCERS.values()], x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)], ids=str)
+def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
+    packed, dy2 = operands(dtype, (256, 160))
+    features = jnp.asarray([3, 64, 159], jnp.int32)
+
+    def pairs(packed, dy2):
+        kept = Compressed24(compressed.compress(packed), packed.metadata, -1)
+        made = kept_backward(kept, dy2, features, "squared_relu", compressed=asked)
+        plain = kept_backward(packed, dy2, features, "squared_relu")
+        yield made[0], plain[0]
+        for flag, got, want in zip(asked, made[1:], plain[1:], strict=True):
+            if flag:
+                yield got.packed, want.packed
+
+    assert_compressed(pairs, packed, dy2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
