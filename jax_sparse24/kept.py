@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops.compressed import reads
-from jax_sparse24.ops.kept import count_kept, kept_backward
+from jax_sparse24.ops.kept import count_kept, in_tiles, kept_backward
 from jax_sparse24.ops.tokens import highest, regroup
 from jax_sparse24.plan import Cut
 
@@ -17,6 +17,8 @@ def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:
     largest of the same tokens, packed, and leave the same features dense."""
     row, other = run.plan.row("B2"), run.plan.row("B4")
     if not (row and other and isinstance(saved, Packed24 | Compressed24)):
+        return False
+    if isinstance(saved, Compressed24) and not in_tiles(saved):  # what is cut again is packed for cuSPARSELt
         return False
     alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
     plain = getattr(row.by, "largest", False) and row.other is None and not (row.eight_bits or row.collected)

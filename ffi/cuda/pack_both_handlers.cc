@@ -7,14 +7,16 @@ namespace {
 
 // mask: given, or written by `pack`.
 template <class F>
-ffi::Error run(const char* target, const ffi::AnyBuffer& x, const ffi::AnyBuffer& mask, const ffi::AnyBuffer& row_values,
+ffi::Error run(cudaStream_t stream, const char* target, const ffi::AnyBuffer& x, const ffi::AnyBuffer& mask, const ffi::AnyBuffer& row_values,
                const ffi::AnyBuffer& row_metadata, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata, F pack) {
   const PackCall rows = PackCall::masked(target, 0, x, mask, row_values, row_metadata);
   const PackCall columns = PackCall::masked(target, 1, x, mask, values, metadata);
   if (rows.error.failure()) return rows.error;
   if (columns.error.failure()) return columns.error;
   for (int64_t b = 0; b < columns.batch.count(); ++b) {
-    const cudaError_t e = pack(rows.at(b), columns.at(b));
+    cudaError_t e = pack(rows.at(b), columns.at(b));
+    if (e == cudaSuccess) e = finish(rows, b, stream);
+    if (e == cudaSuccess) e = finish(columns, b, stream);
     if (e != cudaSuccess) return status(target, e);
   }
   return ffi::Error::Success();
@@ -23,14 +25,14 @@ ffi::Error run(const char* target, const ffi::AnyBuffer& x, const ffi::AnyBuffer
 ffi::Error PackMaskedBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> row_values,
                           ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
                           ffi::Result<ffi::AnyBuffer> metadata) {
-  return run("s24_pack_masked_both", x, mask, *row_values, *row_metadata, *values, *metadata,
+  return run(stream, "s24_pack_masked_both", x, mask, *row_values, *row_metadata, *values, *metadata,
              [&](const PackArgs& rows, const PackArgs& columns) { return launch_pack_masked_both(rows, columns, stream); });
 }
 
 ffi::Error TransposablePack(cudaStream_t stream, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> mask,
                             ffi::Result<ffi::AnyBuffer> row_values, ffi::Result<ffi::AnyBuffer> row_metadata,
                             ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
-  return run("s24_transposable_pack", w, *mask, *row_values, *row_metadata, *values, *metadata,
+  return run(stream, "s24_transposable_pack", w, *mask, *row_values, *row_metadata, *values, *metadata,
              [&](const PackArgs& rows, const PackArgs& columns) {
                return launch_transposable_pack(rows, columns, const_cast<uint8_t*>(columns.mask), stream);
              });

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.ops import compressed
 from jax_sparse24.ops.mask import mask_nm
+from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
 from jax_sparse24.ops.pack import pack24, pack24_strided
 from jax_sparse24.ops.prune import prune24, soft24
@@ -167,14 +168,18 @@ class Soft(Groups24):
     """Soft threshold along the contraction axis, times the scale in the layer's state (2409.09099)."""
 
     entry: str = "scale"
+    compresses: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
         soft = soft24(x, axis, implementation=context.implementation)
         scale = context.state[self.entry].astype(x.dtype)
         if not context.packed:
             return soft * scale
-        packed = pack24(soft, axis, implementation=context.implementation)
-        return dataclasses.replace(packed, values=packed.values * scale)
+        if context.compressed:
+            packed = compressed.pack(soft, axis)
+        else:
+            packed = pack24(soft, axis, implementation=context.implementation)
+        return with_values(packed, packed.values * scale)
 
     def __str__(self):
         return "soft threshold, scaled"

@@ -51,6 +51,7 @@ Y2 = ("s24_squared_relu_pack", matrix(T, F))
     ("method", "packed", "products"),
     [
         (FST(), FST_OPERANDS, 6),
+        (SSTE(), {("s24_pack", matrix(F, D)), ("s24_mvue_pack", matrix(F, T))}, 4),
         (Activation24(token_cut="mvue"), {Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
         (Activation24(token_cut="mvue", tokens="consecutive"), {Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
         (
@@ -59,7 +60,7 @@ Y2 = ("s24_squared_relu_pack", matrix(T, F))
             4,
         ),
     ],
-    ids=["FST", "strided", "consecutive", "redrawn"],
+    ids=["FST", "S-STE", "strided", "consecutive", "redrawn"],
 )
 def test_products_read_what_kernels_pack(method, packed, products):
     """Nothing is copied in between."""
@@ -72,7 +73,7 @@ def test_products_read_what_kernels_pack(method, packed, products):
     assert "s24_cusparselt_compress" not in {target for target, *_ in found}
     # Y2, and dY1 at its places.
     unpacked = [operands for target, operands, _ in found if target == "s24_unpack"]
-    kept = method != FST() and method.backward_mask == "keep"
+    kept = getattr(method, "backward_mask", "") == "keep"
     assert unpacked == [f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>"] * (2 * kept)
 
 
@@ -86,7 +87,11 @@ def test_one_pass_over_dy2_makes_three_of_them():
     assert not {"s24_cusparselt_compress", "s24_unpack", "s24_gather"} & set(targets)
 
 
-@pytest.mark.parametrize("method", [FST(), Activation24(dense_share=0.25)], ids=["FST", "Activation24"])
+@pytest.mark.parametrize(
+    "method",
+    [FST(), SSTE(), Activation24(token_cut="mvue", dense_share=0.25)],
+    ids=["FST", "S-STE", "Activation24"],
+)
 def test_results_are_those_of_the_packed_form(method, documented_cusparselt, monkeypatch):
     """The library reads compressed matrices here, in its own order; elsewhere it compresses them."""
     rng = np.random.default_rng(1)
@@ -101,16 +106,16 @@ def test_results_are_those_of_the_packed_form(method, documented_cusparselt, mon
         return y, vjp(y)
 
     got = jax.jit(lambda *a: results(*a))(x, w1, w2)
-    # Of B2 and B4, which have the same shapes, one is traced.
-    assert len(documented_cusparselt) == (6 if method == FST() else 3)
+    assert len(documented_cusparselt) == (6 if method == FST() else 4)  # products
     monkeypatch.setattr(engine, "reads", lambda *_: False)
     assert_same_bits(got, jax.jit(lambda *a: results(*a))(x, w1, w2))
 
 
 def test_other_operands_are_compressed_before_the_product():
-    """Values that are scaled after the packing."""
-    found = [target for target, *_ in calls(SSTE(mvue=None))]
-    assert found.count("s24_cusparselt_compress") == found.count("s24_cusparselt_matmul") == 2
+    """Such as cuts that have no kernel."""
+    found = [target for target, *_ in calls(FST(mvue="uniform"))]
+    assert found.count("s24_cusparselt_compress") == 2
+    assert found.count("s24_cusparselt_matmul") == 6
 
 
 def test_which_products_read_it():

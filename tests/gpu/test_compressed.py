@@ -139,6 +139,7 @@ def test_products_are_those_of_the_packed_form(axes, side):
 
 METHODS = {
     "FST": s24.methods.FST(),
+    "SSTE": s24.methods.SSTE(),
     "Activation24": s24.methods.Activation24(),
     "redrawn": s24.methods.Activation24(backward_mask="redraw", token_cut="mvue"),
 }
