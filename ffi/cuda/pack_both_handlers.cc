@@ -7,8 +7,9 @@ namespace {
 
 // mask: given, or written by `pack`.
 template <class F>
-ffi::Error run(cudaStream_t stream, const char* target, const ffi::AnyBuffer& x, const ffi::AnyBuffer& mask, const ffi::AnyBuffer& row_values,
-               const ffi::AnyBuffer& row_metadata, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata, F pack) {
+ffi::Error run(cudaStream_t stream, const char* target, const ffi::AnyBuffer& x, const ffi::AnyBuffer& mask,
+               const ffi::AnyBuffer& row_values, const ffi::AnyBuffer& row_metadata, const ffi::AnyBuffer& values,
+               const ffi::AnyBuffer& metadata, F pack) {
   const PackCall rows = PackCall::masked(target, 0, x, mask, row_values, row_metadata);
   const PackCall columns = PackCall::masked(target, 1, x, mask, values, metadata);
   if (rows.error.failure()) return rows.error;
