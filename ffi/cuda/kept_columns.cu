@@ -8,52 +8,56 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-// A thread's eight features of the four tokens of a group.
+// What is kept of a thread's eight features of the four tokens of a group.
+struct Kept {
+  Vector<uint32_t, 2> pairs[4];
+  __device__ __forceinline__ void unpack(const TwoPlaces (&places)[4], FourRows& rows) const {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t put[2];
+      places[j].put(put);
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, put[i]);
+        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, put[i] >> 16);
+      }
+    }
+  }
+};
+
+// A thread's features of its tokens.
 struct KeptInput {
   FourRows dy2;
-  Vector<uint32_t, 2> pairs[4];
-  uint32_t nibbles[4];
+  Kept y2;
+  uint32_t nibbles[4];  // a byte of metadata each
 
   // at: of the first token's first feature. next: from one token to the next.
   __device__ __forceinline__ void read(const KeptArgs& a, uint64_t at, uint64_t next) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j, at += next) {
       dy2[j] = load<uint32_t, 4>(static_cast<const uint32_t*>(a.dy2) + at / 2);
-      pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
+      y2.pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
       nibbles[j] = a.metadata[at / 8];
-    }
-  }
-  __device__ __forceinline__ uint32_t nibble(int j, int i) const { return nibbles[j] >> (4 * i) & 15u; }
-  // All features of packed ones.
-  __device__ __forceinline__ void unpack(const Vector<uint32_t, 2> (&kept)[4], FourRows& rows) const {
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const Words group = put_nibble(KeptPair{nibble(j, i), kept[j].at[i]});
-        rows[j].at[2 * i] = group.low;
-        rows[j].at[2 * i + 1] = group.high;
-      }
     }
   }
 };
 
-// As Tile::put; different NaN among the numbers are rare, if any are possible.
-template <class T, bool kAlike>
-__device__ __forceinline__ void cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
-                                    uint32_t (&made)[2]) {
-  uint32_t largest = 0;
+// As Tile::put; all NaN count as alike. Returns the largest magnitude.
+__device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
+                                        uint32_t (&made)[2]) {
+  uint32_t largest = 0, selectors[8];
   S24_UNROLL
   for (int l = 0; l < 8; ++l) {
-    const Group<T> four = group_of<T>(rows, l);
-    const TopTwo top = top_two_alike(four);
-    const KeptPair kept = take_nibble(four, nibble_of_alike(top));
-    __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &kept.bits, sizeof kept.bits);
-    made[l / 4] |= kept.nibble << (l % 4 * 8);
-    if (!kAlike) largest = max_u32(largest, top.largest);
+    const Group<BF16> four = group_of<BF16>(rows, l);
+    const Largest two = two_largest(four);
+    const uint32_t pair = select_bytes(four.low, four.high, two.selector);
+    __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
+    selectors[l] = two.selector;
+    largest = max_u32(largest, two.key);
   }
-  const auto none = [](int) { return 0u; };
-  if (largest >> 16 > T::kInf) tile.put<PackOp::kPlain, T>(rows, vector, group, Key{0, 0}, 0, none, none, made);
+  made[0] = selected_nibbles(selectors);
+  made[1] = selected_nibbles(selectors + 4);
+  return Largest{0, largest}.magnitude();
 }
 
 // Lanes of `dense` (a bit each) to their rows; to: of a thread's tokens in row 0.
@@ -102,25 +106,41 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
     S(&both)[2] = tiles[n % 2];
     uint32_t made[2][2] = {};
     if (inside) {
-      Vector<uint32_t, 2> dy1[4];
+      TwoPlaces places[4];
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        S24_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const Words group = {in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1]};
-          dy1[j].at[i] = sloped_pair<T, slope>(in.pairs[j].at[i], take_nibble(group, in.nibble(j, i)).bits);
-        }
-        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1[j]);
-      }
-      const auto along_tokens = [&](const Vector<uint32_t, 2>(&pairs)[4], auto alike, const AlongTokens& to, int which) {
-        FourRows all;
-        in.unpack(pairs, all);
-        const unsigned first = 4 * (n * kTileGroups + group);
-        store_dense<T>(all, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
-        cut<T, decltype(alike)::value>(all, both[which], vector, group, made[which]);
+      for (int j = 0; j < 4; ++j) places[j] = TwoPlaces::of(in.nibbles[j]);
+      const unsigned first = 4 * (n * kTileGroups + group);
+      const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
+        store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
       };
-      along_tokens(in.pairs, std::false_type(), a.y2_along, 0);
-      along_tokens(dy1, std::true_type(), a.dy1_along, 1);  // what is NaN there is the same NaN
+      FourRows all;
+      in.y2.unpack(places, all);
+      keep_dense(all, a.y2_along);
+      const uint32_t largest = cut(all, both[0], vector, group, made[0]);
+      if (largest > T::kInf) {  // different NaN are rare
+        const auto none = [](int) { return 0u; };
+        made[0][0] = made[0][1] = 0;
+        both[0].template put<PackOp::kPlain, T>(all, vector, group, Key{0, 0}, 0, none, none, made[0]);
+      }
+      Kept dy1;
+      const auto slopes = [&](auto finite) {
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t take = places[j].take();
+          S24_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], take >> (16 * i));
+            dy1.pairs[j].at[i] = sloped_pair<T, slope, decltype(finite)::value>(in.y2.pairs[j].at[i], given);
+          }
+        }
+      };
+      slopes(std::true_type());
+      if (largest >= T::kInf) slopes(std::false_type());
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1.pairs[j]);
+      dy1.unpack(places, all);
+      keep_dense(all, a.dy1_along);
+      cut(all, both[1], vector, group, made[1]);  // what is NaN there is the same NaN
     }
     both[0].exchange(made[0]);
     both[1].exchange(made[1]);
