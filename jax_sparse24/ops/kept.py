@@ -13,7 +13,7 @@ from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
 from jax_sparse24.ops._groups import bits
 from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
-from jax_sparse24.ops.tokens import non_zeros, regroup
+from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
 
@@ -78,11 +78,7 @@ def kept_backward(
     of 4. Not differentiable."""
 
     def one_pass(kept, dy2, features):
-        f, n = dy2.shape[1], features.size
-        ranks = jnp.full(f, -1, jnp.int32)
-        ranks = ranks.at[features].set(
-            jnp.arange(n, dtype=jnp.int32), indices_are_sorted=True, unique_indices=True
-        )
+        n, ranks = features.size, rank_of(features, dy2.shape[1])
         along = (*packed_types(dy2, -2), jax.ShapeDtypeStruct((n, dy2.shape[0]), dy2.dtype))
         dy1, *parts = _ffi.call(
             "s24_kept_backward",
