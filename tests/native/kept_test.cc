@@ -97,7 +97,7 @@ static void highest_case(const std::string& name, size_t count, size_t n, int bi
 int main() {
   highest_case("720 of 1100", 1100, 720, 3);
   highest_case("7 of 7", 7, 7, 5);
-  highest_case("3 of 2000", 2000, 3, 15);
+  highest_case("3 of 17000", 17000, 3, 15);
   highest_case("300 zeros of 600", 600, 300, 0);
 
   // So many tokens that blocks repeat their work, and the last one ends early.
