@@ -55,6 +55,9 @@ class Model:
     """dtype of the products; parameters stay float32"""
     implementation: Literal["reference", "ffi", "cusparselt"] | None = None
     """what runs the sparse products: None for the fastest as measured, "reference" for masked dense ones"""
+    attention: Literal["xla", "cudnn"] = "xla"
+    """what computes attention: "cudnn" is several times faster on an NVIDIA GPU with dtype bfloat16, but its
+    gradients differ in their last bits from run to run"""
     rank: int = 0
     """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
     bottleneck: Literal["silu", "identity"] = "silu"
@@ -67,6 +70,10 @@ class Model:
             self.d % (2 * self.heads) == 0,
             f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
             "Choose d as a multiple of 2 * heads.",
+        )
+        require(
+            self.attention == "xla" or self.dtype == "bfloat16",
+            f"model.attention cudnn needs model.dtype bfloat16, got {self.dtype}.",
         )
         require(
             0 <= self.rank <= self.d,

@@ -161,7 +161,7 @@ class Program:
             )
             try:
                 lowered = run.lower(self.abstract_state(), tokens)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RuntimeError) as error:
                 raise UserError(f"This training step cannot be built: {error}") from error
             self._compiled[mode] = lowered.compile()
         return self._compiled[mode]

@@ -19,6 +19,7 @@ from jax_sparse24.ops.mask import transposable_mask24 as transposable_mask24
 from jax_sparse24.ops.matmul import matmul as matmul
 from jax_sparse24.ops.mvue import mvue24 as mvue24
 from jax_sparse24.ops.pack import pack24 as pack24
+from jax_sparse24.ops.pack import transposable_pack24 as transposable_pack24
 from jax_sparse24.ops.prune import double_prune24 as double_prune24
 from jax_sparse24.ops.prune import prune24 as prune24
 from jax_sparse24.ops.prune import soft24 as soft24

@@ -14,7 +14,8 @@ from jax_sparse24 import kept as kept_plans
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.ops._choose import choose, decide, decide_float8
-from jax_sparse24.ops.matmul import PACKED, contract, gather
+from jax_sparse24.ops.compressed import reads
+from jax_sparse24.ops.matmul import PACKED, contract, gather, with_values
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference import SLOPES, sloped
 from jax_sparse24.ops.tokens import ASCENDING, collect, densest, inverse_of, permute, regroup, set_columns
@@ -109,6 +110,8 @@ class Execution:
             y = row.other(y, other_axis, own(states.get(other, {}), packed=False))
         if "packed" not in context:
             context["packed"] = self.packs(name, left, right)
+        if context["packed"] and row.compresses:
+            context["compressed"] = reads(*self.place(name, left, right), self.implementation)
         if row.strides and context["packed"]:
             sparse = row.by(x, axis, own(states.get(row.operand, {}), **context, strided=True))
         else:
@@ -248,7 +251,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
             kept, cuts, features = kept_plans.backward(run, saved, dy2_Tf, x_Td, dy3_Td)
         else:
             dy2 = gather(dy2_Tf, saved, run.implementation)
-            kept = dataclasses.replace(saved, values=sloped(saved.values, dy2, run.activation))
+            kept = with_values(saved, sloped(saved.values, dy2, run.activation))
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
     else:

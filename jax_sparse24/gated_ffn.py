@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24.engine import Cut, Execution, plan_of, prepare
 from jax_sparse24.methods.sparsifiers import MVUE
 from jax_sparse24.ops import gated as ops
+from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference import GATES
 from jax_sparse24.plan import ACTIVATIONS, LINEAR
@@ -96,7 +97,10 @@ def _bwd(run, activation, residuals, dy_Td):
     plain = drawn and row.tokens == "consecutive" and not row.collected
     if plain and ops.wins(ops.PACKING[row.by.exact], dtype) and run.packs("wgrad", x_Td, gate_Tf):
         keys = [run.draw_key("wgrad", layer.key) for layer in first]
-        dgate_Tf, dup_Tf, *packed = ops.gated_backward_pack(*operands, keys, activation, row.by.exact)
+        compressed = reads(*run.place("wgrad", x_Td, gate_Tf), run.implementation)
+        options = {"compressed": True, "implementation": "ffi"} if compressed else {}
+        made = ops.gated_backward_pack(*operands, keys, activation, row.by.exact, **options)
+        dgate_Tf, dup_Tf, *packed = made
     elif ops.wins("gated_backward", dtype):
         dgate_Tf, dup_Tf = ops.gated_backward(*operands, activation)
     else:

@@ -5,7 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.formats import Packed24
+from jax_sparse24.formats import Compressed24, Packed24
+from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.kept import count_kept, kept_backward
 from jax_sparse24.ops.tokens import highest, regroup
 from jax_sparse24.plan import Cut
@@ -15,7 +16,7 @@ def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:
     """Whether `backward` gives the operands of B2 and B4 in a call (an `engine.Execution`): both take the two
     largest of the same tokens, packed, and leave the same features dense."""
     row, other = run.plan.row("B2"), run.plan.row("B4")
-    if not (row and other and isinstance(saved, Packed24)):
+    if not (row and other and isinstance(saved, Packed24 | Compressed24)):
         return False
     alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
     plain = getattr(row.by, "largest", False) and row.other is None and not (row.eight_bits or row.collected)
@@ -25,7 +26,9 @@ def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:
     return run.packs("B2", saved, dy3_Td) and run.packs("B4", x_Td, saved)
 
 
-def backward(run, saved: Packed24, dy2_Tf, x_Td, dy3_Td) -> tuple[Packed24, dict[str, Cut], jax.Array | None]:
+def backward(
+    run, saved: Packed24 | Compressed24, dy2_Tf, x_Td, dy3_Td
+) -> tuple[Packed24 | Compressed24, dict[str, Cut], jax.Array | None]:
     """dY1 on the support of Y2; the operands of B2 and B4; which features stay dense in both."""
     row, implementation = run.plan.row("B2"), run.implementation
     features = None
@@ -33,8 +36,11 @@ def backward(run, saved: Packed24, dy2_Tf, x_Td, dy3_Td) -> tuple[Packed24, dict
         counts = count_kept(saved, implementation=implementation)
         features = highest(counts, row.dense_share, saved.shape[0], implementation=implementation)
     chosen = jnp.zeros(0, jnp.int32) if features is None else features
+    places = run.place("B2", saved, dy3_Td), run.place("B4", x_Td, saved)
     dy1, y2_along, dy1_along = kept_backward(
-        saved, dy2_Tf, chosen, run.activation, row.tokens, implementation=implementation
+        *(saved, dy2_Tf, chosen, run.activation, row.tokens),
+        compressed=tuple(reads(*place, implementation) for place in places),
+        implementation=implementation,
     )
     dy3, x = (regroup(dense, row.tokens) for dense in (dy3_Td, x_Td))
     cuts = {

@@ -89,6 +89,15 @@ def check_grouped(op: str, x: jax.Array, axis: int) -> int:
     return axis
 
 
+def check_both(op: str, x: jax.Array, axis: tuple) -> tuple[int, int]:
+    """(-1, -2) for `axis` = the last two axes of `x` in that order; raises like `check_grouped`, and
+    ValueError for others."""
+    axes = tuple(check_grouped(op, x, a) for a in axis)
+    if axes != (-1, -2):
+        raise ValueError(f"{op}: axis must be one axis or (-1, -2), got {axis} of shape {x.shape}.")
+    return axes
+
+
 def check_matrix(op: str, x: jax.Array) -> None:
     """Checks that 4x4 tiles fit the last two axes."""
     if x.ndim < 2:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.formats import Packed24, PackedVNM
+from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
 from jax_sparse24.ops.reference import GATES
 from jax_sparse24.ops.tokens import collect, regroup
 
@@ -57,15 +57,18 @@ class Context:
     activation: what is still to be applied to the operand, so that one pass can do both; "" for nothing.
     kept: this operand with the support of F2's sparse Y2, in the backward pass of a plan that keeps it.
     strided: groups are made of rows a quarter of the operand apart, see `pack24_strided`; only where it
-    packs, and only of sparsifiers with `strides`."""
+    packs, and only of sparsifiers with `strides`.
+    compressed: cuSPARSELt multiplies, so the result is to be a `Compressed24`; only where it packs, and only
+    of sparsifiers with `compresses`."""
 
     state: Mapping[str, jax.Array]
     key: jax.Array | None
     implementation: str | None
     packed: bool
     activation: str = ""
-    kept: Packed24 | PackedVNM | None = None
+    kept: Packed24 | PackedVNM | Compressed24 | None = None
     strided: bool = False
+    compressed: bool = False
 
     def activate(self, x: jax.Array) -> jax.Array:
         return ACTIVATIONS[self.activation](x) if self.activation else x
@@ -93,7 +96,9 @@ class Sparsifier(Protocol):
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
         """Raises ValueError if an operand of this shape does not divide into groups along `axis`."""
 
-    def __call__(self, x: jax.Array, axis: int, context: Context) -> Packed24 | PackedVNM | jax.Array: ...
+    def __call__(
+        self, x: jax.Array, axis: int, context: Context
+    ) -> Packed24 | PackedVNM | Compressed24 | jax.Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +132,11 @@ class Row:
     def strides(self) -> bool:
         """Whether the sparsifier finds strided tokens by itself, which spares a pass that moves them."""
         return self.tokens == "strided" and not self.collected and getattr(self.by, "strides", False)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the sparsifier packs in cuSPARSELt's form, which spares a copy."""
+        return getattr(self.by, "compresses", False)
 
     def __str__(self):
         parts = [str(self.by)]

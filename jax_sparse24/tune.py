@@ -7,15 +7,18 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
+from jax_sparse24.formats import Compressed24
 from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
-from jax_sparse24.ops import _cusparselt, _measured
+from jax_sparse24.ops import _cusparselt, _measured, compressed
 from jax_sparse24.ops._choose import choose, platform
+from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
@@ -159,22 +162,22 @@ def measure(
     for form in formats:
         if not form.fits(x.shape, product.axis):
             continue
-        name, pack, kernel, algorithm = form.name, form.pack, form.implementation, form.algorithm
-        packed = pack(x, product.axis, implementation=kernel)
-        truth = pack(x, product.axis, implementation="reference")
+        name, kernel, algorithm = form.name, form.implementation, form.algorithm
+        truth = form.pack(x, product.axis, implementation="reference")
+        # For cuSPARSELt as layers pack for it.
+        at_once = reads(product.axes, product.side, dtype, product.shape, kernel)
+        pack = compressed.pack if at_once else partial(form.pack, implementation=kernel)
+        packed = pack(x, product.axis)
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
         variants = {
             name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
             f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
             f"{name} with packing": Program(
-                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(
-                    pack(x, product.axis, implementation=by[0]), y, *by
-                ),
-                x,
-                y,
+                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(pack(x, product.axis), y, *by), x, y
             ),
         }
-        if not same_bits(packed, truth):
+        plain = packed.plain if isinstance(packed, Compressed24) else packed
+        if not same_bits(plain, truth):
             status |= dict.fromkeys(variants, "wrong")
         pruned = truth.todense(implementation="reference")
         if rivals is not None:

@@ -3,12 +3,11 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _choose, _cusparselt, _ffi
+from tests.ops import library
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
 IMPLEMENTATIONS = ("reference", "ffi")
@@ -43,20 +42,17 @@ class LibraryCall(NamedTuple):
 
 @pytest.fixture
 def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
-    """cuSPARSELt 0.10.0 as documented, in jnp, in place of the custom call; the calls that were made."""
+    """cuSPARSELt 0.10.0 in jnp, in place of the custom calls; the products that were made."""
     calls, kernels = [], _ffi.call
 
     def call(name, out_types, *args, **flags):
         if name != "s24_cusparselt_matmul":
-            return kernels(name, out_types, *args, **flags)
-        values, metadata, dense, *bias = args
-        calls.append(LibraryCall(str(values.dtype), len(bias), flags["activation"]))
-        packed = Packed24(values, metadata, -1).todense(implementation="reference")
-        dense = dense.T if flags["dense_k_last"] else dense
-        sums = jnp.matmul(packed.astype(jnp.float32), dense.astype(jnp.float32), precision="highest")
-        out = sums + bias[0].astype(jnp.float32)[:, None] if bias else sums
-        out = (jax.nn.relu(out) if flags["activation"] else out).astype(out_types[0].dtype)
-        return [out.T if flags["out_packed_last"] else out]
+            return library.kernel_call(kernels, name, out_types, *args, **flags)
+        compressed, dense, *bias = args
+        calls.append(LibraryCall(str(compressed.dtype), len(bias), flags["activation"]))
+        out = out_types[0]
+        packed = library.decompress(compressed, out.shape[-1 if flags["out_packed_last"] else -2])
+        return [library.multiply(packed, dense, *bias, **flags).astype(out.dtype)]
 
     monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
     monkeypatch.setattr(_cusparselt, "version", lambda: (0, 10, 0))

@@ -28,7 +28,7 @@ LAYERS = [
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # todense is a method of a format; it imports its operation when it is called.
-EXCEPTIONS = {("formats", "jax_sparse24.ops.pack"), ("formats", "jax_sparse24.ops.vnm")}
+EXCEPTIONS = {("formats", f"jax_sparse24.ops.{name}") for name in ("compressed", "pack", "vnm")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
     *("tyro", "tqdm", "matplotlib", "tensorboardX"),

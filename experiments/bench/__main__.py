@@ -39,8 +39,7 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
     """Measure, print, store one suite; returns a line for every result that was not valid."""
     module = importlib.import_module(f"experiments.bench.{suite.replace('-', '_')}")
     about, progress, begin = environment.describe(), Progress(suite), time.perf_counter()
-    found = module.run(settings, progress)
-    progress.done()
+    found = []
     result = {
         "format": FORMAT,
         "suite": suite,
@@ -54,13 +53,18 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
             "layers": settings.layers,
             "repeats": settings.repeats,
             "seconds": settings.seconds,
-            "took_s": round(time.perf_counter() - begin),
         },
         "rows": found,
     }
     path = settings.folder / f"{about['hardware']['name']}_{suite}_{result['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump(result))
+    partial = path.with_suffix(".json.partial")
+    for rows_of_case in module.run(settings, progress):
+        found += rows_of_case
+        result["settings"]["took_s"] = round(time.perf_counter() - begin)
+        partial.write_text(dump(result))
+    partial.replace(path)
+    progress.done()
     print(f"\n# {suite}: {about['hardware']['description']}\n\n{module.WHAT}\n")
     print(module.table(found))
     if torch_programs.device() is None and suite == "gemm":

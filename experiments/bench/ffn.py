@@ -1,5 +1,7 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,14 +23,11 @@ KEY = np.array([2404, 1847], np.uint32)
 OUTPUTS = ("y", "dx", "dw1", "dw2")
 
 
-def run(settings: Settings, progress) -> list[dict]:
+def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """One row per case, dtype and method."""
-    found = []
     for case in settings.cases("ffn"):
         for dtype in settings.dtypes:
-            progress(f"T={case.T} d={case.d} f={case.f} {dtype}, methods {', '.join(settings.methods)}")
-            found += measure_case(case, dtype, settings)
-    return found
+            yield measure_case(case, dtype, settings, progress)
 
 
 def data(case: Case, dtype: str) -> dict:
@@ -95,17 +94,20 @@ def float64_block(x, w1, w2, dy):
 
 def float32_block(x, w1, w2, dy):
     """The same in float32 on the device, where NumPy would take minutes."""
+    wide = [v.astype(jnp.float32) for v in (x, w1, w2, dy)]
     with jax.default_matmul_precision("highest"):
-        return jax.jit(forward_backward(dense_block))(*(v.astype(jnp.float32) for v in (x, w1, w2, dy)))
+        return Program(forward_backward(dense_block), *wide, timed=False).result
 
 
-def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
-    """All methods of one case, sampled in turn."""
+def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
+    """All methods of one case, sampled in turn. progress: called with what is worked on."""
+    where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2")]
     implementation = None if settings.implementation == "auto" else settings.implementation
     programs, status, states = {}, {}, {}
     for name, method in settings.methods.items():
+        progress(f"{where}: {name} is checked")
         states[name] = state_of(method, operands)
         function = block(method, states[name], implementation)
         programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
@@ -114,10 +116,11 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
             exact = float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
             truth = exact(*args, operands["dy3"])
         else:
-            masked_dense = block(method, states[name], "reference")
-            truth = Program(forward_backward(masked_dense), *args, operands["dy3"]).result
+            masked_dense = forward_backward(block(method, states[name], "reference"))
+            truth = Program(masked_dense, *args, operands["dy3"], timed=False).result
         for part in ("forward", "both"):
             status[name, part] = verdict(method, programs[name, part].result, truth, dtype, case)
+    progress(f"{where}: all in turn")
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = []
     for name, method in settings.methods.items():
@@ -126,6 +129,7 @@ def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
                 status[name, part] = "not repeatable"
         own = {f"dense {part}": ("Dense", part) for part in ("forward", "both")}
         own |= {part: (name, part) for part in ("forward", "both")}
+        progress(f"{where}: parts of {name}")
         found.append(
             {
                 **case._asdict(),
@@ -155,9 +159,13 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         def cut(own, name=name):
             return run.cut(name, own, states, KEY, **({"kept": kept} if name == "B3" else {}))
 
+        def made_only(own, cut=cut):
+            done = cut(own)  # an operand that stays as it is would be copied to be a result
+            return [x for x in (done.left, done.right) if not any(x is given for given in own.values())]
+
         made = jax.jit(cut)(own)
         if run.plan.row(name) is not None:
-            programs["producer", name] = Program(cut, own)
+            programs["producer", name] = Program(made_only, own)
         programs["product", name] = Program(lambda made, name=name: run.multiply(name, made), made)
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = {"producer": {}, "product": {}}

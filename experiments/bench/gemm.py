@@ -1,12 +1,14 @@
 """Suite gemm: one product at a time, dense against a packed operand on either side."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 
 from experiments.bench import rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
+from experiments.config import require
 from jax_sparse24.ops import _cusparselt
 from jax_sparse24.ops._choose import choose, decide, library_obstacle
 from jax_sparse24.patterns import FLOAT8
@@ -21,28 +23,31 @@ operand. Ratios are dense time / time: above 1 is faster than XLA's dense produc
 
 
 def formats(product, dtype: str, settings: Settings) -> list:
-    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and by
-    our kernel."""
+    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and all
+    by our kernels."""
     try:
         choose("bench", jnp.dtype(dtype), "cusparselt")
     except RuntimeError:
         forms = formats_of(product, settings.patterns)
         return [dataclasses.replace(form, implementation=kernels()) for form in forms]
-    own = dataclasses.replace(FORMAT_24, name=OWN_KERNEL)
     by_library = dataclasses.replace(FORMAT_24, implementation="cusparselt")
-    return {"float32": [own], FLOAT8.name: [by_library]}.get(dtype, [by_library, own])
+    if dtype == FLOAT8.name:
+        return [by_library]
+    own, *blocks = formats_of(product, settings.patterns)
+    own = dataclasses.replace(own, name=OWN_KERNEL)
+    return [own, *blocks] if dtype == "float32" else [by_library, own, *blocks]
 
 
 def dtypes_of(settings: Settings) -> tuple[str, ...]:
-    """Those asked for; by default also e4m3 where the device can."""
-    if settings.dtype or library_obstacle() or _cusparselt.float8_problem():
-        return settings.dtypes
-    return (*settings.dtypes, FLOAT8.name)
+    """Those asked for; by default also e4m3 where the device can. UserError where it cannot."""
+    obstacle = library_obstacle() or _cusparselt.float8_problem()
+    if FLOAT8.name in settings.dtype:
+        require(not obstacle, f"--dtype {FLOAT8.name}: {obstacle}")
+    return settings.dtypes if settings.dtype or obstacle else (*settings.dtypes, FLOAT8.name)
 
 
-def run(settings: Settings, progress) -> list[dict]:
+def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """Rows for every case, dtype, product, sparse operand and format."""
-    found = []
     for case in settings.cases("gemm"):
         for dtype in dtypes_of(settings):
             for product in products(*case):
@@ -51,8 +56,7 @@ def run(settings: Settings, progress) -> list[dict]:
                 progress(
                     f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
                 )
-                found += measure_product(case, dtype, product, settings)
-    return found
+                yield measure_product(case, dtype, product, settings)
 
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:

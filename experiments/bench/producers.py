@@ -1,6 +1,6 @@
 """Suite producers: what makes sparse operands, against a copy of the same bytes and against jnp."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import jax_sparse24 as s24
 from experiments.bench import gated, rows
 from experiments.bench.rows import show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24._measure import Program, interleaved, random, same_bits
+from jax_sparse24._measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
 
 WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the time of an XLA program that
@@ -72,20 +72,18 @@ def block_producers(patterns, case: Case) -> list[Producer]:
     return found
 
 
-def run(settings: Settings, progress) -> list[dict]:
+def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """One row per case, dtype, producer and axis."""
-    found = []
     for case in settings.cases("producers"):
         for dtype in settings.dtypes:
             for producer in (*PRODUCERS, *block_producers(settings.patterns, case)):
                 for axis in producer.axes:
                     progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
-                    found.append(measure_producer(case, dtype, producer, axis, settings))
+                    yield [measure_producer(case, dtype, producer, axis, settings)]
             for operation in gated.OPERATIONS if gated.there(dtype) else ():
                 for transposed in (False, True):
                     progress(f"{case.T} x {case.f} {dtype} {operation.name} transposed {transposed}")
-                    found.append(measure_gated(case, dtype, operation, transposed, settings))
-    return found
+                    yield [measure_gated(case, dtype, operation, transposed, settings)]
 
 
 def measure_producer(
@@ -125,7 +123,7 @@ def measure_gated(
 
 def measured(programs: dict[str, Program], count: int, right: bool, settings: Settings) -> dict:
     """Times of "kernel" and "reference" and of a copy of as many bytes."""
-    half = jnp.asarray(np.random.default_rng(3).integers(0, 2**32, count // 8, np.uint32))
+    half = random_words(count // 8, 3)
     # XLA copies in two ways, of which now one and now the other is faster.
     copies = {"copy": Program(jnp.copy, half), "copy by ALU": Program(jnp.bitwise_not, half)}
     times = interleaved(programs | copies, settings.repeats, settings.seconds)

@@ -12,7 +12,7 @@ import tyro
 import jax_sparse24 as s24
 from experiments.config import REPOSITORY, UserError, require
 from jax_sparse24.ops._choose import choose
-from jax_sparse24.patterns import VNM
+from jax_sparse24.patterns import FLOAT8, VNM
 from jax_sparse24.tune import PATTERNS
 
 SUITES = ("gemm", "producers", "ffn", "train-step")
@@ -84,8 +84,11 @@ class Settings:
     device"""
     tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="T"), tyro.conf.UseAppendAction] = ()
     """tokens in the batch"""
-    dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], tyro.conf.UseAppendAction] = ()
-    """default: float32 and bfloat16"""
+    dtype: Annotated[
+        tuple[Literal["float32", "bfloat16", "float16", "float8_e4m3fn"], ...], tyro.conf.UseAppendAction
+    ] = ()
+    """default: float32 and bfloat16; float8_e4m3fn is for gemm alone, which has it by default where the
+    device does"""
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
@@ -108,6 +111,10 @@ class Settings:
         require(self.seconds > 0, f"--seconds must be positive, got {self.seconds}.")
         alone = "report" not in self.suites or len(self.suites) == 1
         require(alone, "report makes pages from stored results and measures nothing: run it alone.")
+        require(
+            FLOAT8.name not in self.dtype or self.suites == ("gemm",),
+            f"--dtype {FLOAT8.name} is for the suite gemm alone.",
+        )
         for tokens in self.tokens:
             require(
                 tokens >= 4 and tokens % 4 == 0, f"--tokens must be a positive multiple of 4, got {tokens}."

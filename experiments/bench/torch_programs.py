@@ -9,7 +9,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_sparse24._measure import Oracle, roundoff, same_bits
 from jax_sparse24.patterns import FLOAT8
@@ -43,12 +42,9 @@ class TorchProgram:
 
     bytes: dict = {}  # noqa: RUF012  XLA plans nothing here
 
-    def __init__(self, compute, dtype, oracle=None):
-        self.compute, self.dtype, self.oracle = compute, dtype, oracle
-        self.result = self._host()
-
-    def _host(self):
-        return np.asarray(self.compute().float().cpu().numpy(), self.dtype)
+    def __init__(self, compute, oracle=None):
+        self.compute, self.oracle = compute, oracle
+        self.result = array(compute())
 
     def __call__(self):
         return self.compute()
@@ -58,24 +54,29 @@ class TorchProgram:
             torch().cuda.synchronize()
 
     def repeats_itself(self) -> bool:
-        return same_bits(self._host(), self.result)
+        return same_bits(array(self.compute()), self.result)
 
 
-def tensor(x, where: str):
-    """A JAX array as a torch tensor of the same dtype."""
-    wide = torch().from_numpy(np.array(x, np.float32))
-    return wide.to(where, getattr(torch(), str(x.dtype)))
+def array(x) -> jax.Array:
+    """A torch tensor as a JAX array on the same device."""
+    return jnp.from_dlpack(x.contiguous())
+
+
+def tensor(x):
+    """A JAX array as a torch tensor on the same device."""
+    if x.dtype != FLOAT8:
+        return torch().from_dlpack(x)
+    return torch().from_dlpack(jax.lax.bitcast_convert_type(x, jnp.uint8)).view(torch().float8_e4m3fn)
 
 
 def dense(a, b, axes) -> dict:
     """PyTorch's dense products of `a` and `b`, contracted along `axes`."""
-    where = device()
-    if where is None:
+    if device() is None:
         return {}
-    ta, tb = tensor(a, where), tensor(b, where)
+    ta, tb = tensor(a), tensor(b)
     left = ta if axes[0] == -1 else ta.T
     right = tb if axes[1] == -2 else tb.T
-    own = {} if a.dtype == FLOAT8 else {"torch dense": TorchProgram(lambda: left @ right, a.dtype)}
+    own = {} if a.dtype == FLOAT8 else {"torch dense": TorchProgram(lambda: left @ right)}
     return own | _fp8(left, right)
 
 
@@ -93,8 +94,8 @@ def _fp8(left, right) -> dict:
         return torch()._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch().bfloat16)
 
     try:
-        oracle = Oracle(a.float().cpu().numpy(), b.float().cpu().numpy(), unit=roundoff(FLOAT8))
-        return {"torch dense fp8": TorchProgram(compute, jnp.bfloat16, oracle)}
+        oracle = Oracle(array(a.float()), array(b.float()), unit=roundoff(FLOAT8))
+        return {"torch dense fp8": TorchProgram(compute, oracle)}
     except RuntimeError:
         return {}
 
@@ -103,13 +104,13 @@ def sparse(form: str, pruned, y, axis: int, y_axis: int, left: bool) -> dict:
     """PyTorch's 2:4 product of a pruned operand and `y`, where this device and dtype have one."""
     if form != "2:4" or device() != "cuda" or pruned.dtype not in (jnp.float16, jnp.bfloat16):
         return {}
-    p, d = tensor(pruned, "cuda"), tensor(y, "cuda")
+    p, d = tensor(pruned), tensor(y)
     p = (p if axis == -1 else p.T).contiguous()  # (R, K): PyTorch takes the sparse operand first
     d = d if y_axis == -2 else d.T  # (K, N)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it announces itself as a prototype
             packed = torch().sparse.to_sparse_semi_structured(p)
-        return {"torch 2:4": TorchProgram(lambda: packed @ d if left else (packed @ d).T, pruned.dtype)}
+        return {"torch 2:4": TorchProgram(lambda: packed @ d if left else (packed @ d).T)}
     except (RuntimeError, NotImplementedError):  # the device, the size or the layout is not supported
         return {}

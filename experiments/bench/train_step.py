@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -76,14 +76,12 @@ class Steps:
         return None if plan is None else int(plan.temp_size_in_bytes)
 
 
-def run(settings: Settings, progress) -> list[dict]:
+def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """One row per case, dtype and method."""
-    found = []
     for case in settings.cases("train-step"):
         for dtype in settings.dtypes:
             progress(f"T={case.T} d={case.d} f={case.f} {dtype}, methods {', '.join(settings.methods)}")
-            found += measure_case(case, dtype, settings)
-    return found
+            yield measure_case(case, dtype, settings)
 
 
 def verdict(steps: Steps, dtype: str, case: Case) -> str:

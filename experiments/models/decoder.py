@@ -16,6 +16,30 @@ from experiments.config import Config, Model
 ROPE_BASE = 10_000.0
 
 
+@jax.custom_vjp
+def look_up(table_Vd, tokens_BL):
+    """Rows of a table, by int32 tokens."""
+    return table_Vd[tokens_BL]
+
+
+def sums_by_product(tokens_BL, ct_BLd, vocabulary: int):
+    """What each row of the table gets, as a product with one-hot tokens."""
+    tokens_BLV = jax.nn.one_hot(tokens_BL, vocabulary, dtype=ct_BLd.dtype)
+    options = {"precision": "highest", "preferred_element_type": jnp.float32}
+    return jnp.einsum("blv,bld->vd", tokens_BLV, ct_BLd, **options).astype(ct_BLd.dtype)
+
+
+def _gradient_of_table(residuals, ct_BLd):
+    table_Vd, tokens_BL = residuals
+    add = lambda tokens_BL, ct_BLd: jnp.zeros_like(table_Vd).at[tokens_BL].add(ct_BLd)  # noqa: E731
+    # On an accelerator tokens that add to few rows wait for each other.
+    product = partial(sums_by_product, vocabulary=len(table_Vd))
+    return jax.lax.platform_dependent(tokens_BL, ct_BLd, cpu=add, default=product), None
+
+
+look_up.defvjp(lambda table, tokens: (table[tokens], (table, tokens)), _gradient_of_table)
+
+
 def rotate(x_BLHh, first=0):
     """Rotary positions (arXiv 2104.09864) in float32: turn pair (i, i + h/2) by position * base^(-2i/h).
 
@@ -49,7 +73,7 @@ class Attention(nnx.Module):
 
     def __init__(self, model: Model, *, rngs):
         dtype = jnp.dtype(model.dtype)
-        self.heads = model.heads
+        self.heads, self.by = model.heads, model.attention
         if model.rank:
             self.qkv = LowRankQKV(model, rngs=rngs)
             self.out = s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs)
@@ -63,7 +87,8 @@ class Attention(nnx.Module):
         qkv = self.qkv(x_BLd).reshape(batch, length, 3, self.heads, d // self.heads)
         q_BLHh, k_BLHh, v_BLHh = rotate(qkv[:, :, 0], first), rotate(qkv[:, :, 1], first), qkv[:, :, 2]
         if cache is None:
-            y_BLHh = jax.nn.dot_product_attention(q_BLHh, k_BLHh, v_BLHh, is_causal=True)
+            heads = q_BLHh, k_BLHh, v_BLHh
+            y_BLHh = jax.nn.dot_product_attention(*heads, is_causal=True, implementation=self.by)
             return self.out(y_BLHh.reshape(batch, length, d))
         slots, visible_LS = _slots(first, length, cache[0].shape[1])
         cache = [old.at[:, slots].set(new) for old, new in zip(cache, (k_BLHh, v_BLHh), strict=True)]
@@ -140,9 +165,12 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens_BL):
         """int32 (B, L) to float32 logits (B, L, V)."""
-        x_BLd = self.embedding(tokens_BL)
+        x_BLd = self._embedded(tokens_BL)
         x_BLd = self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd)
         return self._logits(x_BLd)
+
+    def _embedded(self, tokens_BL):
+        return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
 
     def _logits(self, x_BLd):
         x_BLd = self.norm(x_BLd)
@@ -160,7 +188,7 @@ class Decoder(nnx.Module):
 
         first: position of the first of them, 0 for an empty cache. L may not exceed the cache's S slots; the
         newest S tokens are seen, by their keys and values as they were made."""
-        x_BLd = self.embedding(tokens_BL)
+        x_BLd = self._embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             x_BLd, cache = jax.lax.scan(
@@ -175,7 +203,7 @@ class Decoder(nnx.Module):
 
     def activation_stats(self, tokens_BL) -> dict:
         """`FFN.activation_stats` of every block, each (N,)."""
-        x_BLd = self.embedding(tokens_BL)
+        x_BLd = self._embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             run = lambda x, state: nnx.merge(graphdef, state).with_stats(x)  # noqa: E731

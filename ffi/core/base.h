@@ -13,6 +13,13 @@
 #define S24_HD inline __attribute__((always_inline))
 #endif
 
+// What is rare: a call, so that what is common keeps its registers.
+#if defined(__CUDACC__)
+#define S24_RARE static __host__ __device__ __noinline__
+#else
+#define S24_RARE S24_HD
+#endif
+
 #if defined(__CUDACC__) || defined(__clang__)
 #define S24_UNROLL _Pragma("unroll")
 #else

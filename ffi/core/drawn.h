@@ -19,14 +19,6 @@ S24_HD float at_most(float a, float b) {
 #endif
 }
 
-S24_HD float fused(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-
 // a * b + c, at least 0 and at most 1.
 S24_HD float saturated(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
@@ -51,17 +43,26 @@ S24_HD float scaled_down(float x, float power) {
 #endif
 }
 
-// Two numbers that are not negative, rounded, in exchanged places if `swap` is 1 and not 0, with the signs of two 16-bit
-// elements; zeros are +0.
+// Two numbers that are not negative, rounded.
 template <class T>
-S24_HD uint32_t round_signed(float low, float high, float swap, uint32_t signs) {
+S24_HD uint32_t round_pair(float low, float high) {
 #if defined(__CUDA_ARCH__)
   uint32_t y;
   if constexpr (T::kInf == BF16::kInf)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+#else
+  return T::from_f32_number(bits_of(low)) | uint32_t(T::from_f32_number(bits_of(high))) << 16;
+#endif
+}
+
+// They in exchanged places if `swap` is 1 and not 0, with the signs of two 16-bit elements; zeros are +0.
+template <class T>
+S24_HD uint32_t signed_pair(uint32_t y, float swap, uint32_t signs) {
   y = select_bytes(y, 0u, bits_of(fused(swap, float(0x1032 - 0x3210), 0x1p23f + float(0x3210))));
+#if defined(__CUDA_ARCH__)
   y |= signs & 0x80008000u;
   // -0 + 0 is +0.
   if constexpr (T::kInf == BF16::kInf)
@@ -70,9 +71,7 @@ S24_HD uint32_t round_signed(float low, float high, float swap, uint32_t signs) 
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0u));
   return y;
 #else
-  const uint32_t a = T::from_f32_number(bits_of(swap == 1.0f ? high : low));
-  const uint32_t b = T::from_f32_number(bits_of(swap == 1.0f ? low : high));
-  return (a | (mask_if<uint32_t>(a != 0) & signs & 0x8000u)) | (b << 16 | (mask_if<uint32_t>(b != 0) & signs & 0x80000000u));
+  return y | (mask_if<uint32_t>((y & 0xffffu) != 0) & signs & 0x8000u) | (mask_if<uint32_t>(y >> 16 != 0) & signs & 0x80000000u);
 #endif
 }
 
@@ -175,8 +174,8 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float
   if (capped) value = rest * unscale;
   const float apart = one - two;
   out.selector = selector_of(one + two, apart);
-  out.bits = round_signed<T>(value, capped ? largest : value, saturated(apart, 1.0f, 0.0f),
-                             select_bytes(group.signs, 0u, out.selector));
+  out.bits = signed_pair<T>(round_pair<T>(value, capped ? largest : value), saturated(apart, 1.0f, 0.0f),
+                            select_bytes(group.signs, 0u, out.selector));
   common *= fused(largest * 2.0f, 0.0f, apart);
 }
 
@@ -207,10 +206,12 @@ S24_HD float pick(const float v[4], const float at[4]) {
   return fused(v[3], at[3], fused(v[2], at[2], fused(v[1], at[1], v[0] * at[0])));
 }
 
-// What the sums of v say about a number u in [0, 1), given as a random word: the first of them above u times the last.
-S24_HD float draw_position(const float v[4], uint32_t word, float at[4]) {
+// What the sums of v say about a number u in [0, 1), given as a random word: the first of them above u times the last,
+// which is returned in `sum`.
+S24_HD float draw_position(const float v[4], uint32_t word, float at[4], float& sum) {
   float c[4], below[3];
   running_sums(v, c);
+  sum = c[3];
   const float level = fused(one_to_two(word), c[3], -c[3]);
   S24_UNROLL
   for (int i = 0; i < 3; ++i) below[i] = at_most(c[i], level);
@@ -218,36 +219,75 @@ S24_HD float draw_position(const float v[4], uint32_t word, float at[4]) {
   return below[0] + below[1] + below[2];
 }
 
-// The same for the sequential estimate, mvue24<T, false>.
+// 1 / b within 2^-23 of it, for numbers that are neither tiny nor huge.
+S24_HD float reciprocal(float b) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  return r;
+#else
+  return 1.0f / b;
+#endif
+}
+
+struct TwoNumbers {
+  float one, two;
+};
+
+// a / chance of two positions, with every rounding of the definition.
+S24_RARE TwoNumbers exact_values(float b0, float b1, float b2, float b3, float a1, float a2, float first, float second) {
+  const float b[4] = {b0, b1, b2, b3}, sum = ((b0 + b1) + b2) + b3, r = quotient(1.0f, sum);
+  float k[4], chance1 = 1.0f, chance2 = 1.0f;
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) k[j] = quotient(b[j], sum * sum_without(b, j));
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const float chance = b[i] * (r + sum_without(k, i));
+    if (first == float(i)) chance1 = chance;
+    if (second == float(i)) chance2 = chance;
+  }
+  return {quotient(a1, chance1), quotient(a2, chance2)};
+}
+
+// The same for the sequential estimate, mvue24<T, false>. Its chances need seven divisions; what they come to is first
+// found with reciprocals: with u = 2^-24, a value differs from the definition's by at most 20 u of itself, 8 u of roundings
+// there and 12 u here, of which three reciprocals are 6 u. Only if that may change the rounded value it is done exactly.
 template <class T>
 S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+  constexpr float kSlack = 24 * 0x1p-24f;
   const float largest = larger_magnitude(larger_magnitude(group.x[0], group.x[1]), larger_magnitude(group.x[2], group.x[3]));
   const uint32_t exponent = bits_of(largest) & kF32Inf;
   const float scale = float_of((254u << 23) - exponent), unscale = float_of(exponent);
-  float a[4], b[4], o[4], first[4], second[4], k[4], chance[4];
+  float a[4], b[4], o[4], first[4], second[4], sum, rest, parts1 = 1.0f, parts2 = 1.0f;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     a[i] = scaled_down(group.x[i], scale);
     b[i] = a[i] + 0x1p-23f;
   }
-  float one = draw_position(b, word0, first);
+  float one = draw_position(b, word0, first, sum);
   S24_UNROLL
   for (int i = 0; i < 4; ++i) o[i] = b[i] * (1.0f - first[i]);
-  float two = draw_position(o, word1, second);
-  const float sum = ((b[0] + b[1]) + b[2]) + b[3];
+  float two = draw_position(o, word1, second, rest);
   S24_UNROLL
-  for (int j = 0; j < 4; ++j) k[j] = quotient(b[j], sum * sum_without(b, j));
-  const float r = quotient(1.0f, sum);
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) chance[i] = b[i] * (r + sum_without(k, i));
+  for (int j = 0; j < 4; ++j) {
+    const float part = reciprocal(sum_without(b, j));
+    parts1 = fused(o[j], part, parts1);
+    parts2 = fused(b[j] * (1.0f - second[j]), part, parts2);
+  }
   const float a1 = pick(a, first), a2 = pick(a, second);
-  const float v1 = quotient(a1, pick(chance, first)) * unscale, v2 = quotient(a2, pick(chance, second)) * unscale;
+  const float v1 = a1 * sum * reciprocal((a1 + 0x1p-23f) * parts1), v2 = a2 * sum * reciprocal((a2 + 0x1p-23f) * parts2);
+  const float less = unscale * (1.0f - kSlack), more = unscale * (1.0f + kSlack);
+  uint32_t rounded = round_pair<T>(v1 * less, v2 * less);
+  if (rounded != round_pair<T>(v1 * more, v2 * more)) {
+    const TwoNumbers exact = exact_values(b[0], b[1], b[2], b[3], a1, a2, one, two);
+    rounded = round_pair<T>(exact.one * unscale, exact.two * unscale);
+  }
   // Of zeros the lowest is kept.
   if (a2 == 0.0f) two = saturated(one, -1.0f, 1.0f);
   if (a1 == 0.0f) one = saturated(two, -1.0f, 1.0f);
   const float apart = one - two;
   out.selector = selector_of(one + two, apart);
-  out.bits = round_signed<T>(v1, v2, saturated(apart, 1.0f, 0.0f), select_bytes(group.signs, 0u, out.selector));
+  out.bits = signed_pair<T>(rounded, saturated(apart, 1.0f, 0.0f), select_bytes(group.signs, 0u, out.selector));
   const bool tiny = (a1 < 0x1p-60f && a1 != 0.0f) || (a2 < 0x1p-60f && a2 != 0.0f) || (largest < 0x1p-60f && largest != 0.0f);
   if (tiny || !(largest < 0x1p127f)) common = 0.0f;
 }

@@ -132,6 +132,14 @@ S24_HD float greater(float a, float b) {
 #endif
 }
 
+S24_HD float fused(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
 S24_HD float magnitude(float v) {
 #if defined(__CUDA_ARCH__)
   return fabsf(v);

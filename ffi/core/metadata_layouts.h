@@ -21,6 +21,9 @@ S24_HD int64_t cusparselt_sm90_8bit(int64_t m, int64_t q, int64_t depth) {
 
 constexpr uint8_t kPaddingNibble = 0xe;
 
+// cuSPARSELt's compressed matrix: rows of values, stored as here, and as many more as its metadata fill behind them.
+S24_HD int64_t compressed_rows(int64_t rows, int64_t value_bytes) { return rows + (rows + 63) / 64 * (16 / value_bytes); }
+
 // CUTLASS's reordered metadata for mma.sp on sm_80, 16-bit values: words of 16 columns, pairs of columns of words
 // interleaved, rows permuted within 32.
 S24_HD int64_t cutlass_sm80_16bit(int64_t m, int64_t q, int64_t rows) {

@@ -126,66 +126,6 @@ S24_HD uint32_t best_tile_mask(const uint32_t w[16]) {
   return mask;
 }
 
-// A sum under a condition instead of a selection, which would run on the units that have to compare.
-S24_HD void set_if_equal(float a, float b, float zero, float value, float& to) {
-#if defined(__CUDA_ARCH__)
-  asm("{.reg .pred p; setp.eq.f32 p, %1, %2; @p add.f32 %0, %3, %4;}" : "+f"(to) : "f"(a), "f"(b), "f"(zero), "f"(value));
-#else
-  if (a == b) to = zero + value;
-#endif
-}
-
-// The same search for processors that run each tile by itself: the largest score first, then who has it. `from` and after,
-// the first one counts most.
-template <int kFrom>
-struct TileWinner {
-  static S24_HD float score(const float top[36], const float bottom[36]) {
-    constexpr TilePattern t = kTiles.at[kFrom];
-    return top[6 * t.p[0] + t.p[1]] + bottom[6 * t.p[2] + t.p[3]];
-  }
-  static S24_HD void scores(const float top[36], const float bottom[36], float all[kTilePatterns]) {
-    all[kFrom] = score(top, bottom);
-    TileWinner<kFrom + 1>::scores(top, bottom, all);
-  }
-  static S24_HD void find(const float all[kTilePatterns], float best, float zero, float& mask) {
-    constexpr uint32_t kMask = kTiles.at[kFrom].mask;
-    TileWinner<kFrom + 1>::find(all, best, zero, mask);
-    set_if_equal(all[kFrom], best, zero, float(kMask), mask);
-  }
-};
-
-template <>
-struct TileWinner<kTilePatterns> {
-  static S24_HD void scores(const float*, const float*, float*) {}
-  static S24_HD void find(const float*, float, float, float&) {}
-};
-
-template <int kFirst, int kCount>
-S24_HD float largest_score(const float all[kTilePatterns]) {
-  if constexpr (kCount == 1)
-    return all[kFirst];
-  else
-    return greater(largest_score<kFirst, kCount / 2>(all), largest_score<kFirst + kCount / 2, kCount - kCount / 2>(all));
-}
-
-// best_tile_mask of 16-bit floats given as numbers; `largest`: of their magnitudes, below 2^127. Scores are those of
-// tile_scores times a power of two, which changes no comparison.
-S24_HD uint32_t best_tile_mask_of_numbers(const float w[16], float largest) {
-  const uint32_t exponent = bits_of(largest) & 0x7f800000u;
-  const float scale = float_of((254u << 23) - exponent);
-  float b[16], top[36], bottom[36], all[kTilePatterns];
-  S24_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    b[i] = float_of(bits_of(w[i]) & kF32Magnitude) * scale;  // exact
-    if (exponent > 127u << 23) b[i] = without_subnormals(b[i]);
-  }
-  tile_halves(b, top, bottom);
-  TileWinner<0>::scores(top, bottom, all);
-  float mask = 0;
-  TileWinner<0>::find(all, largest_score<0, kTilePatterns>(all), largest * 0.0f, mask);
-  return bits_of(mask + 0x1p23f) & 0xffffu;
-}
-
 // Two of four along one axis of the tile, then two of four of the result along the other.
 template <class T, bool kColumnsFirst>
 S24_HD void double_prune_tile(typename T::Bits w[16]) {

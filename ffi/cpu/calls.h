@@ -1,12 +1,23 @@
 // Calls of 2:4 operations: the buffers of a handler, checked, and the kernel's arguments for each element of a batch. The
 // handlers of all platforms run these; Python has checked before, so the errors are a backstop.
 #pragma once
+#include "../core/metadata_layouts.h"
 #include "shapes.h"
 
 namespace s24 {
 
 inline Dims leading(const Dims& d, size_t tail) {
   return Dims(d.begin(), d.size() < tail ? d.begin() : d.end() - int64_t(tail));
+}
+
+// Dims of packed values (..., rows, depth / 2) may be those of a compressed matrix of cuSPARSELt: then the rows of its
+// metadata are dropped. Whether they were.
+inline bool drop_metadata(Dims& d, int64_t rows, int64_t depth, const ffi::AnyBuffer& values) {
+  if (d.size() < 2 || rows == 0 || depth % 32 != 0 || values.element_type() == ffi::DataType::F32) return false;
+  int64_t& found = d[d.size() - 2];
+  if (found != compressed_rows(rows, 2)) return false;
+  found = rows;
+  return true;
 }
 
 struct Call {
@@ -122,7 +133,9 @@ struct PackCall : Call {
   PackOp op{};
   Dtype dtype{};
   Groups groups{};  // of a batch element
-  int64_t dense_step = 0, bytes_step = 0;
+  int64_t dense_step = 0, values_step = 0, bytes_step = 0;
+  // Size of a matrix whose values stand in a compressed matrix of cuSPARSELt, which CUDA handlers take; 0: alone.
+  int64_t rows = 0, depth = 0;
   bool strided = false;
   Operand dense, mask, values, metadata, keys;
   using Call::Call;
@@ -135,10 +148,10 @@ struct PackCall : Call {
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
-    if (check.ok()) check_packed(check, g, g.lead, x, values, metadata);
+    if (check.ok()) c.check_packed(check, g, g.lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data()};
-    return c.set(op, dtype, g, Batch(g.lead, {}), values.untyped_data(), metadata.untyped_data());
+    return c.set(op, dtype, g, Batch(g.lead, {}, c.least(g)), values.untyped_data(), metadata.untyped_data());
   }
 
   static PackCall masked(const char* target, int64_t trailing, const ffi::AnyBuffer& x, const ffi::AnyBuffer& mask,
@@ -151,11 +164,12 @@ struct PackCall : Call {
     check.require(g.len == gm.len && g.inner == gm.inner,
                   "mask has shape " + text(dims_of(mask)) + ", x has shape " + text(dims_of(x)));
     const Dims lead = check.broadcast("x and mask", g.lead, gm.lead);
-    if (check.ok()) check_packed(check, g, lead, x, values, metadata);
+    if (check.ok()) c.check_packed(check, g, lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data(), 0};
     c.mask = {mask.untyped_data(), 1};
-    return c.set(PackOp::kMasked, dtype, g, Batch(lead, {g.lead, gm.lead}), values.untyped_data(), metadata.untyped_data());
+    return c.set(PackOp::kMasked, dtype, g, Batch(lead, {g.lead, gm.lead}, c.least(g)), values.untyped_data(),
+                 metadata.untyped_data());
   }
 
   static PackCall mvue(const char* target, int64_t trailing, int64_t exact, const ffi::AnyBuffer& key,
@@ -167,7 +181,7 @@ struct PackCall : Call {
     const Dtype dtype = check.dtype("x", x);
     check.type("key", key, ffi::DataType::U32, "uint32");
     const KeyedBatch keyed = KeyedBatch::of(check, key, x, trailing);
-    if (check.ok()) check_packed(check, keyed.group, keyed.lead, x, values, metadata);
+    if (check.ok()) c.check_packed(check, keyed.group, keyed.lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.keys = {key.untyped_data(), 0};
     c.dense = {x.untyped_data(), 1};
@@ -182,13 +196,13 @@ struct PackCall : Call {
     const Dtype dtype = check.dtype("x", x);
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
     const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
-    const Dims meta_lead = packed_lead(check, "metadata", metadata, g, g.bytes_len());
+    const Dims meta_lead = packed_lead(check, "metadata", dims_of(metadata), g, g.bytes_len());
     const Dims lead = check.broadcast("x and metadata", g.lead, meta_lead);
     if (check.ok()) check.shape("values", values, g.packed(lead, g.values_len()));
     check.require(values.element_type() == x.element_type(), "values must have the dtype of x");
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data(), 0};
-    c = c.set(PackOp::kGather, dtype, g, Batch(lead, {g.lead, meta_lead}), values.untyped_data(), metadata.untyped_data());
+    c.set(PackOp::kGather, dtype, g, Batch(lead, {g.lead, meta_lead}), values.untyped_data(), metadata.untyped_data());
     c.metadata.batch_operand = 1;
     return c;
   }
@@ -201,14 +215,14 @@ struct PackCall : Call {
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
     check.require(dense.element_type() == values.element_type(), "the result must have the dtype of values");
     const GroupShape g = GroupShape::of(check, dims_of(dense), trailing);
-    const Dims value_lead = packed_lead(check, "values", values, g, g.values_len());
-    const Dims meta_lead = packed_lead(check, "metadata", metadata, g, g.bytes_len());
+    const Dims value_lead = packed_lead(check, "values", c.values_dims(g, values), g, g.values_len());
+    const Dims meta_lead = packed_lead(check, "metadata", dims_of(metadata), g, g.bytes_len());
     const Dims lead = check.broadcast("values and metadata", value_lead, meta_lead);
     check.require(lead == g.lead, "the result has shape " + text(dims_of(dense)) + ", expected " + text(g.array(lead)));
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {dense.untyped_data()};
-    c = c.set(PackOp::kUnpack, dtype, g, Batch(lead, {value_lead, meta_lead}), values.untyped_data(),
-              metadata.untyped_data());
+    c.set(PackOp::kUnpack, dtype, g, Batch(lead, {value_lead, meta_lead}, c.least(g)), values.untyped_data(),
+          metadata.untyped_data());
     c.values.batch_operand = 0;
     c.metadata.batch_operand = 1;
     return c;
@@ -220,7 +234,7 @@ struct PackCall : Call {
             dtype,
             dense.at(batch, b, dense_step * size),
             reinterpret_cast<uint8_t*>(mask.at(batch, b, dense_step)),
-            values.at(batch, b, dense_step / 2 * size),
+            values.at(batch, b, values_step * size),
             reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
             groups,
             Key{0, 0},
@@ -237,25 +251,39 @@ struct PackCall : Call {
     batch = all;
     values = {v};
     metadata = {m};
-    dense_step = all.rest() * g.len * g.inner_size();
-    bytes_step = all.rest() * g.inner_size() * g.bytes_len();
+    const int64_t packed_rows = all.rest() * g.inner_size();
+    if (rows != 0 && rows != packed_rows)
+      error = ffi::Error::InvalidArgument(std::string(target) + ": compressed matrices need leading dimensions of their own");
+    dense_step = packed_rows * g.len;
+    values_step = (rows == 0 ? packed_rows : compressed_rows(rows, 2)) * (g.len / 2);
+    bytes_step = packed_rows * g.bytes_len();
     groups = {all.rest(), g.len, g.inner_size()};
     // Rows of whole metadata bytes follow each other without a gap: then they are one long row.
     if (!strided && groups.inner == 1 && groups.len % 8 == 0) groups = Groups{1, groups.outer * groups.len, 1};
     return *this;
   }
 
-  static void check_packed(Check& check, const GroupShape& g, const Dims& lead, const ffi::AnyBuffer& x,
-                           const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
-    check.shape("values", values, g.packed(lead, g.values_len()));
+  // Of `values`, without the rows of metadata in a compressed matrix.
+  Dims values_dims(const GroupShape& g, const ffi::AnyBuffer& values) {
+    Dims d = dims_of(values);
+    const Dims& outer = g.inner.empty() ? g.lead : g.inner;
+    if (g.inner.size() <= 1 && !outer.empty() && drop_metadata(d, outer.back(), g.len, values))
+      rows = outer.back(), depth = g.len;
+    return d;
+  }
+  // How many leading dimensions of the batch are not one piece: compressed matrices stand apart.
+  size_t least(const GroupShape& g) const { return rows == 0 ? 0 : g.lead.size() + g.inner.size() - 1; }
+
+  void check_packed(Check& check, const GroupShape& g, const Dims& lead, const ffi::AnyBuffer& x,
+                    const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
+    check.shape("values", values_dims(g, values), g.packed(lead, g.values_len()));
     check.shape("metadata", metadata, g.packed(lead, g.bytes_len()));
     check.require(values.element_type() == x.element_type(), "values must have the dtype of x");
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
   }
 
   // Leading dims of a packed array (lead + inner, last); the part that belongs to `lead`.
-  static Dims packed_lead(Check& check, const char* name, const ffi::AnyBuffer& packed, const GroupShape& g, int64_t last) {
-    const Dims d = dims_of(packed);
+  static Dims packed_lead(Check& check, const char* name, const Dims& d, const GroupShape& g, int64_t last) {
     const size_t tail = g.inner.size() + 1;
     if (!check.require(d.size() >= tail, std::string(name) + " has too few dimensions: " + text(d))) return {};
     const Dims lead = leading(d, tail);
@@ -268,24 +296,20 @@ struct PackCall : Call {
 // ---- out(R, N) = P(R, K) D(K, N)
 
 struct Product : Call {
-  MatmulArgs args{};    // of the first element
-  bool float8 = false;  // operands are float8_e4m3fn, which has no kernel here: args.in says nothing
-  Dims lead;            // of the result
+  MatmulArgs args{};  // of the first element
   using Call::Call;
 
   static Product of(const char* target, bool dense_k_last, bool out_packed_last, const ffi::AnyBuffer& values,
-                    const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out,
-                    bool takes_float8 = false, const Dims* bias_lead = nullptr) {
+                    const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
     Product p(target);
     Check check(target);
     MatmulArgs& a = p.args;
-    p.float8 = takes_float8 && values.element_type() == ffi::DataType::F8E4M3FN;
-    if (!p.float8) a.in = check.dtype("values", values);
+    a.in = check.dtype("values", values);
     a.out_dtype = check.dtype("the result", out);
     a.dense_k_last = dense_k_last;
     a.out_packed_last = out_packed_last;
     check.require(dense.element_type() == values.element_type(), "values and dense must have the same dtype");
-    check.require(p.float8 || a.out_dtype == a.in || a.out_dtype == Dtype::kF32,
+    check.require(a.out_dtype == a.in || a.out_dtype == Dtype::kF32,
                   "the result must have the dtype of values, or float32");
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
     const Dims v = dims_of(values), m = dims_of(metadata), d = dims_of(dense), o = dims_of(out);
@@ -300,14 +324,13 @@ struct Product : Call {
     check.require((dense_k_last ? d.back() : d[d.size() - 2]) == a.depth,
                   "contraction " + std::to_string(a.depth) + " of the packed operand differs from dense " + text(d));
     const Dims v_lead = leading(v, 2), m_lead = leading(m, 2), d_lead = leading(d, 2);
-    p.lead = check.broadcast("packed and dense", check.broadcast("values and metadata", v_lead, m_lead), d_lead);
-    if (bias_lead != nullptr) p.lead = check.broadcast("operands and bias", p.lead, *bias_lead);
-    Dims want = p.lead;
+    const Dims lead = check.broadcast("packed and dense", check.broadcast("values and metadata", v_lead, m_lead), d_lead);
+    Dims want = lead;
     want.push_back(out_packed_last ? a.cols : a.rows);
     want.push_back(out_packed_last ? a.rows : a.cols);
     check.shape("the result", out, want);
     if (!check.ok()) return p.error = check.error(), p;
-    p.batch = Batch(p.lead, {v_lead, m_lead, d_lead}, p.lead.size());
+    p.batch = Batch(lead, {v_lead, m_lead, d_lead}, lead.size());
     a.values = values.untyped_data();
     a.metadata = static_cast<const uint8_t*>(metadata.untyped_data());
     a.dense = dense.untyped_data();
@@ -317,14 +340,13 @@ struct Product : Call {
 
   MatmulArgs at(int64_t b) const {
     MatmulArgs a = args;
-    const int64_t in = in_bytes();
+    const int64_t in = size_of(a.in);
     a.values = at_bytes(a.values, batch.index(0, b) * a.rows * (a.depth / 2) * in);
     a.metadata += batch.index(1, b) * a.rows * ceil_div(a.depth, 8);
     a.dense = at_bytes(a.dense, batch.index(2, b) * a.depth * a.cols * in);
     a.out = at_bytes(a.out, b * out_bytes());
     return a;
   }
-  int64_t in_bytes() const { return float8 ? 1 : size_of(args.in); }  // of an element
   int64_t out_bytes() const { return args.rows * args.cols * size_of(args.out_dtype); }
   bool empty() const { return batch.count() * args.rows * args.cols == 0; }
 };

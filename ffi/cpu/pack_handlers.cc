@@ -13,6 +13,8 @@ constexpr int64_t kLeastGroups = 4096, kMostGroups = 32768;  // of a task: a ker
 
 ffi::Error run(ffi::ThreadPool& pool, const PackCall& c) {
   if (c.error.failure()) return c.error;
+  if (c.rows != 0)
+    return ffi::Error::InvalidArgument(std::string(c.target) + ": compressed matrices of cuSPARSELt are for CUDA");
   const int64_t units = pack_units(c.groups);
   if (units == 0) return ffi::Error::Success();
   const int64_t per_unit = c.groups.inner == 1 ? kPackGroups : kPackTileGroups * kPackTileLanes;

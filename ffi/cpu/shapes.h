@@ -53,8 +53,8 @@ class Check {
     require(b.element_type() == want, std::string(name) + " must be " + want_name);
   }
 
-  void shape(const char* name, const ffi::AnyBuffer& b, const Dims& want) {
-    const Dims got = dims_of(b);
+  void shape(const char* name, const ffi::AnyBuffer& b, const Dims& want) { shape(name, dims_of(b), want); }
+  void shape(const char* name, const Dims& got, const Dims& want) {
     require(got == want, std::string(name) + " has shape " + text(got) + ", expected " + text(want));
   }
 

@@ -1,7 +1,7 @@
-// FFI handler of the product of a packed and a dense matrix by cuSPARSELt.
+// FFI handlers of cuSPARSELt: a compressed matrix from values and metadata, and its product with a dense one.
 //
-// Its compressed matrix is the values and then the metadata in an order of its own, in one buffer: both are written there
-// before the product. That buffer and the workspace are results, so that nothing is allocated here.
+// The library's compressed matrix is the values and then the metadata in an order of its own, in one buffer; here an array
+// of `compressed_rows` rows. The workspace is a result, so that nothing is allocated.
 #include "cusparselt.h"
 #include "handlers.h"
 
@@ -9,76 +9,147 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr const char* kName = "s24_cusparselt_matmul";
+constexpr const char* kCompress = "s24_cusparselt_compress";
+constexpr const char* kMatmul = "s24_cusparselt_matmul";
 
-cudaDataType type_of(Dtype d) { return d == Dtype::kF32 ? CUDA_R_32F : d == Dtype::kF16 ? CUDA_R_16F : CUDA_R_16BF; }
+struct Type {
+  cudaDataType type = CUDA_R_16BF;
+  int64_t bytes = 2;
 
-// A call: a product with what the library makes of its result.
+  bool float8() const { return type == CUDA_R_8F_E4M3; }
+
+  static Type of(Check& check, const char* name, const ffi::AnyBuffer& b) {
+    switch (b.element_type()) {
+      case ffi::DataType::BF16: return {CUDA_R_16BF, 2};
+      case ffi::DataType::F16: return {CUDA_R_16F, 2};
+      case ffi::DataType::F32: return {CUDA_R_32F, 4};
+      case ffi::DataType::F8E4M3FN: return {CUDA_R_8F_E4M3, 1};
+      default: break;
+    }
+    check.require(false, std::string(name) + " must be bfloat16, float16, float32 or float8_e4m3fn");
+    return {};
+  }
+};
+
+// The type of the operands; depth: K.
+Type operands_type(Check& check, const char* name, const ffi::AnyBuffer& b, int64_t depth) {
+  const Type t = Type::of(check, name, b);
+  check.require(t.bytes < 4, std::string(name) + " must be bfloat16, float16 or float8_e4m3fn");
+  const int64_t multiple = t.float8() ? 64 : 32;
+  check.require(depth % multiple == 0,
+                "K must be a multiple of " + std::to_string(multiple) + ", got " + std::to_string(depth));
+  return t;
+}
+
+ffi::Error Compress(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+                    ffi::Result<ffi::AnyBuffer> compressed) {
+  Check check(kCompress);
+  const Dims v = dims_of(values), m = dims_of(metadata);
+  if (!check.require(v.size() >= 2 && m.size() >= 2, "operands need two dimensions")) return check.error();
+  const int64_t rows = v[v.size() - 2], depth = 2 * v.back();
+  const Type type = operands_type(check, "values", values, depth);
+  check.type("metadata", metadata, ffi::DataType::U8, "uint8");
+  check.require(compressed->element_type() == values.element_type(), "the result must have the dtype of values");
+  const Dims v_lead = leading(v, 2), m_lead = leading(m, 2), lead = check.broadcast("values and metadata", v_lead, m_lead);
+  Dims want = m_lead;
+  want.insert(want.end(), {rows, depth / 8});
+  check.shape("metadata", metadata, want);
+  want = lead;
+  want.insert(want.end(), {compressed_rows(rows, type.bytes), depth / 2});
+  check.shape("the result", *compressed, want);
+  if (!check.ok()) return check.error();
+  const Batch batch(lead, {v_lead, m_lead}, lead.size());
+  const int64_t value_bytes = rows * (depth / 2) * type.bytes, metadata_bytes = rows * (depth / 8);
+  const int64_t step = compressed_rows(rows, type.bytes) * (depth / 2) * type.bytes;
+  const auto write_metadata = type.float8() ? launch_metadata_sm90_8bit : launch_metadata_sm90_16bit;
+  for (int64_t b = 0; step > 0 && b < batch.count(); ++b) {
+    auto* const to = reinterpret_cast<uint8_t*>(at_bytes(compressed->untyped_data(), b * step));
+    const void* const from = at_bytes(values.untyped_data(), batch.index(0, b) * value_bytes);
+    cudaError_t e = cudaMemcpyAsync(to, from, size_t(value_bytes), cudaMemcpyDeviceToDevice, stream);
+    if (e == cudaSuccess) {
+      const char* const bytes = at_bytes(metadata.untyped_data(), batch.index(1, b) * metadata_bytes);
+      e = write_metadata(reinterpret_cast<const uint8_t*>(bytes), to + value_bytes, rows, depth, stream);
+    }
+    if (e != cudaSuccess) return status(kCompress, e);
+  }
+  return ffi::Error::Success();
+}
+
+// A product with what the library makes of its result.
 struct LibraryCall {
-  Product product;
   PlanKey key;
-  const void* bias = nullptr;  // one number per row of the packed operand; of all elements of the batch, or of each
-  Batch bias_batch = Batch({}, {});
+  Operand compressed, dense, bias;
+  void* out = nullptr;
+  int64_t compressed_bytes = 0, dense_bytes = 0, bias_bytes = 0, out_bytes = 0;  // of an element of the batch
+  Batch batch = Batch({}, {});
   ffi::Error error = ffi::Error::Success();
 
-  explicit LibraryCall(const Product& p) : product(p) {}
-
   static LibraryCall of(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
-                        int64_t algorithm, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata,
-                        const ffi::AnyBuffer& dense, const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out) {
-    Dims bias_dims, bias_lead;
-    const bool biased = rest.size() > 0;
-    if (biased) {
-      bias_dims = dims_of(*rest.get<ffi::AnyBuffer>(0));
-      bias_lead = leading(bias_dims, 1);
+                        int64_t algorithm, const ffi::AnyBuffer& compressed, const ffi::AnyBuffer& dense,
+                        const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out) {
+    LibraryCall call;
+    Check check(kMatmul);
+    const Dims c = dims_of(compressed), d = dims_of(dense), o = dims_of(out);
+    if (!check.require(c.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions"))
+      return call.error = check.error(), call;
+    const int64_t depth = 2 * c.back(), rows = out_packed_last ? o.back() : o[o.size() - 2];
+    const int64_t cols = out_packed_last ? o[o.size() - 2] : o.back();
+    const Type in = operands_type(check, "the compressed matrix", compressed, depth);
+    const Type result = Type::of(check, "the result", out);
+    check.require(dense.element_type() == compressed.element_type(), "both operands must have the same dtype");
+    check.require(in.float8() ? !result.float8() : result.type == in.type,
+                  "the result must have the dtype of the operands, or of 8-bit ones a wider one");
+    check.require(!in.float8() || dense_k_last != 0, "float8_e4m3fn needs both operands contiguous along K");
+    const Dims c_lead = leading(c, 2), d_lead = leading(d, 2);
+    const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
+    check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(rows, in.bytes), depth / 2));
+    check.shape("dense", d, dense_k_last ? of_lead(d_lead, cols, depth) : of_lead(d_lead, depth, cols));
+    Dims lead = check.broadcast("both operands", c_lead, d_lead), b_lead = lead;
+    if (rest.size() > 0) {
+      const ffi::AnyBuffer b = *rest.get<ffi::AnyBuffer>(0);
+      const Dims dims = dims_of(b);
+      b_lead = leading(dims, 1);
+      check.require(!dims.empty() && dims.back() == rows,
+                    "bias has shape " + text(dims) + ", the packed operand has " + std::to_string(rows) + " rows");
+      check.require(b.element_type() == out.element_type(), "bias must have the dtype of the result");
+      lead = check.broadcast("operands and bias", lead, b_lead);
+      call.bias = {b.untyped_data(), 2};
     }
-    LibraryCall c(Product::of(kName, dense_k_last != 0, out_packed_last != 0, values, metadata, dense, out, true,
-                              biased ? &bias_lead : nullptr));
-    const Product& p = c.product;
-    if (p.error.failure()) return c.error = p.error, c;
-    const MatmulArgs& a = p.args;
-    Check check(kName);
-    check.require(p.float8 || (a.in != Dtype::kF32 && a.out_dtype == a.in),
-                  "operands and result must be bfloat16 or float16, or operands float8_e4m3fn");
-    const int64_t multiple = p.float8 ? 64 : 32;
-    check.require(a.depth % multiple == 0,
-                  "K must be a multiple of " + std::to_string(multiple) + ", got " + std::to_string(a.depth));
-    check.require(!p.float8 || dense_k_last != 0, "float8_e4m3fn needs both operands contiguous along K");
-    if (biased) {
-      const ffi::AnyBuffer bias = *rest.get<ffi::AnyBuffer>(0);
-      check.require(!bias_dims.empty() && bias_dims.back() == a.rows,
-                    "bias has shape " + text(bias_dims) + ", the packed operand has " + std::to_string(a.rows) + " rows");
-      check.require(check.dtype("bias", bias) == a.out_dtype, "bias must have the dtype of the result");
-      c.bias = bias.untyped_data();
-      c.bias_batch = Batch(p.lead, {bias_lead}, p.lead.size());
-    }
-    c.key = {device, a.rows, a.depth, a.cols, a.dense_k_last, a.out_packed_last, p.float8 ? CUDA_R_8F_E4M3 : type_of(a.in),
-             type_of(a.out_dtype), Epilogue(activation), c.bias, algorithm};
-    if (!check.ok()) c.error = check.error();
-    return c;
+    check.shape("the result", o, of_lead(lead, o[o.size() - 2], o.back()));
+    if (!check.ok()) return call.error = check.error(), call;
+    call.batch = Batch(lead, {c_lead, d_lead, b_lead}, lead.size());
+    call.compressed = {compressed.untyped_data(), 0};
+    call.dense = {dense.untyped_data(), 1};
+    call.out = out.untyped_data();
+    call.compressed_bytes = compressed_rows(rows, in.bytes) * (depth / 2) * in.bytes;
+    call.dense_bytes = depth * cols * in.bytes;
+    call.bias_bytes = rows * result.bytes;
+    call.out_bytes = rows * cols * result.bytes;
+    call.key = {device, rows, depth, cols, dense_k_last != 0, out_packed_last != 0, in.type, result.type,
+                Epilogue(activation), call.bias.data, algorithm};
+    return call;
   }
 
+  bool empty() const { return batch.count() * key.rows * key.cols == 0; }
   PlanKey key_at(int64_t b) const {
     PlanKey k = key;
-    if (bias != nullptr) k.bias = at_bytes(bias, bias_batch.index(0, b) * key.rows * size_of(product.args.out_dtype));
+    k.bias = bias.at(batch, b, bias_bytes);
     return k;
   }
 };
 
 ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation, int64_t algorithm,
-                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
-                      ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> compressed,
-                      ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, values, metadata,
-                                        dense, rest, *out);
-  if (c.error.failure() || c.product.empty() || c.key.depth == 0) return c.error;
-  Check check(kName);
-  for (int64_t b = 0; b < (c.bias == nullptr ? 1 : c.product.batch.count()); ++b) {
+                      ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
+                      ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
+  const LibraryCall c =
+      LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out);
+  if (c.error.failure() || c.empty() || c.key.depth == 0) return c.error;
+  Check check(kMatmul);
+  for (int64_t b = 0; b < (c.bias.data == nullptr ? 1 : c.batch.count()); ++b) {
     const Needs needs = cusparselt_needs(c.key_at(b));
-    if (!needs.error.empty()) return ffi::Error::Internal(std::string(kName) + ": " + needs.error);
-    check.require(int64_t(compressed->size_bytes()) >= needs.compressed,
-                  "the compressed matrix needs " + std::to_string(needs.compressed) + " bytes, got " +
-                      std::to_string(compressed->size_bytes()));
+    if (!needs.error.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + needs.error);
+    check.require(c.compressed_bytes >= needs.compressed, "the compressed matrix needs " + std::to_string(needs.compressed) +
+                                                              " bytes, got " + std::to_string(c.compressed_bytes));
     check.require(int64_t(workspace->size_bytes()) >= needs.workspace,
                   "the workspace needs " + std::to_string(needs.workspace) + " bytes, got " +
                       std::to_string(workspace->size_bytes()));
@@ -87,33 +158,17 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
 }
 
 ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
-                   int64_t algorithm, ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer dense,
-                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> compressed,
-                   ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, values, metadata,
-                                        dense, rest, *out);
-  if (c.error.failure() || c.product.empty()) return c.error;
-  const Product& p = c.product;
-  if (p.args.depth == 0)
-    return status(kName, cudaMemsetAsync(p.args.out, 0, size_t(p.batch.count() * p.out_bytes()), stream));
-  auto* const buffer = static_cast<uint8_t*>(compressed->untyped_data());
-  const size_t value_bytes = size_t(p.args.rows * (p.args.depth / 2) * p.in_bytes());
-  const auto write_metadata = p.float8 ? launch_metadata_sm90_8bit : launch_metadata_sm90_16bit;
-  int64_t values_in = -1, metadata_in = -1;  // batch elements that the buffer holds
-  for (int64_t b = 0; b < p.batch.count(); ++b) {
-    const MatmulArgs a = p.at(b);
-    if (p.batch.index(0, b) != values_in) {
-      values_in = p.batch.index(0, b);
-      const cudaError_t e = cudaMemcpyAsync(buffer, a.values, value_bytes, cudaMemcpyDeviceToDevice, stream);
-      if (e != cudaSuccess) return status(kName, e);
-    }
-    if (p.batch.index(1, b) != metadata_in) {
-      metadata_in = p.batch.index(1, b);
-      const cudaError_t e = write_metadata(a.metadata, buffer + value_bytes, a.rows, a.depth, stream);
-      if (e != cudaSuccess) return status(kName, e);
-    }
-    const std::string why = cusparselt_matmul(c.key_at(b), buffer, a.dense, a.out, workspace->untyped_data(), stream);
-    if (!why.empty()) return ffi::Error::Internal(std::string(kName) + ": " + why);
+                   int64_t algorithm, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
+                   ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
+  const LibraryCall c =
+      LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out);
+  if (c.error.failure() || c.empty()) return c.error;
+  if (c.key.depth == 0) return status(kMatmul, cudaMemsetAsync(c.out, 0, size_t(c.batch.count() * c.out_bytes), stream));
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    const std::string why = cusparselt_matmul(c.key_at(b), c.compressed.at(c.batch, b, c.compressed_bytes),
+                                              c.dense.at(c.batch, b, c.dense_bytes), at_bytes(c.out, b * c.out_bytes),
+                                              workspace->untyped_data(), stream);
+    if (!why.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + why);
   }
   return ffi::Error::Success();
 }
@@ -126,19 +181,21 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
       .Attr<int64_t>("algorithm")      \
       .Arg<ffi::AnyBuffer>()           \
       .Arg<ffi::AnyBuffer>()           \
-      .Arg<ffi::AnyBuffer>()           \
       .RemainingArgs()                 \
       .Ret<ffi::AnyBuffer>()           \
-      .Ret<ffi::AnyBuffer>()           \
       .Ret<ffi::AnyBuffer>()
+#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
 
+XLA_FFI_DEFINE_HANDLER(kCompressHandler, Compress,
+                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize().S24_OPERANDS);
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS,
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS, S24_GRAPH);
 
 }  // namespace
 
-const Target kCusparseltTargets[] = {{kName, kExecute, kInitialize}, {nullptr, nullptr, nullptr}};
+const Target kCusparseltTargets[] = {
+    {kCompress, kCompressHandler, nullptr}, {kMatmul, kExecute, kInitialize}, {nullptr, nullptr, nullptr}};
 
 }  // namespace cuda
 }  // namespace s24

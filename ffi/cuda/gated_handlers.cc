@@ -109,7 +109,9 @@ ffi::Error BackwardPack(cudaStream_t stream, int64_t gelu, int64_t transposed, i
       const PackArgs p = packs[n].at(b);
       packed.values[n] = p.values, packed.metadata[n] = p.metadata, packed.key[n] = packs[n].key(b);
     }
-    const cudaError_t e = launch_gated_pack(c.at(b), packed, stream);
+    cudaError_t e = launch_gated_pack(c.at(b), packed, stream);
+    for (const PackCall& p : packs)
+      if (e == cudaSuccess) e = finish(p, b, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();

@@ -18,6 +18,7 @@ struct Target {
 extern const Target kProducerTargets[];
 extern const Target kPackTargets[];
 extern const Target kKeptTargets[];
+extern const Target kPackBothTargets[];
 extern const Target kGatedTargets[];
 extern const Target kMatmulTargets[];
 extern const Target kVnmTargets[];
@@ -27,6 +28,17 @@ using Stream = ffi::PlatformStream<cudaStream_t>;
 
 inline ffi::Error status(const char* target, cudaError_t e) {
   return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));
+}
+
+// What makes a compressed matrix of 16-bit values, rows x depth: metadata in cuSPARSELt's order behind them.
+inline cudaError_t write_behind(void* values, const uint8_t* metadata, int64_t rows, int64_t depth, cudaStream_t stream) {
+  return launch_metadata_sm90_16bit(metadata, static_cast<uint8_t*>(values) + rows * depth, rows, depth, stream);
+}
+
+// The same after the packing of element b, if its values stand in one.
+inline cudaError_t finish(const PackCall& c, int64_t b, cudaStream_t stream) {
+  const PackArgs a = c.at(b);
+  return c.rows == 0 ? cudaSuccess : write_behind(a.values, a.metadata, c.rows, c.depth, stream);
 }
 
 }  // namespace cuda

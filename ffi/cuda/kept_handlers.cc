@@ -5,25 +5,48 @@ namespace s24 {
 namespace cuda {
 namespace {
 
+// Packed values (batch..., rows, depth / 2), which may stand in compressed matrices of cuSPARSELt.
+struct Values {
+  Dims dims;  // without the metadata there
+  bool compressed = false;
+  int64_t step = 0;  // bytes from one matrix to the next
+
+  static Values of(const ffi::AnyBuffer& b, int64_t rows, int64_t depth) {
+    Values v;
+    v.dims = dims_of(b);
+    v.compressed = drop_metadata(v.dims, rows, depth, b);
+    v.step = (v.compressed ? compressed_rows(rows, 2) : rows) * depth;
+    return v;
+  }
+
+  // Completes one whose values are written.
+  cudaError_t finish(void* values, const uint8_t* metadata, int64_t rows, int64_t depth, cudaStream_t stream) const {
+    return compressed ? write_behind(values, metadata, rows, depth, stream) : cudaSuccess;
+  }
+};
+
 // Packed Y2: values (batch..., tokens, features / 2) and metadata (batch..., tokens, features / 8).
 struct KeptCall : Call {
   KeptArgs args{};  // of the first element
+  Values values;
   Dims lead;
   using Call::Call;
 
   static KeptCall of(Check& check, const char* target, const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
     KeptCall c(target);
-    const Dims v = dims_of(values), m = dims_of(metadata);
+    const Dims stored = dims_of(values), m = dims_of(metadata);
     c.args.dtype = check.dtype("values", values);
     check.require(c.args.dtype != Dtype::kF32, "values must have 16 bits");
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
-    if (!check.require(v.size() >= 2 && m.size() >= 2, "values and metadata need two dimensions")) return c;
-    c.args.tokens = v[v.size() - 2];
-    c.args.features = 2 * v.back();
+    if (!check.require(stored.size() >= 2 && m.size() >= 2, "values and metadata need two dimensions")) return c;
+    c.args.tokens = m[m.size() - 2];
+    c.args.features = 2 * stored.back();
+    c.values = Values::of(values, c.args.tokens, c.args.features);
+    const Dims& v = c.values.dims;
     check.require(c.args.tokens % kKeptTokens == 0 && c.args.features % 8 == 0,
                   "tokens must be a multiple of " + std::to_string(kKeptTokens) + " and features of 8, got values " + text(v));
     check.require(c.args.tokens <= INT32_MAX && c.args.features <= INT32_MAX, "values are too large: " + text(v));
-    check.require(m == with(leading(m, 2), c.args.tokens, c.args.features / 8),
+    check.require(v[v.size() - 2] == c.args.tokens && m.back() == c.args.features / 8,
                   "metadata of shape " + text(m) + " does not belong to values of shape " + text(v));
     c.lead = check.broadcast("values and metadata", leading(v, 2), leading(m, 2));
     c.args.values = values.untyped_data();
@@ -38,10 +61,9 @@ struct KeptCall : Call {
 
   // With the packed operands of element b.
   KeptArgs at(int64_t b) const {
-    const int64_t all = args.tokens * args.features;
     KeptArgs a = args;
-    a.values = at_bytes(a.values, batch.index(0, b) * all);
-    a.metadata += batch.index(1, b) * (all / 8);
+    a.values = at_bytes(a.values, batch.index(0, b) * values.step);
+    a.metadata += batch.index(1, b) * (args.tokens * args.features / 8);
     return a;
   }
 };
@@ -65,12 +87,14 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   const Dims d_lead = leading(d, 2), r_lead = leading(r, 1);
   check.shape("dy2", dy2, KeptCall::with(d_lead, a.tokens, a.features));
   check.require(r.back() == a.features, "ranks has shape " + text(r) + ", it needs one for each feature");
-  const Dims v_lead = leading(dims_of(values), 2), m_lead = leading(dims_of(metadata), 2);
+  const Dims v_lead = leading(c.values.dims, 2), m_lead = leading(dims_of(metadata), 2);
   const Dims lead = check.broadcast("packed and dy2", c.lead, check.broadcast("dy2 and ranks", d_lead, r_lead));
   const int64_t dense = few[few.size() - 2];
-  check.shape("dy1", *dy1, KeptCall::with(lead, a.tokens, a.features / 2));
-  for (const ffi::AnyBuffer& b : {*y2_values, *dy1_values})
-    check.shape("values along tokens", b, KeptCall::with(lead, a.features, a.tokens / 2));
+  const Values rows = Values::of(*dy1, a.tokens, a.features), y2_columns = Values::of(*y2_values, a.features, a.tokens),
+               dy1_columns = Values::of(*dy1_values, a.features, a.tokens);
+  check.shape("dy1", rows.dims, KeptCall::with(lead, a.tokens, a.features / 2));
+  for (const Values& v : {y2_columns, dy1_columns})
+    check.shape("values along tokens", v.dims, KeptCall::with(lead, a.features, a.tokens / 2));
   for (const ffi::AnyBuffer& b : {*y2_metadata, *dy1_metadata}) {
     check.shape("metadata along tokens", b, KeptCall::with(lead, a.features, a.tokens / 8));
     check.type("metadata along tokens", b, ffi::DataType::U8, "uint8");
@@ -82,19 +106,22 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   if (!check.ok()) return check.error();
   c.batch = Batch(lead, {v_lead, m_lead, d_lead, r_lead}, lead.size());
   const int64_t total = a.tokens * a.features;  // bytes of packed values
-  const auto along = [&](int64_t b, ffi::AnyBuffer& v, ffi::AnyBuffer& m, ffi::AnyBuffer& rows) {
-    return AlongTokens{at_bytes(v.untyped_data(), b * total),
+  const auto along = [&](int64_t b, const Values& form, ffi::AnyBuffer& v, ffi::AnyBuffer& m, ffi::AnyBuffer& few) {
+    return AlongTokens{at_bytes(v.untyped_data(), b * form.step),
                        reinterpret_cast<uint8_t*>(at_bytes(m.untyped_data(), b * (total / 8))),
-                       at_bytes(rows.untyped_data(), b * dense * a.tokens * 2)};
+                       at_bytes(few.untyped_data(), b * dense * a.tokens * 2)};
   };
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     KeptArgs one = c.at(b);
     one.dy2 = at_bytes(dy2.untyped_data(), c.batch.index(2, b) * total * 2);
     one.ranks = reinterpret_cast<const int32_t*>(at_bytes(ranks.untyped_data(), c.batch.index(3, b) * a.features * 4));
-    one.dy1 = at_bytes(dy1->untyped_data(), b * total);
-    one.y2_along = along(b, *y2_values, *y2_metadata, *y2_dense);
-    one.dy1_along = along(b, *dy1_values, *dy1_metadata, *dy1_dense);
-    const cudaError_t e = launch_kept(one, stream);
+    one.dy1 = at_bytes(dy1->untyped_data(), b * rows.step);
+    one.y2_along = along(b, y2_columns, *y2_values, *y2_metadata, *y2_dense);
+    one.dy1_along = along(b, dy1_columns, *dy1_values, *dy1_metadata, *dy1_dense);
+    cudaError_t e = launch_kept(one, stream);
+    if (e == cudaSuccess) e = rows.finish(one.dy1, one.metadata, a.tokens, a.features, stream);
+    for (const auto& [form, made] : {std::pair(&y2_columns, &one.y2_along), std::pair(&dy1_columns, &one.dy1_along)})
+      if (e == cudaSuccess) e = form->finish(made->values, made->metadata, a.features, a.tokens, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();

@@ -75,6 +75,10 @@ cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t 
 cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 // kSquaredRelu of one array along its rows and its columns; one pass if both fall into whole tiles.
 cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);
+// kMasked of one array along its rows and its columns, by one mask: given, or the best transposable one, which is written
+// to `mask`, where rows and columns have theirs; one pass as above.
+cudaError_t launch_pack_masked_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);
+cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& columns, uint8_t* mask, cudaStream_t stream);
 cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_vnm(const VnmArgs& args, cudaStream_t stream);

@@ -1,81 +1,107 @@
 // Metadata in the order of libraries.
+//
+// A block takes 64 rows of 64 bytes, which are as many bytes together in cuSPARSELt's order: they pass through shared
+// memory, so that lines are read and written whole.
 #include "../core/metadata_layouts.h"
+#include "../core/pairs.h"
 #include "vectors.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-// Of a thread: which rows m and m + 8, and which piece of them, `groups` groups each.
-struct Place {
-  int64_t m, piece;
+constexpr int kTileRows = 64, kTileWords = 16;  // of eight groups each
+constexpr uint32_t kPaddingWord = kPaddingNibble * 0x11111111u;
 
-  static __device__ __forceinline__ Place of(int64_t unit, int64_t pieces) {
-    Place p;
-    const int64_t pair = divide(unit, pieces, &p.piece);
-    p.m = pair / 8 * 16 + pair % 8;
-    return p;
+struct Tile {
+  uint32_t words[kTileRows][kTileWords + 1];  // one more, against bank conflicts
+};
+
+// Which of its tile's 16 bytes of the result a thread writes: its row, and its first group.
+struct Place {
+  int row, group;
+};
+
+struct Width16 {
+  static __device__ __forceinline__ int64_t at(int64_t m, int64_t q, int64_t depth) { return cusparselt_sm90_16bit(m, q, depth); }
+
+  static __device__ __forceinline__ Place place(int thread) { return {thread % 16 / 4 * 16 + thread % 4 * 2, thread / 16 * 8}; }
+
+  // Of the row and the one below it.
+  static __device__ __forceinline__ Vector<uint32_t, 4> made(const Tile& tile, Place p) {
+    Vector<uint32_t, 4> out;
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = tile.words[p.row + i / 2][p.group / 8], high = tile.words[p.row + i / 2 + 8][p.group / 8];
+      const uint32_t both = select_bytes(low, high, i % 2 == 0 ? 0x6420u : 0x7531u);  // two bytes of either
+      const uint32_t l = both & 0xffffu, h = both >> 16;
+      out.at[i] = (l & 0x0f0fu) | (h & 0x0f0fu) << 4 | (l >> 4 & 0x0f0fu) << 16 | (h & 0xf0f0u) << 16;
+    }
+    return out;
   }
 };
 
-constexpr uint8_t kPaddingByte = kPaddingNibble * 0x11;
+struct Width8 {
+  static __device__ __forceinline__ int64_t at(int64_t m, int64_t q, int64_t depth) { return cusparselt_sm90_8bit(m, q, depth); }
 
-// The bytes of a piece in a row; padding beyond the last row.
-template <int bytes>
-__device__ __forceinline__ Vector<uint8_t, bytes> read_piece(const uint8_t* metadata, int64_t row, int64_t rows,
-                                                             int64_t depth, int64_t piece) {
-  if (row < rows) return load<uint8_t, bytes>(metadata + row * (depth / 8) + bytes * piece);
-  Vector<uint8_t, bytes> padding;
-  S24_UNROLL
-  for (int i = 0; i < bytes; ++i) padding.at[i] = kPaddingByte;
-  return padding;
-}
+  static __device__ __forceinline__ Place place(int thread) { return {thread % 32 / 8 * 16 + thread % 8, thread / 32 * 16}; }
 
-// Eight groups of rows m and m + 8 make eight bytes of cuSPARSELt's order.
-__global__ void __launch_bounds__(kThreads) metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows,
-                                                                int64_t depth, int64_t units) {
-  const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (unit >= units) return;
-  const Place p = Place::of(unit, depth / 32);
-  const Vector<uint8_t, 4> low = read_piece<4>(metadata, p.m, rows, depth, p.piece);
-  const Vector<uint8_t, 4> high = read_piece<4>(metadata, p.m + 8, rows, depth, p.piece);
-  Vector<uint8_t, 8> made;
-  S24_UNROLL
-  for (int q = 0; q < 8; ++q) {
-    const int shift = 4 * (q % 2);
-    made.at[cusparselt_sm90_16bit(0, q, 0) / 2] = uint8_t((low.at[q / 2] >> shift & 15) | (high.at[q / 2] >> shift & 15) << 4);
-  }
-  store(out + cusparselt_sm90_16bit(p.m, 8 * p.piece, depth) / 2, made);
-}
-
-// Sixteen groups of them make sixteen bytes, each a byte of one row.
-__global__ void __launch_bounds__(kThreads) metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows,
-                                                               int64_t depth, int64_t units) {
-  const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (unit >= units) return;
-  const Place p = Place::of(unit, depth / 64);
-  Vector<uint8_t, 16> made;
-  S24_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const Vector<uint8_t, 8> row = read_piece<8>(metadata, p.m + 8 * half, rows, depth, p.piece);
+  // Of the row.
+  static __device__ __forceinline__ Vector<uint32_t, 4> made(const Tile& tile, Place p) {
+    Vector<uint32_t, 4> out;
     S24_UNROLL
-    for (int b = 0; b < 8; ++b) made.at[cusparselt_sm90_8bit(8 * half, 2 * b, 0) / 2] = row.at[b];
+    for (int i = 0; i < 4; ++i) {
+      uint32_t halves[2];
+      S24_UNROLL
+      for (int j = 0; j < 2; ++j)
+        halves[j] = select_bytes(tile.words[p.row][p.group / 8 + j], tile.words[p.row + 8][p.group / 8 + j], 0x0040u + 0x11u * i);
+      out.at[i] = select_bytes(halves[0], halves[1], 0x5410u);
+    }
+    return out;
   }
-  store(out + cusparselt_sm90_8bit(p.m, 16 * p.piece, depth) / 2, made);
+};
+
+template <class Width>
+__global__ void __launch_bounds__(kThreads) metadata_sm90(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
+                                                          int64_t tiles) {
+  static_assert(kThreads * 16 == kTileRows * kTileWords * 4, "a thread writes 16 bytes");
+  __shared__ Tile tile;
+  const int thread = int(threadIdx.x);
+  int64_t n;
+  const int64_t row0 = divide(blockIdx.x, tiles, &n) * kTileRows, words = depth / 32;
+  const auto* const from = reinterpret_cast<const uint32_t*>(metadata);
+  uint32_t read[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int64_t row = row0 + thread / kTileWords + i * (kThreads / kTileWords), word = n * kTileWords + thread % kTileWords;
+    read[i] = row < rows && word < words ? from[row * words + word] : kPaddingWord;
+  }
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) tile.words[thread / kTileWords + i * (kThreads / kTileWords)][thread % kTileWords] = read[i];
+  __syncthreads();
+  const Place p = Width::place(thread);
+  const int64_t group = n * kTileWords * 8 + p.group;
+  if (group < depth / 4)
+    store(reinterpret_cast<uint32_t*>(out + Width::at(row0 + p.row, group, depth) / 2), Width::made(tile, p));
+}
+
+template <class Width>
+cudaError_t launch(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth, cudaStream_t stream) {
+  const int64_t tiles = ceil_div(depth, kTileWords * 32), blocks = ceil_div(rows, kTileRows) * tiles;
+  if (blocks == 0) return cudaSuccess;
+  return start(metadata_sm90<Width>, dim3(unsigned(blocks)), kThreads, 0, stream, metadata, out, rows, depth, tiles);
 }
 
 }  // namespace
 
 cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
                                        cudaStream_t stream) {
-  const int64_t units = ceil_div(rows, 64) * 32 * (depth / 32);
-  return start(metadata_sm90_16bit, dim3(blocks_for(units, kThreads)), kThreads, 0, stream, metadata, out, rows, depth, units);
+  return launch<Width16>(metadata, out, rows, depth, stream);
 }
 
 cudaError_t launch_metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
                                       cudaStream_t stream) {
-  const int64_t units = ceil_div(rows, 64) * 32 * (depth / 64);
-  return start(metadata_sm90_8bit, dim3(blocks_for(units, kThreads)), kThreads, 0, stream, metadata, out, rows, depth, units);
+  return launch<Width8>(metadata, out, rows, depth, stream);
 }
 
 }  // namespace cuda

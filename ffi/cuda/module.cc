@@ -39,6 +39,7 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         add(all, s24::cuda::kProducerTargets);
         add(all, s24::cuda::kPackTargets);
         add(all, s24::cuda::kKeptTargets);
+        add(all, s24::cuda::kPackBothTargets);
         add(all, s24::cuda::kGatedTargets);
         add(all, s24::cuda::kMatmulTargets);
         add(all, s24::cuda::kVnmTargets);

@@ -8,7 +8,8 @@ namespace {
 ffi::Error run(cudaStream_t stream, const PackCall& c) {
   if (c.error.failure()) return c.error;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const cudaError_t e = launch_pack(c.at(b), c.key(b), stream);
+    cudaError_t e = launch_pack(c.at(b), c.key(b), stream);
+    if (e == cudaSuccess && c.op != PackOp::kUnpack) e = finish(c, b, stream);
     if (e != cudaSuccess) return status(c.target, e);
   }
   return ffi::Error::Success();
@@ -38,7 +39,15 @@ ffi::Error SquaredReluPackBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::Resul
   const PackCall columns = PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata);
   if (rows.error.failure()) return rows.error;
   if (columns.error.failure()) return columns.error;
-  return status(kName, launch_squared_relu_both(rows.at(0), columns.at(0), stream));
+  if (rows.batch.count() != columns.batch.count())
+    return ffi::Error::InvalidArgument(std::string(kName) + ": both results must be compressed matrices, or neither");
+  for (int64_t b = 0; b < rows.batch.count(); ++b) {
+    cudaError_t e = launch_squared_relu_both(rows.at(b), columns.at(b), stream);
+    if (e == cudaSuccess) e = finish(rows, b, stream);
+    if (e == cudaSuccess) e = finish(columns, b, stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error PackMasked(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer mask,

@@ -1,8 +1,7 @@
 // Tiles of 4x4: transposable masks and pruning along both axes. Compiled without contraction of products and sums.
 #include <type_traits>
 
-#include "../core/tiles.h"
-#include "vectors.cuh"
+#include "tile_search.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -11,58 +10,40 @@ namespace {
 template <TileOp op, class T>
 using Out = std::conditional_t<op == TileOp::kTransposableMask, uint8_t, typename T::Bits>;
 
-// Never inlined: it is rare.
-template <class T>
-__device__ __noinline__ uint32_t rare_tile_mask(Vector<typename T::Bits, 4> w0, Vector<typename T::Bits, 4> w1,
-                                                Vector<typename T::Bits, 4> w2, Vector<typename T::Bits, 4> w3) {
-  uint32_t wide[16];
-  S24_UNROLL
-  for (int i = 0; i < 16; ++i) wide[i] = T::to_f32((i < 4 ? w0 : i < 8 ? w1 : i < 12 ? w2 : w3).at[i % 4]);
-  return best_tile_mask(wide);
-}
+constexpr unsigned kAcross = 32;  // threads side by side where a thread takes two tiles
 
-template <class T>
-__device__ __forceinline__ uint32_t tile_mask(const Vector<typename T::Bits, 4> (&rows)[4]) {
-  if constexpr (sizeof(typename T::Bits) == 2) {
-    float w[16], largest = 0;
-    S24_UNROLL
-    for (int r = 0; r < 4; ++r) {
-      uint32_t words[2];
-      __builtin_memcpy(words, rows[r].at, sizeof words);
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        w[4 * r + 2 * i] = low_number<T>(words[i]);
-        w[4 * r + 2 * i + 1] = high_number<T>(words[i]);
-      }
-      largest = larger_magnitude(largest, larger_magnitude(larger_magnitude(w[4 * r], w[4 * r + 1]),
-                                                           larger_magnitude(w[4 * r + 2], w[4 * r + 3])));
-    }
-    if (largest < 0x1p127f) return best_tile_mask_of_numbers(w, largest);
-  }
-  return rare_tile_mask<T>(rows[0], rows[1], rows[2], rows[3]);
-}
-
-template <TileOp op, class T>
-__global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<op, T>* y, int64_t tiles, int64_t cols) {
+// A thread takes kTiles tiles that stand side by side. One: threads follow each other in rows of tiles; two: a block takes
+// kAcross threads of each of several rows of tiles, which spares a division.
+template <TileOp op, class T, int kTiles>
+__global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<op, T>* y, int64_t rows, int64_t cols) {
   using Bits = typename T::Bits;
-  const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (unit >= tiles) return;
-  int64_t column;
-  const int64_t row = divide(unit, cols / 4, &column), at = 4 * (row * cols + column);
-  Vector<Bits, 4> in[4];
+  int64_t row, column;  // of tiles
+  if constexpr (kTiles == 1) {
+    row = divide(int64_t(blockIdx.x) * kThreads + threadIdx.x, cols / 4, &column);
+  } else {
+    row = int64_t(blockIdx.y) * (kThreads / kAcross) + threadIdx.x / kAcross;
+    column = kTiles * (int64_t(blockIdx.x) * kAcross + threadIdx.x % kAcross);
+  }
+  if (4 * row >= rows || 4 * column >= cols) return;
+  const int64_t at = 4 * (row * cols + column);
+  Vector<Vector<Bits, 4>, kTiles> in[4];
   S24_UNROLL
-  for (int r = 0; r < 4; ++r) in[r] = load<Bits, 4>(w + at + r * cols);
+  for (int r = 0; r < 4; ++r) in[r] = load<Vector<Bits, 4>, kTiles>(reinterpret_cast<const Vector<Bits, 4>*>(w + at + r * cols));
   if constexpr (op == TileOp::kTransposableMask) {
-    const uint32_t mask = tile_mask<T>(in);
+    Vector<uint32_t, kTiles> out[4];
     S24_UNROLL
-    for (int r = 0; r < 4; ++r) {
-      const uint32_t bits = mask >> (4 * r) & 15u;  // to four bytes, 0 or 1 each: the products do not meet
-      store(reinterpret_cast<uint32_t*>(y + at + r * cols), Vector<uint32_t, 1>{{bits * 0x00204081u & 0x01010101u}});
+    for (int t = 0; t < kTiles; ++t) {
+      const TileRows<T> numbers = {in[0].at[t], in[1].at[t], in[2].at[t], in[3].at[t]};
+      const uint32_t mask = tile_mask<T>(numbers);
+      S24_UNROLL
+      for (int r = 0; r < 4; ++r) out[r].at[t] = row_bytes(mask, r);
     }
+    S24_UNROLL
+    for (int r = 0; r < 4; ++r) store(reinterpret_cast<uint32_t*>(y + at + r * cols), out[r]);
   } else {
     Bits all[16];
     S24_UNROLL
-    for (int i = 0; i < 16; ++i) all[i] = in[i / 4].at[i % 4];
+    for (int i = 0; i < 16; ++i) all[i] = in[i / 4].at[0].at[i % 4];
     double_prune_tile<T, op == TileOp::kPruneColumnsFirst>(all);
     S24_UNROLL
     for (int r = 0; r < 4; ++r) {
@@ -74,9 +55,16 @@ __global__ void __launch_bounds__(kThreads) tile(const typename T::Bits* w, Out<
 
 template <TileOp op, class T>
 cudaError_t launch(const TileArgs& a, cudaStream_t stream) {
+  const auto* w = static_cast<const typename T::Bits*>(a.w);
+  auto* y = static_cast<Out<op, T>*>(a.out);
+  if constexpr (op == TileOp::kTransposableMask && sizeof(typename T::Bits) == 2) {
+    const int64_t down = ceil_div(a.rows / 4, int64_t(kThreads / kAcross));
+    if (a.cols % 8 == 0 && aligned(w, 16) && aligned(y, 8) && down <= 65535)
+      return start(tile<op, T, 2>, dim3(blocks_for(a.cols / 8, kAcross), unsigned(down)), kThreads, 0, stream, w, y, a.rows,
+                   a.cols);
+  }
   const int64_t tiles = a.rows / 4 * (a.cols / 4);
-  return start(tile<op, T>, dim3(blocks_for(tiles, kThreads)), kThreads, 0, stream, static_cast<const typename T::Bits*>(a.w),
-               static_cast<Out<op, T>*>(a.out), tiles, a.cols);
+  return start(tile<op, T, 1>, dim3(blocks_for(tiles, kThreads)), kThreads, 0, stream, w, y, a.rows, a.cols);
 }
 
 }  // namespace

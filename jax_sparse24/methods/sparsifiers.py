@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.ops import compressed
 from jax_sparse24.ops.mask import mask_nm
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
 from jax_sparse24.ops.pack import pack24, pack24_strided
@@ -33,6 +34,7 @@ class Groups24:
     pattern: ClassVar = "2:4"
     group: ClassVar = 4
     strides: ClassVar = False  # whether it can pack as `pack24_strided` does
+    compresses: ClassVar = False  # whether it can pack for cuSPARSELt at once
     largest: ClassVar = False  # whether it packs what `pack24` does
 
     def check(self, op, shape, axis, what):
@@ -44,10 +46,15 @@ class Top2(Groups24):
     """The two largest magnitudes of every four along the contraction axis."""
 
     strides: ClassVar = True
+    compresses: ClassVar = True
     largest: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
         implementation = context.implementation
+        if context.compressed:
+            if context.activation == "squared_relu" and not context.strided:
+                return compressed.squared_relu(x, axis)
+            return compressed.pack(context.activate(x), axis, strided=context.strided)
         if context.strided:
             return pack24_strided(context.activate(x), implementation=implementation)
         if not context.packed:
@@ -141,9 +148,12 @@ class Masked(Groups24):
 
     entry: str = "mask"
     label: str = "stored mask"
+    compresses: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
         mask = context.state[self.entry]
+        if context.compressed:
+            return compressed.pack(x, axis, mask)
         if context.packed:
             return pack24(x, axis, mask, implementation=context.implementation)
         return jnp.where(mask, x, jnp.zeros_like(x))
@@ -177,8 +187,11 @@ class MVUE(Groups24):
     exact: bool = True
     stochastic: ClassVar = True
     strides: ClassVar = True
+    compresses: ClassVar = True
 
     def __call__(self, x, axis, context: Context):
+        if context.compressed:
+            return compressed.mvue_pack(context.key, x, axis, self.exact, strided=context.strided)
         if context.strided:
             return mvue_pack24_strided(context.key, x, self.exact, implementation=context.implementation)
         estimate = mvue_pack24 if context.packed else mvue24

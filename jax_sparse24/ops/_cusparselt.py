@@ -150,14 +150,12 @@ class Product:
         flags = (self.dense_k_last, self.out_packed_last, self.dtype, self.out_dtype, CODES[activation])
         return _ffi.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, algorithm)
 
-    def needs(self, algorithm: int, activation: str | None = None) -> tuple[int, int]:
-        """(bytes of workspace, bytes of the compressed matrix). Asked of the library where it runs; bounds
-        for a program that is lowered elsewhere."""
+    def workspace(self, algorithm: int, activation: str | None = None) -> int:
+        """Bytes of workspace. Asked of the library where it runs; a bound for a program that is lowered
+        elsewhere."""
         if jax.default_backend() == "gpu" and not problem():
-            workspace, compressed, _ = self._ask(activation, algorithm)
-            return max(workspace, 16), compressed
-        padded = -(-self.rows // 64) * 64
-        return 1 << 27, self.rows * self.depth + padded * self.depth // 8 + 4096
+            return max(self._ask(activation, algorithm)[0], 16)
+        return 1 << 27
 
     def algorithms(self) -> list[int]:
         """The ids that are tried in a search, -1 for the library's own choice."""

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.formats import Packed24
+from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops import _ffi, _measured, reference
 from jax_sparse24.ops._choose import choose, platform, run
+from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
 from jax_sparse24.ops.pack import packed_types
 
@@ -146,30 +147,42 @@ def gated_backward_pack(
     *,
     transposed: bool = False,
     dz_transposed: bool = False,
+    compressed: bool = False,
     implementation: str | None = None,
-) -> tuple[jax.Array, jax.Array, Packed24, Packed24]:
+) -> tuple[jax.Array, jax.Array, Packed24 | Compressed24, Packed24 | Compressed24]:
     """`gated_backward` of matrices, and `mvue_pack24(key, d, -2, exact)` of both results, in one pass.
 
-    keys: of the estimates of dgate and of dup. Raises like `mvue24`, T being the grouped axis."""
+    keys: of the estimates of dgate and of dup. compressed: these as cuSPARSELt reads them; by "ffi" only.
+    Raises like `mvue24`, T being the grouped axis."""
     words = [key_words("mvue24", key) for key in keys]
     patterns.check_grouped("mvue24", gate, -1 if transposed else -2)
-    return _backward_pack(
-        *words, gate, up, dz, activation, bool(exact), transposed, dz_transposed, implementation
-    )
+    flags = (transposed, dz_transposed, compressed)
+    return _backward_pack(*words, gate, up, dz, activation, bool(exact), *flags, implementation)
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9), inline=True)
+@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9, 10), inline=True)
 def _backward_pack(
-    gate_words, up_words, gate, up, dz, activation, exact, transposed, dz_transposed, implementation
+    gate_words,
+    up_words,
+    gate,
+    up,
+    dz,
+    activation,
+    exact,
+    transposed,
+    dz_transposed,
+    compressed,
+    implementation,
 ):
     def kernel(*operands):
         dense = jax.eval_shape(lambda x: _rows(x, transposed), gate)
-        packed = packed_types(dense, -2)
+        form, types = (Compressed24, compressed_types) if compressed else (Packed24, packed_types)
+        packed = types(dense, -2)
         flags = _flags(activation, transposed) | {"dz_transposed": dz_transposed, "exact": exact}
         dgate, dup, *parts = _ffi.call(
             "s24_gated_backward_pack", (dense, dense, *packed, *packed), *operands, **flags
         )
-        return dgate, dup, Packed24(*parts[:2], -2), Packed24(*parts[2:], -2)
+        return dgate, dup, form(*parts[:2], -2), form(*parts[2:], -2)
 
     def fallback(gate_words, up_words, *operands):
         flags = {"transposed": transposed, "dz_transposed": dz_transposed, "implementation": implementation}

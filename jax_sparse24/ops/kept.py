@@ -1,6 +1,5 @@
 """What follows from packed activations that were kept for the backward pass (2503.16672)."""
 
-import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -8,10 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse24.formats import Packed24
+from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
 from jax_sparse24.ops._groups import bits
+from jax_sparse24.ops.compressed import compressed_types
+from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
 from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
 
@@ -23,17 +24,22 @@ class Along(NamedTuple):
     the two largest of every four tokens, packed along axis -2; and the features (n, T) that stay dense, in
     the same order of tokens."""
 
-    packed: Packed24
+    packed: Packed24 | Compressed24
     dense: jax.Array
 
 
-def in_tiles(packed: Packed24) -> bool:
+def in_tiles(packed: Packed24 | Compressed24) -> bool:
     """Whether CUDA's kernels take a matrix (T, f) packed along f."""
     T, f = packed.shape
     return packed.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
 
 
-def _run(op: str, kept: Packed24, implementation, one_pass, composed, *args):
+def _stored(packed: Packed24 | Compressed24) -> jax.Array:
+    """The array that begins with the values."""
+    return packed.compressed if isinstance(packed, Compressed24) else packed.values
+
+
+def _run(op: str, kept, implementation, one_pass, composed, *args):
     """The kernel of CUDA for whole tiles; elsewhere what `composed(implementation, ...)` makes of others."""
     several = partial(composed, implementation)
     fallback = partial(composed, "reference")
@@ -45,13 +51,13 @@ def _run(op: str, kept: Packed24, implementation, one_pass, composed, *args):
 
 
 @partial(jax.jit, static_argnames="implementation", inline=True)
-def count_kept(kept: Packed24, *, implementation: str | None = None) -> jax.Array:
+def count_kept(kept: Packed24 | Compressed24, *, implementation: str | None = None) -> jax.Array:
     """int32 (f,): how many elements of each feature of a matrix (T, f), packed along f, are not zero."""
 
     def one_pass(kept):
         T, f = kept.shape
         parts = jax.ShapeDtypeStruct((T // TILE, f), jnp.uint8)
-        parts = _ffi.call("s24_count_kept", parts, kept.values, kept.metadata)
+        parts = _ffi.call("s24_count_kept", parts, _stored(kept), kept.metadata)
         return jnp.sum(parts, axis=0, dtype=jnp.int32)
 
     def composed(implementation, kept):
@@ -60,41 +66,48 @@ def count_kept(kept: Packed24, *, implementation: str | None = None) -> jax.Arra
     return _run("count_kept", kept, implementation, one_pass, composed)
 
 
-@partial(jax.jit, static_argnames=("activation", "tokens", "implementation"), inline=True)
+@partial(jax.jit, static_argnames=("activation", "tokens", "compressed", "implementation"), inline=True)
 def kept_backward(
-    kept: Packed24,
+    kept: Packed24 | Compressed24,
     dy2: jax.Array,
     features: jax.Array,
     activation: str,
     tokens: str = "strided",
     *,
+    compressed: tuple[bool, bool] = (False, False),
     implementation: str | None = None,
-) -> tuple[Packed24, Along, Along]:
+) -> tuple[Packed24 | Compressed24, Along, Along]:
     """From packed values Y2 of an activation and the gradient dY2: dY1 at the places of Y2, packed as it is,
     and Y2 and dY1 along tokens; in one pass over dY2 on CUDA, for whole tiles of 16-bit floats.
 
     kept: (T, f), packed along f. dy2: (T, f). features: int32 (n,), ascending, those that stay dense.
     activation: of `reference.SLOPES`. tokens: "consecutive" or "strided", as `regroup` has it; T a multiple
-    of 4. Not differentiable."""
+    of 4. compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA in whole tiles; dY1
+    has the form of `kept`. Not differentiable."""
 
     def one_pass(kept, dy2, features):
-        n, ranks = features.size, rank_of(features, dy2.shape[1])
-        along = (*packed_types(dy2, -2), jax.ShapeDtypeStruct((n, dy2.shape[0]), dy2.dtype))
+        ranks = rank_of(features, dy2.shape[1])
+        few = jax.ShapeDtypeStruct((features.size, dy2.shape[0]), dy2.dtype)
+        forms = [
+            (Compressed24, compressed_types) if asked else (Packed24, packed_types) for asked in compressed
+        ]
+        along = [(*types(dy2, -2), few) for _, types in forms]
         dy1, *parts = _ffi.call(
             "s24_kept_backward",
-            (packed_types(dy2, -1)[0], *along, *along),
-            *(kept.values, kept.metadata, dy2, ranks),
+            (jax.ShapeDtypeStruct(_stored(kept).shape, dy2.dtype), *along[0], *along[1]),
+            *(_stored(kept), kept.metadata, dy2, ranks),
             relu=activation == "relu",
             strided=tokens == "strided",
         )
         y2, dy1_along = (
-            Along(Packed24(values, metadata, -2), dense) for values, metadata, dense in (parts[:3], parts[3:])
+            Along(form(values, metadata, -2), dense)
+            for (form, _), (values, metadata, dense) in zip(forms, (parts[:3], parts[3:]), strict=True)
         )
-        return dataclasses.replace(kept, values=dy1), y2, dy1_along
+        return type(kept)(dy1, kept.metadata, kept.axis), y2, dy1_along
 
     def composed(implementation, kept, dy2, features):
         dy2 = gather24(dy2, kept.metadata, -1, implementation)
-        dy1 = dataclasses.replace(kept, values=reference.sloped(kept.values, dy2, activation))
+        dy1 = with_values(kept, reference.sloped(kept.values, dy2, activation))
         pack = pack24_strided if tokens == "strided" else partial(pack24, axis=-2)
 
         def along(x):
@@ -106,4 +119,6 @@ def kept_backward(
 
         return dy1, along(kept), along(dy1)
 
+    if in_tiles(kept) and any(compressed):
+        return one_pass(kept, dy2, features)
     return _run("kept_backward", kept, implementation, one_pass, composed, dy2, features)

@@ -77,7 +77,10 @@ _greedy = partial(jax.jit, inline=True)(reference.greedy_transposable_mask24)
 
 @partial(jax.jit, static_argnums=(1,), inline=True)
 def _transposable(w, implementation):
-    def kernel(w):
-        return _ffi.call("s24_transposable_mask", like(w, jnp.bool_), w)
+    return run(
+        "transposable_mask24", w.dtype, implementation, search_kernel, reference.transposable_mask24, w
+    )
 
-    return run("transposable_mask24", w.dtype, implementation, kernel, reference.transposable_mask24, w)
+
+def search_kernel(w):
+    return _ffi.call("s24_transposable_mask", like(w, jnp.bool_), w)

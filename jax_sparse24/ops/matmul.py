@@ -8,22 +8,29 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.formats import Packed24, PackedVNM
-from jax_sparse24.ops import _cusparselt, _ffi, _measured, reference
+from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
+from jax_sparse24.ops import _cusparselt, _ffi, _measured, compressed, reference
 from jax_sparse24.ops._choose import choose, decide, run
 from jax_sparse24.ops.pack import check_packed, gather24
 from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
 from jax_sparse24.patterns import FLOAT8
 
-PACKED = Packed24, PackedVNM
+PACKED = Packed24, PackedVNM, Compressed24
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 
 
-def gather(x, packed: Packed24 | PackedVNM, implementation: str | None = None) -> jax.Array:
+def gather(x, packed: Packed24 | PackedVNM | Compressed24, implementation: str | None = None) -> jax.Array:
     """The values of `x` at the positions of `packed`: the transpose of `todense`."""
-    if isinstance(packed, Packed24):
-        return gather24(x, packed.metadata, packed.axis, implementation)
-    return gather_vnm(x, packed, implementation=implementation)
+    if isinstance(packed, PackedVNM):
+        return gather_vnm(x, packed, implementation=implementation)
+    return gather24(x, packed.metadata, packed.axis, implementation)
+
+
+def with_values(packed, values: jax.Array):
+    """Others at the positions of `packed`, in its format."""
+    if isinstance(packed, Compressed24):
+        return packed.with_values(values)
+    return dataclasses.replace(packed, values=values)
 
 
 def matmul(
@@ -180,17 +187,23 @@ def contract(
             implementation = "cusparselt"
     if implementation == "cusparselt" and algorithm is None:
         algorithm = _measured.algorithm(*place)
+    if implementation != "cusparselt" and isinstance(packed, Compressed24):
+        packed = packed.plain
     if dtype == FLOAT8:
         packed = dataclasses.replace(packed, values=forward_only(packed.values))
         dense = forward_only(dense)
         if implementation != "cusparselt":  # no kernels for it, but every number is one of bfloat16
             dtype = jnp.dtype(jnp.bfloat16)
-    stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
-    args = (dense_k_last, out_packed_last, out_dtype, implementation, algorithm)
-    if implementation == "cusparselt" and isinstance(packed, Packed24) and library.applies(bias, activation):
-        return _product(stored, dense.astype(dtype), bias, *args, activation)
-    out = _product(stored, dense.astype(dtype), None, *args, None)
-    return _finish(out, bias, activation, bias_axis)
+    by_library = implementation == "cusparselt" and not isinstance(packed, PackedVNM)
+    fused = by_library and library.applies(bias, activation)
+    last = (bias, activation) if fused else (None, None)
+    args = (dense_k_last, out_packed_last, out_dtype)
+    if isinstance(packed, Compressed24):
+        out = compressed.multiply(packed, dense, *args, algorithm, *last)
+    else:
+        stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
+        out = _product(stored, dense.astype(dtype), last[0], *args, implementation, algorithm, last[1])
+    return out if fused else _finish(out, bias, activation, bias_axis)
 
 
 def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
@@ -252,28 +265,8 @@ def _product(
         )
 
     def library(packed, dense):
-        dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
-        product = _cusparselt.Product(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
-        why = product.misfit()
-        if why:
-            raise ValueError(
-                f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'."
-            )
-        chosen = product.preferred if algorithm is None else algorithm
-        workspace, compressed = (
-            jax.ShapeDtypeStruct((n,), jnp.uint8) for n in product.needs(chosen, activation)
-        )
-        if k_last != dense_k_last:
-            dense = dense.T
-        return _ffi.call(
-            "s24_cusparselt_matmul",
-            (out, compressed, workspace),
-            *(packed.values, packed.metadata, dense, *(() if bias is None else (bias,))),
-            dense_k_last=k_last,
-            out_packed_last=out_packed_last,
-            activation=_cusparselt.CODES[activation],
-            algorithm=chosen,
-        )[0]
+        args = (dense_k_last, out_packed_last, out_dtype, algorithm)
+        return compressed.multiply(packed, dense, *args, bias, activation)
 
     def fallback(packed, dense):
         p = packed.todense(implementation="reference")

@@ -10,6 +10,7 @@ from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops._choose import run
+from jax_sparse24.ops.mask import search_kernel
 from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.patterns import FLOAT8
 
@@ -23,21 +24,42 @@ def packed_types(x, axis: int):
     )
 
 
-def pack24(x, axis: int, mask=None, *, implementation: str | None = None) -> Packed24:
+def pack24(x, axis: int | tuple[int, int], mask=None, *, implementation: str | None = None):
     """`x` compressed along `axis`: two of every four elements with their positions.
 
     x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16, float8_e4m3fn. Without `mask`
     the two of largest |x| are taken, as in `mask24`. mask: bool of x's shape; of more than two per group the
-    two of largest |x| are taken, and a group with fewer is filled with stored zeros. Differentiable in `x`.
-    Raises like `mask24`; TypeError or ValueError for a mask of another dtype or shape."""
+    two of largest |x| are taken, and a group with fewer is filled with stored zeros. axis: also (-1, -2), for
+    a product along either: a Packed24 of each, with a mask from one pass over `x` on CUDA. Returns Packed24
+    or a tuple of them. Differentiable in `x`. Raises like `mask24`; TypeError or ValueError for a mask of
+    another dtype or shape, ValueError for other pairs of axes."""
     x = patterns.as_array("pack24", "x", x, float8=True)
-    axis = patterns.check_grouped("pack24", x, axis)
+    both = isinstance(axis, tuple) and len(axis) == 2
+    axis = (patterns.check_both if both else patterns.check_grouped)("pack24", x, axis)
     if x.dtype == FLOAT8:
         wide = pack24(x.astype(jnp.bfloat16), axis, mask, implementation=implementation)
-        return dataclasses.replace(wide, values=wide.values.astype(FLOAT8))
-    if mask is None:
-        return _pack(x, axis, implementation)
-    return _pack_masked(x, as_mask("pack24", mask, x), axis, implementation)
+        narrow = tuple(
+            dataclasses.replace(p, values=p.values.astype(FLOAT8)) for p in (wide if both else (wide,))
+        )
+        return narrow if both else narrow[0]
+    if mask is not None:
+        mask = as_mask("pack24", mask, x)
+        return (
+            _pack_masked_both(x, mask, implementation)
+            if both
+            else _pack_masked(x, mask, axis, implementation)
+        )
+    return tuple(_pack(x, a, implementation) for a in axis) if both else _pack(x, axis, implementation)
+
+
+def transposable_pack24(w, *, implementation: str | None = None) -> tuple[jax.Array, Packed24, Packed24]:
+    """`transposable_mask24(w)`, and `w` packed by it along axis -1 and along axis -2; on CUDA from one pass
+    over `w`.
+
+    w: as there, and the same errors. Both packed arrays are differentiable in `w`, at kept positions."""
+    w = patterns.as_array("transposable_pack24", "w", w)
+    patterns.check_matrix("transposable_pack24", w)
+    return _transposable_pack(w, implementation)
 
 
 def as_mask(op: str, mask, x) -> jax.Array:
@@ -100,15 +122,12 @@ def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 @partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _pack_masked(x, mask, axis, implementation):
-    def kernel(x, mask):
-        return Packed24(
-            *_ffi.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis
-        )
-
-    def fallback(x, mask):
-        return reference.pack24_masked(x, mask, axis)
-
+    kernel, fallback = (partial(f, axis=axis) for f in (_masked_kernel, reference.pack24_masked))
     return run("pack24", x.dtype, implementation, kernel, fallback, x, mask)
+
+
+def _masked_kernel(x, mask, axis):
+    return Packed24(*_ffi.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis)
 
 
 def _pack_masked_fwd(x, mask, axis, implementation):
@@ -123,6 +142,81 @@ def _pack_masked_bwd(axis, implementation, residuals, ct):
 
 
 _pack_masked.defvjp(_pack_masked_fwd, _pack_masked_bwd)
+
+
+def _both_types(x):
+    return *packed_types(x, -1), *packed_types(x, -2)
+
+
+def _of_both(row_values, row_metadata, values, metadata) -> tuple[Packed24, Packed24]:
+    return Packed24(row_values, row_metadata, -1), Packed24(values, metadata, -2)
+
+
+def _each_axis(pack, x, mask) -> tuple[Packed24, Packed24]:
+    return pack(x, mask, -1), pack(x, mask, -2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.jit, static_argnums=(2,), inline=True)
+def _pack_masked_both(x, mask, implementation):
+    def one_pass(x, mask):
+        return _of_both(*_ffi.call("s24_pack_masked_both", _both_types(x), x, mask))
+
+    def kernel(x, mask):
+        return jax.lax.platform_dependent(x, mask, cuda=one_pass, default=partial(_each_axis, _masked_kernel))
+
+    return run(
+        "pack24", x.dtype, implementation, kernel, partial(_each_axis, reference.pack24_masked), x, mask
+    )
+
+
+def _pack_masked_both_fwd(x, mask, implementation):
+    packed = _pack_masked_both(x, mask, implementation)
+    return packed, ([p.metadata for p in packed], mask)
+
+
+def _pack_masked_both_bwd(implementation, residuals, cts):
+    metadata, mask = residuals
+    rows, columns = (
+        _pack_masked_bwd(axis, implementation, (nibbles, mask), ct)[0]
+        for axis, nibbles, ct in zip((-1, -2), metadata, cts, strict=True)
+    )
+    return rows + columns, None
+
+
+_pack_masked_both.defvjp(_pack_masked_both_fwd, _pack_masked_both_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(jax.jit, static_argnums=(1,), inline=True)
+def _transposable_pack(w, implementation):
+    def one_pass(w):
+        types = (jax.ShapeDtypeStruct(w.shape, jnp.bool_), *_both_types(w))
+        mask, *packed = _ffi.call("s24_transposable_pack", types, w)
+        return mask, *_of_both(*packed)
+
+    def search_first(search, pack, w):
+        mask = search(w)
+        return mask, *_each_axis(pack, w, mask)
+
+    def kernel(w):
+        two_kernels = partial(search_first, search_kernel, _masked_kernel)
+        return jax.lax.platform_dependent(w, cuda=one_pass, default=two_kernels)
+
+    fallback = partial(search_first, reference.transposable_mask24, reference.pack24_masked)
+    return run("transposable_pack24", w.dtype, implementation, kernel, fallback, w)
+
+
+def _transposable_pack_fwd(w, implementation):
+    mask, *packed = _transposable_pack(w, implementation)
+    return (mask, *packed), ([p.metadata for p in packed], mask)
+
+
+def _transposable_pack_bwd(implementation, residuals, cts):
+    return _pack_masked_both_bwd(implementation, residuals, cts[1:])[:1]
+
+
+_transposable_pack.defvjp(_transposable_pack_fwd, _transposable_pack_bwd)
 
 
 def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Array:

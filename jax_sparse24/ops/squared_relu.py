@@ -24,9 +24,7 @@ def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str |
     x = patterns.as_array("squared_relu24", "x", x)
     if not (isinstance(axis, tuple) and len(axis) == 2):
         return _squared_relu24(x, patterns.check_grouped("squared_relu24", x, axis), implementation)
-    axes = tuple(patterns.check_grouped("squared_relu24", x, a) for a in axis)
-    if axes != (-1, -2):
-        raise ValueError(f"squared_relu24: axis must be one axis or (-1, -2), got {axis} of shape {x.shape}.")
+    patterns.check_both("squared_relu24", x, axis)
     return _both(x, implementation)
 
 

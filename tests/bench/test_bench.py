@@ -291,6 +291,8 @@ def test_help_names_suites_and_options(capsys):
         (["--repeats", "0"], "at least 1"),
         (["--vnm", "64"], "V,M, such as 64,16"),
         (["--vnm", "48,8"], "v=48 is not supported"),
+        (["ffn", "--dtype", "float8_e4m3fn"], "for the suite gemm alone"),
+        (["gemm", "--dtype", "float8_e4m3fn"], "cuSPARSELt"),
     ],
 )
 def test_mistakes_are_one_message(argv, message, capsys):

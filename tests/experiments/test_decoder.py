@@ -36,6 +36,19 @@ def gradient(model, batch):
     return jax.jit(jax.value_and_grad(lambda p: loss_of(nnx.merge(graphdef, p, rest), batch)))(params)
 
 
+def test_gradient_of_embeddings():
+    """Sums over tokens, on accelerators by a product and without a scatter."""
+    table, words = jax.random.normal(jax.random.key(0), (VOCABULARY, 16)), tokens()
+    ct = jax.random.normal(jax.random.key(1), (*words.shape, 16))
+    wanted = jax.vjp(lambda t: t[words], table)[1](ct)[0]
+    gradient = lambda table, ct: jax.vjp(lambda t: decoder.look_up(t, words), table)[1](ct)[0]  # noqa: E731
+    np.testing.assert_allclose(gradient(table, ct), wanted, rtol=1e-5, atol=1e-5)
+    by_product = decoder.sums_by_product(words, ct, VOCABULARY)
+    np.testing.assert_allclose(by_product, wanted, rtol=1e-5, atol=1e-5)
+    lowered = jax.jit(gradient).trace(table, ct).lower(lowering_platforms=("cuda",))
+    assert "scatter" not in lowered.as_text()
+
+
 @pytest.mark.parametrize(
     ("method", "ffn"),
     [
@@ -50,7 +63,8 @@ def test_causal_by_gradient(method, ffn):
     """The logits at position t depend on the embeddings of all positions 0..t and on no other."""
     model = build(method, ffn=ffn)
     x_BLd = jax.random.normal(jax.random.key(0), (1, 8, 16))
-    model.embedding = lambda x: x  # the probe enters where embeddings do
+    model._embedded = lambda x: x  # the probe enters where embeddings do
+    model.embedding = lambda x: x
     model.embedding.attend = lambda x: x
 
     influence = jax.jit(jax.grad(lambda x, t: (model(x)[0, t] ** 2).sum()))

@@ -59,6 +59,19 @@ def test_same_bits_of_squared_relu_both_ways(shape, dtype):
     assert_same_on_both(lambda x: s24.squared_relu24(x, (-1, -2)), x)
 
 
+@pytest.mark.parametrize("shape", [(256, 192), (2, 128, 72), (3, 68, 72), (4096, 1024)], ids=str)
+@pytest.mark.parametrize("data", ["adversarial", "normal"])
+def test_same_bits_of_masks_both_ways(shape, dtype, data):
+    """Normal numbers have tiles whose search is exact in integers, and a few others."""
+    rng = np.random.default_rng(4)
+    x = adversarial(shape, dtype, seed=4) if data == "adversarial" else device(rng.normal(size=shape), dtype)
+    x = np.asarray(x)
+    assert_same_on_both(s24.transposable_pack24, x)
+    assert_same_on_both(lambda x, mask: s24.pack24(x, (-1, -2), mask), x, rng.random(shape) < 0.5)
+    best = np.asarray(s24.transposable_mask24(x))
+    assert_same_on_both(lambda x, mask: s24.pack24(x, (-1, -2), mask), x, best)
+
+
 @pytest.mark.parametrize("shape", [(256, 192), (384, 8), (68, 70), (4, 3), (8, 1), (4096, 1024)], ids=str)
 def test_same_bits_of_strided_rows(shape, dtype):
     x = np.asarray(adversarial(shape, dtype, seed=3))

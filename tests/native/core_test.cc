@@ -11,7 +11,7 @@
 #include "../../ffi/core/drawn.h"
 #include "../../ffi/core/metadata_layouts.h"
 #include "../../ffi/core/drawn.h"
-#include "../../ffi/core/tiles.h"
+#include "../../ffi/core/tile_search.h"
 
 using namespace s24;
 
@@ -115,25 +115,27 @@ static void kept_pairs(const char* type, long count) {
   report((name + " unpacked").c_str(), unpacked);
 }
 
+// Wrong masks of the search in integers, which must find some of the tiles.
 template <class T>
 static long wrong_tiles(long count) {
   std::mt19937 random(24);
-  long wrong = 0;
+  long wrong = 0, found = 0;
   for (long n = 0; n < count; ++n) {
     uint16_t x[16];
-    uint32_t wide[16];
-    float numbers[16], largest = 0;
+    uint32_t wide[16], words[8], mask;
     for (int r = 0; r < 4; ++r) draw_group<T>(random, x + 4 * r);
-    if (n % 2 != 0)  // rows of the same magnitudes
+    if (n % 4 == 1)  // rows of the same magnitudes
       for (int i = 4; i < 16; ++i) x[i] = x[(i * 5 + i / 4) % 4];
-    for (int i = 0; i < 16; ++i) {
-      wide[i] = T::to_f32(x[i]);
-      numbers[i] = float_of(wide[i]);
-      largest = larger_magnitude(largest, numbers[i]);
-    }
-    if (largest < 0x1p127f) wrong += best_tile_mask(wide) != best_tile_mask_of_numbers(numbers, largest);
+    if (n % 4 > 1)  // exponents around the limits of what is exact
+      for (int i = 0; i < 16; ++i)
+        x[i] = uint16_t((x[i] & ~T::kInf) + (T::kInf / 2 & T::kInf) - random() % 16 * (T::kInf & (0u - T::kInf)));
+    for (int i = 0; i < 16; ++i) wide[i] = T::to_f32(x[i]);
+    for (int i = 0; i < 8; ++i) words[i] = x[2 * i] | uint32_t(x[2 * i + 1]) << 16;
+    if (!search_tile<T>(words, mask)) continue;
+    ++found;
+    wrong += best_tile_mask(wide) != mask;
   }
-  return wrong;
+  return wrong + (found < count / 8);
 }
 
 // Positions of a layout are a permutation of [0, rows * depth / 4).

@@ -7,23 +7,11 @@
 #include "../../ffi/core/mvue.h"
 #include "../../ffi/core/soft.h"
 #include "../../ffi/core/squared_relu.h"
-#include "../../ffi/core/tiles.h"
 #include "../../ffi/core/vnm.h"
 #include "../../ffi/cuda/launch.h"
 #include "checks.h"
 
 using namespace s24;
-
-template <class B>
-static B draw() {
-  const uint32_t word = uint32_t(random_bits());
-  switch (random_bits() % 4) {
-    case 0: return B(word);                                                   // anything
-    case 1: return B(word & (B(-1) >> 9));                                    // subnormals of float32, zeros
-    case 2: return B((uint64_t(word % 3) << (8 * sizeof(B) - 3)) | (word & (B(1) << (8 * sizeof(B) - 1))));  // ties
-    default: return B(B(0x3f80) << (8 * sizeof(B) - 16)) ^ B(word & 0x7f);    // similar magnitudes
-  }
-}
 
 // What the definitions of core say for one block and group, element by element.
 template <class T>
@@ -313,37 +301,7 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
   report(name + " maps", wrong);
 }
 
-template <class T>
-static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_t cols) {
-  using Bits = typename T::Bits;
-  alignas(64) static Bits w[1 << 14], y[1 << 14];
-  long wrong = 0, wrong_pruned = 0;
-  for (int64_t i = 0; i < rows * cols; ++i) w[i] = draw<Bits>();
-  for (const TileOp op : {TileOp::kTransposableMask, TileOp::kPruneColumnsFirst, TileOp::kPruneRowsFirst}) {
-    cuda::launch_tile({op, dtype, w, y, rows, cols}, nullptr);
-    for (int64_t t = 0; t < rows / 4 * (cols / 4); ++t) {
-      const auto at = [&](int i) { return (t / (cols / 4) * 4 + i / 4) * cols + t % (cols / 4) * 4 + i % 4; };
-      Bits x[16];
-      uint32_t wide[16];
-      for (int i = 0; i < 16; ++i) x[i] = w[at(i)], wide[i] = T::to_f32(x[i]);
-      if (op == TileOp::kPruneColumnsFirst) double_prune_tile<T, true>(x);
-      if (op == TileOp::kPruneRowsFirst) double_prune_tile<T, false>(x);
-      const uint32_t mask = best_tile_mask(wide);
-      for (int i = 0; i < 16; ++i)
-        if (op == TileOp::kTransposableMask)
-          wrong += reinterpret_cast<uint8_t*>(y)[at(i)] != (mask >> i & 1);
-        else
-          wrong_pruned += y[at(i)] != x[i];
-    }
-  }
-  report(name + " transposable", wrong);
-  report(name + " pruned", wrong_pruned);
-}
-
 int main() {
-  tile_case<BF16>("bfloat16", Dtype::kBF16, 64, 252);
-  tile_case<F16>("float16", Dtype::kF16, 64, 252);
-  tile_case<F32>("float32", Dtype::kF32, 16, 72);
   // The large ones so that blocks repeat their work, and the last one ends early.
   const Groups shapes[] = {{1, 8 * 2206, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
   for (const Groups& g : shapes) {

@@ -4,6 +4,7 @@
 
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../ffi/cuda/launch.h"
@@ -26,13 +27,14 @@ static void check(const char* width, int64_t rows, int64_t depth, Layout layout,
   }
   long wrong = launch(metadata.data(), got.data(), rows, depth, nullptr) != cudaSuccess;
   for (size_t i = 0; i < want.size(); ++i) wrong += got[i] != want[i];
-  std::printf("cuSPARSELt metadata %s of %d rows %ld\n", width, int(rows), wrong);
+  std::printf("cuSPARSELt metadata %s of %d x %d %ld\n", width, int(rows), int(depth), wrong);
 }
 
 int main() {
-  for (const int64_t rows : {16, 80, 192}) {
-    check("16 bit", rows, 96, cusparselt_sm90_16bit, cuda::launch_metadata_sm90_16bit);
-    check("8 bit", rows, 192, cusparselt_sm90_8bit, cuda::launch_metadata_sm90_8bit);
+  // Parts of tiles of 64 rows and 512 columns, and whole ones.
+  for (const auto& [rows, depth] : {std::pair{16, 64}, {80, 192}, {72, 576}, {192, 1024}}) {
+    check("16 bit", rows, rows == 16 ? 32 : depth, cusparselt_sm90_16bit, cuda::launch_metadata_sm90_16bit);
+    check("8 bit", rows, depth, cusparselt_sm90_8bit, cuda::launch_metadata_sm90_8bit);
   }
   return 0;
 }

@@ -24,6 +24,7 @@ class Case:
     call: Callable
     target: str  # native kernel that it runs on CPU
     sums: bool = False  # a product: implementations may differ in rounding
+    on_cuda: str = ""  # the kernel there, if it is another one
 
     def data(self, shape, dtype="float32", seed=0):
         """Adversarial bits; for a product finite numbers, as it says nothing about payloads of NaN."""
@@ -71,6 +72,18 @@ CASES = [
         "pack24-mask",
         lambda x, impl: s24.pack24(x, -1, jnp.signbit(x), implementation=impl),
         "s24_pack_masked",
+    ),
+    Case(
+        "pack24-mask-both",
+        lambda x, impl: s24.pack24(x, (-1, -2), jnp.signbit(x), implementation=impl),
+        "s24_pack_masked",
+        on_cuda="s24_pack_masked_both",
+    ),
+    Case(
+        "transposable_pack24",
+        lambda x, impl: s24.transposable_pack24(x, implementation=impl),
+        "s24_transposable_mask",
+        on_cuda="s24_transposable_pack",
     ),
     Case("todense", lambda x, impl: _packed(x, impl).todense(implementation=impl), "s24_unpack"),
     Case("gather24", _gather, "s24_gather"),

@@ -79,7 +79,7 @@ def test_what_does_not_divide_into_tiles():
         s24.transposable_mask24(jnp.ones((8, 10)))
     with raises(ValueError, "transposable_mask24", "(6, 8)", "size 6 along axis -2"):
         s24.transposable_mask24(jnp.ones((6, 8)))
-    for op in (s24.transposable_mask24, lambda w: s24.double_prune24(w, 0)):
+    for op in (s24.transposable_mask24, s24.transposable_pack24, lambda w: s24.double_prune24(w, 0)):
         with raises(ValueError, "needs a matrix", "(4,)"):
             op(jnp.ones(4))
     with raises(ValueError, "double_prune24", "one of the last two", "axis -3", "(4, 4, 4)"):
@@ -91,6 +91,12 @@ def test_masks():
         s24.pack24(X, 1, X)
     with raises(ValueError, "pack24", "(8, 1)", "(8, 12)", "equal"):
         s24.pack24(X, 1, jnp.ones((8, 1), bool))
+
+
+def test_pairs_of_axes():
+    for op in (s24.pack24, s24.squared_relu24):
+        with raises(ValueError, op.__name__, "one axis or (-1, -2)", "(-2, -1)", "(8, 12)"):
+            op(jnp.ones((8, 12)), (-2, -1))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

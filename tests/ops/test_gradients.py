@@ -37,6 +37,9 @@ REVERSE = {
     "pack24-rows": lambda x, impl: s24.pack24(x, 1, implementation=impl).todense(implementation=impl),
     "pack24-columns": lambda x, impl: s24.pack24(x, 0, implementation=impl).values,
     "pack24-mask": lambda x, impl: s24.pack24(x, 1, MASK, implementation=impl).todense(implementation=impl),
+    "pack24-mask-both": lambda x, impl: jnp.stack(
+        [p.todense(implementation=impl) for p in s24.pack24(x, (-1, -2), MASK, implementation=impl)]
+    ),
     "gather24": lambda x, impl: gather24(x, positions(x, 1), -1, impl),
     "gather24-columns": lambda x, impl: gather24(x, positions(x, 0), -2, impl),
     "todense": lambda x, impl: s24.Packed24(x, jnp.full((4, 1), 0xD9, jnp.uint8), -1).todense(

@@ -40,7 +40,7 @@ def test_cuda_calls_the_kernel_if_it_is_there(case, built):
     text = lowered(lambda x: case.call(x, None), "cuda")
     if built:
         # The product of a packed operand is measured; what unpacks it is a kernel too.
-        assert f"@{'s24_unpack' if case.sums else case.target}(" in text
+        assert f"@{'s24_unpack' if case.sums else case.on_cuda or case.target}(" in text
     else:
         assert "s24_" not in text
         assert "custom_call" not in text
@@ -55,6 +55,15 @@ def test_squared_relu_both_ways_is_one_call_on_cuda(built):
     assert (
         lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_squared_relu_pack(") == 2
     )
+
+
+def test_packing_both_ways_by_a_mask_is_one_call_on_cuda(built):
+    x = jax.ShapeDtypeStruct((2, 128, 16), jnp.bfloat16)
+    given, searched = (lambda x: s24.pack24(x, (-1, -2), x > 0)), s24.transposable_pack24
+    cuda = [re.findall(r"@(s24_\w+)\(", lowered(f, "cuda", x=x)) for f in (given, searched)]
+    assert cuda == ([["s24_pack_masked_both"], ["s24_transposable_pack"]] if built else [[], []])
+    cpu = [re.findall(r"@(s24_\w+)\(", lowered(f, "cpu", x=x)) for f in (given, searched)]
+    assert cpu == [["s24_pack_masked"] * 2, ["s24_transposable_mask", *["s24_pack_masked"] * 2]]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def test_attributes_and_layouts_of_a_call(built):
     ],
 )
 def test_products_of_cusparselt(monkeypatch, axes, side, flags):
-    """The custom call, its buffers for the compressed matrix and the workspace, and its attributes."""
+    """The custom calls: what makes the compressed matrix; the product, its workspace and attributes."""
     monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
@@ -125,14 +134,16 @@ def test_products_of_cusparselt(monkeypatch, axes, side, flags):
         operands = (packed, x) if side == "left" else (x, packed)
         return contract(*operands, *axes, "cusparselt", algorithm=7)
 
-    call = re.search(r"custom_call @s24_cusparselt_matmul\(.*", lowered(product, "cuda", x=x)).group(0)
+    text = lowered(product, "cuda", x=x)
+    call = re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0)
     for name, value in zip(("dense_k_last", "out_packed_last"), flags, strict=True):
         assert f"{name} = {value} : i64" in call
     assert "algorithm = 7 : i64" in call
-    # 64 x 64: 4096 bytes of values and 512 of metadata, with room for what the library adds.
-    sizes = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", call.rsplit("->", 1)[1])]
-    assert 4096 + 512 <= sizes[0] <= 4096 + 512 + 8192
-    assert sizes[1] >= 1 << 20
+    # 64 x 64: 4096 bytes of values, and 512 of metadata fill 8 rows more.
+    types = "(tensor<64x32xbf16>, tensor<64x8xui8>) -> tensor<72x32xbf16>"
+    assert types in re.search(r"custom_call @s24_cusparselt_compress\(.*", text).group(0)
+    workspace = re.search(r"\(tensor<72x32xbf16>, tensor<64x64xbf16>\) -> .*tensor<(\d+)xui8>", call)
+    assert int(workspace.group(1)) >= 1 << 20
 
 
 def lowered_library_call(monkeypatch, product, *args) -> tuple[str, str]:
@@ -147,7 +158,7 @@ def lowered_library_call(monkeypatch, product, *args) -> tuple[str, str]:
     ("activation", "code", "after"), [(None, 0, ()), ("relu", 1, ()), ("gelu", 0, ("add", "tanh"))]
 )
 def test_epilogues_of_cusparselt(monkeypatch, activation, code, after):
-    """A bias is a fourth operand and ReLU an attribute; GELU follows on the product."""
+    """A bias is a third operand and ReLU an attribute; GELU follows on the product."""
     w, x = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((64, 96), (128, 64)))
     bias = jax.ShapeDtypeStruct((96,), jnp.float32)
 
@@ -157,7 +168,7 @@ def test_epilogues_of_cusparselt(monkeypatch, activation, code, after):
 
     call, text = lowered_library_call(monkeypatch, product, x, w, bias)
     assert f"activation = {code} : i64" in call
-    operands = "tensor<96x32xbf16>, tensor<96x8xui8>, tensor<128x64xbf16>"
+    operands = "tensor<112x32xbf16>, tensor<128x64xbf16>"
     assert f"({operands}{'' if after else ', tensor<96xbf16>'}) -> (tensor<128x96xbf16>" in call
     behind = text.split(call)[1]
     assert all(f"stablehlo.{name} " in behind for name in after)
@@ -176,7 +187,7 @@ def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
 
     call, text = lowered_library_call(monkeypatch, product, w, x)
     short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[out]
-    types = "(tensor<96x64xf8E4M3FN>, tensor<96x16xui8>, tensor<32x128xf8E4M3FN>)"
+    types = "(tensor<128x64xf8E4M3FN>, tensor<32x128xf8E4M3FN>)"
     assert f"{types} -> (tensor<96x32x{short}>" in call
     assert "dense_k_last = 1 : i64" in call
     assert "algorithm = 5 : i64" in call

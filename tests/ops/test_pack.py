@@ -112,6 +112,31 @@ def test_every_mask_of_a_group(implementation, dtype):
         assert_same_bits(packed, packed_by_oracle(x, 1, masks))
 
 
+def test_both_ways_is_one_way_after_the_other(implementation):
+    """With a mask of any count, by the best transposable one, and without."""
+    x = device(adversarial((2, 36, 44), "bfloat16", seed=45))
+    mask = jnp.signbit(x)
+    for given in (mask, None):
+        both = s24.pack24(x, (-1, 1), given, implementation=implementation)
+        each = [s24.pack24(x, axis, given, implementation=implementation) for axis in (-1, 1)]
+        assert_same_bits(both, tuple(each))
+    best, *packed = s24.transposable_pack24(x, implementation=implementation)
+    assert_same_bits(best, s24.transposable_mask24(x, implementation=implementation))
+    assert_same_bits(tuple(packed), s24.pack24(x, (-1, -2), best, implementation=implementation))
+
+
+def test_gradient_of_packing_by_the_best_mask(implementation, rng):
+    """Both packed arrays hold the kept entries, each once."""
+    w = device(rng.normal(size=(8, 12)), "float32")
+
+    def loss(w):
+        mask, *packed = s24.transposable_pack24(w, implementation=implementation)
+        return sum(jnp.sum(p.values**2) for p in packed), mask
+
+    gradient, mask = jax.grad(loss, has_aux=True)(w)
+    assert_same_bits(gradient, jnp.where(mask, 4 * w, 0))
+
+
 def test_a_mask_with_two_per_group_is_where(implementation, dtype):
     w = adversarial((80, 48), dtype, seed=44)
     mask = oracle.transposable_mask24(np.arange(w.size).reshape(w.shape) * 7.0 % 31)

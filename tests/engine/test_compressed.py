@@ -1,0 +1,144 @@
+"""Operands that kernels pack as cuSPARSELt reads them: which programs do so, and what a CPU says to it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24 import engine
+from jax_sparse24.formats import Compressed24
+from jax_sparse24.methods import FST, SSTE, Activation24
+from jax_sparse24.ops import _choose, compressed
+from tests.ops.data import assert_same_bits
+
+T, D, F = 256, 64, 128
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """Programs are lowered as if cuSPARSELt could run."""
+    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+
+
+def calls(method) -> list[tuple[str, str, str]]:
+    """(target, operands, results) of the kernels that value and gradients of an FFN call on CUDA."""
+    x, w1, w2 = (jnp.ones(shape, jnp.bfloat16) for shape in ((T, D), (D, F), (F, D)))
+    state = {name: method.init(w, name) for name, w in {"w1": w1, "w2": w2}.items()}
+
+    def loss(x, w1, w2):
+        y = s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0), implementation="cusparselt")
+        return y.sum()
+
+    step = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).trace(x, w1, w2)
+    text = step.lower(lowering_platforms=("cuda",)).as_text()
+    return re.findall(r"custom_call @(s24_\w+)\(.*: \((.*)\) -> \(?(.*?)\)?\n", text)
+
+
+def matrix(rows: int, depth: int) -> str:
+    """A compressed matrix, in a program."""
+    return f"tensor<{rows + 8 * -(-rows // 64)}x{depth // 2}xbf16>"
+
+
+FST_OPERANDS = {("s24_pack_masked", matrix(*size)) for size in ((F, D), (D, F))}
+FST_OPERANDS |= {("s24_mvue_pack", matrix(*size)) for size in ((F, T), (D, T))}
+Y2 = ("s24_squared_relu_pack", matrix(T, F))
+
+
+@pytest.mark.parametrize(
+    ("method", "packed", "products"),
+    [
+        (FST(), FST_OPERANDS, 6),
+        (Activation24(token_cut="mvue"), {Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
+        (Activation24(token_cut="mvue", tokens="consecutive"), {Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
+        (
+            Activation24(backward_mask="redraw"),
+            {Y2, ("s24_pack", matrix(T, F)), ("s24_pack_strided", matrix(F, T))},
+            4,
+        ),
+    ],
+    ids=["FST", "strided", "consecutive", "redrawn"],
+)
+def test_products_read_what_kernels_pack(method, packed, products):
+    """Nothing is copied in between."""
+    found = calls(method)
+    made = {(target, out.split(", ")[0]) for target, _, out in found if "pack" in target}
+    assert packed <= made
+    read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
+    assert len(read) == products
+    assert set(read) <= {matrix for _, matrix in made}
+    assert "s24_cusparselt_compress" not in {target for target, *_ in found}
+    # Y2, and dY1 at its places.
+    unpacked = [operands for target, operands, _ in found if target == "s24_unpack"]
+    kept = method != FST() and method.backward_mask == "keep"
+    assert unpacked == [f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>"] * (2 * kept)
+
+
+def test_one_pass_over_dy2_makes_three_of_them():
+    found = calls(Activation24())
+    targets = [target for target, *_ in found]
+    (made,) = (out.split(", ") for target, _, out in found if target == "s24_kept_backward")
+    assert (made[0], made.count(matrix(F, T))) == (matrix(T, F), 2)
+    read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
+    assert sorted(read) == sorted([matrix(T, F), matrix(F, T)] * 2)
+    assert not {"s24_cusparselt_compress", "s24_unpack", "s24_gather"} & set(targets)
+
+
+@pytest.mark.parametrize("method", [FST(), Activation24(dense_share=0.25)], ids=["FST", "Activation24"])
+def test_results_are_those_of_the_packed_form(method, documented_cusparselt, monkeypatch):
+    """The library reads compressed matrices here, in its own order; elsewhere it compresses them."""
+    rng = np.random.default_rng(1)
+    x, w1, w2 = (jnp.asarray(rng.normal(size=s) / 8, jnp.bfloat16) for s in ((96, 32), (32, 160), (160, 32)))
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def results(*operands):
+        def ffn(*operands):
+            return s24.sparse_ffn(*operands, method, state, jax.random.key(0), implementation="cusparselt")
+
+        y, vjp = jax.vjp(ffn, *operands)
+        return y, vjp(y)
+
+    got = jax.jit(lambda *a: results(*a))(x, w1, w2)
+    # Of B2 and B4, which have the same shapes, one is traced.
+    assert len(documented_cusparselt) == (6 if method == FST() else 3)
+    monkeypatch.setattr(engine, "reads", lambda *_: False)
+    assert_same_bits(got, jax.jit(lambda *a: results(*a))(x, w1, w2))
+
+
+def test_other_operands_are_compressed_before_the_product():
+    """Values that are scaled after the packing."""
+    found = [target for target, *_ in calls(SSTE(mvue=None))]
+    assert found.count("s24_cusparselt_compress") == found.count("s24_cusparselt_matmul") == 2
+
+
+def test_which_products_read_it():
+    place = (-1, -2), "right"
+    assert compressed.reads(*place, jnp.dtype("bfloat16"), (16, 32, 16), "cusparselt")
+    for dtype, shape, implementation in (
+        ("bfloat16", (16, 32, 16), "ffi"),
+        ("bfloat16", (16, 32, 16), None),  # measured on this machine, which has no GPU
+        ("bfloat16", (16, 48, 16), "cusparselt"),
+        ("bfloat16", (16, 0, 16), "cusparselt"),
+        ("float32", (16, 32, 16), "cusparselt"),
+        ("float8_e4m3fn", (32, 64, 32), "cusparselt"),
+    ):
+        assert not compressed.reads(*place, jnp.dtype(dtype), shape, implementation)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_a_compressed_matrix_and_its_parts(axis):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(96, 160)), jnp.bfloat16)
+    plain = s24.pack24(x, axis)
+    rows, half = plain.values.shape
+    behind = jnp.ones((8 * -(-rows // 64), half), jnp.bfloat16)
+    made = Compressed24(jnp.concatenate([plain.values, behind]), plain.metadata, axis)
+    assert jax.eval_shape(lambda: made) == jax.eval_shape(lambda: compressed.pack(x, axis))
+    for name in ("shape", "K", "dtype", "pattern"):
+        assert getattr(made, name) == getattr(plain, name)
+    assert_same_bits(made.plain.values, plain.values)
+    assert_same_bits(made.with_values(-plain.values).compressed, jnp.concatenate([-plain.values, behind]))
+    for target, run in {"unpack": made.todense, "pack": lambda: compressed.pack(x, axis)}.items():
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"s24_{target}: compressed .* are for CUDA"):
+            run()

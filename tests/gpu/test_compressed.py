@@ -1,0 +1,193 @@
+"""Matrices that kernels pack as cuSPARSELt reads them: their bits, and products and gradients with them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24 import engine, gated_ffn
+from jax_sparse24.formats import Compressed24
+from jax_sparse24.ops import compressed
+from jax_sparse24.ops.gated import gated_backward_pack
+from jax_sparse24.ops.kept import kept_backward
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
+from jax_sparse24.ops.pack import pack24_strided
+from tests.ops import library
+from tests.ops.cases import KEY
+from tests.ops.data import adversarial, assert_same_bits
+from tests.ops.test_kept import operands
+
+pytestmark = pytest.mark.usefixtures("cusparselt")
+DTYPES = ["bfloat16", "float16"]
+# Rows and K: one row of tiles of metadata, or several, whole and in part; K in parts of a tile, too.
+SIZES = [(16, 32), (80, 96), (128, 512), (192, 640), (1024, 2048)]
+
+
+def assert_compressed(pairs, *args):
+    """Of (made, packed) that a function returns: the same parts, the library's order, the same array."""
+
+    @jax.jit  # one program: compiling takes longest
+    def parts(*args):
+        return [
+            (
+                (got.compressed, got.metadata, got.todense(), compressed.compress(plain)),
+                (library.compress(plain), plain.metadata, plain.todense(), got.compressed),
+            )
+            for got, plain in pairs(*args)
+        ]
+
+    for got, want in parts(*args):
+        assert_same_bits(got, want)
+
+
+PRODUCERS = {
+    "pack": (compressed.pack, s24.pack24),
+    "masked": tuple(
+        lambda x, axis, pack=pack: pack(x, axis, s24.mask24(x[::-1], axis))
+        for pack in (compressed.pack, s24.pack24)
+    ),
+    "squared ReLU": (compressed.squared_relu, s24.squared_relu24),
+    "exact": tuple(
+        lambda x, axis, pack=pack: pack(KEY, x, axis, True) for pack in (compressed.mvue_pack, mvue_pack24)
+    ),
+    "approximate": tuple(
+        lambda x, axis, pack=pack: pack(KEY, x, axis, False) for pack in (compressed.mvue_pack, mvue_pack24)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_bits_are_those_of_the_packed_form(axis, size, dtype):
+    x = jnp.asarray(adversarial(size if axis == -1 else size[::-1], dtype, seed=5))
+    assert_compressed(lambda x: [(made(x, axis), plain(x, axis)) for made, plain in PRODUCERS.values()], x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)], ids=str)
+def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
+    packed, dy2 = operands(dtype, (256, 160))
+    features = jnp.asarray([3, 64, 159], jnp.int32)
+
+    def pairs(packed, dy2):
+        kept = Compressed24(compressed.compress(packed), packed.metadata, -1)
+        made = kept_backward(kept, dy2, features, "squared_relu", compressed=asked)
+        plain = kept_backward(packed, dy2, features, "squared_relu")
+        yield made[0], plain[0]
+        for flag, got, want in zip(asked, made[1:], plain[1:], strict=True):
+            if flag:
+                yield got.packed, want.packed
+
+    assert_compressed(pairs, packed, dy2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_bits_of_strided_rows(size, dtype):
+    x = jnp.asarray(adversarial(size[::-1], dtype, seed=6))
+
+    def pairs(x):
+        yield compressed.pack(x, -2, strided=True), pack24_strided(x)
+        for exact in (True, False):
+            made = compressed.mvue_pack(KEY, x, -2, exact, strided=True)
+            yield made, mvue_pack24_strided(KEY, x, exact)
+
+    assert_compressed(pairs, x)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_bits_of_gated_gradients(size):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, *size[::-1])), "bfloat16")
+    keys = jnp.asarray([[24, 4], [18, 47]], jnp.uint32)
+
+    def pairs(x):
+        made, plain = (
+            gated_backward_pack(*x, keys, "silu", compressed=form, implementation="ffi")
+            for form in (True, False)
+        )
+        return zip(made[2:], plain[2:], strict=True)
+
+    assert_compressed(pairs, x)
+
+
+@pytest.mark.parametrize("axes", [(-1, -2), (-1, -1), (-2, -2)], ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_products_are_those_of_the_packed_form(axes, side):
+    rng = np.random.default_rng(7)
+    packed, depth, dense = 272, 320, 136
+    free = (packed, dense) if side == "left" else (dense, packed)
+    shapes = [(n, depth) if axis == -1 else (depth, n) for n, axis in zip(free, axes, strict=True)]
+    a, b = (jnp.asarray(rng.normal(size=shape), "bfloat16") for shape in shapes)
+
+    def product(pack):
+        def run(a, b):
+            a, b = (pack(a, axes[0]), b) if side == "left" else (a, pack(b, axes[1]))
+            return contract(a, b, *axes, "cusparselt")
+
+        return jax.jit(run)
+
+    assert_same_bits(product(compressed.pack)(a, b), product(s24.pack24)(a, b))
+    # A batch, over either operand, is the loop.
+    batch = jnp.stack([a, -a, a + 1])
+    batched = jax.vmap(product(compressed.pack), (0, None))(batch, b)
+    for x, got in zip(batch, batched, strict=True):
+        assert_same_bits(got, product(compressed.pack)(x, b))
+
+
+METHODS = {
+    "FST": s24.methods.FST(),
+    "Activation24": s24.methods.Activation24(),
+    "redrawn": s24.methods.Activation24(backward_mask="redraw", token_cut="mvue"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_are_those_with_the_packed_form(name, monkeypatch):
+    """Also where steps follow each other in a loop, which XLA may record into a graph."""
+    method, rng = METHODS[name], np.random.default_rng(8)
+    shapes = ((512, 256), (256, 1024), (1024, 256))
+    x, w1, w2 = (jnp.asarray(rng.normal(size=s) / 16, jnp.bfloat16) for s in shapes)
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def ffn(x, w1, w2, key):
+        return s24.sparse_ffn(x, w1, w2, method, state, key, implementation="cusparselt")
+
+    def results():
+        jax.clear_caches()
+
+        def step(carry, key):
+            y, vjp = jax.vjp(lambda *a: ffn(*a, key), x, *carry)
+            dx, *d = vjp(y)
+            return [w - g for w, g in zip(carry, d, strict=True)], (y, dx, *d)
+
+        return jax.jit(lambda: jax.lax.scan(step, [w1, w2], jax.random.split(KEY, 3)))()
+
+    got = results()
+    monkeypatch.setattr(engine, "reads", lambda *_: False)
+    assert_same_bits(got, results())
+
+
+def test_gradients_of_a_block_with_a_gate(monkeypatch):
+    method, rng = METHODS["FST"], np.random.default_rng(9)
+    shapes = ((512, 256), (256, 512), (256, 512), (512, 256))
+    x, *w = (jnp.asarray(rng.normal(size=s) / 16, jnp.bfloat16) for s in shapes)
+    states, keys = [method.init(m) for m in w], list(jax.random.split(KEY, 3))
+    monkeypatch.setattr(gated_ffn.ops, "wins", lambda *_: True)
+
+    def results():
+        jax.clear_caches()
+
+        def block(x, *w):
+            layers = map(gated_ffn.Weight, w, states, keys)
+            return gated_ffn.gated_ffn((x, x), *layers, method, "silu", "cusparselt")
+
+        y, vjp = jax.vjp(jax.jit(block), x, *w)
+        return y, vjp(y)
+
+    got = results()
+    for module in (engine, gated_ffn):
+        monkeypatch.setattr(module, "reads", lambda *_: False)
+    assert_same_bits(got, results())
