@@ -11,8 +11,8 @@ namespace s24 {
 
 enum class Slope : int32_t { kRelu, kSquaredRelu };
 
-// dy/dx of y = max(x, 0) or max(x, 0)^2. kFinite: y is not infinite.
-template <Slope kind, bool kFinite = false>
+// dy/dx of y = max(x, 0) or max(x, 0)^2.
+template <Slope kind>
 S24_HD float slope_at(float y) {
   if constexpr (kind == Slope::kRelu) return y >= 0x1p-126f ? 1.0f : 0.0f;
 #if defined(__CUDA_ARCH__)
@@ -22,7 +22,7 @@ S24_HD float slope_at(float y) {
   const float root = __fmul_rn(y, r), residue = __fmaf_rn(-root, root, y);
   const float twice = __fmaf_rn(residue, r, __fadd_rn(root, root));
   const float slope = y < 0x1p-100f ? 0.0f : twice;
-  return !kFinite && bits_of(y) == kF32Inf ? y : slope;
+  return bits_of(y) == kF32Inf ? y : slope;
 #else
   return y < 0x1p-100f ? 0.0f : 2.0f * __builtin_sqrtf(y);
 #endif
@@ -48,14 +48,14 @@ S24_HD typename T::Bits sloped(typename T::Bits y, typename T::Bits dy) {
 }
 
 // Two of 16 bits, the first in the low half of a word.
-template <class T, Slope kind, bool kFinite>
+template <class T, Slope kind>
 S24_HD uint32_t sloped_pair(uint32_t y, uint32_t dy) {
 #if defined(__CUDA_ARCH__)
   const auto second = [](uint32_t word) {
     return T::kInf == BF16::kInf ? float_of(second_of(word)) : high_number<T>(word);
   };
-  const float a = scaled_gradient(slope_at<kind, kFinite>(low_number<T>(y)), low_number<T>(dy));
-  const float b = scaled_gradient(slope_at<kind, kFinite>(second(y)), second(dy));
+  const float a = scaled_gradient(slope_at<kind>(low_number<T>(y)), low_number<T>(dy));
+  const float b = scaled_gradient(slope_at<kind>(second(y)), second(dy));
   uint32_t out;  // what is no number becomes 0x7fff
   if constexpr (T::kInf == BF16::kInf)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));

@@ -1,7 +1,6 @@
 // The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
 // but dY2. Compiled without contraction of products and sums.
-#include <type_traits>
-
+#include "metadata_words.cuh"
 #include "pack_tile.cuh"
 
 namespace s24 {
@@ -45,18 +44,22 @@ struct KeptInput {
 // As Tile::put; all NaN count as alike. Returns the largest magnitude.
 __device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
                                         uint32_t (&made)[2]) {
-  uint32_t largest = 0, selectors[8];
+  uint32_t largest = 0;
   S24_UNROLL
-  for (int l = 0; l < 8; ++l) {
-    const Group<BF16> four = group_of<BF16>(rows, l);
-    const Largest two = two_largest(four);
-    const uint32_t pair = select_bytes(four.low, four.high, two.selector);
-    __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
-    selectors[l] = two.selector;
-    largest = max_u32(largest, two.key);
+  for (int n = 0; n < 2; ++n) {
+    uint32_t selectors[4];
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int l = 4 * n + i;
+      const Group<BF16> four = group_of<BF16>(rows, l);
+      const Largest two = two_largest(four);
+      const uint32_t pair = select_bytes(four.low, four.high, two.selector);
+      __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
+      selectors[i] = two.selector;
+      largest = max_u32(largest, two.key);
+    }
+    made[n] = selected_nibbles(selectors);
   }
-  made[0] = selected_nibbles(selectors);
-  made[1] = selected_nibbles(selectors + 4);
   return Largest{0, largest}.magnitude();
 }
 
@@ -104,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
     const KeptInput in = next;
     if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
     S(&both)[2] = tiles[n % 2];
-    uint32_t made[2][2] = {};
+    constexpr uint32_t kPadding = kPaddingNibble * 0x01010101u;
+    uint32_t made[2][2] = {{kPadding, kPadding}, {kPadding, kPadding}};
     if (inside) {
       TwoPlaces places[4];
       S24_UNROLL
@@ -113,31 +117,24 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
       const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
         store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
       };
+      Kept dy1;
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t take = places[j].take();
+        S24_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], take >> (16 * i));
+          dy1.pairs[j].at[i] = sloped_pair<T, slope>(in.y2.pairs[j].at[i], given);
+        }
+        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1.pairs[j]);
+      }
       FourRows all;
       in.y2.unpack(places, all);
       keep_dense(all, a.y2_along);
-      const uint32_t largest = cut(all, both[0], vector, group, made[0]);
-      if (largest > T::kInf) {  // different NaN are rare
+      if (cut(all, both[0], vector, group, made[0]) > T::kInf) {  // different NaN are rare
         const auto none = [](int) { return 0u; };
-        made[0][0] = made[0][1] = 0;
         both[0].template put<PackOp::kPlain, T>(all, vector, group, Key{0, 0}, 0, none, none, made[0]);
       }
-      Kept dy1;
-      const auto slopes = [&](auto finite) {
-        S24_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t take = places[j].take();
-          S24_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], take >> (16 * i));
-            dy1.pairs[j].at[i] = sloped_pair<T, slope, decltype(finite)::value>(in.y2.pairs[j].at[i], given);
-          }
-        }
-      };
-      slopes(std::true_type());
-      if (largest >= T::kInf) slopes(std::false_type());
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1.pairs[j]);
       dy1.unpack(places, all);
       keep_dense(all, a.dy1_along);
       cut(all, both[1], vector, group, made[1]);  // what is NaN there is the same NaN
@@ -145,13 +142,19 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
     both[0].exchange(made[0]);
     both[1].exchange(made[1]);
     __syncthreads();
-    const auto write = [&](const S& tile, const AlongTokens& to) {
+    const auto write = [&](const S& tile, const AlongTokens& to, int from) {
       const uint64_t packed = uint64_t(inner0) * (tokens / 4) + n * kTileGroups;  // group
       tile.store_pairs(static_cast<Pair<uint16_t>*>(to.values) + packed, tokens, rows);
       tile.store_nibbles(to.metadata + packed / 2, tokens, int(rows));
+      const int thread = int(threadIdx.x) - from;
+      if (to.behind == nullptr || thread < 0 || thread >= 64) return;
+      const SixteenBytes own = SixteenBytes::of(thread);
+      const auto* const words = reinterpret_cast<const uint32_t*>(tile.nibbles);
+      uint8_t* const at_tile = to.behind + uint64_t(inner0 / 8) * tokens + n * (kTileGroups * 32);
+      store(reinterpret_cast<uint32_t*>(at_tile) + 4 * thread, own.made([&](int row) { return words[4 * row + own.word]; }));
     };
-    write(both[0], a.y2_along);
-    write(both[1], a.dy1_along);
+    write(both[0], a.y2_along, 64);  // by other threads than those of rows
+    write(both[1], a.dy1_along, 128);
   }
 }
 
