@@ -18,7 +18,7 @@ from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.matmul import PACKED, contract, gather, with_values
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference import SLOPES, sloped
-from jax_sparse24.ops.tokens import collect, densest, inverse_of, permute, regroup
+from jax_sparse24.ops.tokens import ASCENDING, collect, densest, inverse_of, permute, regroup, set_columns
 from jax_sparse24.plan import ACTIVATIONS, FFN, LINEAR, WEIGHT_GRADIENTS, Context, Cut, Plan
 
 
@@ -170,11 +170,10 @@ class Execution:
                 # Gathered and moved in one pass, a GPU would read single elements.
                 few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
                 few_axis = -2
-            ascending = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}
             if on_left:
-                out = out.at[features].set(contract(few, cut.right, few_axis, b_axis), **ascending)
+                out = out.at[features].set(contract(few, cut.right, few_axis, b_axis), **ASCENDING)
             else:
-                out = out.at[:, features].set(contract(cut.left, few, a_axis, few_axis), **ascending)
+                out = set_columns(out, features, contract(cut.left, few, a_axis, few_axis))
         return collect(out, row.by.group, -2 if on_left else -1) if row.collected else out
 
 

@@ -98,16 +98,45 @@ S24_HD KeptPair keep_largest(Words x) {
   return take_nibble(x, top_two_of<T>(x).nibble());
 }
 
-// The same in fewer operations where all NaN are alike. Below the magnitudes stand numbers that fall with the index; the
-// sum of two of them tells which they are.
-S24_HD TopTwo top_two_alike(Words x) {
-  constexpr uint32_t kMagnitude = 0x7fff0000u;
-  const uint32_t k[4] = {(x.low << 16 & kMagnitude) | 16u, (x.low & kMagnitude) | 8u, (x.high << 16 & kMagnitude) | 4u,
-                         x.high & kMagnitude};
-  return top_two(k);
+// The same in fewer operations where all NaN are alike: a selector for select_bytes, and the largest key.
+struct Largest {
+  uint32_t selector, key;
+  // Its magnitude.
+  S24_HD uint32_t magnitude() const { return key >> 17; }
+};
+
+S24_HD Largest two_largest(Words x) {
+  // Below the magnitudes stand numbers that fall with the index. In the sum of two of them one digit depends on the first
+  // place and one on the second: they name the bytes of a table that make the selector.
+  constexpr uint32_t kHigh = 0xfffe0000u;
+  const uint32_t k[4] = {(x.low << 17) + 0x24u, (x.low << 1 & kHigh) | 0x21u, (x.high << 17) + 0x13u, (x.high << 1 & kHigh) | 0x03u};
+  const TopTwo top = top_two(k);
+  return {select_bytes(0x54767600u, 0x10541032u, top.largest + top.second), top.largest};
 }
 
-S24_HD uint32_t nibble_of_alike(TopTwo alike) { return shift_right(0x048c9de0u, alike.largest + alike.second) & 15u; }
+// The nibbles of four selectors, each in the low half of a byte.
+S24_HD uint32_t selected_nibbles(const uint32_t selectors[4]) {
+  const uint32_t a = selectors[0] | selectors[1] << 16, b = selectors[2] | selectors[3] << 16;
+  return (select_bytes(a, b, 0x6420u) >> 5 & 0x03030303u) | (select_bytes(a, b, 0x7531u) >> 3 & 0x0c0c0c0cu);
+}
+
+// What two nibbles in a byte say, for one after the other in the halves of a word.
+struct TwoPlaces {
+  uint32_t digits;  // the four places
+  static S24_HD TwoPlaces of(uint32_t byte) {
+    const uint32_t halves = (byte | byte << 4) & 0x0f0fu;
+    return {(halves | halves << 2) & 0x3333u};
+  }
+  // Selectors of what is kept of the elements.
+  S24_HD uint32_t take() const { return select_bytes(0x76543210u, 0, digits); }
+  // Selectors of the elements in a pair: bytes 1 and 0 or 3 and 2 where one is kept, those of zero elsewhere.
+  S24_HD void put(uint32_t selectors[2]) const {
+    const uint32_t bits = select_bytes(0x18100800u, 0, digits);
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i)
+      selectors[i] = 0x44444444u - shift_left(0x44u - 0x10u, bits >> (16 * i)) - shift_left(0x44u - 0x32u, bits >> (16 * i + 8));
+  }
+};
 
 // mask: four bytes, 0 or 1. As keep24_masked.
 template <class T>
@@ -168,10 +197,9 @@ S24_HD KeptPair keep_squared_relu(Words x) {
 
 // A group from its packed form.
 S24_HD Words put_nibble(KeptPair kept) {
-  // Selectors of the four elements: bytes 1 and 0 or 3 and 2 of the pair where one is kept, zero bytes elsewhere.
-  const uint32_t bytes = 0x44444444u - shift_left(0x44u - 0x10u, kept.nibble << 3 & 24u) -
-                         shift_left(0x44u - 0x32u, kept.nibble << 1 & 24u);
-  return {select_bytes(kept.bits, 0, bytes), select_bytes(kept.bits, 0, bytes >> 16)};
+  const uint32_t first = kept.nibble & 3u, second = kept.nibble >> 2;
+  const uint64_t all = uint64_t(kept.bits & 0xffffu) << (16 * first) | uint64_t(kept.bits >> 16) << (16 * second);
+  return {uint32_t(all), uint32_t(all >> 32)};
 }
 
 }  // namespace s24

@@ -5,48 +5,74 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr int kSearchers = 512, kWarps = kSearchers / 32;
+constexpr int kSearchers = 1024, kWarps = kSearchers / 32;
+constexpr unsigned kHeld = 16;  // scores that a thread keeps in registers
 
 // The sum of a block's numbers. A thread may be one call ahead of another, so `slots` are taken in turn.
 __device__ __forceinline__ uint32_t sum_of_block(uint32_t own, uint32_t (&slots)[kWarps]) {
-  S24_UNROLL
-  for (int distance = 16; distance > 0; distance /= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+  const auto sum_of_warp = [](uint32_t v) {
+    S24_UNROLL
+    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
+    return v;
+  };
+  own = sum_of_warp(own);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = own;
   __syncthreads();
-  uint32_t sum = 0;
-  S24_UNROLL
-  for (int w = 0; w < kWarps; ++w) sum += slots[w];
-  return sum;
+  return sum_of_warp(slots[threadIdx.x % 32]);
 }
 
+// Of the threads before this one.
+__device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t (&slots)[kWarps]) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto running = [lane](uint32_t v) {
+    S24_UNROLL
+    for (unsigned distance = 1; distance < 32; distance *= 2) {
+      const uint32_t before = __shfl_sync(0xffffffffu, v, int(lane < distance ? lane : lane - distance));
+      if (lane >= distance) v += before;
+    }
+    return v;
+  };
+  const uint32_t within = running(own);
+  if (lane == 31) slots[warp] = within;
+  __syncthreads();
+  const uint32_t warps = running(slots[lane]);
+  const uint32_t before = __shfl_sync(0xffffffffu, warps, int(warp == 0 ? 0 : warp - 1));
+  return within - own + (warp == 0 ? 0 : before);
+}
+
+// A thread takes the scores from `begin`, as many as are in registers.
 __global__ void __launch_bounds__(kSearchers) highest(const int32_t* scores, int32_t* places, unsigned count, unsigned n,
                                                     int bits) {
-  __shared__ uint32_t slots[2][kWarps], above[kSearchers], equal[kSearchers];
-  const auto in_block = [&](int turn, int32_t least) {
-    uint32_t own = 0;
-    for (unsigned i = threadIdx.x; i < count; i += kSearchers) own += scores[i] >= least;
-    return sum_of_block(own, slots[turn]);
+  __shared__ uint32_t slots[2][kWarps];
+  const unsigned each = (count + kSearchers - 1) / kSearchers;
+  const unsigned begin = min(threadIdx.x * each, count), end = min(begin + each, count);
+  int32_t held[kHeld];
+  S24_UNROLL
+  for (unsigned i = 0; i < kHeld; ++i) held[i] = begin + i < end ? scores[begin + i] : -1;
+  const auto for_own = [&](auto work) {
+    S24_UNROLL
+    for (unsigned i = 0; i < kHeld; ++i) work(begin + i, held[i]);
+    for (unsigned i = begin + kHeld; i < end; ++i) work(i, scores[i]);
   };
   // The largest number that n scores reach, from its highest bit down.
   int32_t least = 0;
-  for (int bit = bits - 1; bit >= 0; --bit)
-    if (in_block(bit % 2, least | 1 << bit) >= n) least |= 1 << bit;
-  // Those above it, and the first of those equal to it.
-  const unsigned each = (count + kSearchers - 1) / kSearchers;
-  const unsigned begin = threadIdx.x * each, end = min(begin + each, count);
-  uint32_t own_above = 0, own_equal = 0;
-  for (unsigned i = begin; i < end; ++i) own_above += scores[i] > least, own_equal += scores[i] == least;
-  above[threadIdx.x] = own_above;
-  equal[threadIdx.x] = own_equal;
-  const uint32_t wanted = n - sum_of_block(own_above, slots[1]);  // of those equal; its barrier is also that of the arrays
-  uint32_t above_before = 0, equal_before = 0;
-  for (unsigned t = 0; t < threadIdx.x; ++t) above_before += above[t], equal_before += equal[t];
-  for (unsigned i = begin; i < end; ++i) {
-    const bool is_above = scores[i] > least, is_equal = scores[i] == least;
-    if (is_above || (is_equal && equal_before < wanted)) places[above_before + min(equal_before, wanted)] = int32_t(i);
-    above_before += is_above;
-    equal_before += is_equal;
+  for (int bit = bits - 1; bit >= 0; --bit) {
+    uint32_t reach = 0;
+    for_own([&](unsigned, int32_t score) { reach += score >= (least | 1 << bit); });
+    if (sum_of_block(reach, slots[bit % 2]) >= n) least |= 1 << bit;
   }
+  // Those above it, and the first of those equal to it.
+  uint32_t above = 0, equal = 0;
+  for_own([&](unsigned, int32_t score) { above += score > least, equal += score == least; });
+  const uint32_t wanted = n - sum_of_block(above, slots[1]);  // of those equal
+  above = sum_before(above, slots[0]);
+  equal = sum_before(equal, slots[1]);
+  for_own([&](unsigned i, int32_t score) {
+    const bool is_above = score > least, is_equal = score == least;
+    if (is_above || (is_equal && equal < wanted)) places[above + min(equal, wanted)] = int32_t(i);
+    above += is_above;
+    equal += is_equal;
+  });
 }
 
 }  // namespace

@@ -1,59 +1,66 @@
 // The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
 // but dY2. Compiled without contraction of products and sums.
-#include <type_traits>
-
+#include "metadata_words.cuh"
 #include "pack_tile.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-// A thread's eight features of the four tokens of a group.
+// What is kept of a thread's eight features of the four tokens of a group.
+struct Kept {
+  Vector<uint32_t, 2> pairs[4];
+  __device__ __forceinline__ void unpack(const TwoPlaces (&places)[4], FourRows& rows) const {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t put[2];
+      places[j].put(put);
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, put[i]);
+        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, put[i] >> 16);
+      }
+    }
+  }
+};
+
+// A thread's features of its tokens.
 struct KeptInput {
   FourRows dy2;
-  Vector<uint32_t, 2> pairs[4];
-  uint32_t nibbles[4];
+  Kept y2;
+  uint32_t nibbles[4];  // a byte of metadata each
 
   // at: of the first token's first feature. next: from one token to the next.
   __device__ __forceinline__ void read(const KeptArgs& a, uint64_t at, uint64_t next) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j, at += next) {
       dy2[j] = load<uint32_t, 4>(static_cast<const uint32_t*>(a.dy2) + at / 2);
-      pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
+      y2.pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
       nibbles[j] = a.metadata[at / 8];
-    }
-  }
-  __device__ __forceinline__ uint32_t nibble(int j, int i) const { return nibbles[j] >> (4 * i) & 15u; }
-  // All features of packed ones.
-  __device__ __forceinline__ void unpack(const Vector<uint32_t, 2> (&kept)[4], FourRows& rows) const {
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const Words group = put_nibble(KeptPair{nibble(j, i), kept[j].at[i]});
-        rows[j].at[2 * i] = group.low;
-        rows[j].at[2 * i + 1] = group.high;
-      }
     }
   }
 };
 
-// As Tile::put; different NaN among the numbers are rare, if any are possible.
-template <class T, bool kAlike>
-__device__ __forceinline__ void cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
-                                    uint32_t (&made)[2]) {
+// As Tile::put; all NaN count as alike. Returns the largest magnitude.
+__device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
+                                        uint32_t (&made)[2]) {
   uint32_t largest = 0;
   S24_UNROLL
-  for (int l = 0; l < 8; ++l) {
-    const Group<T> four = group_of<T>(rows, l);
-    const TopTwo top = top_two_alike(four);
-    const KeptPair kept = take_nibble(four, nibble_of_alike(top));
-    __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &kept.bits, sizeof kept.bits);
-    made[l / 4] |= kept.nibble << (l % 4 * 8);
-    if (!kAlike) largest = max_u32(largest, top.largest);
+  for (int n = 0; n < 2; ++n) {
+    uint32_t selectors[4];
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int l = 4 * n + i;
+      const Group<BF16> four = group_of<BF16>(rows, l);
+      const Largest two = two_largest(four);
+      const uint32_t pair = select_bytes(four.low, four.high, two.selector);
+      __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
+      selectors[i] = two.selector;
+      largest = max_u32(largest, two.key);
+    }
+    made[n] = selected_nibbles(selectors);
   }
-  const auto none = [](int) { return 0u; };
-  if (largest >> 16 > T::kInf) tile.put<PackOp::kPlain, T>(rows, vector, group, Key{0, 0}, 0, none, none, made);
+  return Largest{0, largest}.magnitude();
 }
 
 // Lanes of `dense` (a bit each) to their rows; to: of a thread's tokens in row 0.
@@ -100,38 +107,54 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
     const KeptInput in = next;
     if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
     S(&both)[2] = tiles[n % 2];
-    uint32_t made[2][2] = {};
+    constexpr uint32_t kPadding = kPaddingNibble * 0x01010101u;
+    uint32_t made[2][2] = {{kPadding, kPadding}, {kPadding, kPadding}};
     if (inside) {
-      Vector<uint32_t, 2> dy1[4];
+      TwoPlaces places[4];
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) places[j] = TwoPlaces::of(in.nibbles[j]);
+      const unsigned first = 4 * (n * kTileGroups + group);
+      const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
+        store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
+      };
+      Kept dy1;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
+        const uint32_t take = places[j].take();
         S24_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const Words group = {in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1]};
-          dy1[j].at[i] = sloped_pair<T, slope>(in.pairs[j].at[i], take_nibble(group, in.nibble(j, i)).bits);
+          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], take >> (16 * i));
+          dy1.pairs[j].at[i] = sloped_pair<T, slope>(in.y2.pairs[j].at[i], given);
         }
-        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1[j]);
+        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1.pairs[j]);
       }
-      const auto along_tokens = [&](const Vector<uint32_t, 2>(&pairs)[4], auto alike, const AlongTokens& to, int which) {
-        FourRows all;
-        in.unpack(pairs, all);
-        const unsigned first = 4 * (n * kTileGroups + group);
-        store_dense<T>(all, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
-        cut<T, decltype(alike)::value>(all, both[which], vector, group, made[which]);
-      };
-      along_tokens(in.pairs, std::false_type(), a.y2_along, 0);
-      along_tokens(dy1, std::true_type(), a.dy1_along, 1);  // what is NaN there is the same NaN
+      FourRows all;
+      in.y2.unpack(places, all);
+      keep_dense(all, a.y2_along);
+      if (cut(all, both[0], vector, group, made[0]) > T::kInf) {  // different NaN are rare
+        const auto none = [](int) { return 0u; };
+        both[0].template put<PackOp::kPlain, T>(all, vector, group, Key{0, 0}, 0, none, none, made[0]);
+      }
+      dy1.unpack(places, all);
+      keep_dense(all, a.dy1_along);
+      cut(all, both[1], vector, group, made[1]);  // what is NaN there is the same NaN
     }
     both[0].exchange(made[0]);
     both[1].exchange(made[1]);
     __syncthreads();
-    const auto write = [&](const S& tile, const AlongTokens& to) {
+    const auto write = [&](const S& tile, const AlongTokens& to, int from) {
       const uint64_t packed = uint64_t(inner0) * (tokens / 4) + n * kTileGroups;  // group
       tile.store_pairs(static_cast<Pair<uint16_t>*>(to.values) + packed, tokens, rows);
       tile.store_nibbles(to.metadata + packed / 2, tokens, int(rows));
+      const int thread = int(threadIdx.x) - from;
+      if (to.behind == nullptr || thread < 0 || thread >= 64) return;
+      const SixteenBytes own = SixteenBytes::of(thread);
+      const auto* const words = reinterpret_cast<const uint32_t*>(tile.nibbles);
+      uint8_t* const at_tile = to.behind + uint64_t(inner0 / 8) * tokens + n * (kTileGroups * 32);
+      store(reinterpret_cast<uint32_t*>(at_tile) + 4 * thread, own.made([&](int row) { return words[4 * row + own.word]; }));
     };
-    write(both[0], a.y2_along);
-    write(both[1], a.dy1_along);
+    write(both[0], a.y2_along, 64);  // by other threads than those of rows
+    write(both[1], a.dy1_along, 128);
   }
 }
 

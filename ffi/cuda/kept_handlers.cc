@@ -107,9 +107,10 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   c.batch = Batch(lead, {v_lead, m_lead, d_lead, r_lead}, lead.size());
   const int64_t total = a.tokens * a.features;  // bytes of packed values
   const auto along = [&](int64_t b, const Values& form, ffi::AnyBuffer& v, ffi::AnyBuffer& m, ffi::AnyBuffer& few) {
-    return AlongTokens{at_bytes(v.untyped_data(), b * form.step),
-                       reinterpret_cast<uint8_t*>(at_bytes(m.untyped_data(), b * (total / 8))),
-                       at_bytes(few.untyped_data(), b * dense * a.tokens * 2)};
+    char* const to = at_bytes(v.untyped_data(), b * form.step);
+    return AlongTokens{to, reinterpret_cast<uint8_t*>(at_bytes(m.untyped_data(), b * (total / 8))),
+                       at_bytes(few.untyped_data(), b * dense * a.tokens * 2),
+                       form.compressed ? reinterpret_cast<uint8_t*>(to + total) : nullptr};
   };
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     KeptArgs one = c.at(b);
@@ -120,8 +121,6 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
     one.dy1_along = along(b, dy1_columns, *dy1_values, *dy1_metadata, *dy1_dense);
     cudaError_t e = launch_kept(one, stream);
     if (e == cudaSuccess) e = rows.finish(one.dy1, one.metadata, a.tokens, a.features, stream);
-    for (const auto& [form, made] : {std::pair(&y2_columns, &one.y2_along), std::pair(&dy1_columns, &one.dy1_along)})
-      if (e == cudaSuccess) e = form->finish(made->values, made->metadata, a.features, a.tokens, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();

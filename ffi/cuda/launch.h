@@ -37,10 +37,12 @@ struct PackedGradients {
 // same shape: dY1 on its support, with its metadata; and both cut to the two largest of four tokens, packed along these.
 // Tokens of a group are neighbours or, if strided, a quarter of all apart. Features with ranks[i] >= 0 also go dense to
 // row ranks[i] of (ranks, tokens), in the order of packed tokens.
+// behind: the metadata in cuSPARSELt's order for sm_90, rows padded to 64; null: not asked for.
 struct AlongTokens {
   void* values;
   uint8_t* metadata;
   void* dense;
+  uint8_t* behind = nullptr;
 };
 
 struct KeptArgs {

@@ -2,9 +2,7 @@
 //
 // A block takes 64 rows of 64 bytes, which are as many bytes together in cuSPARSELt's order: they pass through shared
 // memory, so that lines are read and written whole.
-#include "../core/metadata_layouts.h"
-#include "../core/pairs.h"
-#include "vectors.cuh"
+#include "metadata_words.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -25,19 +23,14 @@ struct Place {
 struct Width16 {
   static __device__ __forceinline__ int64_t at(int64_t m, int64_t q, int64_t depth) { return cusparselt_sm90_16bit(m, q, depth); }
 
-  static __device__ __forceinline__ Place place(int thread) { return {thread % 16 / 4 * 16 + thread % 4 * 2, thread / 16 * 8}; }
+  static __device__ __forceinline__ Place place(int thread) {
+    const SixteenBytes own = SixteenBytes::of(thread);
+    return {own.row, own.word * 8};
+  }
 
   // Of the row and the one below it.
   static __device__ __forceinline__ Vector<uint32_t, 4> made(const Tile& tile, Place p) {
-    Vector<uint32_t, 4> out;
-    S24_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t low = tile.words[p.row + i / 2][p.group / 8], high = tile.words[p.row + i / 2 + 8][p.group / 8];
-      const uint32_t both = select_bytes(low, high, i % 2 == 0 ? 0x6420u : 0x7531u);  // two bytes of either
-      const uint32_t l = both & 0xffffu, h = both >> 16;
-      out.at[i] = (l & 0x0f0fu) | (h & 0x0f0fu) << 4 | (l >> 4 & 0x0f0fu) << 16 | (h & 0xf0f0u) << 16;
-    }
-    return out;
+    return SixteenBytes{p.row, p.group / 8}.made([&](int row) { return tile.words[row][p.group / 8]; });
   }
 };
 

@@ -14,7 +14,7 @@ from jax_sparse24.ops._groups import bits
 from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
-from jax_sparse24.ops.tokens import non_zeros, regroup
+from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
 
@@ -86,12 +86,8 @@ def kept_backward(
     has the form of `kept`. Not differentiable."""
 
     def one_pass(kept, dy2, features):
-        f, n = dy2.shape[1], features.size
-        ranks = jnp.full(f, -1, jnp.int32)
-        ranks = ranks.at[features].set(
-            jnp.arange(n, dtype=jnp.int32), indices_are_sorted=True, unique_indices=True
-        )
-        few = jax.ShapeDtypeStruct((n, dy2.shape[0]), dy2.dtype)
+        ranks = rank_of(features, dy2.shape[1])
+        few = jax.ShapeDtypeStruct((features.size, dy2.shape[0]), dy2.dtype)
         forms = [
             (Compressed24, compressed_types) if asked else (Packed24, packed_types) for asked in compressed
         ]

@@ -12,6 +12,9 @@ from jax_sparse24.ops._choose import run
 from jax_sparse24.ops._groups import magnitude_bits
 from jax_sparse24.ops.prune import prune24
 
+# Of indices in a scatter.
+ASCENDING = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}
+
 
 def regroup(x: jax.Array, order: str, group: int = 4) -> jax.Array:
     """Rows of `x` (T, n) in a fixed order, T a multiple of `group`.
@@ -86,6 +89,25 @@ def highest(score: jax.Array, share: float, most: int, *, implementation: str | 
 
 def _sorted_places(score, count: int):
     return jnp.sort(jax.lax.top_k(score, count)[1])  # a GPU gathers columns faster in their order
+
+
+def set_columns(x: jax.Array, places: jax.Array, columns: jax.Array) -> jax.Array:
+    """`x` (m, n) with its columns at `places`, ascending and different, replaced by `columns` (m, k)."""
+
+    def scattered(x, places, columns):
+        return x.at[:, places].set(columns, **ASCENDING)
+
+    def selected(x, places, columns):
+        # A GPU would scatter single elements; whole rows pass at the speed of its memory.
+        ranks = rank_of(places, x.shape[1])
+        return jnp.where(ranks >= 0, jnp.take(columns, ranks, axis=1, mode="clip"), x)
+
+    return jax.lax.platform_dependent(x, places, columns, cuda=selected, default=scattered)
+
+
+def rank_of(places: jax.Array, n: int) -> jax.Array:
+    """int32 (n,): where each number below n stands in `places`, ascending and different; -1: not there."""
+    return jnp.full(n, -1, jnp.int32).at[places].set(jnp.arange(places.size, dtype=jnp.int32), **ASCENDING)
 
 
 def dense_count(n: int, share: float) -> int:

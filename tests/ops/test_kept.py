@@ -10,7 +10,7 @@ import jax_sparse24 as s24
 from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import FORMATS
 from jax_sparse24.ops.kept import count_kept, kept_backward
-from jax_sparse24.ops.tokens import dense_count, highest, regroup
+from jax_sparse24.ops.tokens import dense_count, highest, regroup, set_columns
 from tests.ops.data import LAYOUT, adversarial, assert_same_bits, device, from_words, special_words, words
 
 T, f = 40, 24
@@ -86,6 +86,16 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
         assert_same_bits(made.packed, packed)
         np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)
     np.testing.assert_array_equal(counts, (moved[0] << 1 != 0).sum(0))  # but for the sign
+
+
+def test_columns_are_set_on_either_platform(monkeypatch):
+    """By a scatter, and by a selection as on CUDA."""
+    x, columns = (device(adversarial((6, n), "float32", n)) for n in (24, FEATURES.size))
+    want = words(x).copy()
+    want[:, FEATURES] = words(columns)
+    np.testing.assert_array_equal(words(set_columns(x, device(FEATURES), columns)), want)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    np.testing.assert_array_equal(words(set_columns(x, device(FEATURES), columns)), want)
 
 
 def test_the_features_with_the_most():

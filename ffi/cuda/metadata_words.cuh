@@ -1,0 +1,30 @@
+// Metadata in cuSPARSELt's order for sm_90 and 16-bit values, see metadata_layouts.h.
+#pragma once
+#include "../core/metadata_layouts.h"
+#include "../core/pairs.h"
+#include "vectors.cuh"
+
+namespace s24 {
+namespace cuda {
+
+// Of 64 rows and 32 groups, which are 1024 bytes together, a thread of 64 writes 16.
+struct SixteenBytes {
+  int row, word;  // of eight groups
+  static __device__ __forceinline__ SixteenBytes of(int thread) { return {thread % 16 / 4 * 16 + thread % 4 * 2, thread / 16}; }
+
+  // word_of(row): eight nibbles as they are stored in rows.
+  template <class F>
+  __device__ __forceinline__ Vector<uint32_t, 4> made(F word_of) const {
+    Vector<uint32_t, 4> out;
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t both = select_bytes(word_of(row + i / 2), word_of(row + i / 2 + 8), i % 2 == 0 ? 0x6420u : 0x7531u);
+      const uint32_t l = both & 0xffffu, h = both >> 16;  // two bytes of either
+      out.at[i] = (l & 0x0f0fu) | (h & 0x0f0fu) << 4 | (l >> 4 & 0x0f0fu) << 16 | (h & 0xf0f0u) << 16;
+    }
+    return out;
+  }
+};
+
+}  // namespace cuda
+}  // namespace s24
