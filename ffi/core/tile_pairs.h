@@ -74,6 +74,12 @@ S24_HD uint32_t pairs_of_columns(const uint32_t rows[4]) {
   return select_bytes(pairs | pairs >> 4, 0u, 0x4420u);
 }
 
+// Byte i of four words.
+S24_HD uint32_t byte_of_each(const uint32_t words[4], int i) {
+  const uint32_t two = 0x0040u + 0x11u * uint32_t(i);
+  return select_bytes(select_bytes(words[0], words[1], two), select_bytes(words[2], words[3], two), 0x5410u);
+}
+
 // The columns of a tile given by its rows.
 S24_HD void transpose_tile(const Words rows[4], Words columns[4]) {
   S24_UNROLL

@@ -35,10 +35,7 @@ __device__ __noinline__ Vector<uint32_t, 2> pack_by_any_mask(const uint16_t* den
     transpose_tile(rows, columns);
     S24_UNROLL
     for (int i = 0; i < 4; ++i) {
-      uint32_t down = 0;
-      S24_UNROLL
-      for (int r = 0; r < 4; ++r) down |= (by[r] >> (8 * i) & 1u) << (8 * r);
-      const KeptPair row = keep_masked<T>(rows[i], by[i]), column = keep_masked<T>(columns[i], down);
+      const KeptPair row = keep_masked<T>(rows[i], by[i]), column = keep_masked<T>(columns[i], byte_of_each(by, i));
       nibbles |= row.nibble << (8 * i + 4 * t);
       found |= column.nibble << (8 * i);
       store(reinterpret_cast<uint32_t*>(to.values + next / 2 * i + 2 * t), Vector<uint32_t, 1>{{row.bits}});
