@@ -40,7 +40,12 @@ PRODUCERS = (
     Producer("prune24", lambda x, m, axis, i: s24.prune24(x, axis, implementation=i)),
     Producer("soft24", lambda x, m, axis, i: s24.soft24(x, axis, implementation=i)),
     Producer("pack24", lambda x, m, axis, i: s24.pack24(x, axis, implementation=i)),
-    Producer("pack24 with mask", lambda x, m, axis, i: s24.pack24(x, axis, m, implementation=i), masked=True),
+    Producer(
+        "pack24 with mask",
+        lambda x, m, axis, i: s24.pack24(x, axis if axis != "both" else (-1, -2), m, implementation=i),
+        (-1, -2, "both"),
+        masked=True,
+    ),
     Producer(
         "squared_relu24",
         lambda x, m, axis, i: s24.squared_relu24(x, axis if axis != "both" else (-1, -2), implementation=i),
@@ -48,6 +53,9 @@ PRODUCERS = (
     ),
     Producer(
         "transposable_mask24", lambda x, m, axis, i: s24.transposable_mask24(x, implementation=i), (None,)
+    ),
+    Producer(
+        "transposable_pack24", lambda x, m, axis, i: s24.transposable_pack24(x, implementation=i), (None,)
     ),
     Producer("mvue24 exact", lambda x, m, axis, i: s24.mvue24(KEY, x, axis, True, implementation=i)),
     Producer("mvue24 approximate", lambda x, m, axis, i: s24.mvue24(KEY, x, axis, False, implementation=i)),
@@ -90,7 +98,10 @@ def measure_producer(
     case: Case, dtype: str, producer: Producer, axis: int | str | None, settings: Settings
 ) -> dict:
     x = random((case.T, case.f), dtype, 1)
-    args = (x, s24.mask24(random(x.shape, dtype, 2), axis)) if producer.masked else (x,)
+    args = (x,)
+    if producer.masked:
+        other = random(x.shape, dtype, 2)
+        args += (s24.transposable_mask24(other) if axis == "both" else s24.mask24(other, axis),)
 
     def variant(implementation):
         return Program(lambda x, m=None: producer.run(x, m, axis, implementation), *args)

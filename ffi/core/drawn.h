@@ -71,7 +71,8 @@ S24_HD uint32_t signed_pair(uint32_t y, float swap, uint32_t signs) {
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0u));
   return y;
 #else
-  return y | (mask_if<uint32_t>((y & 0xffffu) != 0) & signs & 0x8000u) | (mask_if<uint32_t>(y >> 16 != 0) & signs & 0x80000000u);
+  const uint32_t low = mask_if<uint32_t>((y & 0xffffu) != 0) & 0x8000u, high = mask_if<uint32_t>(y >> 16 != 0) & 0x80000000u;
+  return y | (signs & (low | high));
 #endif
 }
 

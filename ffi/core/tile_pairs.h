@@ -74,13 +74,19 @@ S24_HD uint32_t pairs_of_columns(const uint32_t rows[4]) {
   return select_bytes(pairs | pairs >> 4, 0u, 0x4420u);
 }
 
+// Byte i of four words.
+S24_HD uint32_t byte_of_each(const uint32_t words[4], int i) {
+  const uint32_t two = 0x0040u + 0x11u * uint32_t(i);
+  return select_bytes(select_bytes(words[0], words[1], two), select_bytes(words[2], words[3], two), 0x5410u);
+}
+
 // The columns of a tile given by its rows.
 S24_HD void transpose_tile(const Words rows[4], Words columns[4]) {
   S24_UNROLL
   for (int c = 0; c < 4; ++c) {
+    const auto of = [&](int r) { return c < 2 ? rows[r].low : rows[r].high; };
     const uint32_t halves = c % 2 == 0 ? 0x5410u : 0x7632u;
-    columns[c] = c < 2 ? Words{select_bytes(rows[0].low, rows[1].low, halves), select_bytes(rows[2].low, rows[3].low, halves)}
-                       : Words{select_bytes(rows[0].high, rows[1].high, halves), select_bytes(rows[2].high, rows[3].high, halves)};
+    columns[c] = {select_bytes(of(0), of(1), halves), select_bytes(of(2), of(3), halves)};
   }
 }
 

@@ -103,9 +103,11 @@ S24_HD uint32_t largest_half(const uint32_t a[6], const uint32_t b[6]) {
 template <int kFirst, int kCount>
 S24_HD uint32_t largest_pattern(const uint32_t pairs[4][6]) {
   if constexpr (kCount > 6) {
-    return max_u32(largest_pattern<kFirst, kCount / 2>(pairs), largest_pattern<kFirst + kCount / 2, kCount - kCount / 2>(pairs));
+    return max_u32(largest_pattern<kFirst, kCount / 2>(pairs),
+                   largest_pattern<kFirst + kCount / 2, kCount - kCount / 2>(pairs));
   } else {
-    const uint32_t upper = largest_half<kFirst, true>(pairs[0], pairs[1]), lower = largest_half<kFirst, false>(pairs[2], pairs[3]);
+    const uint32_t upper = largest_half<kFirst, true>(pairs[0], pairs[1]);
+    const uint32_t lower = largest_half<kFirst, false>(pairs[2], pairs[3]);
     if constexpr (kCount == 1)
       return upper + lower;
     else
@@ -159,6 +161,23 @@ S24_HD bool search_tile(const uint32_t words[8], uint32_t& mask) {
   mask = tile_of_rank((largest_pattern<0, kTileCuts>(pairs) & 255u) - 1u);
   return smallest >= (exponent - kSpread) * (1 << kSignificand) && exponent < (T::kInf >> kSignificand) &&
          exponent >= kBits - 1 + kBias - 127;
+}
+
+// best_tile_mask of 16-bit floats given as numbers; `largest`: of their magnitudes, below 2^127. Scores are those of
+// tile_scores times a power of two, which changes no comparison.
+S24_HD uint32_t best_tile_mask_of_numbers(const float w[16], float largest) {
+  const uint32_t exponent = bits_of(largest) & 0x7f800000u;
+  const float scale = float_of((254u << 23) - exponent);
+  float b[16], top[36], bottom[36], best;
+  uint32_t mask;
+  S24_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    b[i] = magnitude(w[i]) * scale;  // exact
+    if (exponent > 127u << 23) b[i] = without_subnormals(b[i]);
+  }
+  tile_halves(b, top, bottom);
+  TileSearch<0, kTilePatterns>::run(top, bottom, best, mask);
+  return mask;
 }
 
 }  // namespace s24

@@ -15,43 +15,37 @@ struct PackedPlace {
 
 using Mask = Vector<uint32_t, 2>[4];  // bytes of eight columns
 
-// Four rows of a tile, their masks of four bytes each, and what is kept of it along its rows and along its columns.
-struct TileOfWords {
-  Words rows[4];
-};
-struct TileOfBytes {
-  uint32_t rows[4];
-};
-struct KeptTile {
-  FourPairs rows, columns;
-};
-
-// Never inlined: masks that keep another number than two are rare.
+// Two tiles from the beginning, by any mask: rare, and therefore never inlined. next: from one row of the array to the next.
 template <class T>
-__device__ __noinline__ KeptTile keep_by_any_mask(TileOfWords tile, TileOfBytes mask) {
-  KeptTile kept{};
-  Words columns[4];
-  transpose_tile(tile.rows, columns);
-  S24_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    uint32_t down = 0;
+__device__ __noinline__ Vector<uint32_t, 2> pack_by_any_mask(const uint16_t* dense, const uint8_t* mask, uint32_t next,
+                                                             PackedPlace to, Tile<uint16_t>& tile, unsigned vector,
+                                                             unsigned group) {
+  Vector<uint32_t, 2> made = {};
+  uint32_t nibbles = 0;
+#pragma unroll 1
+  for (int t = 0; t < 2; ++t) {
+    Words rows[4], columns[4];
+    uint32_t by[4], found = 0;
     S24_UNROLL
-    for (int r = 0; r < 4; ++r) down |= (mask.rows[r] >> (8 * i) & 1u) << (8 * r);
-    const KeptPair row = keep_masked<T>(tile.rows[i], mask.rows[i]), column = keep_masked<T>(columns[i], down);
-    kept.rows.bits[i] = row.bits;
-    kept.columns.bits[i] = column.bits;
-    kept.rows.nibbles |= row.nibble << (8 * i);
-    kept.columns.nibbles |= column.nibble << (8 * i);
+    for (int j = 0; j < 4; ++j) {
+      const auto words = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(dense + next * j + 4 * t));
+      rows[j] = {words.at[0], words.at[1]};
+      by[j] = load<uint32_t, 1>(reinterpret_cast<const uint32_t*>(mask + next * j + 4 * t)).at[0];
+    }
+    transpose_tile(rows, columns);
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const KeptPair row = keep_masked<T>(rows[i], by[i]), column = keep_masked<T>(columns[i], byte_of_each(by, i));
+      nibbles |= row.nibble << (8 * i + 4 * t);
+      found |= column.nibble << (8 * i);
+      store(reinterpret_cast<uint32_t*>(to.values + next / 2 * i + 2 * t), Vector<uint32_t, 1>{{row.bits}});
+      __builtin_memcpy(&tile.pairs[Tile<uint16_t>::place(vector, 4 * t + i, group)], &column.bits, sizeof column.bits);
+    }
+    (t == 0 ? made.at[0] : made.at[1]) = found;
   }
-  return kept;
-}
-
-template <class T>
-__device__ __forceinline__ KeptTile keep_tile(const TileOfWords& tile, const TileOfBytes& mask, bool transposable) {
-  if (!transposable && !is_transposable(mask.rows)) return keep_by_any_mask<T>(tile, mask);
-  Words columns[4];
-  transpose_tile(tile.rows, columns);
-  return {take_pairs(tile.rows, pairs_of_rows(mask.rows)), take_pairs(columns, pairs_of_columns(mask.rows))};
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) to.metadata[next / 8 * j] = uint8_t(nibbles >> (8 * j));
+  return made;
 }
 
 // A block takes up to `rounds` tiles along the columns and reads the next one before it packs one. A thread takes two tiles
@@ -66,14 +60,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * S::kLanes;
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed columns
   const bool inside = i0 < inner;
-  const auto first_at = [&](unsigned tile) { return uint64_t(outer * len + 4 * (tile * kTileGroups + group)) * inner + i0; };
+  const auto first_at = [&](unsigned tile) { return (outer * len + 4 * (tile * kTileGroups + group)) * inner + i0; };
   FourRows next;
   Mask next_mask;
-  const auto read = [&](uint64_t at) {
+  const auto read = [&](uint32_t at) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) {
-      next[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + uint64_t(inner) * j));
-      if constexpr (!kSearch) next_mask[j] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask + at + uint64_t(inner) * j));
+      next[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + (at + inner * j)));
+      if constexpr (!kSearch) next_mask[j] = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(mask + (at + inner * j)));
     }
   };
   unsigned n = blockIdx.y * rounds;
@@ -82,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
   for (; n < end; ++n) {
     S& tile = tiles[n % 2];
-    const uint64_t at = first_at(n);
+    const uint32_t at = first_at(n);
     FourRows in;
     Mask allowed;
     S24_UNROLL
@@ -93,40 +87,61 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (inside && n + 1 < end) read(first_at(n + 1));
     uint32_t made[S::kLanes / 4] = {};  // the nibbles of four columns in the low halves of four bytes
     if (inside) {
-      KeptTile kept[2];
+      Words words[2][4];
+      uint32_t by[2][4];
       S24_UNROLL
       for (int t = 0; t < 2; ++t) {
-        TileOfWords words;
         S24_UNROLL
-        for (int j = 0; j < 4; ++j) words.rows[j] = {in[j].at[2 * t], in[j].at[2 * t + 1]};
+        for (int j = 0; j < 4; ++j) {
+          words[t][j] = {in[j].at[2 * t], in[j].at[2 * t + 1]};
+          if constexpr (!kSearch) by[t][j] = allowed[j].at[t];
+        }
         if constexpr (kSearch) {
           TileRows<T> numbers;
-          __builtin_memcpy(numbers, words.rows, sizeof numbers);
+          __builtin_memcpy(numbers, words[t], sizeof numbers);
           const uint32_t best = tile_mask<T>(numbers);
           S24_UNROLL
-          for (int j = 0; j < 4; ++j) allowed[j].at[t] = row_bytes(best, j);
+          for (int j = 0; j < 4; ++j) by[t][j] = row_bytes(best, j);
         }
-        kept[t] = keep_tile<T>(words, {{allowed[0].at[t], allowed[1].at[t], allowed[2].at[t], allowed[3].at[t]}}, kSearch);
-        made[t] = kept[t].columns.nibbles;
-        S24_UNROLL
-        for (int i = 0; i < 4; ++i)
-          __builtin_memcpy(&tile.pairs[S::place(vector, 4 * t + i, group)], &kept[t].columns.bits[i], sizeof(uint32_t));
       }
-      const uint32_t bytes = kept[0].rows.nibbles | kept[1].rows.nibbles << 4;
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const uint64_t row = at + uint64_t(inner) * j;
-        if constexpr (kSearch) store(reinterpret_cast<uint32_t*>(mask + row), allowed[j]);
-        store(reinterpret_cast<uint32_t*>(rows_to.values + row / 2), Vector<uint32_t, 2>{{kept[0].rows.bits[j], kept[1].rows.bits[j]}});
-        rows_to.metadata[row / 8] = uint8_t(bytes >> (8 * j));
+      const PackedPlace here = {rows_to.values + at / 2, rows_to.metadata + at / 8};
+      if (kSearch || (is_transposable(by[0]) && is_transposable(by[1]))) {
+        FourPairs along_rows[2];
+        S24_UNROLL
+        for (int t = 0; t < 2; ++t) {
+          Words columns[4];
+          transpose_tile(words[t], columns);
+          along_rows[t] = take_pairs(words[t], pairs_of_rows(by[t]));
+          const FourPairs along_columns = take_pairs(columns, pairs_of_columns(by[t]));
+          made[t] = along_columns.nibbles;
+          S24_UNROLL
+          for (int i = 0; i < 4; ++i)
+            __builtin_memcpy(&tile.pairs[S::place(vector, 4 * t + i, group)], &along_columns.bits[i], sizeof(uint32_t));
+        }
+        if constexpr (kSearch) {
+          S24_UNROLL
+          for (int j = 0; j < 4; ++j)
+            store(reinterpret_cast<uint32_t*>(mask + (at + inner * j)), Vector<uint32_t, 2>{{by[0][j], by[1][j]}});
+        }
+        const uint32_t bytes = along_rows[0].nibbles | along_rows[1].nibbles << 4;
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const Vector<uint32_t, 2> pairs = {{along_rows[0].bits[j], along_rows[1].bits[j]}};
+          store(reinterpret_cast<uint32_t*>(here.values + inner / 2 * j), pairs);
+          here.metadata[inner / 8 * j] = uint8_t(bytes >> (8 * j));
+        }
+      } else {
+        const Vector<uint32_t, 2> slowly = pack_by_any_mask<T>(dense + at, mask + at, inner, here, tile, vector, group);
+        made[0] = slowly.at[0];
+        made[1] = slowly.at[1];
       }
     }
     tile.exchange(made);
     __syncthreads();
-    tile.store_pairs(reinterpret_cast<Pair<uint16_t>*>(columns_to.values) + (uint64_t(packed0) * (len / 4) + n * kTileGroups), len,
+    tile.store_pairs(reinterpret_cast<Pair<uint16_t>*>(columns_to.values) + (packed0 * (len / 4) + n * kTileGroups), len,
                      rows);
     if (threadIdx.x < rows)
-      store(columns_to.metadata + (uint64_t(packed0 + threadIdx.x) * (len / 8) + n * kTileGroups / 2), tile.nibbles[threadIdx.x]);
+      store(columns_to.metadata + ((packed0 + threadIdx.x) * (len / 8) + n * kTileGroups / 2), tile.nibbles[threadIdx.x]);
   }
 }
 
@@ -138,12 +153,14 @@ cudaError_t launch(const PackArgs& rows, const PackArgs& columns, uint8_t* mask,
   const dim3 grid(unsigned(across), blocks_for(tiles, rounds), unsigned(g.outer));
   const auto place = [](const PackArgs& a) { return PackedPlace{static_cast<uint16_t*>(a.values), a.metadata}; };
   const auto kernel = columns.dtype == Dtype::kF16 ? pack_both<kSearch, F16> : pack_both<kSearch, BF16>;
-  return start(kernel, grid, kThreads, 0, stream, static_cast<const uint16_t*>(columns.dense), mask, place(rows), place(columns),
-               g, unsigned(rounds));
+  return start(kernel, grid, kThreads, 0, stream, static_cast<const uint16_t*>(columns.dense), mask, place(rows),
+               place(columns), g, unsigned(rounds));
 }
 
 bool one_pass(const PackArgs& rows, const PackArgs& columns) {
-  return columns.dtype != Dtype::kF32 && columns.groups.count() > 0 && fits_columns(columns) && aligned(rows.values, 8);
+  const int64_t elements = 4 * columns.groups.count();  // indices of 32 bits spare registers
+  return columns.dtype != Dtype::kF32 && elements > 0 && elements <= UINT32_MAX && fits_columns(columns) &&
+         aligned(rows.values, 8);
 }
 
 cudaError_t launch_one_by_one(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream) {
@@ -161,7 +178,8 @@ cudaError_t launch_pack_masked_both(const PackArgs& rows, const PackArgs& column
 cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& columns, uint8_t* mask, cudaStream_t stream) {
   if (one_pass(rows, columns)) return launch<true>(rows, columns, mask, stream);
   const Groups& g = columns.groups;
-  const cudaError_t e = launch_tile({TileOp::kTransposableMask, columns.dtype, columns.dense, mask, g.outer * g.len, g.inner}, stream);
+  const TileArgs search = {TileOp::kTransposableMask, columns.dtype, columns.dense, mask, g.outer * g.len, g.inner};
+  const cudaError_t e = launch_tile(search, stream);
   return e == cudaSuccess ? launch_one_by_one(rows, columns, stream) : e;
 }
 

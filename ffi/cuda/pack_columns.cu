@@ -130,8 +130,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
         for (int j = 0; j < 4; ++j) pack_row<op, T>(in.rows[j], at + step * j, rows_too);
       }
       const uint64_t quartet = uint64_t(outer * (len / 4) + n * kTileGroups + group) * (inner / 4) + i0 / 4;
-      const auto allowed = [&](int l) { return in.mask_bytes(l); };
-      tile.template put<op, T>(in.rows, vector, group, key, quartet, allowed, given, made);
+      if constexpr (op == PackOp::kMasked && sizeof(Bits) == 2) {
+        tile.template put_masked<T>(in.rows, in.allowed, vector, group, made);
+      } else {
+        const auto allowed = [&](int l) { return in.mask_bytes(l); };
+        tile.template put<op, T>(in.rows, vector, group, key, quartet, allowed, given, made);
+      }
     }
     if constexpr (op != PackOp::kGather) tile.exchange(made);
     __syncthreads();

@@ -1,6 +1,7 @@
 // A tile of groups that lie across rows: the packed form is the transpose, which passes through shared memory, so that both
 // sides are read and written in 16-byte pieces of whole lines.
 #pragma once
+#include "../core/tile_pairs.h"
 #include "pack_groups.cuh"
 
 namespace s24 {
@@ -22,6 +23,12 @@ __device__ __forceinline__ Group<T> group_of(const FourRows& rows, int lane) {
     return {select_bytes(rows[0].at[lane / 2], rows[1].at[lane / 2], halves),
             select_bytes(rows[2].at[lane / 2], rows[3].at[lane / 2], halves)};
   }
+}
+
+// Never inlined: a mask that does not keep two of each group is rare.
+template <class T>
+__device__ __noinline__ KeptPair keep_by_any_mask(Words group, uint32_t mask) {
+  return keep_masked<T>(group, mask);
 }
 
 template <class Bits>
@@ -70,6 +77,38 @@ struct Tile {
       }
       S24_UNROLL
       for (int i = 0; i < 4; ++i) pairs[place(vector, 4 * n + i, group)] = made_pairs[i];
+    }
+  }
+
+  // The same for kMasked of 16-bit floats: mask, bytes of a thread's lanes in the four rows.
+  template <class T>
+  __device__ __forceinline__ void put_masked(const FourRows& rows, const Vector<uint8_t, kLanes> (&mask)[4], unsigned vector,
+                                             unsigned group, uint32_t (&made)[kLanes / 4]) {
+    S24_UNROLL
+    for (int n = 0; n < kLanes / 4; ++n) {
+      uint32_t by[4];
+      Words groups[4];
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        __builtin_memcpy(&by[i], mask[i].at + 4 * n, sizeof by[i]);
+        groups[i] = group_of<T>(rows, 4 * n + i);
+      }
+      FourPairs taken;
+      if (by[0] + by[1] + by[2] + by[3] == 0x02020202u) {
+        taken = take_pairs(groups, pairs_of_columns(by));
+      } else {
+        taken.nibbles = 0;
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const KeptPair kept = keep_by_any_mask<T>(groups[i], byte_of_each(by, i));
+          taken.bits[i] = kept.bits;
+          taken.nibbles |= kept.nibble << (8 * i);
+        }
+      }
+      made[n] = taken.nibbles;
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i)
+        __builtin_memcpy(&pairs[place(vector, 4 * n + i, group)], &taken.bits[i], sizeof taken.bits[i]);
     }
   }
 

@@ -9,13 +9,22 @@ namespace cuda {
 template <class T>
 using TileRows = Vector<typename T::Bits, 4>[4];
 
-// Never inlined: it is rare.
+// By sums of numbers, or as defined. Never inlined: it is rare.
 template <class T>
-__device__ __noinline__ uint32_t defined_tile_mask(Vector<typename T::Bits, 4> w0, Vector<typename T::Bits, 4> w1,
-                                                   Vector<typename T::Bits, 4> w2, Vector<typename T::Bits, 4> w3) {
+__device__ __noinline__ uint32_t any_tile_mask(Vector<typename T::Bits, 4> w0, Vector<typename T::Bits, 4> w1,
+                                               Vector<typename T::Bits, 4> w2, Vector<typename T::Bits, 4> w3) {
   uint32_t wide[16];
   S24_UNROLL
   for (int i = 0; i < 16; ++i) wide[i] = T::to_f32((i < 4 ? w0 : i < 8 ? w1 : i < 12 ? w2 : w3).at[i % 4]);
+  if constexpr (sizeof(typename T::Bits) == 2) {
+    float numbers[16], largest = 0;
+    S24_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      numbers[i] = float_of(wide[i]);
+      largest = larger_magnitude(largest, numbers[i]);
+    }
+    if (largest < 0x1p127f) return best_tile_mask_of_numbers(numbers, largest);
+  }
   return best_tile_mask(wide);
 }
 
@@ -26,7 +35,7 @@ __device__ __forceinline__ uint32_t tile_mask(const TileRows<T>& rows) {
     __builtin_memcpy(words, rows, sizeof words);
     if (search_tile<T>(words, mask)) return mask;
   }
-  return defined_tile_mask<T>(rows[0], rows[1], rows[2], rows[3]);
+  return any_tile_mask<T>(rows[0], rows[1], rows[2], rows[3]);
 }
 
 // Four bytes, 0 or 1 each, of a row.

@@ -137,6 +137,7 @@ def test_producers(bench, monkeypatch):
         ("mask24", -2): 5 * size,
         ("pack24 with mask", -1): 4 * size + size + 2 * size + size // 8,
         ("pack24 with mask", -2): 4 * size + size + 2 * size + size // 8,
+        ("pack24 with mask", "both"): 4 * size + size + 2 * (2 * size + size // 8),
         ("transposable_mask24", None): 5 * size,
     }
 

@@ -115,7 +115,7 @@ static void kept_pairs(const char* type, long count) {
   report((name + " unpacked").c_str(), unpacked);
 }
 
-// Wrong masks of the search in integers, which must find some of the tiles.
+// Wrong masks of the searches by numbers and in integers; the latter must find some of the tiles.
 template <class T>
 static long wrong_tiles(long count) {
   std::mt19937 random(24);
@@ -131,6 +131,12 @@ static long wrong_tiles(long count) {
         x[i] = uint16_t((x[i] & ~T::kInf) + (T::kInf / 2 & T::kInf) - random() % 16 * (T::kInf & (0u - T::kInf)));
     for (int i = 0; i < 16; ++i) wide[i] = T::to_f32(x[i]);
     for (int i = 0; i < 8; ++i) words[i] = x[2 * i] | uint32_t(x[2 * i + 1]) << 16;
+    float numbers[16], largest = 0;
+    for (int i = 0; i < 16; ++i) {
+      numbers[i] = float_of(wide[i]);
+      largest = larger_magnitude(largest, numbers[i]);
+    }
+    if (largest < 0x1p127f) wrong += best_tile_mask_of_numbers(numbers, largest) != best_tile_mask(wide);
     if (!search_tile<T>(words, mask)) continue;
     ++found;
     wrong += best_tile_mask(wide) != mask;
