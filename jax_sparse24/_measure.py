@@ -14,8 +14,7 @@ import numpy as np
 from jax_sparse24.patterns import FLOAT8
 
 LEAST_SAMPLES = 3
-# Seconds: a sample of a shorter program is the mean of several calls.
-SHORTEST, SHORTEST_QUEUED = 1e-3, 1e-2
+SHORTEST = 1e-2  # seconds: a sample of a shorter program is the mean of several calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +33,29 @@ class Times:
 
 
 class Program:
-    """A function compiled for its arguments, with its first result."""
+    """A function compiled for its arguments, with its first result.
 
-    def __init__(self, function: Callable, *args):
-        self._compiled = jax.jit(function).lower(*args).compile()
-        self._args = args
+    in_place: every other result is written over the one of the call before, which is gone then, so that no
+    call takes memory from the system. A process that gives memory back, as malloc does now and then, has
+    every page of the next result zeroed by the system: for 16 MB that takes longer than writing them."""
+
+    def __init__(self, function: Callable, *args, in_place: bool = False):
+        self._args, self._last = args, None
+        if not in_place:
+            self._compiled = jax.jit(function).lower(*args).compile()
+        else:
+            self._last = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+            over = jax.jit(lambda last, *args: function(*args), donate_argnums=0, keep_unused=True)
+            self._compiled = over.lower(self._last, *args).compile()
         self.result = jax.block_until_ready(self())
+        if in_place:
+            self._last = jax.tree.map(jnp.copy, self.result)
 
     def __call__(self):
-        return self._compiled(*self._args)
+        if self._last is None:
+            return self._compiled(*self._args)
+        self._last = self._compiled(self._last, *self._args)
+        return self._last
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -51,7 +64,9 @@ class Program:
         if plan is None:
             return {}
         names = ("argument", "output", "temp")
-        return {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
+        found = {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
+        found["argument"] -= int(plan.alias_size_in_bytes)  # the last result, counted as output
+        return found
 
     def repeats_itself(self) -> bool:
         """Whether another call gives the first result, bit for bit."""
@@ -97,9 +112,10 @@ def interleaved(
     """Times of functions without arguments, sampled in rounds whose order rotates.
 
     Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
-    Every function is called twice before (caches, page faults). At most `repeats` samples each; fewer, but
-    not fewer than 3, once a function has used `seconds`."""
-    shortest = SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED
+    Every function is called twice before, and one that takes less than SHORTEST once before each sample: what
+    ran last has emptied the caches, and threads sleep or share a core. At most `repeats` samples each; fewer,
+    but not fewer than 3, once a function has used `seconds`."""
+    shortest = min(SHORTEST, seconds)
     calls = {}
     for name, function in functions.items():
         _seconds(function)
@@ -110,6 +126,8 @@ def interleaved(
         for name in order:
             taken = samples[name]
             if len(taken) < LEAST_SAMPLES or sum(taken) * calls[name] < seconds:
+                if calls[name] > 1:
+                    _seconds(functions[name])
                 taken.append(_seconds(functions[name], calls[name]))
         order = order[1:] + order[:1]
     return {name: Times.of(taken) for name, taken in samples.items()}
