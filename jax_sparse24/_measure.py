@@ -1,10 +1,13 @@
 """Times of programs that compete, taken in turn in one process, each result checked in the same run."""
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ import numpy as np
 from jax_sparse24.patterns import FLOAT8
 
 LEAST_SAMPLES = 3
+MOST_TURNS = 64  # smaller arrays stay in the caches
 SHORTEST = 1e-2  # seconds: a sample of a shorter program is the mean of several calls
 
 
@@ -35,27 +39,31 @@ class Times:
 class Program:
     """A function compiled for its arguments, with its first result.
 
-    in_place: every other result is written over the one of the call before, which is gone then, so that no
-    call takes memory from the system. A process that gives memory back, as malloc does now and then, has
-    every page of the next result zeroed by the system: for 16 MB that takes longer than writing them."""
+    from_memory: as where a larger program uses it on a CPU. Copies of the arguments take turns, each with a
+    result of its own, which is written over: no call finds in a cache what others have left there, and none
+    takes memory from the system, which zeroes every page that malloc gave back."""
 
-    def __init__(self, function: Callable, *args, in_place: bool = False):
-        self._args, self._last = args, None
-        if not in_place:
-            self._compiled = jax.jit(function).lower(*args).compile()
-        else:
-            self._last = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
-            over = jax.jit(lambda last, *args: function(*args), donate_argnums=0, keep_unused=True)
-            self._compiled = over.lower(self._last, *args).compile()
-        self.result = jax.block_until_ready(self())
-        if in_place:
-            self._last = jax.tree.map(jnp.copy, self.result)
+    def __init__(self, function: Callable, *args, from_memory: bool = False):
+        self._turns = deque()
+        if not from_memory:
+            self._args, self._compiled = args, jax.jit(function).lower(*args).compile()
+            self.result = jax.block_until_ready(self())
+            return
+        over = jax.jit(lambda last, *args: function(*args), donate_argnums=0, keep_unused=True)
+        last = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+        self._compiled = over.lower(last, *args).compile()
+        size = sum(x.nbytes for x in jax.tree.leaves((last, args)))
+        for _ in range(min(MOST_TURNS, 1 + math.ceil(2 * largest_cache() / max(size, 1)))):
+            self._turns.append([*jax.block_until_ready(jax.tree.map(jnp.copy, (last, *args)))])
+        self.result = jax.block_until_ready(jax.tree.map(jnp.copy, self()))
 
     def __call__(self):
-        if self._last is None:
+        if not self._turns:
             return self._compiled(*self._args)
-        self._last = self._compiled(self._last, *self._args)
-        return self._last
+        turn = self._turns[0]
+        self._turns.rotate(-1)
+        turn[0] = self._compiled(*turn)
+        return turn[0]
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -71,6 +79,15 @@ class Program:
     def repeats_itself(self) -> bool:
         """Whether another call gives the first result, bit for bit."""
         return same_bits(self(), self.result)
+
+
+@functools.cache
+def largest_cache() -> int:
+    """Bytes of the processor's largest cache, as Linux tells; elsewhere what servers have for a few cores."""
+    sizes = [
+        path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max((int(size[:-1]) << 10 for size in sizes if size[-1:] == "K"), default=32 << 20)
 
 
 def same_bits(a, b) -> bool:

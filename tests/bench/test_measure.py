@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24._measure import LEAST_SAMPLES, Oracle, Program, Times, interleaved, random, same_bits
+from jax_sparse24 import _measure
+from jax_sparse24._measure import (
+    LEAST_SAMPLES,
+    Oracle,
+    Program,
+    Times,
+    interleaved,
+    largest_cache,
+    random,
+    same_bits,
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -40,18 +50,24 @@ def test_samples_take_turns_and_slow_ones_stop_early():
     assert times["a"].samples == LEAST_SAMPLES
 
 
-def test_results_in_place():
-    """They lie where the last ones lay, and count once; the first stays as it was."""
+def test_programs_from_memory(monkeypatch):
+    """Copies of arguments and results take turns; the first result stays as it was."""
 
     def pair(x):
         return x + 1, {"packed": s24.pack24(x, -1)}
 
     x = random((8, 512), "float32", 1)
-    program, plain = Program(pair, x, in_place=True), Program(pair, x)
+    monkeypatch.setattr(_measure, "largest_cache", lambda: x.nbytes)
+    program, plain = Program(pair, x, from_memory=True), Program(pair, x)
 
     def places():
         return [a.unsafe_buffer_pointer() for a in jax.tree.leaves(program())]
 
-    assert places() == places()
+    first, second, again = places(), places(), places()
+    assert first == again and not {*first} & {*second}
     assert program.repeats_itself() and same_bits(program.result, plain.result)
     assert program.bytes == plain.bytes
+
+
+def test_the_largest_cache():
+    assert largest_cache() >= 2**19
