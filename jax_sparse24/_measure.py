@@ -1,10 +1,13 @@
 """Times of programs that compete, taken in turn in one process, each result checked in the same run."""
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +17,9 @@ import numpy as np
 from jax_sparse24.patterns import FLOAT8
 
 LEAST_SAMPLES = 3
+MOST_TURNS = 64  # smaller arrays stay in the caches
 # Seconds: a sample of a shorter program is the mean of several calls.
-SHORTEST, SHORTEST_QUEUED = 1e-3, 5e-2
+SHORTEST, SHORTEST_QUEUED = 1e-2, 5e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +44,36 @@ def _untuned() -> dict:
 
 
 class Program:
-    """A function compiled for its arguments, with its first result. timed: whether its speed matters."""
+    """A function compiled for its arguments, with its first result.
 
-    def __init__(self, function: Callable, *args, timed: bool = True):
-        options = {} if timed else _untuned()
-        self._compiled = jax.jit(function).lower(*args).compile(compiler_options=options)
-        self._args = args
-        self.result = jax.block_until_ready(self())
+    timed: whether its speed matters. from_memory: as where a larger program uses it on a CPU. Copies of the
+    arguments take turns, each with a result of its own, which is written over: no call finds in a cache what
+    others have left there, and none takes memory from the system, which zeroes every page that malloc gave
+    back."""
+
+    def __init__(self, function: Callable, *args, timed: bool = True, from_memory: bool = False):
+        self._turns = deque()
+        if not from_memory:
+            options = {} if timed else _untuned()
+            self._args = args
+            self._compiled = jax.jit(function).lower(*args).compile(compiler_options=options)
+            self.result = jax.block_until_ready(self())
+            return
+        over = jax.jit(lambda last, *args: function(*args), donate_argnums=0, keep_unused=True)
+        last = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+        self._compiled = over.lower(last, *args).compile()
+        size = sum(x.nbytes for x in jax.tree.leaves((last, args)))
+        for _ in range(min(MOST_TURNS, 1 + math.ceil(2 * largest_cache() / max(size, 1)))):
+            self._turns.append([*jax.block_until_ready(jax.tree.map(jnp.copy, (last, *args)))])
+        self.result = jax.block_until_ready(jax.tree.map(jnp.copy, self()))
 
     def __call__(self):
-        return self._compiled(*self._args)
+        if not self._turns:
+            return self._compiled(*self._args)
+        turn = self._turns[0]
+        self._turns.rotate(-1)
+        turn[0] = self._compiled(*turn)
+        return turn[0]
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -58,11 +82,22 @@ class Program:
         if plan is None:
             return {}
         names = ("argument", "output", "temp")
-        return {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
+        found = {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
+        found["argument"] -= int(plan.alias_size_in_bytes)  # the last result, counted as output
+        return found
 
     def repeats_itself(self) -> bool:
         """Whether another call gives the first result, bit for bit."""
         return same_bits(self(), self.result)
+
+
+@functools.cache
+def largest_cache() -> int:
+    """Bytes of the processor's largest cache, as Linux tells; elsewhere what servers have for a few cores."""
+    sizes = [
+        path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max((int(size[:-1]) << 10 for size in sizes if size[-1:] == "K"), default=32 << 20)
 
 
 def same_bits(a, b) -> bool:
@@ -104,9 +139,10 @@ def interleaved(
     """Times of functions without arguments, sampled in rounds whose order rotates.
 
     Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
-    Every function is called twice before (caches, page faults). At most `repeats` samples each; fewer, but
-    not fewer than 3, once a function has used `seconds`."""
-    shortest = SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED
+    Every function is called twice before, and one that is called several times for a sample once before each: what
+    ran last has emptied the caches, and threads sleep or share a core. At most `repeats` samples each; fewer,
+    but not fewer than 3, once a function has used `seconds`."""
+    shortest = min(SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED, seconds)
     calls = {}
     for name, function in functions.items():
         _seconds(function)
@@ -117,6 +153,8 @@ def interleaved(
         for name in order:
             taken = samples[name]
             if len(taken) < LEAST_SAMPLES or sum(taken) * calls[name] < seconds:
+                if calls[name] > 1:
+                    _seconds(functions[name])
                 taken.append(_seconds(functions[name], calls[name]))
         order = order[1:] + order[:1]
     return {name: Times.of(taken) for name, taken in samples.items()}

@@ -63,8 +63,8 @@ struct PackArgs {
 };
 
 constexpr int64_t kPackGroups = 128;       // groups of one unit when the group axis is contiguous
-constexpr int64_t kPackTileGroups = 16;    // otherwise a unit is a tile of this many groups
-constexpr int64_t kPackTileLanes = 512;     // times this many neighbours along inner
+constexpr int64_t kPackTileGroups = 32;    // otherwise a unit is a tile of this many groups
+constexpr int64_t kPackTileLanes = 1024;   // times this many neighbours along inner
 
 S24_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -29,9 +29,14 @@ struct SoftOp {
     if constexpr (T::kInf == BF16::kInf) {
       return soft_bf16(in, out);
     } else {
-      uint32_t usual = ~0u;
-      for_lanes(in, out, [&](const B x[4], B y[4]) { usual &= soft24_finite<T>(x, y); });
-      return usual != 0;
+      alignas(64) uint32_t unusual[kLanes<B>];
+      for (int l = 0; l < kLanes<B>; ++l) {
+        const B x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
+        B y[4];
+        unusual[l] = ~soft24_finite<T>(x, y);
+        for (int j = 0; j < 4; ++j) out.at[j][l] = y[j];
+      }
+      return !any_bit(unusual);
     }
   }
   template <class T, class B>
@@ -44,13 +49,12 @@ struct SoftOp {
   static S24_HD bool soft_bf16(const Quad<B>& in, Quad<B>& out) {
     constexpr int kCount = kLanes<B>;
     Quad<B> a;
-    alignas(64) B threshold[kCount];
-    int16_t most = 0;
+    alignas(64) B threshold[kCount], unusual[kCount];
     for (int l = 0; l < kCount; ++l) {
       const B x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
       B m[4], t;
       const int16_t largest = soft24_threshold(x, m, t);
-      most = most < largest ? largest : most;
+      unusual[l] = mask_if<B>(largest >= int16_t(BF16::kInf));
       threshold[l] = t;
       for (int j = 0; j < 4; ++j) a.at[j][l] = m[j];
     }
@@ -58,7 +62,7 @@ struct SoftOp {
       for_words(a.at[j], threshold, out.at[j], subtract_two);
       for (int l = 0; l < kCount; ++l) out.at[j][l] = soft24_result(in.at[j][l], out.at[j][l]);
     }
-    return most < int16_t(BF16::kInf);
+    return !any_bit(unusual);
   }
 };
 
@@ -143,8 +147,11 @@ void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
     Out* to = static_cast<Out*>(a.out) + at;
     op.draw(a.key, q, n);
     int64_t l = 0;
-    for (; l + kCount <= n; l += kCount)
+    for (; l + kCount <= n; l += kCount) {
+      // The next group's rows: hardware prefetchers follow a row to the end of its page.
+      for (int j = 0; !kRows && j < 4; ++j) __builtin_prefetch(from + l + (j + 4) * step, 0, 2);
       op.template apply<kRows>(l, from + l * kMember, step, to + l * kMember, step);
+    }
     if (l < n) {
       copy_groups<kRows>(from + l * kMember, step, n - l, in, kCount);
       op.template apply<kRows>(l, in, kCount, out, kCount);

@@ -26,18 +26,20 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
   return t;
 }
 
-static_assert(kPackTileGroups % 16 == 0 && kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
+static_assert(kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
 // Values of so many bytes are written past the caches. Their lines lie in many rows, few in each: no prefetcher fetches
 // them, and an ordinary store waits for what it overwrites.
 constexpr int64_t kStreamBytes = 1 << 20;
 
-// The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length.
-template <class B, int kTile = int(kPackTileLanes)>
+// The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length. Not
+// initialised, being larger than many arrays: what was not put may be moved, but is not stored.
+template <class B, int kTile = int(kPackTileLanes), int kGroups = int(kPackTileGroups)>
 struct PackedTile {
-  static constexpr int kWords = kPackTileGroups * 2 * sizeof(B) / 4;
+  static_assert(kGroups % 16 == 0 && kTile % kWidth == 0, "whole lines and vectors");
+  static constexpr int kWords = kGroups * 2 * sizeof(B) / 4;
   alignas(64) uint32_t rows[kWords][kTile];
-  static constexpr int kNibbleWords = kPackTileGroups / 8;
+  static constexpr int kNibbleWords = kGroups / 8;
   alignas(64) uint32_t nibbles[kNibbleWords][kTile];  // four bits for each group
 
   // Group k of the lanes from `first` on.
@@ -84,14 +86,15 @@ struct PackedTile {
   void store_values(B* v, int64_t step, int64_t n, int64_t count, int64_t total) const {
     alignas(64) uint32_t lines[kWidth][kWords];
     const bool lined = (reinterpret_cast<uintptr_t>(v) | size_t(step) * sizeof(B)) % 64 == 0;
-    const bool streams = count == kPackTileGroups && lined && total * int64_t(sizeof(B)) > kStreamBytes;
+    const bool streams = count == kGroups && lined && total * int64_t(sizeof(B)) > kStreamBytes;
+    const int64_t words = count * 2 * int64_t(sizeof(B)) / 4;
     for (int64_t first = 0; first < n; first += kWidth) {
-      for (int w = 0; w < kWords; w += kWidth) transpose(&rows[w][first], kTile, &lines[0][w], kWords);
+      for (int64_t w = 0; w < words; w += kWidth) transpose(&rows[w][first], kTile, &lines[0][w], kWords);
       const int64_t lanes = n - first < kWidth ? n - first : int64_t{kWidth};
       B* to = v + first * step;
       if (streams) {
         for (int64_t l = 0; l < lanes; ++l) stream_words<kWords>(lines[l], to + l * step);
-      } else if (count == kPackTileGroups) {
+      } else if (count == kGroups) {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], sizeof lines[l]);
       } else {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(to + l * step, lines[l], size_t(count) * 2 * sizeof(B));
@@ -104,7 +107,7 @@ struct PackedTile {
     for (int64_t first = 0; first < n; first += kWidth) {
       const int64_t lanes = n - first < kWidth ? n - first : int64_t{kWidth};
       const B* from = v + first * step;
-      if (count == kPackTileGroups) {
+      if (count == kGroups) {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(lines[l], from + l * step, sizeof lines[l]);
       } else {
         for (int64_t l = 0; l < lanes; ++l) __builtin_memcpy(lines[l], from + l * step, size_t(count) * 2 * sizeof(B));
@@ -116,7 +119,7 @@ struct PackedTile {
     for (int64_t l = 0; l < n; ++l) {
       uint32_t words[kNibbleWords];
       for (int h = 0; h < kNibbleWords; ++h) words[h] = nibbles[h][l];
-      if (count == kPackTileGroups) {
+      if (count == kGroups) {
         __builtin_memcpy(m + l * step, words, sizeof words);
       } else {
         __builtin_memcpy(m + l * step, words, size_t(ceil_div(count, 2)));
@@ -126,7 +129,7 @@ struct PackedTile {
   void load_metadata(const uint8_t* m, int64_t step, int64_t n, int64_t count) {
     for (int64_t l = 0; l < n; ++l) {
       uint32_t words[kNibbleWords] = {};
-      if (count == kPackTileGroups) {
+      if (count == kGroups) {
         __builtin_memcpy(words, m + l * step, sizeof words);
       } else {
         __builtin_memcpy(words, m + l * step, size_t(ceil_div(count, 2)));

@@ -72,7 +72,7 @@ S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bi
   } else {
     using Key = Signed<Bits>;
     Quad<Bits> y;
-    Key most = 0;
+    alignas(64) Bits overflows[kLanes<Bits>];
     S24_LOOP
     for (int l = 0; l < kLanes<Bits>; ++l) {
       const Bits x[4] = {in.at[0][l], in.at[1][l], in.at[2][l], in.at[3][l]};
@@ -83,9 +83,9 @@ S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bi
         y.at[j][l] = squarable<T>(x[j]);
       }
       const Key high = a[0] < a[1] ? a[1] : a[0], other = a[2] < a[3] ? a[3] : a[2], highest = high < other ? other : high;
-      most = most < highest ? highest : most;
+      overflows[l] = mask_if<Bits>(highest >= Key(kSquareOverflows<T>));
     }
-    if (most >= Key(kSquareOverflows<T>)) return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
+    if (any_bit(overflows)) return pack_block<T, PackOp::kSquaredRelu>(in, in, out);
     S24_LOOP
     for (int l = 0; l < kLanes<Bits>; ++l) {
       Bits x[4] = {y.at[0][l], y.at[1][l], y.at[2][l], y.at[3][l]};
@@ -277,7 +277,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   Packer<T, kOp> packer;
   Bits in[4 * kTile] = {};
   uint8_t some[4 * kTile] = {};
-  PackedTile<Bits> packed{};
+  PackedTile<Bits> packed;
   for (int64_t unit = begin; unit < end; ++unit) {
     const PackTile t = pack_tile(a.groups, unit), soon = pack_tile(a.groups, unit + 1 < end ? unit + 1 : unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;
@@ -333,7 +333,7 @@ void unpack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   constexpr int kCount = kLanes<Bits>;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
   Bits all[4 * kTile];
-  PackedTile<Bits> packed{};
+  PackedTile<Bits> packed;
   for (int64_t unit = begin; unit < end; ++unit) {
     const PackTile t = pack_tile(a.groups, unit);
     const int64_t row0 = t.outer * inner + t.i0, count = t.q1 - t.q0;

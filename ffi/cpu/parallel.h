@@ -39,6 +39,17 @@ class FlushSubnormals {
 #endif
 };
 
+// Tens of microseconds: to sleep and be woken takes as long as most blocks.
+constexpr int kSpins = 1000;
+
+inline void pause_thread() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
 // f(begin, end) over [0, n) in blocks of `grain`.
 template <class F>
 void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, int64_t grain, F f) {
@@ -72,6 +83,10 @@ void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, int64_t grain, F f) {
   auto state = std::make_shared<State>(std::move(f), n, grain);
   for (int64_t i = 1; i < threads && i < blocks; ++i) pool.Schedule([state] { state->work(); });
   state->work();
+  for (int i = 0; i < kSpins; ++i) {
+    if (state->done.load() == blocks) return;
+    pause_thread();
+  }
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == state->blocks; });
 }

@@ -58,6 +58,26 @@ S24_HD uint32_t sign_bits(IntVec v) {
 #endif
 }
 
+// Whether any bit of any element is set. A vector test: reducing to the largest element would take a chain of shuffles.
+template <class B, int kCount>
+S24_HD bool any_bit(const B (&a)[kCount]) {
+  IntVec all{}, part;
+  S24_UNROLL
+  for (int l = 0; l < kCount; l += int(sizeof part / sizeof(B))) {
+    __builtin_memcpy(&part, a + l, sizeof part);
+    all |= part;
+  }
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)all, (__m512i)all) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)all, (__m256i)all);
+#else
+  int32_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= all[i];
+  return bits != 0;
+#endif
+}
+
 // Stores past the caches, of whole cache lines; `to` is aligned to 64 bytes. Ordered by end_streams.
 template <int kWords>
 S24_HD void stream_words(const uint32_t* from, void* to) {

@@ -135,7 +135,7 @@ S24_HD void for_lanes(const VnmArgs& a, const Unit& u, int64_t row, int64_t lane
 
 // Packing transposes, by tiles of kTileRows rows.
 template <class B>
-using RowsTile = PackedTile<B, kTileRows>;
+using RowsTile = PackedTile<B, kTileRows, kVnmGroups>;
 
 // Lanes are the rows [row, row + n) of one group.
 template <class T, VnmOp kOp>
@@ -221,7 +221,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   });
 }
 
-static_assert(kVnmGroups == kPackTileGroups && kVnmLeast % kTileRows == 0, "a packed tile is a part of a unit");
+static_assert(kVnmLeast % kTileRows == 0, "a packed tile is a part of a unit");
 
 // How many units from `index` on form a strip.
 int64_t units_of_strip(const VnmArgs& a, int64_t index, int64_t end) {
