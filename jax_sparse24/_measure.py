@@ -139,9 +139,9 @@ def interleaved(
     """Times of functions without arguments, sampled in rounds whose order rotates.
 
     Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
-    Every function is called twice before, and one that is called several times for a sample once before each: what
-    ran last has emptied the caches, and threads sleep or share a core. At most `repeats` samples each; fewer,
-    but not fewer than 3, once a function has used `seconds`."""
+    Every function is called twice before, and one that is called several times for a sample once before each:
+    what ran last has emptied the caches, and threads sleep or share a core. At most `repeats` samples each;
+    fewer, but not fewer than 3, once a function has used `seconds`."""
     shortest = min(SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED, seconds)
     calls = {}
     for name, function in functions.items():

@@ -1,6 +1,9 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import jax_sparse24 as s24
 from experiments.bench import check, rows
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
+from jax_sparse24 import kept as kept_plans
 from jax_sparse24._measure import Oracle, Program, interleaved, random
 from jax_sparse24.engine import Execution
 from jax_sparse24.plan import FFN, Context
@@ -99,27 +103,38 @@ def float32_block(x, w1, w2, dy):
         return Program(forward_backward(dense_block), *wide, timed=False).result
 
 
+def expected(case: Case, methods: dict, states: dict, args) -> dict:
+    """(y, dx, dw1, dw2) of each method, by masked-dense products."""
+
+    def truth(name):
+        function = block(methods[name], states[name], "reference")
+        if function is not dense_block:
+            return Program(forward_backward(function), *args, timed=False).result
+        exact = float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
+        return exact(*args)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
+        return dict(zip(methods, pool.map(truth, methods), strict=True))
+
+
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
     """All methods of one case, sampled in turn. progress: called with what is worked on."""
     where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2")]
     implementation = None if settings.implementation == "auto" else settings.implementation
-    programs, status, states = {}, {}, {}
+    progress(f"{where}: what the results must be")
+    states = {name: state_of(method, operands) for name, method in settings.methods.items()}
+    truths = expected(case, settings.methods, states, (*args, operands["dy3"]))
+    programs, status = {}, {}
     for name, method in settings.methods.items():
         progress(f"{where}: {name} is checked")
-        states[name] = state_of(method, operands)
         function = block(method, states[name], implementation)
         programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
         programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"])
-        if function is dense_block:
-            exact = float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
-            truth = exact(*args, operands["dy3"])
-        else:
-            masked_dense = forward_backward(block(method, states[name], "reference"))
-            truth = Program(masked_dense, *args, operands["dy3"], timed=False).result
         for part in ("forward", "both"):
-            status[name, part] = verdict(method, programs[name, part].result, truth, dtype, case)
+            result = programs[name, part].result
+            status[name, part] = verdict(method, result, truths[name], dtype, case)
     progress(f"{where}: all in turn")
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = []
@@ -147,12 +162,16 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
 
 
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
-    """Medians of each product alone, and of what makes its sparse operand, by product."""
+    """Medians of each product alone, and of what makes its sparse operand, by product. One pass that makes
+    the operands of several is counted at B3."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
-    kept = None
+    kept, cuts, features, programs = None, {}, None, {}
     if run.plan.keep:
         kept = run.cut("F2", {"y2": operands["dy1"], "w2": operands["w2"]}, states, KEY, packed=True).left
-    programs = {}
+        rest = (operands[name] for name in ("dy1", "x", "dy3"))
+        if kept_plans.in_one_pass(run, kept, operands["x"], operands["dy3"]):
+            programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *rest)
+            kept, cuts, features = programs["producer", "B3"].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
 
@@ -163,10 +182,10 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             done = cut(own)  # an operand that stays as it is would be copied to be a result
             return [x for x in (done.left, done.right) if not any(x is given for given in own.values())]
 
-        made = jax.jit(cut)(own)
-        if run.plan.row(name) is not None:
+        made = cuts.get(name) or jax.jit(cut)(own)
+        if run.plan.row(name) is not None and name not in cuts and ("producer", name) not in programs:
             programs["producer", name] = Program(made_only, own)
-        programs["product", name] = Program(lambda made, name=name: run.multiply(name, made), made)
+        programs["product", name] = Program(lambda made, name=name: run.multiply(name, made, features), made)
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = {"producer": {}, "product": {}}
     for (kind, name), t in times.items():
