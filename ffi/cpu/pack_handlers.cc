@@ -31,6 +31,42 @@ ffi::Error run(ffi::ThreadPool& pool, const PackCall& c) {
   return ffi::Error::Success();
 }
 
+// One matrix along its rows and along its columns: in bands of rows, which the second finds in a cache.
+ffi::Error run_both(ffi::ThreadPool& pool, const PackCall& rows, const PackCall& columns) {
+  const Groups& g = columns.groups;
+  const int64_t bands = ceil_div(g.len, 4 * kPackTileGroups);
+  const bool single = columns.batch.count() == 1 && g.outer == 1 && g.inner % 8 == 0 && rows.rows + columns.rows == 0;
+  if (rows.error.failure() || columns.error.failure() || !single || bands < 4 * pool.num_threads()) {
+    const ffi::Error error = run(pool, rows);
+    return error.failure() ? error : run(pool, columns);
+  }
+  const int64_t row_units = pack_units(rows.groups), column_units = pack_units(g) / bands;
+  const int64_t row_units_of_band = 4 * kPackTileGroups * (g.inner / 4) / kPackGroups;
+  parallel_for(pool, bands, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t band = begin; band < end; ++band) {
+      kernels().pack(rows.at(0), band * row_units_of_band, std::min((band + 1) * row_units_of_band, row_units));
+      kernels().pack(columns.at(0), band * column_units, (band + 1) * column_units);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+ffi::Error SquaredReluPackBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
+                               ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
+                               ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_squared_relu_pack_both";
+  return run_both(pool, PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata),
+                  PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata));
+}
+
+ffi::Error PackMaskedBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mask,
+                          ffi::Result<ffi::AnyBuffer> row_values, ffi::Result<ffi::AnyBuffer> row_metadata,
+                          ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_pack_masked_both";
+  return run_both(pool, PackCall::masked(kName, 0, x, mask, *row_values, *row_metadata),
+                  PackCall::masked(kName, 1, x, mask, *values, *metadata));
+}
+
 ffi::Error Pack(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                 ffi::Result<ffi::AnyBuffer> metadata) {
   return run(pool, PackCall::plain("s24_pack", PackOp::kPlain, trailing, x, *values, *metadata));
@@ -62,6 +98,7 @@ ffi::Error Unpack(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer values,
 }
 
 #define S24_PACK_BINDING ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("trailing")
+#define S24_BOTH .Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()
 
 XLA_FFI_DEFINE_HANDLER(kPack, Pack, S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPack, SquaredReluPack,
@@ -71,6 +108,10 @@ XLA_FFI_DEFINE_HANDLER(kPackMasked, PackMasked,
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(kSquaredReluPackBoth, SquaredReluPackBoth,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>() S24_BOTH);
+XLA_FFI_DEFINE_HANDLER(kPackMaskedBoth, PackMaskedBoth,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>() S24_BOTH);
 XLA_FFI_DEFINE_HANDLER(kMvuePack, MvuePack,
                        S24_PACK_BINDING.Attr<int64_t>("exact")
                            .Arg<ffi::AnyBuffer>()
@@ -86,7 +127,9 @@ XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
 
 const Target kPackTargets[] = {{"s24_pack", kPack},
                                {"s24_squared_relu_pack", kSquaredReluPack},
+                               {"s24_squared_relu_pack_both", kSquaredReluPackBoth},
                                {"s24_pack_masked", kPackMasked},
+                               {"s24_pack_masked_both", kPackMaskedBoth},
                                {"s24_mvue_pack", kMvuePack},
                                {"s24_gather", kGather},
                                {"s24_unpack", kUnpack},

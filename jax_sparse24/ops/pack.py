@@ -152,22 +152,18 @@ def _of_both(row_values, row_metadata, values, metadata) -> tuple[Packed24, Pack
     return Packed24(row_values, row_metadata, -1), Packed24(values, metadata, -2)
 
 
-def _each_axis(pack, x, mask) -> tuple[Packed24, Packed24]:
-    return pack(x, mask, -1), pack(x, mask, -2)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 @partial(jax.jit, static_argnums=(2,), inline=True)
 def _pack_masked_both(x, mask, implementation):
-    def one_pass(x, mask):
-        return _of_both(*_ffi.call("s24_pack_masked_both", _both_types(x), x, mask))
+    return run("pack24", x.dtype, implementation, _both_kernel, _both_reference, x, mask)
 
-    def kernel(x, mask):
-        return jax.lax.platform_dependent(x, mask, cuda=one_pass, default=partial(_each_axis, _masked_kernel))
 
-    return run(
-        "pack24", x.dtype, implementation, kernel, partial(_each_axis, reference.pack24_masked), x, mask
-    )
+def _both_kernel(x, mask) -> tuple[Packed24, Packed24]:
+    return _of_both(*_ffi.call("s24_pack_masked_both", _both_types(x), x, mask))
+
+
+def _both_reference(x, mask) -> tuple[Packed24, Packed24]:
+    return reference.pack24_masked(x, mask, -1), reference.pack24_masked(x, mask, -2)
 
 
 def _pack_masked_both_fwd(x, mask, implementation):
@@ -197,13 +193,13 @@ def _transposable_pack(w, implementation):
 
     def search_first(search, pack, w):
         mask = search(w)
-        return mask, *_each_axis(pack, w, mask)
+        return mask, *pack(w, mask)
 
     def kernel(w):
-        two_kernels = partial(search_first, search_kernel, _masked_kernel)
+        two_kernels = partial(search_first, search_kernel, _both_kernel)
         return jax.lax.platform_dependent(w, cuda=one_pass, default=two_kernels)
 
-    fallback = partial(search_first, reference.transposable_mask24, reference.pack24_masked)
+    fallback = partial(search_first, reference.transposable_mask24, _both_reference)
     return run("transposable_pack24", w.dtype, implementation, kernel, fallback, w)
 
 

@@ -55,16 +55,10 @@ _squared_relu24.defvjp(_fwd, _bwd)
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 @partial(jax.jit, static_argnums=(1,), inline=True)
 def _both(x, implementation):
-    def one_pass(x):
+    def kernel(x):
         types = (*packed_types(x, -1), *packed_types(x, -2))
         *rows, values, metadata = _ffi.call("s24_squared_relu_pack_both", types, x)
         return Packed24(*rows, -1), Packed24(values, metadata, -2)
-
-    def kernel(x):
-        return jax.lax.platform_dependent(x, cuda=one_pass, default=two_passes)
-
-    def two_passes(x):
-        return _kernel(x, -1), _kernel(x, -2)
 
     def fallback(x):
         return reference.squared_relu24(x, -1), reference.squared_relu24(x, -2)

@@ -76,8 +76,7 @@ CASES = [
     Case(
         "pack24-mask-both",
         lambda x, impl: s24.pack24(x, (-1, -2), jnp.signbit(x), implementation=impl),
-        "s24_pack_masked",
-        on_cuda="s24_pack_masked_both",
+        "s24_pack_masked_both",
     ),
     Case(
         "transposable_pack24",

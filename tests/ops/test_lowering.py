@@ -46,24 +46,22 @@ def test_cuda_calls_the_kernel_if_it_is_there(case, built):
         assert "custom_call" not in text
 
 
-def test_squared_relu_both_ways_is_one_call_on_cuda(built):
+def test_squared_relu_both_ways_is_one_call(built):
     x = jax.ShapeDtypeStruct((2, 128, 16), jnp.bfloat16)
     text = lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cuda", x=x)
     calls = re.findall(r"@(s24_\w+)\(.*-> \((.*)\)", text)
     rows, columns = "tensor<2x128x8xbf16>, tensor<2x128x2xui8>", "tensor<2x16x64xbf16>, tensor<2x16x16xui8>"
     assert calls == ([("s24_squared_relu_pack_both", f"{rows}, {columns}")] if built else [])
-    assert (
-        lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_squared_relu_pack(") == 2
-    )
+    assert lowered(lambda x: s24.squared_relu24(x, (-1, -2)), "cpu", x=x).count("@s24_") == 1
 
 
-def test_packing_both_ways_by_a_mask_is_one_call_on_cuda(built):
+def test_packing_both_ways_by_a_mask_is_one_call(built):
     x = jax.ShapeDtypeStruct((2, 128, 16), jnp.bfloat16)
     given, searched = (lambda x: s24.pack24(x, (-1, -2), x > 0)), s24.transposable_pack24
     cuda = [re.findall(r"@(s24_\w+)\(", lowered(f, "cuda", x=x)) for f in (given, searched)]
     assert cuda == ([["s24_pack_masked_both"], ["s24_transposable_pack"]] if built else [[], []])
     cpu = [re.findall(r"@(s24_\w+)\(", lowered(f, "cpu", x=x)) for f in (given, searched)]
-    assert cpu == [["s24_pack_masked"] * 2, ["s24_transposable_mask", *["s24_pack_masked"] * 2]]
+    assert cpu == [["s24_pack_masked_both"], ["s24_transposable_mask", "s24_pack_masked_both"]]
 
 
 @pytest.mark.parametrize(
