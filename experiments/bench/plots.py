@@ -139,5 +139,6 @@ def _cost(suites: dict):
         axes.grid(axis="x", visible=False)
     first = next(iter(panels.values()))
     first.set_ylabel("FFN forward + backward, share of dense time")
-    first.legend(frameon=False, fontsize=8)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    list(panels.values())[-1].legend(*first.get_legend_handles_labels(), frameon=False, fontsize=8, **beside)
     return figure
