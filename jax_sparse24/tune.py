@@ -338,7 +338,7 @@ def tune(
     there are kernels. folder: where `<hardware>.json` goes (default: ~/.cache/jax_sparse24/tuning, which
     later processes read; a table elsewhere serves this process). repeats, seconds: samples per program, and
     the time after which no more than 3 are taken. show: called with a line of progress per shape; None for
-    silence. A quarter of an hour on two cores by default.
+    silence. Five minutes on two cores by default.
 
     On CUDA the implementations and cuSPARSELt's algorithms are compared first. A product whose packed result
     is wrong, or differs from call to call, is recorded as such and never chosen. Functions that are compiled

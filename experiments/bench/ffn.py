@@ -168,9 +168,9 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     kept, cuts, features, programs = None, {}, None, {}
     if run.plan.keep:
         kept = run.cut("F2", {"y2": operands["dy1"], "w2": operands["w2"]}, states, KEY, packed=True).left
-        rest = (operands[name] for name in ("dy1", "x", "dy3"))
+        others = [operands[name] for name in ("dy1", "x", "dy3")]
         if kept_plans.in_one_pass(run, kept, operands["x"], operands["dy3"]):
-            programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *rest)
+            programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *others)
             kept, cuts, features = programs["producer", "B3"].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}

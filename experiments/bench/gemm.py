@@ -17,9 +17,10 @@ from jax_sparse24.tune import FLOAT8_PRODUCTS, FORMAT_24, formats_of, measure, p
 OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
 to B4), with the operand named in the second column packed: 2:4, and for activations also V:N:M, where V rows
-share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed
-already, *with packing* packs it first; *by default* is what `implementation=None` runs for a packed
-operand. Ratios are dense time / time: above 1 is faster than XLA's dense product of the same dtype."""
+share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed already
+(for cuSPARSELt in the library's own format, as layers pack it), *with packing* packs it first; *by default*
+is what `implementation=None` runs for a packed operand. Ratios are dense time / time: above 1 is faster than
+XLA's dense product of the same dtype."""
 
 
 def formats(product, dtype: str, settings: Settings) -> list:

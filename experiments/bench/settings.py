@@ -73,7 +73,7 @@ class Settings:
       train-step  whole steps of a language model, with the share of the FFN
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
-    Each suite prints a table and writes HARDWARE_SUITE_DATE.json.
+    Each suite prints a table and writes HARDWARE_SUITE_DATE.json (.json.partial until it is complete).
     The exit status is 1 if any result is wrong."""
 
     suites: tyro.conf.Positional[tuple[Literal["gemm", "producers", "ffn", "train-step", "report"], ...]] = ()

@@ -18,11 +18,6 @@ struct Values {
     v.step = (v.compressed ? compressed_rows(rows, 2) : rows) * depth;
     return v;
   }
-
-  // Completes one whose values are written.
-  cudaError_t finish(void* values, const uint8_t* metadata, int64_t rows, int64_t depth, cudaStream_t stream) const {
-    return compressed ? write_behind(values, metadata, rows, depth, stream) : cudaSuccess;
-  }
 };
 
 // Packed Y2: values (batch..., tokens, features / 2) and metadata (batch..., tokens, features / 8).
@@ -120,7 +115,7 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
     one.y2_along = along(b, y2_columns, *y2_values, *y2_metadata, *y2_dense);
     one.dy1_along = along(b, dy1_columns, *dy1_values, *dy1_metadata, *dy1_dense);
     cudaError_t e = launch_kept(one, stream);
-    if (e == cudaSuccess) e = rows.finish(one.dy1, one.metadata, a.tokens, a.features, stream);
+    if (e == cudaSuccess && rows.compressed) e = write_behind(one.dy1, one.metadata, a.tokens, a.features, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
