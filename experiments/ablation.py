@@ -2,7 +2,7 @@
 
 A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
 sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
-two cores, `gpu` is a model of 25M parameters.
+two cores, `gpu` is a model of 25M parameters that sees 16M bytes.
 """
 
 import dataclasses
@@ -83,16 +83,16 @@ SIZES = {
         _size(
             "gpu",
             6e-5,
-            model=Model(layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16"),
-            data=Data(seq=512, batch=64),
-            optim=Optim(lr=1e-3, warmup=300),
+            model=Model(layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16", attention="cudnn"),
+            data=Data(seq=512, batch=32),
+            optim=Optim(lr=1e-3, warmup=100),
             train=Train(
-                steps=3000,
+                steps=1000,
                 log_every=5,
-                eval_every=500,
+                eval_every=200,
                 eval_batches=16,
                 monitor_every=20,
-                probe_every=200,
+                probe_every=100,
                 checkpoint_every=1000,
                 keep=1,
             ),

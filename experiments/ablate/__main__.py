@@ -30,7 +30,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="copy finished runs with the same config from below this folder, made by the same code",
     )
-    p.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process (default: 1)")
+    p.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time, each in its own process; several may share a GPU (default: 1)",
+    )
     p.add_argument("--only", metavar="ARM/SEED", help="train this run and write no report")
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
     p.add_argument("--list", action="store_true", help="all claims with their last verdict")

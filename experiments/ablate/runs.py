@@ -206,20 +206,25 @@ def table(lines) -> str:
 
 
 def slots(count: int) -> list[dict]:
-    """The environment of each of `count` runs at a time: a GPU each, or a share of the processor's cores.
+    """The environment of each of `count` runs at a time: GPUs are dealt round-robin, and
+    runs that share one do not reserve its memory.
 
-    Raises UserError if there are fewer GPUs, or cores, than that.
+    Raises UserError if there are fewer cores than that.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    require(count <= cores, f"--jobs {count} is more than the {cores} cores of this machine.")
     question = "import jax; print(jax.default_backend(), jax.local_device_count())"
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
     require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
     backend, devices = asked.stdout.split()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = cores if backend == "cpu" else int(devices)
-    what = "cores" if backend == "cpu" else "devices"
-    require(count <= room, f"--jobs {count} is more than the {room} {what} of this machine.")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(int(devices))))).split(",")
-    return [{} if backend == "cpu" else {"CUDA_VISIBLE_DEVICES": visible[i]} for i in range(count)]
+    return [{}] * count if backend == "cpu" else shares(count, int(devices))
+
+
+def shares(count: int, devices: int) -> list[dict]:
+    """The environment of each of `count` runs on this many GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if count > devices else {}
+    return [{"CUDA_VISIBLE_DEVICES": visible[i % devices], **shared} for i in range(count)]
 
 
 def run_in_parallel(jobs, command, environments, show: bool | None = None) -> list[str]:

@@ -244,6 +244,15 @@ def test_two_at_a_time(done, tmp_path, capsys):
     assert (tmp_path / "out/ste/seed0.log").exists()
 
 
+def test_runs_share_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert runs.shares(2, 2) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    three = runs.shares(3, 2)
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in three] == ["4", "7", "4"]
+    assert {share["XLA_PYTHON_CLIENT_PREALLOCATE"] for share in three} == {"false"}
+
+
 def test_a_process_that_fails(done, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs, "slots", lambda count: [{}] * count)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
