@@ -144,6 +144,8 @@ def test_a_compressed_matrix_and_its_parts(axis):
         assert getattr(made, name) == getattr(plain, name)
     assert_same_bits(made.plain.values, plain.values)
     assert_same_bits(made.with_values(-plain.values).compressed, jnp.concatenate([-plain.values, behind]))
+    if jax.default_backend() != "cpu":
+        return
     for target, run in {"unpack": made.todense, "pack": lambda: compressed.pack(x, axis)}.items():
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"s24_{target}: compressed .* are for CUDA"):
             run()

@@ -56,7 +56,7 @@ def test_every_value_of_16_bits(activation, dtype):
 
 @pytest.mark.parametrize("shape", [(132, 24), (8, 4)], ids=str)
 def test_what_falls_into_no_tile(shape, dtype):
-    """XLA's roots may differ from the correctly rounded ones."""
+    """XLA's roots are within a unit in the last place, not correctly rounded."""
     y, dy2 = (np.random.default_rng(i).normal(size=shape) for i in range(2))
     packed = jax.device_get(s24.pack24(jnp.asarray(y * y, dtype), -1))
     args = packed, np.asarray(jnp.asarray(dy2, dtype)), features_of(shape[1])
@@ -64,7 +64,7 @@ def test_what_falls_into_no_tile(shape, dtype):
         on(kind, lambda *args: kept_backward(*args, "squared_relu"), *args) for kind in ("cuda", "cpu")
     )
     assert_same_bits(got[1], want[1])
-    near = 2 * unit_roundoff(dtype)
+    near = 4 * unit_roundoff(dtype)
     np.testing.assert_allclose(*(np.asarray(r[0].values, np.float64) for r in (got, want)), rtol=near)
 
 

@@ -17,7 +17,9 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def bits(x) -> np.ndarray:
-    return np.asarray(x).view(np.uint8)
+    """Of e4m3; on a GPU, whose conversions return one NaN, without the sign of NaN."""
+    codes = np.asarray(x).view(np.uint8)
+    return codes if jax.default_backend() == "cpu" else np.where(codes % 128 == 127, 127, codes)
 
 
 @pytest.mark.parametrize("axis", [-1, -2])

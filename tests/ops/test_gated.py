@@ -78,8 +78,13 @@ def test_packed_gradients_are_those_packed_by_themselves(exact):
     dgate, dup, *packed = gated_backward_pack(
         swapped(gate), swapped(up), swapped(dz), KEYS, "gelu", exact, transposed=True, dz_transposed=True
     )
-    assert_same_bits((dgate, dup), dense)
-    assert_same_bits(packed, [mvue_pack24(k, d, -2, exact) for k, d in zip(KEYS, dense, strict=True)])
+    own = [mvue_pack24(k, d, -2, exact) for k, d in zip(KEYS, (dgate, dup), strict=True)]
+    assert_same_bits(packed, own)
+    if _choose.platform() == "cpu":
+        assert_same_bits((dgate, dup), dense)
+    else:  # a kernel and XLA's fusion may take turns
+        for got, want in zip((dgate, dup), dense, strict=True):
+            np.testing.assert_allclose(np.float64(got), np.float64(want), rtol=2**-7, atol=2**-12)
 
 
 def test_the_kernel_runs_where_it_was_measured_to_be_faster(monkeypatch):

@@ -11,7 +11,16 @@ from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import FORMATS
 from jax_sparse24.ops.kept import count_kept, kept_backward
 from jax_sparse24.ops.tokens import dense_count, highest, regroup, set_columns
-from tests.ops.data import LAYOUT, adversarial, assert_same_bits, device, from_words, special_words, words
+from tests.ops.data import (
+    LAYOUT,
+    adversarial,
+    assert_same_bits,
+    device,
+    from_words,
+    special_words,
+    unit_roundoff,
+    words,
+)
 
 T, f = 40, 24
 FEATURES = np.array([2, 3, 11, 23], np.int32)
@@ -36,7 +45,11 @@ def test_slopes_follow_from_values(dtype, activation):
     got = jax.jit(reference.sloped, static_argnums=2)(y, dy, activation)
     y, dy = np.asarray(y, np.float32), np.asarray(dy, np.float32)
     slope = 2 * np.sqrt(y) if activation == "squared_relu" else np.float32(y > 0)
-    np.testing.assert_array_equal(words(got), words(jnp.asarray(slope * dy).astype(dtype)))
+    want = jnp.asarray(slope * dy).astype(dtype)
+    if jax.default_backend() == "cpu" or dtype != "float32":
+        np.testing.assert_array_equal(words(got), words(want))
+    else:  # XLA's roots on a GPU are within a unit in the last place, not correctly rounded
+        np.testing.assert_allclose(got, want, rtol=4 * unit_roundoff(dtype))
 
 
 @pytest.mark.parametrize("activation", reference.SLOPES)

@@ -17,6 +17,7 @@ from jax_sparse24.ops.tokens import highest
 from jax_sparse24.ops.vnm import gather_vnm
 from tests.ops.cases import CASES
 
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about machines without a GPU")
 X = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
 
 
