@@ -1,6 +1,7 @@
 """Programs for CUDA lower on a machine without one, and call the kernels of their platform."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,11 @@ from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.pack import pack24_strided
 from jax_sparse24.ops.tokens import highest
 from jax_sparse24.ops.vnm import gather_vnm
+from tests.gpu import every_kernel
 from tests.ops.cases import CASES
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about machines without a GPU")
+ROOT = Path(__file__).parent.parent.parent
 X = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
 
 
@@ -289,3 +292,16 @@ def test_gradients_lower_for_cuda(built):
         return jnp.sum(s24.squared_relu24(y).todense()) + jnp.sum(s24.double_prune24(x, 0) * x)
 
     assert ("s24_" in lowered(jax.grad(loss), "cuda")) == built
+
+
+def test_one_program_calls_every_handler_of_cuda(monkeypatch):
+    """What compute-sanitizer runs. (cuSPARSELt's handlers run its kernels.)"""
+    jax.clear_caches()
+    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
+    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
+    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
+    found = every_kernel.called(lambda f, x, *others: jax.eval_shape(lambda x: list(f(x, *others)), x))
+    sources = "".join(file.read_text() for file in (ROOT / "ffi/cuda").glob("*_handlers.cc"))
+    targets = set(re.findall(r'\{"(s24_\w+)", k', sources))
+    assert len(targets) > 20 and not targets - found
+    jax.clear_caches()
