@@ -31,19 +31,44 @@ TITLES = {
 }
 
 
+IDENTITY = ("T", "d", "f", "dtype", "layers", "product", "operand", "format", "producer", "axis", "method")
+
+
 def load(folder: Path) -> dict:
-    """Hardware name -> suite -> newest result. Raises UserError for a file that is no result."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):  # the date ends the name: later files are newer
+    """Hardware name -> suite -> {"hardware", "rows", "sources"}: every row that was measured, the newest of
+    each, and the results that they come from, each with its own rows that are left.
+
+    Raises UserError for a file that is no result."""
+    results, found = [], {}
+    for path in folder.glob("*.json"):
         try:
-            result = json.loads(path.read_text())
-            hardware, suite = result["hardware"]["name"], result["suite"]
+            result = json.loads(path.read_text()) | {"file": path.name}
+            place = result["hardware"]["name"], result["suite"]
+            results.append((result["date"], path.name, place, result))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a result of python -m experiments.bench ({error!r}).") from error
-        older = found.setdefault(hardware, {}).get(suite)
-        if older is None or older["date"] <= result["date"]:
-            found[hardware][suite] = result | {"file": path.name}
-    return found
+    for *_, (hardware, suite), result in sorted(results, key=lambda item: item[:2]):
+        found.setdefault(hardware, {}).setdefault(suite, []).append(result)
+    return {
+        hardware: {suite: merged(found[hardware][suite]) for suite in sorted(found[hardware])}
+        for hardware in sorted(found)
+    }
+
+
+def merged(results: list[dict]) -> dict:
+    """One suite's results on one hardware, oldest first, as one."""
+    newest = {}
+    for result in results:
+        for row in result["rows"]:
+            newest[tuple(row.get(name) for name in IDENTITY)] = row, result
+    left = [
+        result | {"rows": [row for row, source in newest.values() if source is result]} for result in results
+    ]
+    return {
+        "hardware": results[-1]["hardware"],
+        "rows": [row for row, _ in newest.values()],
+        "sources": [result for result in left if result["rows"]],
+    }
 
 
 def write(folder: Path) -> str:
@@ -94,7 +119,18 @@ def folded(table: str) -> str:
 
 
 def provenance(result: dict) -> str:
-    """When, with what, and from which file."""
+    """When, with what, and from which file; with the cases, if there are several files."""
+    lines = [_provenance(source) for source in result["sources"]]
+    if len(lines) == 1:
+        return lines[0]
+    cases = [
+        ", ".join(sorted({f"{row['d']} x {row['f']} in {row['dtype']}" for row in source["rows"]}))
+        for source in result["sources"]
+    ]
+    return "\n".join(f"- {case}: {line}" for case, line in zip(cases, lines, strict=True))
+
+
+def _provenance(result: dict) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in result["packages"].items() if v and k != "torch")
     torch = result["packages"].get("torch")
     torch = f"PyTorch {torch}" if torch else "PyTorch not installed, so not measured"

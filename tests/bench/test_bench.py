@@ -119,7 +119,9 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     assert "2:4" not in row["ms"] and "2:4 with packing" not in row["ms"]
     assert out.count("WRONG") == 3  # both ratios and the time
     assert "2:4 was wrong" in err and "product=F1" in err
-    assert "1 of 1 rows hold a wrong result" in report.page({"x": {"gemm": result | {"file": "f"}}})
+    assert "1 of 1 rows hold a wrong result" in report.page(
+        {"x": {"gemm": report.merged([result | {"file": "f"}])}}
+    )
 
 
 def test_producers(bench, monkeypatch):
@@ -315,6 +317,25 @@ def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
         "bench-a-cost.png",
     }
     assert all(f"images/{p.name}" in text for p in images.iterdir())
+
+
+def test_newer_results_replace_their_rows_alone(tmp_path):
+    """A GPU is measured shape by shape, on several days."""
+    result = fake_ffn_result()
+    *both, last = result["rows"]
+    older = result | {"date": "2026-01-01", "rows": [*both, last | {"bytes": {"dense": 1, "packed": 1}}]}
+    newer = result | {"date": "2026-01-02", "rows": [last, last | {"T": 256}]}
+    for content in (newer, older):
+        (tmp_path / f"a_ffn_{content['date']}.json").write_text(json.dumps(content))
+    found = report.load(tmp_path)["a"]["ffn"]
+    assert found["rows"] == [*both, last, last | {"T": 256}]
+    assert [(source["date"], len(source["rows"])) for source in found["sources"]] == [
+        ("2026-01-01", 2),
+        ("2026-01-02", 2),
+    ]
+    text = report.page({"a": {"ffn": found}})
+    assert "- 32 x 128 in float32, 64 x 256 in float32: 2026-01-01" in text
+    assert "- 64 x 256 in float32: 2026-01-02" in text
 
 
 def fake_ffn_result():
