@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments import config as configs
@@ -121,8 +121,8 @@ class Ablation:
     """written before the first run"""
     differs: str
     """what is not as in the paper, and why"""
-    found: str = ""
-    """written after the runs: what they show, and where the verdict may come from"""
+    found: Mapping[str, str] = field(default_factory=dict)
+    """size -> what its runs show, and where the verdict may come from; written after them"""
     start: str = ""
     """the first arm, if the others start from its trained parameters of the same seed; it may have another
     number of steps"""
@@ -157,6 +157,8 @@ class Ablation:
                 _known("arm", arm, self.arms)
             _known("metric", comparison.metric, METRICS)
         check_seeds(self.seeds)
+        unknown = set(self.found) - set(SIZES)
+        require(not unknown, f"`found` is by size: {', '.join(SIZES)}; got {', '.join(map(repr, unknown))}.")
 
     def runs(self, seeds) -> list[tuple[str, int, Config]]:
         """(arm, seed, config) of every run, seed by seed, so that early results already compare arms."""
@@ -195,6 +197,11 @@ class Named:
     claim: str
     size: str
     ablation: Ablation
+
+    @property
+    def found(self) -> str:
+        """What its author found at this size, "" if nothing was written."""
+        return self.ablation.found.get(self.size, "")
 
     @property
     def slug(self) -> str:

@@ -74,7 +74,7 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     else:
         arms = {arm: [job.read() for job in jobs if job.arm == arm] for arm in named.ablation.arms}
         plots.write(named, arms, out / image)
-    page = f"{title}{text.body(result, image)}\n\n{text.RULE}\n"
+    page = f"{title}{text.body(result, image, named.found)}\n\n{text.RULE}\n"
     (out / "report.md").write_text(page)
     summary = f"{named.ablation.claim}\n{text.verdict(result)}\n\n{text.findings(result)}\n"
     require(not problem, f"{summary}\n{out / 'report.md'} holds more. {problem}")

@@ -82,8 +82,18 @@ def page(found) -> str:
             paper = r["paper"]
             parts.append(f"## {_docstring(REPOSITORY / 'configs' / paper / '__init__.py').rstrip('.')}")
         image = path.with_suffix(".png").relative_to(path.parents[2])
-        parts += [f"### {_heading(r)}", text.body(r, str(image)), f"[Numbers]({image.with_suffix('.csv')})"]
+        parts += [
+            f"### {_heading(r)}",
+            text.body(r, str(image), _found(r)),
+            f"[Numbers]({image.with_suffix('.csv')})",
+        ]
     return "\n\n".join(parts) + "\n"
+
+
+def _found(result: dict) -> str:
+    """What the configuration says today of a recorded result."""
+    file = f"configs/{result['paper']}/{result['name']}.py"
+    return ablations.load(f"{file}:{result['size']}").found if (REPOSITORY / file).exists() else ""
 
 
 def _heading(result: dict) -> str:

@@ -31,7 +31,7 @@ def result_of(named: Named, jobs) -> dict:
         "paper": named.paper,
         "name": named.claim,
         "size": named.size,
-        **{key: getattr(ablation, key) for key in ("claim", "source", "expects", "found", "differs")},
+        **{key: getattr(ablation, key) for key in ("claim", "source", "expects", "differs")},
         "seeds": sorted({job.seed for job in jobs}),
         "date": datetime.date.today().isoformat(),
         **here,

@@ -24,8 +24,8 @@ ALWAYS = (
 )
 
 
-def body(result: dict, image: str | None) -> str:
-    """Everything about a result but its title, as Markdown."""
+def body(result: dict, image: str | None, found: str) -> str:
+    """Everything about a result but its title, as Markdown. found: what its author found, "" for nothing."""
     parts = [f"{result['claim']} ({result['source']}.)", f"**{verdict(result)}**", findings(result)]
     if result["diverged"]:
         parts.append(f"Diverged, and stopped there: {', '.join(result['diverged'])}.")
@@ -34,7 +34,7 @@ def body(result: dict, image: str | None) -> str:
     parts += [
         arms(result),
         f"Expected before the run: {result['expects']}",
-        *([f"Found: {result['found']}"] if result["found"] else []),
+        *([f"Found: {found}"] if found else []),
         f"What differs from the paper, and why: {result['differs']}",
         provenance(result),
     ]

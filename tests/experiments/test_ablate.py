@@ -50,7 +50,7 @@ def ablation(size):
         arms = {{"wild": dataclasses.replace(dense, optim=hot)}} | arms
     return Ablation(
         claim="STE ends at a higher loss.", source="arXiv 0000.00000",
-        expects="Nothing.", differs="All.", found="Something.",
+        expects="Nothing.", differs="All.", found={{"smoke": "Something."}},
         arms=arms, seeds=(0, 1),
         verdict=all_of(less("dense", "ste"), between("ste", "kept_share", above=0.5, below=1), {more}),
     )
