@@ -83,6 +83,7 @@ def test_runs_set_the_seed_and_nothing_else():
         ({"seeds": ()}, "list of seeds is empty"),
         ({"seeds": (0, 0)}, "given twice"),
         ({"seeds": (0, -1)}, "must not be negative, got -1"),
+        ({"found": {"gpus": "Little."}}, "by size: smoke, cpu, gpu; got 'gpus'"),
         (
             {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=Data(seq=16))}},
             "'fst' has other data .* than 'dense'",
