@@ -53,9 +53,9 @@ __device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& ti
       const int l = 4 * n + i;
       const Group<BF16> four = group_of<BF16>(rows, l);
       const Largest two = two_largest(four);
-      const uint32_t pair = select_bytes(four.low, four.high, two.selector);
+      selectors[i] = two.take();
+      const uint32_t pair = select_bytes(four.low, four.high, selectors[i]);
       __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
-      selectors[i] = two.selector;
       largest = max_u32(largest, two.key);
     }
     made[n] = selected_nibbles(selectors);
