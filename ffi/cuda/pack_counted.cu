@@ -1,0 +1,96 @@
+// Packing along rows that also counts, in each column, the elements that are kept and not zero. Compiled without contraction
+// of products and sums.
+#include "pack_groups.cuh"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+constexpr int kTogether = 4;  // tokens that a thread reads before it packs them
+
+// A thread packs its eight features of kCountedTokens tokens, and counts in bytes. `columns`: blocks that share tokens.
+template <PackOp op, class T>
+__global__ void __launch_bounds__(kThreads) pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata,
+                                                         uint8_t* counts, unsigned bytes, unsigned columns) {
+  using Pairs = Vector<uint32_t, 2>;
+  const unsigned part = blockIdx.x / columns, b = blockIdx.x % columns * kThreads + threadIdx.x;
+  if (b >= bytes) return;
+  const uint64_t first = uint64_t(part) * kCountedTokens * bytes + b;
+  Pairs found = {};
+#pragma unroll 1
+  for (int t = 0; t < kCountedTokens; t += kTogether) {
+    const uint64_t at = first + uint64_t(t) * bytes;
+    Vector<uint32_t, 4> in[kTogether];
+    S24_UNROLL
+    for (int j = 0; j < kTogether; ++j) in[j] = load<uint32_t, 4>(dense + 4 * (at + j * bytes));
+    Pairs kept[kTogether], more = found;
+    uint32_t selectors[2][kTogether], largest = 0;
+    S24_UNROLL
+    for (int j = 0; j < kTogether; ++j) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        Words x = {in[j].at[2 * i], in[j].at[2 * i + 1]};
+        if constexpr (op == PackOp::kSquaredRelu) x = {squared_relu_pair<T>(x.low), squared_relu_pair<T>(x.high)};
+        const Largest two = two_largest(x);
+        selectors[i][j] = two.take();
+        kept[j].at[i] = select_bytes(x.low, x.high, selectors[i][j]);
+        // Squares that are zero have no sign.
+        const uint32_t size = op == PackOp::kSquaredRelu ? kept[j].at[i] : kept[j].at[i] & 0x7fff7fffu;
+        more.at[i] += select_bytes(non_zero_halves(size), 0, two.put());
+        largest = max_u32(largest, two.key);
+      }
+    }
+    if (Largest{0, largest}.magnitude() <= T::kInf) {
+      found = more;
+      const uint32_t made = selected_nibbles(selectors[0]) | selected_nibbles(selectors[1]) << 4;
+      S24_UNROLL
+      for (int j = 0; j < kTogether; ++j) {
+        store(values + 2 * (at + j * bytes), kept[j]);
+        metadata[at + j * bytes] = uint8_t(made >> (8 * j));
+      }
+      continue;
+    }
+    // Different NaN are rare. Read again, so that what is common keeps its registers.
+#pragma unroll 1
+    for (int j = 0; j < kTogether; ++j) {
+      const uint64_t place = at + j * bytes;
+      const Vector<uint32_t, 4> again = load<uint32_t, 4>(dense + 4 * place);
+      Pairs pairs;
+      uint32_t byte = 0;
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const Words x = {again.at[2 * i], again.at[2 * i + 1]};
+        const KeptPair pair = op == PackOp::kSquaredRelu ? keep_squared_relu<T>(x) : keep_largest<T>(x);
+        const uint32_t ones = non_zero_halves(pair.bits & 0x7fff7fffu);
+        found.at[i] += shift_left(ones & 1u, pair.nibble << 3 & 24u) + shift_left(ones >> 16, pair.nibble << 1 & 24u);
+        pairs.at[i] = pair.bits;
+        byte |= pair.nibble << (4 * i);
+      }
+      store(values + 2 * place, pairs);
+      metadata[place] = uint8_t(byte);
+    }
+  }
+  store(reinterpret_cast<uint32_t*>(counts) + 2 * (uint64_t(part) * bytes + b), found);
+}
+
+template <PackOp op, class T>
+cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
+  const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
+  const unsigned columns = blocks_for(bytes, kThreads);
+  return start(pack_counted<op, T>, dim3(unsigned(rows / kCountedTokens) * columns), kThreads, 0, stream,
+               static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, unsigned(bytes),
+               columns);
+}
+
+}  // namespace
+
+cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
+  if (a.groups.count() == 0) return cudaSuccess;
+  const bool half = a.dtype == Dtype::kF16;
+  if (a.op == PackOp::kSquaredRelu)
+    return (half ? launch<PackOp::kSquaredRelu, F16> : launch<PackOp::kSquaredRelu, BF16>)(a, features, counts, stream);
+  return (half ? launch<PackOp::kPlain, F16> : launch<PackOp::kPlain, BF16>)(a, features, counts, stream);
+}
+
+}  // namespace cuda
+}  // namespace s24
