@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops._choose import choose, platform
 from jax_sparse24.ops.compressed import reads
-from jax_sparse24.ops.kept import counts_while_packing, in_tiles, kept_backward
+from jax_sparse24.ops.kept import in_tiles, kept_backward
 from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.plan import Cut
 
@@ -20,7 +20,7 @@ def counted(run, y1_Tf) -> bool:
     row = run.plan.shared_split
     if row is None or row.rank != "density" or not getattr(run.plan.row("F2").by, "largest", False):
         return False
-    if platform() != "cuda" or not counts_while_packing(y1_Tf):
+    if platform() != "cuda" or not in_tiles(y1_Tf):
         return False
     return choose(run.op, y1_Tf.dtype, run.implementation)[0] != "reference"
 

@@ -62,9 +62,8 @@ struct KeptArgs {
 constexpr int64_t kKeptTokens = 128;
 cudaError_t launch_kept(const KeptArgs& args, cudaStream_t stream);
 
-// What makes such a Y2: kPlain or kSquaredRelu along rows of 16-bit floats, whose length `features` is a multiple of 8, in
-// one long row. counts (rows / kCountedTokens, features): how many elements of so many rows are kept and not zero.
-constexpr int kCountedTokens = 32;
+// What makes such a Y2: kPlain or kSquaredRelu along rows, of `features` each, that the arguments have as one long row.
+// counts (tokens / kKeptTokens, features): how many elements of every feature are kept and not zero, among so many tokens.
 cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, cudaStream_t stream);
 
 // places: ascending, those of the n largest of `count` scores below 2^bits and not negative; of equal ones the first.

@@ -6,20 +6,23 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr int kTogether = 4;  // tokens that a thread reads before it packs them
+constexpr int kTogether = 4;          // tokens that a thread reads before it packs them
+constexpr unsigned kAcross = 64;      // threads side by side, eight features each
+constexpr unsigned kDown = kThreads / kAcross;
 
-// A thread packs its eight features of kCountedTokens tokens, and counts in bytes. `columns`: blocks that share tokens.
+// A thread packs its eight features of every kDown-th kTogether tokens, and counts in bytes. `columns`: blocks side by side.
 template <PackOp op, class T>
-__global__ void __launch_bounds__(kThreads) pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata,
+__global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata,
                                                          uint8_t* counts, unsigned bytes, unsigned columns) {
   using Pairs = Vector<uint32_t, 2>;
-  const unsigned part = blockIdx.x / columns, b = blockIdx.x % columns * kThreads + threadIdx.x;
-  if (b >= bytes) return;
-  const uint64_t first = uint64_t(part) * kCountedTokens * bytes + b;
+  __shared__ Pairs sums[kDown][kAcross];
+  const unsigned across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
+  const unsigned part = blockIdx.x / columns, b = blockIdx.x % columns * kAcross + across;
+  const bool inside = b < bytes;
   Pairs found = {};
 #pragma unroll 1
-  for (int t = 0; t < kCountedTokens; t += kTogether) {
-    const uint64_t at = first + uint64_t(t) * bytes;
+  for (unsigned t = kTogether * down; inside && t < kKeptTokens; t += kTogether * kDown) {
+    const uint64_t at = (uint64_t(part) * kKeptTokens + t) * bytes + b;
     Vector<uint32_t, 4> in[kTogether];
     S24_UNROLL
     for (int j = 0; j < kTogether; ++j) in[j] = load<uint32_t, 4>(dense + 4 * (at + j * bytes));
@@ -70,14 +73,22 @@ __global__ void __launch_bounds__(kThreads) pack_counted(const uint32_t* dense, 
       metadata[place] = uint8_t(byte);
     }
   }
+  sums[down][across] = found;
+  __syncthreads();
+  if (down != 0 || !inside) return;
+  S24_UNROLL
+  for (unsigned d = 1; d < kDown; ++d) {
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) found.at[i] += sums[d][across].at[i];
+  }
   store(reinterpret_cast<uint32_t*>(counts) + 2 * (uint64_t(part) * bytes + b), found);
 }
 
 template <PackOp op, class T>
 cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
   const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
-  const unsigned columns = blocks_for(bytes, kThreads);
-  return start(pack_counted<op, T>, dim3(unsigned(rows / kCountedTokens) * columns), kThreads, 0, stream,
+  const unsigned columns = blocks_for(bytes, kAcross);
+  return start(pack_counted<op, T>, dim3(unsigned(rows / kKeptTokens) * columns), kThreads, 0, stream,
                static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, unsigned(bytes),
                columns);
 }

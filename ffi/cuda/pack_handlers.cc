@@ -31,7 +31,7 @@ ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer
   return run(stream, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
 }
 
-// Along rows, with counts (batch..., tokens / kCountedTokens, features) of what is kept and not zero.
+// Along rows, with counts (batch..., tokens / kKeptTokens, features) of what is kept and not zero.
 ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                        ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> counts) {
   constexpr const char* kName = "s24_pack_counted";
@@ -40,15 +40,15 @@ ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, f
   Check check(kName);
   Dims parts = dims_of(x);
   const int64_t features = parts.back(), tokens = parts.size() < 2 ? 0 : parts[parts.size() - 2];
-  check.require(c.dtype != Dtype::kF32 && parts.size() >= 2 && tokens % kCountedTokens == 0 && features % 8 == 0,
-                "needs 16-bit floats, tokens a multiple of " + std::to_string(kCountedTokens) + " and features of 8, got x " +
+  check.require(c.dtype != Dtype::kF32 && parts.size() >= 2 && tokens % kKeptTokens == 0 && features % 8 == 0,
+                "needs 16-bit floats, tokens a multiple of " + std::to_string(kKeptTokens) + " and features of 8, got x " +
                     text(parts));
   if (!check.ok()) return check.error();
-  parts[parts.size() - 2] = tokens / kCountedTokens;
+  parts[parts.size() - 2] = tokens / kKeptTokens;
   check.shape("counts", *counts, parts);
   check.type("counts", *counts, ffi::DataType::U8, "uint8");
   if (!check.ok()) return check.error();
-  const int64_t step = c.batch.rest() / kCountedTokens * features;
+  const int64_t step = c.batch.rest() / kKeptTokens * features;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * step));
     cudaError_t e = launch_pack_counted(c.at(b), features, to, stream);

@@ -19,7 +19,6 @@ from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
-COUNTED = 32  # tokens whose non-zeros it counts together
 
 
 class Along(NamedTuple):
@@ -31,10 +30,10 @@ class Along(NamedTuple):
     dense: jax.Array
 
 
-def in_tiles(packed: Packed24 | Compressed24) -> bool:
-    """Whether CUDA's kernels take a matrix (T, f) packed along f."""
-    T, f = packed.shape
-    return packed.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
+def in_tiles(x: jax.Array | Packed24 | Compressed24) -> bool:
+    """Whether CUDA's kernels take a matrix (T, f), to be packed or packed along f."""
+    T, f = x.shape
+    return x.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
 
 
 def _stored(packed: Packed24 | Compressed24) -> jax.Array:
@@ -53,18 +52,12 @@ def _run(op: str, dtype, fits: bool, implementation, one_pass, composed, *args):
     return run(op, dtype, implementation, kernel if fits else several, fallback, *args)
 
 
-def counts_while_packing(x) -> bool:
-    """Whether a kernel of CUDA does what `pack_counted` says of `x` (T, f) in one pass."""
-    T, f = x.shape
-    return x.dtype in (jnp.bfloat16, jnp.float16) and T % COUNTED == 0 and f % 8 == 0
-
-
 @partial(jax.jit, static_argnames=("squared", "compressed", "implementation"), inline=True)
 def pack_counted(
     x: jax.Array, squared: bool, *, compressed: bool = False, implementation: str | None = None
 ) -> tuple[Packed24 | Compressed24, jax.Array]:
     """`squared_relu24(x, -1)` if squared, else `pack24(x, -1)`, and how many elements of each feature are not
-    zero in it, int32 (f,); in one pass where `counts_while_packing(x)`, on CUDA.
+    zero in it, int32 (f,); in one pass where `in_tiles(x)`, on CUDA.
 
     x: (T, f), f a multiple of 4; float32, bfloat16, float16. compressed: a `Compressed24`, on CUDA. Not
     differentiable."""
@@ -72,7 +65,7 @@ def pack_counted(
     def one_pass(x):
         T, f = x.shape
         types = compressed_types(x, -1) if compressed else packed_types(x, -1)
-        parts = jax.ShapeDtypeStruct((T // COUNTED, f), jnp.uint8)
+        parts = jax.ShapeDtypeStruct((T // TILE, f), jnp.uint8)
         *packed, parts = _ffi.call("s24_pack_counted", (*types, parts), x, squared=squared)
         form = Compressed24 if compressed else Packed24
         return form(*packed, -1), jnp.sum(parts, axis=0, dtype=jnp.int32)
@@ -84,9 +77,9 @@ def pack_counted(
             packed = (squared_relu24 if squared else pack24)(x, -1, implementation=implementation)
         return packed, non_zeros(packed.todense(implementation=implementation))
 
-    if compressed and counts_while_packing(x):
+    if compressed and in_tiles(x):
         return one_pass(x)
-    return _run("pack24", x.dtype, counts_while_packing(x), implementation, one_pass, composed, x)
+    return _run("pack24", x.dtype, in_tiles(x), implementation, one_pass, composed, x)
 
 
 @partial(jax.jit, static_argnames=("activation", "tokens", "compressed", "implementation"), inline=True)

@@ -91,7 +91,7 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
 // Without different NaN, whole groups take another way than with them.
 template <class T>
 static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_t rows, int64_t features, bool numbers) {
-  const size_t all = size_t(rows * features), parts = all / cuda::kCountedTokens;
+  const size_t all = size_t(rows * features), parts = all / cuda::kKeptTokens;
   std::vector<uint16_t> x(all), values(all / 2), want_values(all / 2);
   std::vector<uint8_t> metadata(all / 8), want_metadata(all / 8, 0), counts(parts, 255), want_counts(parts, 0);
   for (uint16_t& v : x) {
@@ -105,7 +105,7 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
     take_kept<uint16_t>(group, keep, &want_values[2 * n]);
     want_metadata[n / 2] |= uint8_t((nibble_of<uint16_t>(keep) & 15) << (n % 2 * 4));
     for (size_t j = 0, at = 4 * n; j < 4; ++j, ++at)
-      want_counts[at / size_t(features * cuda::kCountedTokens) * size_t(features) + at % size_t(features)] +=
+      want_counts[at / size_t(features * cuda::kKeptTokens) * size_t(features) + at % size_t(features)] +=
           keep[j] != 0 && (group[j] & T::kMagnitude) != 0;
   }
   const PackArgs a = {op, dtype, x.data(), nullptr, values.data(), metadata.data(), Groups{1, int64_t(all), 1}, Key{0, 0}, false};
@@ -136,10 +136,10 @@ int main() {
   kept_case<F16, Slope::kSquaredRelu>("float16 256x72 consecutive", Dtype::kF16, 256, 72, false);
   kept_case<F16, Slope::kRelu>("float16 128x24 strided", Dtype::kF16, 128, 24, true);
 
-  counted_case<BF16>("bfloat16 squares 64x2056", Dtype::kBF16, PackOp::kSquaredRelu, 64, 2056, false);
-  counted_case<BF16>("bfloat16 squares of numbers 64x72", Dtype::kBF16, PackOp::kSquaredRelu, 64, 72, true);
-  counted_case<F16>("float16 squares of numbers 32x72", Dtype::kF16, PackOp::kSquaredRelu, 32, 72, true);
-  counted_case<BF16>("bfloat16 numbers 32x72", Dtype::kBF16, PackOp::kPlain, 32, 72, true);
-  counted_case<F16>("float16 96x64", Dtype::kF16, PackOp::kPlain, 96, 64, false);
+  counted_case<BF16>("bfloat16 squares 256x520", Dtype::kBF16, PackOp::kSquaredRelu, 256, 520, false);
+  counted_case<BF16>("bfloat16 squares of numbers 128x72", Dtype::kBF16, PackOp::kSquaredRelu, 128, 72, true);
+  counted_case<F16>("float16 squares of numbers 128x72", Dtype::kF16, PackOp::kSquaredRelu, 128, 72, true);
+  counted_case<BF16>("bfloat16 numbers 128x72", Dtype::kBF16, PackOp::kPlain, 128, 72, true);
+  counted_case<F16>("float16 384x64", Dtype::kF16, PackOp::kPlain, 384, 64, false);
   return 0;
 }

@@ -90,7 +90,7 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
 @pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_non_zeros_are_counted_with_the_packing(dtype, squared):
-    x = device(adversarial((64, f), dtype, 1))
+    x = device(adversarial((T, f), dtype, 1))
     packed, counts = pack_counted(x, squared, implementation="ffi")
     assert_same_bits(packed, s24.squared_relu24(x, -1) if squared else s24.pack24(x, -1))
     dense = words(packed.todense(implementation="reference"))
