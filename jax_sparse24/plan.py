@@ -161,7 +161,8 @@ class Plan:
     """A table: product name -> Row. Products that are not named are dense.
 
     keep: the backward pass keeps the support of F2's sparse Y2: dY1 is zero elsewhere, and the packed Y2 is
-    saved in place of Y1.
+    saved in place of Y1; on CUDA with counts of its non-zeros, int32 (f,), if dense features are chosen by
+    them.
     gradient_mask: the entry of a weight's state, bool (in, out), outside of which its gradient is zero: the
     result of the product that makes it is masked, whatever its operands are; "" for none."""
 

@@ -6,14 +6,15 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr int kTogether = 4;          // tokens that a thread reads before it packs them
-constexpr unsigned kAcross = 64;      // threads side by side, eight features each
+constexpr int kTogether = 4;  // tokens that a thread reads before it packs them
+constexpr unsigned kAcross = 64;  // threads side by side, eight features each
 constexpr unsigned kDown = kThreads / kAcross;
 
-// A thread packs its eight features of every kDown-th kTogether tokens, and counts in bytes. `columns`: blocks side by side.
+// A block takes kKeptTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes. bytes: of
+// metadata in a row; columns: blocks side by side.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata,
-                                                         uint8_t* counts, unsigned bytes, unsigned columns) {
+                                                            uint8_t* counts, unsigned bytes, unsigned columns) {
   using Pairs = Vector<uint32_t, 2>;
   __shared__ Pairs sums[kDown][kAcross];
   const unsigned across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
