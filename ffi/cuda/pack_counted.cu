@@ -1,5 +1,6 @@
-// Packing along rows that also counts, in each column, the elements that are kept and not zero. Compiled without contraction
-// of products and sums.
+// Packing along rows that also counts, in each column, the elements that are kept and not zero, and writes the metadata in
+// cuSPARSELt's order. Compiled without contraction of products and sums.
+#include "metadata_words.cuh"
 #include "pack_groups.cuh"
 
 namespace s24 {
@@ -10,16 +11,23 @@ constexpr int kTogether = 4;  // tokens that a thread reads before it packs them
 constexpr unsigned kAcross = 64;  // threads side by side, eight features each
 constexpr unsigned kDown = kThreads / kAcross;
 
-// A block takes kKeptTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes. bytes: of
-// metadata in a row; columns: blocks side by side.
+// A block takes kKeptTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes.
+// bytes: of metadata in a row; columns: blocks side by side; behind: see launch.h.
 template <PackOp op, class T>
-__global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata,
-                                                            uint8_t* counts, unsigned bytes, unsigned columns) {
+__global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
+    pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata, uint8_t* counts, uint8_t* behind, unsigned bytes,
+                 unsigned columns) {
   using Pairs = Vector<uint32_t, 2>;
   __shared__ Pairs sums[kDown][kAcross];
+  __shared__ uint32_t words[kKeptTokens][kAcross / 4 + 1];  // of metadata; one more, against bank conflicts
   const unsigned across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   const unsigned part = blockIdx.x / columns, b = blockIdx.x % columns * kAcross + across;
   const bool inside = b < bytes;
+  const auto write = [&](unsigned t, uint64_t at, const Pairs& pairs, uint8_t byte) {
+    store(values + 2 * at, pairs);
+    metadata[at] = byte;
+    reinterpret_cast<uint8_t*>(words[t])[across] = byte;
+  };
   Pairs found = {};
 #pragma unroll 1
   for (unsigned t = kTogether * down; inside && t < kKeptTokens; t += kTogether * kDown) {
@@ -48,17 +56,13 @@ __global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dens
       found = more;
       const uint32_t made = selected_nibbles(selectors[0]) | selected_nibbles(selectors[1]) << 4;
       S24_UNROLL
-      for (int j = 0; j < kTogether; ++j) {
-        store(values + 2 * (at + j * bytes), kept[j]);
-        metadata[at + j * bytes] = uint8_t(made >> (8 * j));
-      }
+      for (int j = 0; j < kTogether; ++j) write(t + j, at + j * bytes, kept[j], uint8_t(made >> (8 * j)));
       continue;
     }
     // Different NaN are rare. Read again, so that what is common keeps its registers.
 #pragma unroll 1
     for (int j = 0; j < kTogether; ++j) {
-      const uint64_t place = at + j * bytes;
-      const Vector<uint32_t, 4> again = load<uint32_t, 4>(dense + 4 * place);
+      const Vector<uint32_t, 4> again = load<uint32_t, 4>(dense + 4 * (at + j * bytes));
       Pairs pairs;
       uint32_t byte = 0;
       S24_UNROLL
@@ -70,12 +74,21 @@ __global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dens
         pairs.at[i] = pair.bits;
         byte |= pair.nibble << (4 * i);
       }
-      store(values + 2 * place, pairs);
-      metadata[place] = uint8_t(byte);
+      write(t + j, at + j * bytes, pairs, uint8_t(byte));
     }
   }
   sums[down][across] = found;
   __syncthreads();
+  const SixteenBytes own = SixteenBytes::of(int(threadIdx.x));
+  const unsigned word = blockIdx.x % columns * (kAcross / 4) + own.word;
+  if (behind != nullptr && 4 * word < bytes) {
+    S24_UNROLL
+    for (int first = 0; first < int(kKeptTokens); first += 64) {
+      const int64_t m = int64_t(part) * kKeptTokens + first + own.row;
+      const int64_t n = cusparselt_sm90_16bit(m, 8 * int64_t(word), 8 * int64_t(bytes));
+      store(reinterpret_cast<uint32_t*>(behind + n / 2), own.made([&](int row) { return words[first + row][own.word]; }));
+    }
+  }
   if (down != 0 || !inside) return;
   S24_UNROLL
   for (unsigned d = 1; d < kDown; ++d) {
@@ -86,22 +99,24 @@ __global__ void __launch_bounds__(kThreads, 5) pack_counted(const uint32_t* dens
 }
 
 template <PackOp op, class T>
-cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
+cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, uint8_t* behind, cudaStream_t stream) {
+  static_assert(kThreads == 16 * kAcross / 4, "64 rows of metadata in a block are 16 bytes of a thread");
   const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
   const unsigned columns = blocks_for(bytes, kAcross);
   return start(pack_counted<op, T>, dim3(unsigned(rows / kKeptTokens) * columns), kThreads, 0, stream,
-               static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, unsigned(bytes),
-               columns);
+               static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, behind,
+               unsigned(bytes), columns);
 }
 
 }  // namespace
 
-cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
+cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, uint8_t* behind,
+                                cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   const bool half = a.dtype == Dtype::kF16;
-  if (a.op == PackOp::kSquaredRelu)
-    return (half ? launch<PackOp::kSquaredRelu, F16> : launch<PackOp::kSquaredRelu, BF16>)(a, features, counts, stream);
-  return (half ? launch<PackOp::kPlain, F16> : launch<PackOp::kPlain, BF16>)(a, features, counts, stream);
+  const auto squares = half ? launch<PackOp::kSquaredRelu, F16> : launch<PackOp::kSquaredRelu, BF16>;
+  const auto plain = half ? launch<PackOp::kPlain, F16> : launch<PackOp::kPlain, BF16>;
+  return (a.op == PackOp::kSquaredRelu ? squares : plain)(a, features, counts, behind, stream);
 }
 
 }  // namespace cuda

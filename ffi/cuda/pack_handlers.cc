@@ -51,8 +51,9 @@ ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, f
   const int64_t step = c.batch.rest() / kKeptTokens * features;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * step));
-    cudaError_t e = launch_pack_counted(c.at(b), features, to, stream);
-    if (e == cudaSuccess) e = finish(c, b, stream);
+    const PackArgs a = c.at(b);
+    uint8_t* const behind = c.rows == 0 ? nullptr : static_cast<uint8_t*>(a.values) + c.rows * c.depth;
+    const cudaError_t e = launch_pack_counted(a, features, to, behind, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
