@@ -30,6 +30,7 @@ PRODUCERS = [
     "pack_rows",
     "pack_columns",
     "pack_both",
+    "pack_counted",
     "kept_columns",
     "highest",
     "gated",

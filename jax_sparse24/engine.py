@@ -116,28 +116,24 @@ class Execution:
             sparse = row.by(x, axis, own(states.get(row.operand, {}), **context, strided=True))
         else:
             sparse = row.by(row.arranged(x), axis, own(states.get(row.operand, {}), **context))
+        sparse, counts = sparse if context.get("counted") else (sparse, None)
         if isinstance(sparse, PACKED) and sparse.axis != axis:
             raise ValueError(
                 f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
                 f"{sparse.axis}; the product contracts axis {axis}."
             )
-        return Cut(sparse, y, x) if on_left else Cut(y, sparse, x)
+        return Cut(*((sparse, y) if on_left else (y, sparse)), x, counts=counts)
 
-    def dense_features(self, y2_Tf: jax.Array) -> jax.Array | None:
-        """The features that stay dense in both B2 and B4, if both keep as many by one rank: Y2 and dY1 have
-        their non-zeros in the same places (2503.16672)."""
-        first, second = self.plan.row("B2"), self.plan.row("B4")
-        if not (first and second and first.operand == "y2" and second.operand == "dy1"):
-            return None
-        same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
-        if not (same and first.dense_share):
-            return None
-        return self._densest(first, y2_Tf)
+    def dense_features(self, y2_Tf: jax.Array, counts_f: jax.Array | None = None) -> jax.Array | None:
+        """The features that stay dense in both B2 and B4, if one choice serves both. counts_f: int32 (f,),
+        the non-zeros of each feature of Y2, if something has counted them."""
+        row = self.plan.shared_split
+        return None if row is None else self._densest(row, y2_Tf, counts_f)
 
-    def _densest(self, row, x: jax.Array) -> jax.Array:
+    def _densest(self, row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
         # How many non-zeros a feature has does not depend on the order of tokens.
         x = x if row.rank == "density" else row.arranged(x)
-        return densest(x, row.dense_share, row.rank, self.implementation)
+        return densest(x, row.dense_share, row.rank, self.implementation, counts)
 
     def multiply(self, name: str, cut: Cut, features: jax.Array | None = None, bias=None) -> jax.Array:
         """The product of what `cut` returned. features: those that stay dense; chosen here if not given.
@@ -218,7 +214,8 @@ def _ffn(run: Execution, x_Td, w1_df, w2_fd, b1_f, state, key):
 
 
 def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
-    """Y3, and what the backward pass needs of the activations: the packed Y2 or Y1."""
+    """Y3, and what the backward pass needs of the activations: Y1, or the packed Y2 and the counts of its
+    non-zeros, None if it is to count them itself."""
     T, f = x_Td.shape[0], w1_df.shape[1]
     run.check(["F1", "F2"], {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape})
     y1_Tf = run.product("F1", {"x": x_Td, "w1": w1_df}, state, key, bias=b1_f)
@@ -226,9 +223,11 @@ def _ffn_forward(run, x_Td, w1_df, w2_fd, b1_f, state, key):
     if row is None or row.operand != "y2":
         operands = {"y2": ACTIVATIONS[run.activation](y1_Tf), "w2": w2_fd}
         return run.product("F2", operands, state, key), y1_Tf
-    context = {"activation": run.activation} | ({"packed": True} if run.plan.keep else {})
+    context = {"activation": run.activation}
+    if run.plan.keep:
+        context |= {"packed": True, "counted": kept_plans.counted(run, y1_Tf)}
     cut = run.cut("F2", {"y2": y1_Tf, "w2": w2_fd}, state, key, **context)
-    return run.multiply("F2", cut), cut.left if run.plan.keep else y1_Tf
+    return run.multiply("F2", cut), (cut.left, cut.counts) if run.plan.keep else y1_Tf
 
 
 def ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
@@ -245,10 +244,11 @@ def _ffn_bwd(run, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
     dy2_Tf = run.product("B1", operands, state, key)
-    kept, cuts, features = None, {}, None
+    kept, counts_f, cuts, features = None, None, {}, None
     if run.plan.keep:
+        saved, counts_f = saved
         if kept_plans.in_one_pass(run, saved, x_Td, dy3_Td):
-            kept, cuts, features = kept_plans.backward(run, saved, dy2_Tf, x_Td, dy3_Td)
+            kept, cuts, features = kept_plans.backward(run, saved, counts_f, dy2_Tf, x_Td, dy3_Td)
         else:
             dy2 = gather(dy2_Tf, saved, run.implementation)
             kept = with_values(saved, sloped(saved.values, dy2, run.activation))
@@ -258,7 +258,7 @@ def _ffn_bwd(run, residuals, dy3_Td):
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
         (operands["dy1"],) = activation_vjp(dy2_Tf)
     if not cuts:
-        features = run.dense_features(operands["y2"])
+        features = run.dense_features(operands["y2"], counts_f)
     dw2_fd = run.product("B2", operands, state, key, features, cuts.get("B2"))
     dx_Td = run.product("B3", operands, state, key, kept=kept)
     dw1_df = run.product("B4", operands, state, key, features, cuts.get("B4"))

@@ -1,4 +1,5 @@
-"""The backward pass of FFN plans that keep the packed Y2, where one pass over dY2 serves three products."""
+"""FFN plans that keep the packed Y2: what is counted as it is made, and the backward pass where one pass over
+dY2 serves three products."""
 
 import dataclasses
 
@@ -6,10 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.formats import Compressed24, Packed24
+from jax_sparse24.ops._choose import choose, platform
 from jax_sparse24.ops.compressed import reads
-from jax_sparse24.ops.kept import count_kept, in_tiles, kept_backward
-from jax_sparse24.ops.tokens import highest, regroup
+from jax_sparse24.ops.kept import in_tiles, kept_backward
+from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.plan import Cut
+
+
+def counted(run, y1_Tf) -> bool:
+    """Whether the forward pass of a call (an `engine.Execution`) counts the non-zeros of Y2's features, by
+    which the backward pass chooses dense ones: a kernel of CUDA does so as it packs, others take a pass."""
+    row = run.plan.shared_split
+    if row is None or row.rank != "density" or not getattr(run.plan.row("F2").by, "largest", False):
+        return False
+    if platform() != "cuda" or not in_tiles(y1_Tf):
+        return False
+    return choose(run.op, y1_Tf.dtype, run.implementation)[0] != "reference"
 
 
 def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:
@@ -29,14 +42,12 @@ def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:
 
 
 def backward(
-    run, saved: Packed24 | Compressed24, dy2_Tf, x_Td, dy3_Td
+    run, saved: Packed24 | Compressed24, counts_f: jax.Array | None, dy2_Tf, x_Td, dy3_Td
 ) -> tuple[Packed24 | Compressed24, dict[str, Cut], jax.Array | None]:
-    """dY1 on the support of Y2; the operands of B2 and B4; which features stay dense in both."""
+    """dY1 on the support of Y2; the operands of B2 and B4; which features stay dense in both. counts_f: as
+    `Execution.dense_features` takes them."""
     row, implementation = run.plan.row("B2"), run.implementation
-    features = None
-    if row.dense_share:
-        counts = count_kept(saved, implementation=implementation)
-        features = highest(counts, row.dense_share, saved.shape[0], implementation=implementation)
+    features = run.dense_features(saved.todense(implementation=implementation), counts_f)
     chosen = jnp.zeros(0, jnp.int32) if features is None else features
     places = run.place("B2", saved, dy3_Td), run.place("B4", x_Td, saved)
     dy1, y2_along, dy1_along = kept_backward(

@@ -59,7 +59,10 @@ class Context:
     strided: groups are made of rows a quarter of the operand apart, see `pack24_strided`; only where it
     packs, and only of sparsifiers with `strides`.
     compressed: cuSPARSELt multiplies, so the result is to be a `Compressed24`; only where it packs, and only
-    of sparsifiers with `compresses`."""
+    of sparsifiers with `compresses`.
+    counted: the result is to be a pair: the packed operand, and how many elements of each feature are not
+    zero in it, int32 (f,); only of Y2 (T, f) along features, where it packs, and only of sparsifiers with
+    `largest`."""
 
     state: Mapping[str, jax.Array]
     key: jax.Array | None
@@ -69,6 +72,7 @@ class Context:
     kept: Packed24 | PackedVNM | Compressed24 | None = None
     strided: bool = False
     compressed: bool = False
+    counted: bool = False
 
     def activate(self, x: jax.Array) -> jax.Array:
         return ACTIVATIONS[self.activation](x) if self.activation else x
@@ -77,13 +81,14 @@ class Context:
 class Cut(NamedTuple):
     """Operands of one product, one of them sparse, that one before it was cut and put in order, and what the
     others were multiplied by if they are in 8 bits. few: the features (n, T) that stay dense, tokens in the
-    order of the product, if something has made them."""
+    order of the product, if something has made them. counts: see `Context.counted`."""
 
     left: Any
     right: Any
     uncut: jax.Array | None = None
     scales: tuple[jax.Array, ...] = ()
     few: jax.Array | None = None
+    counts: jax.Array | None = None
 
 
 class Sparsifier(Protocol):
@@ -156,7 +161,8 @@ class Plan:
     """A table: product name -> Row. Products that are not named are dense.
 
     keep: the backward pass keeps the support of F2's sparse Y2: dY1 is zero elsewhere, and the packed Y2 is
-    saved in place of Y1.
+    saved in place of Y1; on CUDA with counts of its non-zeros, int32 (f,), if dense features are chosen by
+    them.
     gradient_mask: the entry of a weight's state, bool (in, out), outside of which its gradient is zero: the
     result of the product that makes it is masked, whatever its operands are; "" for none."""
 
@@ -196,6 +202,16 @@ class Plan:
 
     def row(self, product: str) -> Row | None:
         return dict(self.rows).get(product)
+
+    @property
+    def shared_split(self) -> Row | None:
+        """B2's row, if it and B4 keep as many features dense by one rank: then one choice serves both, as Y2
+        and dY1 have their non-zeros in the same places (2503.16672)."""
+        first, second = self.row("B2"), self.row("B4")
+        if not (first and second and first.operand == "y2" and second.operand == "dy1"):
+            return None
+        same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
+        return first if same and first.dense_share else None
 
     def describe(self, product: str) -> str:
         """How a product is sparse, in words; "" if it is not."""

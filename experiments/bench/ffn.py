@@ -167,8 +167,10 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
     kept, cuts, features, programs = None, {}, None, {}
     if run.plan.keep:
-        kept = run.cut("F2", {"y2": operands["dy1"], "w2": operands["w2"]}, states, KEY, packed=True).left
-        others = [operands[name] for name in ("dy1", "x", "dy3")]
+        counted = kept_plans.counted(run, operands["dy1"])
+        given = {"y2": operands["dy1"], "w2": operands["w2"]}
+        made = run.cut("F2", given, states, KEY, packed=True, counted=counted)
+        kept, others = made.left, [made.counts, *(operands[name] for name in ("dy1", "x", "dy3"))]
         if kept_plans.in_one_pass(run, kept, operands["x"], operands["dy3"]):
             programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *others)
             kept, cuts, features = programs["producer", "B3"].result

@@ -98,26 +98,43 @@ S24_HD KeptPair keep_largest(Words x) {
   return take_nibble(x, top_two_of<T>(x).nibble());
 }
 
-// The same in fewer operations where all NaN are alike: a selector for select_bytes, and the largest key.
+// The same in fewer operations where all NaN are alike.
 struct Largest {
-  uint32_t selector, key;
-  // Its magnitude.
+  uint32_t places, key;  // two digits that name both places; the largest key
+
+  // Selector of both elements, for select_bytes.
+  S24_HD uint32_t take() const { return select_bytes(0x76327654u, 0x10321054u, places); }
+  // Selector that puts bytes 0 and 2 to the places of the first and the second, and byte 1 to the others.
+  S24_HD uint32_t put() const { return select_bytes(0x21012011u, 0x20111012u, places); }
+  S24_HD KeptPair of(Words x) const {
+    const uint32_t selector = take();
+    return {(selector >> 5 & 3u) | (selector >> 11 & 12u), select_bytes(x.low, x.high, selector)};
+  }
   S24_HD uint32_t magnitude() const { return key >> 17; }
 };
 
 S24_HD Largest two_largest(Words x) {
   // Below the magnitudes stand numbers that fall with the index. In the sum of two of them one digit depends on the first
-  // place and one on the second: they name the bytes of a table that make the selector.
+  // place and one on the second: they name the bytes of tables, and no byte is named by both.
   constexpr uint32_t kHigh = 0xfffe0000u;
-  const uint32_t k[4] = {(x.low << 17) + 0x24u, (x.low << 1 & kHigh) | 0x21u, (x.high << 17) + 0x13u, (x.high << 1 & kHigh) | 0x03u};
+  const uint32_t k[4] = {(x.low << 17) + 0x35u, (x.low << 1 & kHigh) | 0x32u, (x.high << 17) + 0x10u, x.high << 1 & kHigh};
   const TopTwo top = top_two(k);
-  return {select_bytes(0x54767600u, 0x10541032u, top.largest + top.second), top.largest};
+  return {top.largest + top.second, top.largest};
 }
 
-// The nibbles of four selectors, each in the low half of a byte.
+// The nibbles of four selectors of elements, each in the low half of a byte.
 S24_HD uint32_t selected_nibbles(const uint32_t selectors[4]) {
-  const uint32_t a = selectors[0] | selectors[1] << 16, b = selectors[2] | selectors[3] << 16;
+  const uint32_t a = select_bytes(selectors[0], selectors[1], 0x5410u), b = select_bytes(selectors[2], selectors[3], 0x5410u);
   return (select_bytes(a, b, 0x6420u) >> 5 & 0x03030303u) | (select_bytes(a, b, 0x7531u) >> 3 & 0x0c0c0c0cu);
+}
+
+// 1 in each half of a word that is not zero.
+S24_HD uint32_t non_zero_halves(uint32_t pair) {
+#if defined(__CUDA_ARCH__)
+  return __vminu2(pair, 0x00010001u);
+#else
+  return uint32_t((pair & 0xffffu) != 0) | uint32_t(pair >> 16 != 0) << 16;
+#endif
 }
 
 // What two nibbles in a byte say, for one after the other in the halves of a word.
@@ -183,8 +200,8 @@ S24_HD uint32_t squared_relu_pair(uint32_t x) {
 template <class T>
 S24_HD KeptPair keep_squared_relu(Words x) {
   const Words y = {squared_relu_pair<T>(x.low), squared_relu_pair<T>(x.high)};
-  const TopTwo top = top_two_of<T>(y);
-  if (top.largest >> 2 <= T::kInf) return take_nibble(y, top.nibble());
+  const Largest two = two_largest(y);
+  if (two.magnitude() <= T::kInf) return two.of(y);
   // A NaN keeps its bits.
   Words exact = {0, 0};
   S24_UNROLL

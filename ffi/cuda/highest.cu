@@ -10,15 +10,10 @@ constexpr unsigned kHeld = 16;  // scores that a thread keeps in registers
 
 // The sum of a block's numbers. A thread may be one call ahead of another, so `slots` are taken in turn.
 __device__ __forceinline__ uint32_t sum_of_block(uint32_t own, uint32_t (&slots)[kWarps]) {
-  const auto sum_of_warp = [](uint32_t v) {
-    S24_UNROLL
-    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
-    return v;
-  };
-  own = sum_of_warp(own);
+  own = __reduce_add_sync(0xffffffffu, own);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = own;
   __syncthreads();
-  return sum_of_warp(slots[threadIdx.x % 32]);
+  return __reduce_add_sync(0xffffffffu, slots[threadIdx.x % 32]);
 }
 
 // Of the threads before this one.

@@ -53,9 +53,9 @@ __device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& ti
       const int l = 4 * n + i;
       const Group<BF16> four = group_of<BF16>(rows, l);
       const Largest two = two_largest(four);
-      const uint32_t pair = select_bytes(four.low, four.high, two.selector);
+      selectors[i] = two.take();
+      const uint32_t pair = select_bytes(four.low, four.high, selectors[i]);
       __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
-      selectors[i] = two.selector;
       largest = max_u32(largest, two.key);
     }
     made[n] = selected_nibbles(selectors);
@@ -158,37 +158,6 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
   }
 }
 
-constexpr int kCounted = 8;  // tokens read at a time
-
-// A thread counts in eight features, a byte each.
-__global__ void __launch_bounds__(kThreads) count_kept(const uint32_t* pairs, const uint8_t* metadata, uint8_t* counts,
-                                                       int64_t features) {
-  const int64_t bytes = features / 8, b = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (b >= bytes) return;
-  int64_t at = blockIdx.y * kKeptTokens * bytes + b;
-  uint32_t found[2] = {0, 0};
-#pragma unroll 1
-  for (int t = 0; t < kKeptTokens; t += kCounted, at += kCounted * bytes) {
-    Vector<uint32_t, 2> kept[kCounted];
-    uint32_t nibbles[kCounted];
-    S24_UNROLL
-    for (int j = 0; j < kCounted; ++j) {
-      kept[j] = load<uint32_t, 2>(pairs + 2 * (at + j * bytes));
-      nibbles[j] = metadata[at + j * bytes];
-    }
-    S24_UNROLL
-    for (int j = 0; j < kCounted; ++j) {
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t nibble = nibbles[j] >> (4 * i), magnitude = kept[j].at[i] & 0x7fff7fffu;
-        found[i] += shift_left(uint32_t((magnitude & 0xffffu) != 0), nibble << 3 & 24u);
-        found[i] += shift_left(uint32_t(magnitude >> 16 != 0), nibble << 1 & 24u);
-      }
-    }
-  }
-  store(reinterpret_cast<uint32_t*>(counts + blockIdx.y * features) + 2 * b, Vector<uint32_t, 2>{{found[0], found[1]}});
-}
-
 template <class T>
 cudaError_t launch(const KeptArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, int64_t(Tile<uint16_t>::kInner));
@@ -205,12 +174,6 @@ static_assert(kKeptTokens == 4 * kTileGroups, "a tile");
 cudaError_t launch_kept(const KeptArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
   return a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
-}
-
-cudaError_t launch_count_kept(const KeptArgs& a, uint8_t* counts, cudaStream_t stream) {
-  if (a.tokens * a.features == 0) return cudaSuccess;
-  const dim3 grid(blocks_for(a.features / 8, kThreads), unsigned(a.tokens / kKeptTokens));
-  return start(count_kept, grid, kThreads, 0, stream, static_cast<const uint32_t*>(a.values), a.metadata, counts, a.features);
 }
 
 }  // namespace cuda

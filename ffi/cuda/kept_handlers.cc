@@ -121,24 +121,6 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   return ffi::Error::Success();
 }
 
-ffi::Error Count(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::Result<ffi::AnyBuffer> counts) {
-  constexpr const char* kName = "s24_count_kept";
-  Check check(kName);
-  KeptCall c = KeptCall::of(check, kName, values, metadata);
-  if (!check.ok()) return check.error();
-  const int64_t parts = c.args.tokens / kKeptTokens;
-  check.shape("counts", *counts, KeptCall::with(c.lead, parts, c.args.features));
-  check.type("counts", *counts, ffi::DataType::U8, "uint8");
-  if (!check.ok()) return check.error();
-  c.batch = Batch(c.lead, {leading(dims_of(values), 2), leading(dims_of(metadata), 2)}, c.lead.size());
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * parts * c.args.features));
-    const cudaError_t e = launch_count_kept(c.at(b), to, stream);
-    if (e != cudaSuccess) return status(kName, e);
-  }
-  return ffi::Error::Success();
-}
-
 // scores (batch..., count), places (batch..., n).
 ffi::Error Highest(cudaStream_t stream, int64_t bits, ffi::AnyBuffer scores, ffi::Result<ffi::AnyBuffer> places) {
   constexpr const char* kName = "s24_highest";
@@ -178,9 +160,6 @@ XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>(),
                        S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kCount, Count,
-                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(
     kHighest, Highest,
     ffi::Ffi::Bind().Ctx<Stream>().Attr<int64_t>("bits").Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
@@ -188,7 +167,6 @@ XLA_FFI_DEFINE_HANDLER(
 }  // namespace
 
 const Target kKeptTargets[] = {{"s24_kept_backward", kBackward, nullptr},
-                               {"s24_count_kept", kCount, nullptr},
                                {"s24_highest", kHighest, nullptr},
                                {nullptr, nullptr, nullptr}};
 

@@ -61,8 +61,12 @@ struct KeptArgs {
 // 16-bit floats in whole tiles: tokens a multiple of kKeptTokens, features of 8.
 constexpr int64_t kKeptTokens = 128;
 cudaError_t launch_kept(const KeptArgs& args, cudaStream_t stream);
-// counts (tokens / kKeptTokens, features): the non-zeros of every feature among so many tokens.
-cudaError_t launch_count_kept(const KeptArgs& args, uint8_t* counts, cudaStream_t stream);
+
+// What makes such a Y2: kPlain or kSquaredRelu along rows, of `features` each, that the arguments have as one long row.
+// counts (tokens / kKeptTokens, features): how many elements of every feature are kept and not zero, among so many tokens.
+// behind: as above.
+cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, uint8_t* behind,
+                                cudaStream_t stream);
 
 // places: ascending, those of the n largest of `count` scores below 2^bits and not negative; of equal ones the first.
 cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);

@@ -31,6 +31,34 @@ ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer
   return run(stream, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
 }
 
+// Along rows, with counts (batch..., tokens / kKeptTokens, features) of what is kept and not zero.
+ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+                       ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> counts) {
+  constexpr const char* kName = "s24_pack_counted";
+  const PackCall c = PackCall::plain(kName, squared ? PackOp::kSquaredRelu : PackOp::kPlain, 0, x, *values, *metadata);
+  if (c.error.failure()) return c.error;
+  Check check(kName);
+  Dims parts = dims_of(x);
+  const int64_t features = parts.back(), tokens = parts.size() < 2 ? 0 : parts[parts.size() - 2];
+  check.require(c.dtype != Dtype::kF32 && parts.size() >= 2 && tokens % kKeptTokens == 0 && features % 8 == 0,
+                "needs 16-bit floats, tokens a multiple of " + std::to_string(kKeptTokens) + " and features of 8, got x " +
+                    text(parts));
+  if (!check.ok()) return check.error();
+  parts[parts.size() - 2] = tokens / kKeptTokens;
+  check.shape("counts", *counts, parts);
+  check.type("counts", *counts, ffi::DataType::U8, "uint8");
+  if (!check.ok()) return check.error();
+  const int64_t step = c.batch.rest() / kKeptTokens * features;
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * step));
+    const PackArgs a = c.at(b);
+    uint8_t* const behind = c.rows == 0 ? nullptr : static_cast<uint8_t*>(a.values) + c.rows * c.depth;
+    const cudaError_t e = launch_pack_counted(a, features, to, behind, stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error SquaredReluPackBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
                                ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
                                ffi::Result<ffi::AnyBuffer> metadata) {
@@ -85,6 +113,15 @@ XLA_FFI_DEFINE_HANDLER(
     ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPack, SquaredReluPack,
                        S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(), S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kPackCounted, PackCounted,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Attr<int64_t>("squared")
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kSquaredReluPackBoth, SquaredReluPackBoth,
                        ffi::Ffi::Bind()
                            .Ctx<Stream>()
@@ -126,6 +163,7 @@ XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
 const Target kPackTargets[] = {{"s24_pack", kPack, nullptr},
                                {"s24_pack_strided", kPackStrided, nullptr},
                                {"s24_squared_relu_pack", kSquaredReluPack, nullptr},
+                               {"s24_pack_counted", kPackCounted, nullptr},
                                {"s24_squared_relu_pack_both", kSquaredReluPackBoth, nullptr},
                                {"s24_pack_masked", kPackMasked, nullptr},
                                {"s24_mvue_pack", kMvuePack, nullptr},

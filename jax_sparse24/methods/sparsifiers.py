@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.ops import compressed
+from jax_sparse24.ops.kept import pack_counted
 from jax_sparse24.ops.mask import mask_nm
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
@@ -52,6 +53,10 @@ class Top2(Groups24):
 
     def __call__(self, x, axis, context: Context):
         implementation = context.implementation
+        if context.counted:
+            squared = context.activation == "squared_relu"
+            how = {"compressed": context.compressed, "implementation": implementation}
+            return pack_counted(x if squared else context.activate(x), squared, **how)
         if context.compressed:
             if context.activation == "squared_relu" and not context.strided:
                 return compressed.squared_relu(x, axis)

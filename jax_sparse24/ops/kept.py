@@ -1,4 +1,4 @@
-"""What follows from packed activations that were kept for the backward pass (2503.16672)."""
+"""Packed activations that are kept for the backward pass, and what follows from them (2503.16672)."""
 
 from functools import partial
 from typing import NamedTuple
@@ -9,11 +9,13 @@ from jax import lax
 
 from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.ops import compressed as compressed_forms
 from jax_sparse24.ops._choose import run
 from jax_sparse24.ops._groups import bits
 from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
+from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
@@ -28,10 +30,10 @@ class Along(NamedTuple):
     dense: jax.Array
 
 
-def in_tiles(packed: Packed24 | Compressed24) -> bool:
-    """Whether CUDA's kernels take a matrix (T, f) packed along f."""
-    T, f = packed.shape
-    return packed.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
+def in_tiles(x: jax.Array | Packed24 | Compressed24) -> bool:
+    """Whether CUDA's kernels take a matrix (T, f), to be packed or packed along f."""
+    T, f = x.shape
+    return x.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
 
 
 def _stored(packed: Packed24 | Compressed24) -> jax.Array:
@@ -39,31 +41,45 @@ def _stored(packed: Packed24 | Compressed24) -> jax.Array:
     return packed.compressed if isinstance(packed, Compressed24) else packed.values
 
 
-def _run(op: str, kept, implementation, one_pass, composed, *args):
-    """The kernel of CUDA for whole tiles; elsewhere what `composed(implementation, ...)` makes of others."""
+def _run(op: str, dtype, fits: bool, implementation, one_pass, composed, *args):
+    """A kernel of CUDA for what `fits` it; elsewhere what `composed(implementation, ...)` makes of others."""
     several = partial(composed, implementation)
     fallback = partial(composed, "reference")
 
     def kernel(*args):
         return lax.platform_dependent(*args, cuda=one_pass, default=several)
 
-    return run(op, kept.dtype, implementation, kernel if in_tiles(kept) else several, fallback, kept, *args)
+    return run(op, dtype, implementation, kernel if fits else several, fallback, *args)
 
 
-@partial(jax.jit, static_argnames="implementation", inline=True)
-def count_kept(kept: Packed24 | Compressed24, *, implementation: str | None = None) -> jax.Array:
-    """int32 (f,): how many elements of each feature of a matrix (T, f), packed along f, are not zero."""
+@partial(jax.jit, static_argnames=("squared", "compressed", "implementation"), inline=True)
+def pack_counted(
+    x: jax.Array, squared: bool, *, compressed: bool = False, implementation: str | None = None
+) -> tuple[Packed24 | Compressed24, jax.Array]:
+    """`squared_relu24(x, -1)` if squared, else `pack24(x, -1)`, and how many elements of each feature are not
+    zero in it, int32 (f,); in one pass where `in_tiles(x)`, on CUDA.
 
-    def one_pass(kept):
-        T, f = kept.shape
+    x: (T, f), f a multiple of 4; float32, bfloat16, float16. compressed: a `Compressed24`, on CUDA. Not
+    differentiable."""
+
+    def one_pass(x):
+        T, f = x.shape
+        types = compressed_types(x, -1) if compressed else packed_types(x, -1)
         parts = jax.ShapeDtypeStruct((T // TILE, f), jnp.uint8)
-        parts = _ffi.call("s24_count_kept", parts, _stored(kept), kept.metadata)
-        return jnp.sum(parts, axis=0, dtype=jnp.int32)
+        *packed, parts = _ffi.call("s24_pack_counted", (*types, parts), x, squared=squared)
+        form = Compressed24 if compressed else Packed24
+        return form(*packed, -1), jnp.sum(parts, axis=0, dtype=jnp.int32)
 
-    def composed(implementation, kept):
-        return non_zeros(kept.todense(implementation=implementation))
+    def composed(implementation, x):
+        if compressed:
+            packed = compressed_forms.squared_relu(x, -1) if squared else compressed_forms.pack(x, -1)
+        else:
+            packed = (squared_relu24 if squared else pack24)(x, -1, implementation=implementation)
+        return packed, non_zeros(packed.todense(implementation=implementation))
 
-    return _run("count_kept", kept, implementation, one_pass, composed)
+    if compressed and in_tiles(x):
+        return one_pass(x)
+    return _run("pack24", x.dtype, in_tiles(x), implementation, one_pass, composed, x)
 
 
 @partial(jax.jit, static_argnames=("activation", "tokens", "compressed", "implementation"), inline=True)
@@ -121,4 +137,5 @@ def kept_backward(
 
     if in_tiles(kept) and any(compressed):
         return one_pass(kept, dy2, features)
-    return _run("kept_backward", kept, implementation, one_pass, composed, dy2, features)
+    args = kept, dy2, features
+    return _run("kept_backward", kept.dtype, in_tiles(kept), implementation, one_pass, composed, *args)

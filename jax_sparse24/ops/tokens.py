@@ -52,13 +52,21 @@ def inverse_of(order: jax.Array) -> jax.Array:
     return jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
 
 
-def densest(x: jax.Array, share: float, rank: str, implementation: str | None = None) -> jax.Array:
+def densest(
+    x: jax.Array,
+    share: float,
+    rank: str,
+    implementation: str | None = None,
+    counts: jax.Array | None = None,
+) -> jax.Array:
     """int32 (`dense_count(n, share)`,), ascending: the features of `x` (T, n) that a 2:4 cut along tokens
     hurts most.
 
-    rank: "density", the number of non-zeros, or "lost", the energy outside the two largest of every four."""
+    rank: "density", the number of non-zeros, or "lost", the energy outside the two largest of every four.
+    counts: `non_zeros(x)`, if something has counted them."""
     if rank == "density":
-        return highest(non_zeros(x), share, x.shape[0], implementation=implementation)
+        counts = non_zeros(x) if counts is None else counts
+        return highest(counts, share, x.shape[0], implementation=implementation)
     score = _energy(x) - _energy(prune24(x, 0, implementation=implementation))
     return _sorted_places(score, dense_count(x.shape[1], share))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import engine
+from jax_sparse24 import engine, kept
 from jax_sparse24.formats import Compressed24
 from jax_sparse24.methods import FST, SSTE, Activation24
 from jax_sparse24.ops import _choose, compressed
@@ -77,14 +77,18 @@ def test_products_read_what_kernels_pack(method, packed, products):
     assert unpacked == [f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>"] * (2 * kept)
 
 
-def test_one_pass_over_dy2_makes_three_of_them():
+def test_two_passes_make_four_of_them(monkeypatch):
+    """Where CUDA is the default platform: one packs Y2 and counts, one over dY2 makes the others."""
+    monkeypatch.setattr(kept, "platform", lambda: "cuda")
     found = calls(Activation24())
     targets = [target for target, *_ in found]
+    (counted,) = (out for target, _, out in found if target == "s24_pack_counted")
+    assert counted == f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>, tensor<{T // 128}x{F}xui8>"
     (made,) = (out.split(", ") for target, _, out in found if target == "s24_kept_backward")
     assert (made[0], made.count(matrix(F, T))) == (matrix(T, F), 2)
     read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
     assert sorted(read) == sorted([matrix(T, F), matrix(F, T)] * 2)
-    assert not {"s24_cusparselt_compress", "s24_unpack", "s24_gather"} & set(targets)
+    assert not {"s24_cusparselt_compress", "s24_unpack", "s24_gather", "s24_squared_relu_pack"} & set(targets)
 
 
 @pytest.mark.parametrize(

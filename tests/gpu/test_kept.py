@@ -9,11 +9,11 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import kept
-from jax_sparse24.ops.kept import count_kept, in_tiles, kept_backward
+from jax_sparse24.ops.kept import in_tiles, kept_backward, pack_counted
 from jax_sparse24.ops.reference import SLOPES
 from jax_sparse24.ops.tokens import highest
 from tests.gpu.test_producers import assert_same_on_both, on
-from tests.ops.data import assert_same_bits, from_words, unit_roundoff
+from tests.ops.data import adversarial, assert_same_bits, from_words, unit_roundoff, words
 from tests.ops.test_kept import operands
 
 TILES = [(128, 64), (256, 72), (1152, 8)]  # the last one partly outside
@@ -32,7 +32,19 @@ def test_same_bits_in_whole_tiles(shape, activation, tokens, dtype):
     assert in_tiles(packed)
     args = packed, dy2, features_of(shape[1])
     assert_same_on_both(lambda *args: kept_backward(*args, activation, tokens), *args)
-    assert_same_on_both(count_kept, packed)
+
+
+@pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
+@pytest.mark.parametrize("shape", [(128, 8), (384, 72), (1152, 4096 + 8)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_packing_that_counts(shape, dtype, squared):
+    x = adversarial(shape, dtype, 1)
+    assert in_tiles(x)
+    assert_same_on_both(lambda x: pack_counted(x, squared), x)
+    numbers = from_words(
+        words(x) & words(np.asarray(-1.9, x.dtype)), dtype
+    )  # in whole groups: neither Inf nor NaN
+    assert_same_on_both(lambda x: pack_counted(x, squared), numbers)
 
 
 def test_same_bits_where_blocks_repeat_their_work():
@@ -82,7 +94,7 @@ def test_vmap_broadcasts():
     several, features = np.stack([dy2, dy2[::-1]]), np.asarray([[1, 5, 30], [0, 2, 71]], np.int32)
     run = jax.vmap(lambda d, n: kept_backward(packed, d, n, "squared_relu"))
     assert_same_on_both(run, several, features)
-    assert_same_on_both(jax.vmap(count_kept), jax.tree.map(lambda x: np.stack([x, x[::-1]]), packed))
+    assert_same_on_both(jax.vmap(lambda x: pack_counted(x, True)), several)
 
 
 def test_large():
@@ -98,8 +110,10 @@ def test_large():
         assert_same_bits(all_of.packed.values[:, -64:], part.packed.values)
         assert_same_bits(all_of.packed.metadata[:, -16:], part.packed.metadata)
         assert_same_bits(all_of.dense[:, -128:], part.dense)
+    counted, counts = pack_counted(dy2, False)
+    assert_same_bits(counted, packed)
     few = s24.Packed24(packed.values[:, -4:], packed.metadata[:, -1:], -1).todense(implementation="reference")
-    np.testing.assert_array_equal(count_kept(packed)[-8:], (few != 0).sum(0))
+    np.testing.assert_array_equal(counts[-8:], (few != 0).sum(0))
 
 
 @pytest.mark.parametrize("options", [{}, {"tokens": "consecutive", "dense_share": 0.0}], ids=str)
@@ -120,6 +134,9 @@ def test_a_block_in_one_pass_and_in_several(options, monkeypatch):
         return jax.jit(both)(*arrays)
 
     one = gradients()
+    monkeypatch.setattr(kept, "counted", lambda *_: False)
+    for got, want in zip(one, gradients(), strict=True):
+        np.testing.assert_array_equal(got, want)
     monkeypatch.setattr(kept, "in_one_pass", lambda *_: False)
     for got, want in zip(one, gradients(), strict=True):
         got, want = (np.asarray(a, np.float64) for a in (got, want))

@@ -10,6 +10,7 @@ import jax_sparse24 as s24
 from jax_sparse24 import kept
 from jax_sparse24.activations import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
+from jax_sparse24.ops import tokens
 from jax_sparse24.ops.tokens import causal_mask24, dense_count, densest, regroup
 from tests.engine import oracle
 
@@ -87,6 +88,22 @@ def test_one_pass_over_the_gradient_gives_what_several_give(options, monkeypatch
     assert len(passes) == 1
     for got, want in zip(one, several, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+def test_counts_from_the_forward_pass_choose_the_same_features(activation, monkeypatch):
+    """As on CUDA, in one backward pass and in several."""
+    arrays, method = operands("bfloat16"), Activation24(dense_share=0.3)
+    want = run(method, *arrays, "ffi", activation=activation)
+    counts = []
+    monkeypatch.setattr(kept, "counted", lambda *_: True)
+    monkeypatch.setattr(tokens, "non_zeros", lambda x: counts.append(x))  # of no use to the backward pass
+    for one_pass in (True, False):
+        if not one_pass:
+            monkeypatch.setattr(kept, "in_one_pass", lambda *_: False)
+        for a, b in zip(run(method, *arrays, "ffi", activation=activation), want, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not counts
 
 
 @pytest.mark.parametrize("activation", ["squared_relu", "relu"])

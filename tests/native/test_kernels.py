@@ -77,8 +77,9 @@ def test_gated_activations_in_either_order_of_memory(counts):
 
 
 def test_what_follows_from_kept_activations(counts):
-    """dY1 along features, both cut along tokens, their dense features, and how these are chosen."""
-    kernels = (str(KERNELS / f"{name}.cu") for name in ("kept_columns", "highest"))
+    """How they are packed and counted; dY1 along features, both cut along tokens, their dense features, and
+    how these are chosen."""
+    kernels = (str(KERNELS / f"{name}.cu") for name in ("pack_counted", "kept_columns", "highest"))
     found = counts("kept_test.cc", *EMULATED, *kernels)
-    assert len(found) == 12
+    assert len(found) == 13
     assert not any(found.values()), found

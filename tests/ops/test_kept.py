@@ -9,7 +9,7 @@ from jax import lax
 import jax_sparse24 as s24
 from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import FORMATS
-from jax_sparse24.ops.kept import count_kept, kept_backward
+from jax_sparse24.ops.kept import kept_backward, pack_counted
 from jax_sparse24.ops.tokens import dense_count, highest, regroup, set_columns
 from tests.ops.data import (
     LAYOUT,
@@ -91,14 +91,25 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
         moved = [regroup(lax.bitcast_convert_type(x, LAYOUT[dtype][0]), tokens) for x in dense]
         cut = [reference.pack24(lax.bitcast_convert_type(x, dtype), -2) for x in moved]
         slopes = reference.sloped(kept.values, reference.gather24(dy2, kept.metadata, -1), activation)
-        return got, slopes, moved, cut, count_kept(kept, implementation="ffi")
+        return got, slopes, moved, cut
 
-    (dy1, *along), slopes, moved, cut, counts = parts(kept, dy2)
+    (dy1, *along), slopes, moved, cut = parts(kept, dy2)
     assert_same_bits((dy1.values, dy1.metadata), (slopes, kept.metadata))
     for made, dense, packed in zip(along, moved, cut, strict=True):
         assert_same_bits(made.packed, packed)
         np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)
-    np.testing.assert_array_equal(counts, (moved[0] << 1 != 0).sum(0))  # but for the sign
+
+
+@pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_non_zeros_are_counted_with_the_packing(dtype, squared):
+    x = device(adversarial((T, f), dtype, 1))
+    packed, counts = pack_counted(x, squared, implementation="ffi")
+    assert_same_bits(packed, s24.squared_relu24(x, -1) if squared else s24.pack24(x, -1))
+    dense = words(packed.todense(implementation="reference"))
+    assert counts.dtype == jnp.int32
+    np.testing.assert_array_equal(counts, (dense << 1 != 0).sum(0))  # but for the sign
+    assert_same_bits(pack_counted(x, squared, implementation="reference"), (packed, counts))
 
 
 def test_columns_are_set_on_either_platform(monkeypatch):

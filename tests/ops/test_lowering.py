@@ -10,7 +10,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.ops import _choose, _cusparselt, _ffi
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import count_kept, kept_backward
+from jax_sparse24.ops.kept import kept_backward, pack_counted
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.pack import pack24_strided
@@ -85,21 +85,20 @@ def test_strided_rows_are_read_where_they_are_on_cuda(target, pack, built):
 
 
 @pytest.mark.parametrize("shape", [(128, 24), (64, 24)], ids=str)
-def test_kept_activations_are_one_call_on_cuda(shape, built):
+def test_kept_activations_are_one_call_each_way_on_cuda(shape, built):
     """If they fall into whole tiles: no array is moved, and nothing dense of their size is made."""
 
     def parts(x):
-        packed = s24.pack24(x, -1, implementation="reference")
-        most = highest(count_kept(packed), 0.1, 128)
-        return kept_backward(packed, x, most, "squared_relu")
+        packed, counts = pack_counted(x, True)
+        return kept_backward(packed, x, highest(counts, 0.1, 128), "squared_relu")
 
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     calls = re.findall(r"@(s24_\w+)\(.*-> \(?(.*)", lowered(parts, "cuda", x=x))
     if not built or shape[0] % 128:
-        assert "s24_kept_backward" not in {name for name, _ in calls}
+        assert not {"s24_kept_backward", "s24_pack_counted"} & {name for name, _ in calls}
         return
-    counts, most, found = calls
-    assert counts == ("s24_count_kept", "tensor<1x24xui8>")
+    packed, most, found = calls
+    assert packed == ("s24_pack_counted", "tensor<128x12xbf16>, tensor<128x3xui8>, tensor<1x24xui8>)")
     assert most == ("s24_highest", "tensor<3xi32>")
     along = "tensor<24x64xbf16>, tensor<24x16xui8>, tensor<3x128xbf16>"
     assert found == ("s24_kept_backward", f"tensor<128x12xbf16>, {along}, {along})")

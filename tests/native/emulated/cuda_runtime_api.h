@@ -155,6 +155,18 @@ T __shfl_sync(unsigned, T value, int from) {
   return own.out;
 }
 
+inline uint32_t __reduce_add_sync(unsigned, uint32_t value) {
+  struct Lane {
+    uint32_t in, sum;
+  } own = {value, 0};
+  emulated::in_warp(own, [](Lane** all) {
+    uint32_t sum = 0;
+    for (int l = 0; l < 32; ++l) sum += all[l]->in;
+    for (int l = 0; l < 32; ++l) all[l]->sum = sum;
+  });
+  return own.sum;
+}
+
 inline uint32_t __ballot_sync(unsigned, bool vote) {
   struct Lane {
     bool vote;
