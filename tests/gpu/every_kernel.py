@@ -14,7 +14,7 @@ import numpy as np
 import jax_sparse24 as s24
 from jax_sparse24.ops import _ffi, compressed
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import count_kept, kept_backward
+from jax_sparse24.ops.kept import kept_backward, pack_counted
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.pack import gather24, pack24_strided
@@ -65,8 +65,9 @@ def for_cusparselt(x):
 
 def kept(x, also):
     """From packed activations, in 16-bit floats and whole tiles. also: forms of the results."""
-    packed = s24.squared_relu24(x, **KERNELS)
-    yield highest(count_kept(packed, **KERNELS), 0.1, x.shape[0], **KERNELS)
+    yield pack_counted(x, False, compressed=also[0], **KERNELS)
+    packed, counts = pack_counted(x, True, compressed=also[0], **KERNELS)
+    yield highest(counts, 0.1, x.shape[0], **KERNELS)
     for tokens in ("consecutive", "strided"):
         for activation in ("squared_relu", "relu"):
             yield kept_backward(packed, x, FEATURES, activation, tokens, compressed=also, **KERNELS)
