@@ -45,6 +45,8 @@ def matrix(rows: int, depth: int) -> str:
 FST_OPERANDS = {("s24_pack_masked", matrix(*size)) for size in ((F, D), (D, F))}
 FST_OPERANDS |= {("s24_mvue_pack", matrix(*size)) for size in ((F, T), (D, T))}
 Y2 = ("s24_squared_relu_pack", matrix(T, F))
+# Its non-zeros are counted for a kept Y2 where a kernel of the default device does so in passing.
+KEPT_Y2 = ("s24_pack_counted", matrix(T, F)) if jax.default_backend() == "gpu" else Y2
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ Y2 = ("s24_squared_relu_pack", matrix(T, F))
     [
         (FST(), FST_OPERANDS, 6),
         (SSTE(), {("s24_pack", matrix(F, D)), ("s24_mvue_pack", matrix(F, T))}, 4),
-        (Activation24(token_cut="mvue"), {Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
-        (Activation24(token_cut="mvue", tokens="consecutive"), {Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
+        (Activation24(token_cut="mvue"), {KEPT_Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
+        (Activation24(token_cut="mvue", tokens="consecutive"), {KEPT_Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
         (
             Activation24(backward_mask="redraw"),
             {Y2, ("s24_pack", matrix(T, F)), ("s24_pack_strided", matrix(F, T))},

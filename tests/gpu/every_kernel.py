@@ -79,7 +79,7 @@ def gated(x):
         for transposed in (False, True):
             order = {"transposed": transposed, **KERNELS}
             yield s24.gated(x, x, activation, **order)
-            yield gated_backward(x, x, x, activation, **order)
+            yield gated_backward(x, x, x.T if transposed else x, activation, **order)
             yield gated_backward_pack(x, x, x, KEYS, activation, dz_transposed=transposed, **order)
 
 
