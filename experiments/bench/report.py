@@ -123,11 +123,15 @@ def provenance(result: dict) -> str:
     lines = [_provenance(source) for source in result["sources"]]
     if len(lines) == 1:
         return lines[0]
-    cases = [
-        ", ".join(sorted({f"{row['d']} x {row['f']} in {row['dtype']}" for row in source["rows"]}))
-        for source in result["sources"]
-    ]
-    return "\n".join(f"- {case}: {line}" for case, line in zip(cases, lines, strict=True))
+    covered = [_covered(source["rows"]) for source in result["sources"]]
+    return "\n".join(f"- {what}: {line}" for what, line in zip(covered, lines, strict=True))
+
+
+def _covered(found: list[dict]) -> str:
+    """Shapes, and methods if rows have them."""
+    shapes = dict.fromkeys(f"{row['d']} x {row['f']} in {row['dtype']}" for row in found)
+    methods = dict.fromkeys(row["method"] for row in found if "method" in row)
+    return ", ".join(shapes) + (f" ({', '.join(methods)})" if methods else "")
 
 
 def _provenance(result: dict) -> str:

@@ -334,8 +334,8 @@ def test_newer_results_replace_their_rows_alone(tmp_path):
         ("2026-01-02", 2),
     ]
     text = report.page({"a": {"ffn": found}})
-    assert "- 32 x 128 in float32, 64 x 256 in float32: 2026-01-01" in text
-    assert "- 64 x 256 in float32: 2026-01-02" in text
+    assert "- 32 x 128 in float32, 64 x 256 in float32 (FST): 2026-01-01" in text
+    assert "- 64 x 256 in float32 (FST): 2026-01-02" in text
 
 
 def fake_ffn_result():
