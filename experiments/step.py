@@ -59,10 +59,11 @@ class Program:
     """Everything of a run that is compiled: initial state and one training step per kind of phase.
 
     Data-parallel over all devices of all processes: the state is replicated, micro-batches are split.
+    compiler_options: XLA's, for the steps.
     """
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, compiler_options: dict | None = None):
+        self.config, self.compiler_options = config, compiler_options
         self.tx = optimiser(config)
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(mesh, PartitionSpec())
@@ -86,9 +87,10 @@ class Program:
         state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
         return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.config.method.distill else {})
 
+    @functools.cached_property
     def initial_state(self):
-        """The state before the first step, from the config's seed alone (see experiments.start)."""
-        return jax.jit(self._initial, out_shardings=self.replicated)()
+        """Compiled `() -> state`: before the first step, of the config's seed alone (see experiments.start)."""
+        return jax.jit(self._initial, out_shardings=self.replicated)
 
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""
@@ -163,7 +165,7 @@ class Program:
                 lowered = run.lower(self.abstract_state(), tokens)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise UserError(f"This training step cannot be built: {error}") from error
-            self._compiled[mode] = lowered.compile()
+            self._compiled[mode] = lowered.compile(compiler_options=self.compiler_options)
         return self._compiled[mode]
 
     def _objective(self, model, state, tokens_BL):

@@ -37,7 +37,7 @@ class Times:
         return cls(median, low, high, len(samples))
 
 
-def _untuned() -> dict:
+def untuned() -> dict:
     """Options for programs whose time does not matter: on a GPU XLA otherwise tries dozens of kernels per
     product, a second each."""
     return {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else {}
@@ -54,7 +54,7 @@ class Program:
     def __init__(self, function: Callable, *args, timed: bool = True, from_memory: bool = False):
         self._turns = deque()
         if not from_memory:
-            options = {} if timed else _untuned()
+            options = {} if timed else untuned()
             self._args = args
             self._compiled = jax.jit(function).lower(*args).compile(compiler_options=options)
             self.result = jax.block_until_ready(self())

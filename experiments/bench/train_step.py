@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from experiments.bench.settings import Case, Settings
 from experiments.config import Config
 from experiments.data import VOCABULARY
 from experiments.step import Program as StepProgram
-from jax_sparse24._measure import Program, interleaved
+from jax_sparse24._measure import Program, interleaved, untuned
 
 HEAD = 64
 WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
@@ -39,25 +41,24 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
 
 
 class Steps:
-    """Optimiser steps of one method, one a call; `metrics` are those of the first two."""
+    """Optimiser steps of one method, one a call; `metrics` are those of the first two. timed: whether their
+    speed matters."""
 
-    def __init__(self, config: Config, implementation: str | None, initial=None):
+    def __init__(self, config: Config, implementation: str | None, timed: bool = True):
         if implementation is not None:
             model = dataclasses.replace(config.model, implementation=implementation)
             config = dataclasses.replace(config, model=model)
-        self.config = config
-        self.program = StepProgram(config)
+        self.program = StepProgram(config, None if timed else untuned())
         self.sparse = bool(config.method.ffn_plan().rows)
         self.advance = self.program.step(self.sparse)
         data = config.data
         tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
         self.tokens = self.program.batch(tokens)
-        self.initial = jax.device_get(self.program.initial_state()) if initial is None else initial
         self.metrics = self.first_two()
 
     def first_two(self) -> list:
         """Loss and gradient norm of the first two steps from the initial state; later calls go on."""
-        self.state = jax.device_put(self.initial, self.program.replicated)
+        self.state = self.program.initial_state()
         return [jax.device_get(self()) for _ in range(2)]
 
     def __call__(self):
@@ -80,19 +81,28 @@ def run(settings: Settings, progress) -> Iterator[list[dict]]:
     """One row per case, dtype and method."""
     for case in settings.cases("train-step"):
         for dtype in settings.dtypes:
-            progress(f"T={case.T} d={case.d} f={case.f} {dtype}, methods {', '.join(settings.methods)}")
-            yield measure_case(case, dtype, settings)
+            yield measure_case(case, dtype, settings, progress)
 
 
-def verdict(steps: Steps, dtype: str, case: Case) -> str:
-    """Loss and gradient norm of two steps against masked-dense products, and against themselves."""
+def expected_metrics(arms: Mapping[str, Config]) -> dict[str, list]:
+    """Of the arms that are sparse: `Steps.metrics` with masked-dense products."""
+    sparse = {name: config for name, config in arms.items() if config.method.ffn_plan().rows}
+
+    def truth(config):
+        return Steps(config, "reference", timed=False).metrics
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
+        return dict(zip(sparse, pool.map(truth, sparse.values()), strict=True))
+
+
+def verdict(steps: Steps, truth: list | None, stochastic: bool, dtype: str, case: Case) -> str:
+    """Loss and gradient norm of two steps against `truth`, and against themselves."""
     if not all(math.isfinite(value) for metrics in steps.metrics for value in metrics.values()):
         return "wrong"
-    if steps.sparse:
-        truth = Steps(steps.config, "reference", steps.initial).metrics
+    if truth is not None:
         near = check.tolerance(dtype, max(case))
         # Random draws differ where gradients differ by rounding; they enter norms with their squares.
-        near = check.drawn(near) if steps.config.method.stochastic else near
+        near = check.drawn(near) if stochastic else near
         for ours, theirs in zip(steps.metrics, truth, strict=True):
             for name in ("loss", "grad_norm"):
                 if not abs(float(ours[name]) - float(theirs[name])) <= near * abs(float(theirs[name])):
@@ -104,35 +114,44 @@ def verdict(steps: Steps, dtype: str, case: Case) -> str:
     return "ok" if same else "not repeatable"
 
 
-def measure_case(case: Case, dtype: str, settings: Settings) -> list[dict]:
-    """All methods of one case."""
+def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
+    """All methods of one case. progress: called with what is worked on."""
     arms = {
         name: config_of(case, dtype, method, settings.layers) for name, method in settings.methods.items()
     }
-    return compare(arms, settings.implementation, settings.repeats, settings.seconds)
+    return compare(arms, settings.implementation, settings.repeats, settings.seconds, progress)
 
 
 def compare(
-    arms: Mapping[str, Config], implementation: str = "auto", repeats: int = 15, seconds: float = 2.0
+    arms: Mapping[str, Config],
+    implementation: str = "auto",
+    repeats: int = 15,
+    seconds: float = 2.0,
+    progress=lambda text: None,
 ) -> list[dict]:
     """One row per configuration: optimiser steps in its sparse phase, all sampled in turn, and its FFNs
     alone. They differ in the method only; the first one is dense."""
     baseline, config = next(iter(arms.items()))
     model, dtype = config.model, config.model.dtype
     case = Case(config.data.batch * config.data.seq, model.d, model.f)
+    where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     named = None if implementation == "auto" else implementation
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    progress(f"{where}: what the results must be")
+    truths = expected_metrics(arms)
     programs, steps, status = {}, {}, {}
     for name, config in arms.items():
         method = config.method
+        progress(f"{where}: {name} is checked")
         steps[name] = Steps(config, named)
-        status[name] = verdict(steps[name], dtype, case)
+        status[name] = verdict(steps[name], truths.get(name), method.stochastic, dtype, case)
         programs[name, "step"] = steps[name]
         if method.refresh_every:
             programs[name, "step with refresh"] = steps[name].refreshing
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)
+    progress(f"{where}: all in turn")
     times = rows.times(interleaved(programs, repeats, seconds))
     found = []
     for name, config in arms.items():
