@@ -89,7 +89,7 @@ class Program:
 
     @functools.cached_property
     def initial_state(self):
-        """Compiled `() -> state`: before the first step, of the config's seed alone (see experiments.start)."""
+        """Compiled `() -> state` before the first step, by the seed alone (see experiments.start)."""
         return jax.jit(self._initial, out_shardings=self.replicated)
 
     def abstract_state(self):
