@@ -193,10 +193,17 @@ def check_seeds(seeds) -> tuple[int, ...]:
 class Named:
     """An ablation at one size, with the names that its results carry."""
 
-    paper: str
-    claim: str
+    file: Path
     size: str
     ablation: Ablation
+
+    @property
+    def paper(self) -> str:
+        return self.file.parent.name
+
+    @property
+    def claim(self) -> str:
+        return self.file.stem
 
     @property
     def found(self) -> str:
@@ -227,7 +234,18 @@ def load(spec: str) -> Named:
         isinstance(found, Ablation),
         f"{path}: ablation must return an experiments.ablation.Ablation, not {type(found).__name__}.",
     )
-    return Named(file.parent.name, file.stem, size, found)
+    return Named(file, size, found)
+
+
+def load_all(spec: str) -> list[Named]:
+    """The ablation of a file, or those of all files in a folder; either may end in `:size`."""
+    path, _, size = spec.partition(":")
+    folders = [folder for folder in (Path(path), REPOSITORY / path) if folder.is_dir()]
+    if not path or not folders:
+        return [load(spec)]
+    files = [f for f in sorted(folders[0].glob("*.py")) if "ablation" in configs.public_functions(f)]
+    require(bool(files), f"No file in {path} defines ablation(size).")
+    return [load(f"{file}:{size or 'cpu'}") for file in files]
 
 
 def listing() -> list[Path]:

@@ -1,8 +1,10 @@
 """Run an ablation, and say what became of its claim: `python -m experiments.ablate CONFIG[:size]`."""
 
 import argparse
+import dataclasses
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import ablation as ablations
@@ -13,6 +15,7 @@ from experiments.cli import command
 from experiments.config import UserError, require
 from experiments.step import graphdefs_of
 
+ROOT = Path("runs/ablate")
 DESCRIPTION = """Trains every arm with every seed, then writes report.md, curves.png, metrics.csv and
 result.json, with the verdict on the claim: confirmed, refuted or inconclusive. Sizes are smoke, cpu and gpu.
 --resume continues what was interrupted; finished runs are kept."""
@@ -20,9 +23,18 @@ result.json, with the verdict on the claim: confirmed, refuted or inconclusive. 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m experiments.ablate", description=DESCRIPTION)
-    p.add_argument("config", nargs="?", metavar="CONFIG[:size]", help="such as configs/fst/decay_grid.py:cpu")
+    p.add_argument(
+        "config",
+        nargs="*",
+        metavar="CONFIG[:size]",
+        help="such as configs/fst/decay_grid.py:cpu, or a folder for all in it: configs/fst:cpu",
+    )
     p.add_argument("--seeds", help="comma-separated (default: those of the ablation, 0,1,2)")
-    p.add_argument("--out", type=Path, help="folder (default: runs/ablate/PAPER/CLAIM_SIZE)")
+    p.add_argument(
+        "--out",
+        type=Path,
+        help="folder (default: runs/ablate/PAPER/CLAIM_SIZE; of several: that below this folder)",
+    )
     p.add_argument("--resume", action="store_true", help="continue in that folder")
     p.add_argument(
         "--reuse",
@@ -86,49 +98,102 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     return "\n".join([summary, *files])
 
 
+@dataclass(frozen=True)
+class Claim:
+    """An ablation that was asked for, its runs and their folder."""
+
+    named: Named
+    seeds: tuple[int, ...]
+    out: Path
+    jobs: list[runs.Job]
+
+    @property
+    def done(self) -> bool:
+        return all(job.done for job in self.jobs)
+
+    @property
+    def command(self) -> list[str]:
+        """What trains one of its runs, but for --only."""
+        seeds = ",".join(map(str, self.seeds))
+        spec = f"{self.named.file}:{self.named.size}"
+        return [sys.executable, "-m", "experiments.ablate", spec, "--out", str(self.out), "--seeds", seeds]
+
+
+def claims_of(args) -> list[Claim]:
+    """The ablations on the command line; UserError for what cannot be run."""
+    found = [named for spec in args.config for named in ablations.load_all(spec)]
+    several, claims = len(found) > 1, {}
+    for named in found:
+        require(
+            not args.record or named.size != "smoke",
+            "The smoke size shows only that an ablation runs: its verdict is not recorded.",
+        )
+        for config in named.ablation.arms.values():
+            graphdefs_of(config)
+        seeds = seeds_of(args.seeds, named)
+        out = (args.out or ROOT) / named.slug if several or not args.out else args.out
+        jobs = runs.jobs_of(named.ablation, seeds, out)
+        if several:
+            jobs = [dataclasses.replace(job, claim=named.claim) for job in jobs]
+        claims[out] = Claim(named, seeds, out, jobs)
+    return list(claims.values())
+
+
+class Reports:
+    """Writes the report of each ablation as soon as its runs are done."""
+
+    def __init__(self, claims, record: bool):
+        self.waiting, self.record, self.problems = list(claims), record, []
+
+    def __call__(self):
+        for claim in [claim for claim in self.waiting if claim.done]:
+            self.waiting.remove(claim)
+            try:
+                print(report(claim.named, claim.jobs, claim.out, self.record), flush=True)
+            except UserError as error:  # the others go on
+                self.problems.append(str(error))
+
+
 def start(args, argv) -> int:
-    named = ablations.load(args.config)
-    seeds = seeds_of(args.seeds, named)
-    out = args.out or Path("runs/ablate") / named.slug
     require(args.jobs > 0, f"--jobs must be positive, got {args.jobs}.")
-    require(
-        not args.record or named.size != "smoke",
-        "The smoke size shows only that an ablation runs: its verdict is not recorded.",
-    )
-    for config in named.ablation.arms.values():
-        graphdefs_of(config)
-    jobs = runs.jobs_of(named.ablation, seeds, out)
+    claims = claims_of(args)
     if args.only:
-        labels = {job.label: job for job in jobs}
+        require(len(claims) == 1, "--only is for one ablation.")
+        labels = {job.label: job for job in claims[0].jobs}
         require(args.only in labels, f"There is no run {args.only!r}; there are: {', '.join(labels)}.")
-        runs.share_compilations(out)
+        runs.share_compilations(claims[0].out)
         return 0 if runs.run_one(labels[args.only]) != "stopped" else 1
-    runs.check_folder(jobs, out, args.resume)
+    for claim in claims:
+        runs.check_folder(claim.jobs, claim.out, args.resume)
+    jobs = runs.in_common([job for claim in claims for job in claim.jobs])
     if args.reuse and (copied := runs.reuse(jobs, args.reuse)):
         print(f"Reused, with the same config, from {args.reuse}: {', '.join(copied)}", flush=True)
     again = shlex.join([*argv, *([] if args.resume else ["--resume"])])
+    reports = Reports(claims, args.record)
+    reports()
     if args.jobs > 1:
-        child = [sys.executable, "-m", "experiments.ablate", args.config, "--out", str(out)]
-        child += ["--seeds", ",".join(map(str, seeds))]
-        failed = runs.run_in_parallel(jobs, child, runs.slots(args.jobs))
+        commands = {job.out: claim.command for claim in claims for job in claim.jobs}
+        slots = runs.slots(args.jobs)
+        failed = runs.run_in_parallel(jobs, lambda job: commands[job.out], slots, ended=reports)
         if failed:
-            logs = ", ".join(str(job.out.with_suffix(".log")) for job in jobs if job.label in failed)
-            print(f"These runs failed or were stopped: {', '.join(failed)}. See {logs}.", file=sys.stderr)
+            names = ", ".join(job.name for job in failed)
+            logs = ", ".join(str(job.out.with_suffix(".log")) for job in failed)
+            print(f"These runs failed or were stopped: {names}. See {logs}.", file=sys.stderr)
             print(f"Continue with: python -m experiments.ablate {again}")
             return 1
     else:
-        runs.share_compilations(out)
-        if not runs.run_in_turn(jobs):
+        runs.share_compilations(claims[0].out if len(claims) == 1 else args.out or ROOT)
+        if not runs.run_in_turn(jobs, ended=reports):
             print(f"Stopped and saved. Continue with: python -m experiments.ablate {again}")
             return 1
-    print(report(named, jobs, out, args.record))
+    require(not reports.problems, "\n".join(reports.problems))
     return 0
 
 
 @command
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    args = parser().parse_args(argv)
+    args = parser().parse_intermixed_args(argv)
     if args.list or args.write_docs:
         from experiments.ablate import reproduction
 

@@ -33,10 +33,23 @@ class Job:
     out: Path
     needs: "Job | None" = None
     """the run that this one starts from"""
+    same_as: "Job | None" = None
+    """a run of another ablation with the same config, of which this one becomes a copy"""
+    claim: str = ""
+    """the ablation, where there are several"""
 
     @property
     def label(self) -> str:
         return f"{self.arm}/{self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.claim} {self.label}".strip()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the runs that it waits for are done."""
+        return all(job.done for job in (self.needs, self.same_as) if job)
 
     @property
     def rows(self) -> list[dict]:
@@ -83,6 +96,15 @@ def jobs_of(ablation, seeds, out: Path) -> list[Job]:
     return jobs
 
 
+def in_common(jobs) -> list[Job]:
+    """The runs of several ablations, where all but the first with a config become copies."""
+    first, found = {}, []
+    for job in jobs:
+        known = first.setdefault(repr(dataclasses.replace(job.config, name="")), job)
+        found.append(job if known is job else dataclasses.replace(job, same_as=known))
+    return found
+
+
 def check_folder(jobs, out: Path, resume: bool):
     """UserError unless `out` is new, or with `resume` holds runs of these very configs."""
     if not resume:
@@ -105,14 +127,26 @@ def reuse(jobs, folder: Path) -> list[str]:
     for job in jobs:
         same = [out for c, out in known if dataclasses.replace(c, name=job.config.name) == job.config]
         ended = [out for out in same if (out / "checkpoints" / str(job.config.train.steps)).is_dir()]
-        if ended and not (job.out / "config.json").exists():
-            partial = job.out.with_suffix(".copying")
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(ended[0], partial)
-            configs.write(job.config, partial / "config.json")
-            partial.rename(job.out)  # all of it or nothing, should this process be killed
-            copied.append(job.label)
+        if ended and _copy(job, ended[0]):
+            copied.append(job.name)
     return copied
+
+
+def adopt(job: Job) -> bool:
+    """Make a run the copy of the same one in another ablation; False if it has to be trained."""
+    return job.same_as is not None and job.same_as.finished and _copy(job, job.same_as.out)
+
+
+def _copy(job: Job, run: Path) -> bool:
+    """Copy a finished run; False if the job was begun."""
+    if (job.out / "config.json").exists():
+        return False
+    partial = job.out.with_suffix(".copying")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(run, partial)
+    configs.write(job.config, partial / "config.json")
+    partial.rename(job.out)  # all of it or nothing, should this process be killed
+    return True
 
 
 def share_compilations(out: Path):
@@ -127,26 +161,29 @@ def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
         return "diverged" if job.diverged else "finished"
     try:
         resume = (job.out / "config.json").exists()
-        result = train(job.config, job.out, resume=resume, show=show, label=label or job.label)
+        result = train(job.config, job.out, resume=resume, show=show, label=label or job.name)
     except Diverged as error:
-        print(f"{job.label} diverged: {error}", file=sys.stderr, flush=True)
+        print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
         return "diverged"
     return "finished" if result.finished and not result.stopped else "stopped"
 
 
-def run_in_turn(jobs, show: bool | None = None) -> bool:
-    """All runs in this process, with a bar for each on a terminal; False if a signal stopped one."""
+def run_in_turn(jobs, show: bool | None = None, ended=lambda: None) -> bool:
+    """All runs in this process, with a bar for each on a terminal; False if a signal stopped one.
+
+    ended: called after each run."""
     bar = sys.stderr.isatty() if show is None else show
     begin, todo = time.perf_counter(), [job for job in jobs if not job.done]
     for number, job in enumerate(todo):
-        state = run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.label}")
+        state = "copied" if adopt(job) else run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.name}")
         if state == "stopped":
             return False
         if show is not False:
             spent = time.perf_counter() - begin
             left = spent / (number + 1) * (len(todo) - number - 1)
             text = f"{state}, {progress(job).cells()[3]}, about {left / 60:.1f} min left for all"
-            print(f"{number + 1}/{len(todo)} {job.label}: {text}", file=sys.stderr, flush=True)
+            print(f"{number + 1}/{len(todo)} {job.name}: {text}", file=sys.stderr, flush=True)
+        ended()
     return True
 
 
@@ -189,7 +226,7 @@ def progress(job: Job, running: bool = False) -> Progress:
         "diverged" if job.diverged else "finished" if job.finished else "running" if running else "waiting"
     )
     return Progress(
-        job.label,
+        job.name,
         state,
         last["step"] + 1,
         job.config.train.steps,
@@ -227,11 +264,12 @@ def shares(count: int, devices: int) -> list[dict]:
     return [{"CUDA_VISIBLE_DEVICES": visible[i % devices], **shared} for i in range(count)]
 
 
-def run_in_parallel(jobs, command, environments, show: bool | None = None) -> list[str]:
-    """Each run in its own process, as many at a time as there are environments; labels of those that failed.
+def run_in_parallel(jobs, command, environments, show: bool | None = None, ended=lambda: None) -> list[Job]:
+    """Each run in its own process, as many at a time as there are environments; returns those that failed.
 
-    `command` is the command line that `--only LABEL` is added to. Output goes to a .log file next to each run
-    folder. When this process is interrupted or told to end, its children are asked to save and stop.
+    `command(job)` is the command line that `--only LABEL` is added to. Output goes to a .log file next to
+    each run folder. ended: called after each run. When this process is interrupted or told to end, its
+    children are asked to save and stop.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     waiting = [job for job in jobs if not job.done]
@@ -239,16 +277,20 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
-            ready = [job for job in waiting if job.needs is None or job.needs.done]
-            if not running and not ready:  # what they start from has failed
-                return failed + [job.label for job in waiting]
+            ready = [job for job in waiting if job.ready]
+            if not running and not ready:  # what they wait for has failed
+                return failed + waiting
             while ready and free:
-                job, environment = ready.pop(0), free.pop(0)
+                job = ready.pop(0)
                 waiting.remove(job)
                 job.out.parent.mkdir(parents=True, exist_ok=True)
+                if adopt(job):
+                    ended()
+                    continue
+                environment = free.pop(0)
                 with job.out.with_suffix(".log").open("a") as log:
                     child = subprocess.Popen(
-                        [*command, "--only", job.label],
+                        [*command(job), "--only", job.label],
                         env=os.environ | environment,
                         stdout=log,
                         stderr=log,
@@ -259,10 +301,11 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None) -> li
                 job, environment = running.pop(child)
                 free.append(environment)
                 if not job.done:
-                    failed.append(job.label)
+                    failed.append(job)
+                ended()
             if show is not False and (time.monotonic() >= next_table or not running):
-                active = {job.label for job, _ in running.values()}
-                lines = [progress(job, job.label in active) for job in jobs]
+                active = {job.out for job, _ in running.values()}
+                lines = [progress(job, job.out in active) for job in jobs]
                 shown, next_table = _show(lines, shown, terminal), time.monotonic() + TABLE_EVERY
     finally:
         for child in running:

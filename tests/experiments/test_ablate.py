@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jax
 import pytest
 
 from experiments import ablation as ablations
+from experiments import config as configs
 from experiments import rundir
 from experiments.ablate import __main__ as ablate
 from experiments.ablate import reproduction, result, runs, text
@@ -244,6 +246,24 @@ def test_two_at_a_time(done, tmp_path, capsys):
     assert (tmp_path / "out/ste/seed0.log").exists()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_ablations_have_runs_in_common(done, shared, tmp_path, capsys, monkeypatch, count):
+    """Those of a folder; what two of them train alike is trained once, and each gets its report."""
+    path = write_claim(shared, tmp_path / "paper")
+    shutil.copy(path, path.with_name("other.py"))
+    shutil.copytree(done[1], tmp_path / "out/paper/other_smoke")
+    monkeypatch.setattr(runs, "slots", lambda count: [{}] * count)
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))  # nothing is trained
+    arguments = (f"{tmp_path / 'paper'}:smoke", "--out", tmp_path / "out", "--jobs", count, "--resume")
+    status, printed = run(capsys, *arguments)
+    assert status == 0, printed
+    assert "tiny_claim ste/1" in printed
+    one, other = (tmp_path / "out/paper" / f"{name}_smoke" for name in ("other", "tiny_claim"))
+    assert stable(one) == stable(other)
+    assert "# paper: tiny_claim, smoke" in (other / "report.md").read_text()
+    assert configs.read(other / "ste/seed1/config.json") == configs.read(one / "ste/seed1/config.json")
+
+
 def test_runs_share_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert runs.shares(2, 2) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
@@ -278,7 +298,7 @@ def test_children_end_with_their_parent(done, tmp_path):
 
     threading.Thread(target=terminate, daemon=True).start()
     with pytest.raises(SystemExit) as stop:
-        runs.run_in_parallel(jobs, command, [{}, {}], show=False)
+        runs.run_in_parallel(jobs, lambda job: command, [{}, {}], show=False)
     assert stop.value.code == 143
     for file in files:
         with pytest.raises(ProcessLookupError):
@@ -294,6 +314,8 @@ def test_children_end_with_their_parent(done, tmp_path):
         (["--jobs", "0"], ["--jobs must be positive"]),
         (["--jobs", "10000"], ["--jobs 10000 is more than"]),
         (["--only", "fst/0"], ["no run 'fst/0'", "dense/0, ste/0, dense/1"]),
+        (["--only", "dense/0", "configs/fst:smoke"], ["--only is for one ablation"]),
+        (["tests:smoke"], ["No file in tests defines ablation(size)"]),
         (["--record"], ["smoke size shows only"]),
         (["--reuse", "/nowhere"], ["no folder /nowhere"]),
     ],
@@ -339,7 +361,7 @@ def test_list_and_page(done, elsewhere, capsys):
     assert status == 0 and "no results yet" in (elsewhere / "reproduction.md").read_text()
     named = ablations.load(f"{path}:smoke")
     found = json.loads((out / "result.json").read_text()) | {"paper": "fst", "name": "decay_grid"}
-    named = type(named)("fst", "decay_grid", "cpu", named.ablation)
+    named = type(named)(Path("fst/decay_grid.py"), "cpu", named.ablation)
     files = reproduction.record(named, found | {"size": "cpu"}, out)
     assert sorted(os.path.splitext(file)[1] for file in files) == [".csv", ".json", ".png"]
     assert all(os.path.basename(f).startswith(f"decay_grid_cpu_{found['hardware']['name']}") for f in files)
