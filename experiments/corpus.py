@@ -81,11 +81,16 @@ def prepare(data: Data) -> tfds.core.DatasetBuilder:
     )
     kind = StdlibText if stdlib else LocalText
     config = TextConfig(name=f"{label}-{fingerprint(folder, files)}", folder=str(folder), files=tuple(files))
-    with quiet():
-        builder = kind(data_dir=str(Path(data.root).resolve()), config=config)
-        # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
-        with tempfile.TemporaryDirectory() as unused:
+    root = str(Path(data.root).resolve())
+    # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
+    with quiet(), tempfile.TemporaryDirectory() as unused:
+        builder = kind(data_dir=root, config=config)
+        try:
             builder.download_and_prepare(download_dir=unused)
+        except OSError:
+            builder = kind(data_dir=root, config=config)
+            if not builder.is_prepared():  # by another process, meanwhile
+                raise
     return builder
 
 

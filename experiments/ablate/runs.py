@@ -218,13 +218,11 @@ class Progress:
         )
 
 
-def progress(job: Job, running: bool = False) -> Progress:
-    """Where a run stands, from what it has written."""
+def progress(job: Job, otherwise: str = "waiting") -> Progress:
+    """Where a run stands, from what it has written. otherwise: its state unless it is done."""
     rows = [row for row in job.rows if row["kind"] == "train"]
     last = rows[-1] if rows else {"step": -1}
-    state = (
-        "diverged" if job.diverged else "finished" if job.finished else "running" if running else "waiting"
-    )
+    state = "diverged" if job.diverged else "finished" if job.finished else otherwise
     return Progress(
         job.name,
         state,
@@ -304,8 +302,9 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None, ended
                     failed.append(job)
                 ended()
             if show is not False and (time.monotonic() >= next_table or not running):
-                active = {job.out for job, _ in running.values()}
-                lines = [progress(job, job.out in active) for job in jobs]
+                states = {job.out: "running" for job, _ in running.values()}
+                states |= {job.out: "failed" for job in failed}
+                lines = [progress(job, states.get(job.out, "waiting")) for job in jobs]
                 shown, next_table = _show(lines, shown, terminal), time.monotonic() + TABLE_EVERY
     finally:
         for child in running:

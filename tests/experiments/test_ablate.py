@@ -279,6 +279,7 @@ def test_a_process_that_fails(done, tmp_path, capsys, monkeypatch):
     status, printed = run(capsys, f"{done[0]}:smoke", "--out", tmp_path / "out", "--jobs", 2, "--seeds", 0)
     assert status == 1
     assert "failed or were stopped: dense/0, ste/0" in printed and "seed0.log" in printed
+    assert "dense/0  failed" in printed
     assert "--resume" in printed
     assert not (tmp_path / "out/result.json").exists()
 

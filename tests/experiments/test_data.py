@@ -5,6 +5,8 @@ import dataclasses
 import math
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -107,6 +109,22 @@ def test_prepared_once_and_anew_when_files_change(tmp_path):
     (tmp_path / "text" / "new.txt").write_text("something else\n")
     assert corpora.prepare(data).data_dir != first.data_dir
     assert first.info.file_format.value == "array_record"
+
+
+def test_several_prepare_it_at_once(tmp_path):
+    """As the runs of an ablation do that start at the same time."""
+    (tmp_path / "text").mkdir()
+    for name in "abc":
+        (tmp_path / f"text/{name}.txt").write_text(f"{name}\n" * 4000)
+    data, start = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")), threading.Barrier(4)
+
+    def prepared(_):
+        start.wait()
+        return [record["text"] for record in corpora.prepare(data).as_data_source("train")]
+
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(prepared, range(4))
+    assert first and all(other == first for other in others)
 
 
 def test_lost_records_are_noticed(data, monkeypatch):
