@@ -5,9 +5,9 @@
 // in cache as float32 [k][kPanel], P is decoded into (value, offset into the panel), and each kept element costs one
 // broadcast and one FMA with a memory operand per vector of columns. That is half of the dense FMAs.
 //
-// Blocking: a task owns rows x cols of the output. For each block of kDepth along K it fills the panels, then for each
-// chunk of kChunk rows decodes P once and goes over the panels (first-level cache), over tiles of kTileRows rows
-// (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
+// Blocking: a task owns rows x cols of the output. For each block of kBlock along K it fills the panels, then for each
+// chunk of kChunk rows decodes P once and goes over the panels, one of which fits into a first-level cache, over tiles of
+// kTileRows rows (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
 #include "../core/floats.h"
 #include "variant.h"
 #include "vectors.h"
@@ -22,10 +22,12 @@ constexpr int kTileRows = 6, kTileVectors = 4;
 constexpr int kTileRows = 3, kTileVectors = 4;
 #endif
 constexpr int kPanel = kWidth * kTileVectors;
-constexpr int kDepth = 256;
+constexpr int kBlock = 128;
+constexpr int kDepth = 256;  // of the scratch, which V:N:M panels fill
 constexpr int kChunk = 48;
 constexpr int kRows = kMatmulRows, kCols = kMatmulCols;
-static_assert(kDepth % 16 == 0 && kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
+static_assert(kBlock % 16 == 0 && kDepth % kBlock == 0, "blocking");
+static_assert(kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
 static_assert(kCols % kPanel == 0, "blocking");
 
 struct Entry {
@@ -227,8 +229,8 @@ void multiply_tile(const Entry (*e)[kDepth / 2], int64_t kept, const float* pane
 template <class T>
 void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
   const int64_t rows = m.row1 - m.row0, cols = m.col1 - m.col0;
-  for (int64_t k0 = 0; k0 < a.depth; k0 += kDepth) {
-    const int64_t k1 = a.depth - k0 < kDepth ? a.depth : k0 + kDepth;
+  for (int64_t k0 = 0; k0 < a.depth; k0 += kBlock) {
+    const int64_t k1 = a.depth - k0 < kBlock ? a.depth : k0 + kBlock;
     fill_panels<T>(a, m, k0, k1, s);
     for (int64_t r0 = 0; r0 < rows; r0 += kChunk) {
       const int64_t r1 = rows - r0 < kChunk ? rows : r0 + kChunk;
