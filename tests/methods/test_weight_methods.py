@@ -161,8 +161,9 @@ def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cuspars
         y, vjp = jax.vjp(run, x, w1, w2)
         results.append((y, *vjp(dy)))
         s24.explain(method, shape=(16, 64, 128), implementation=implementation)
+    near = 1e-4 if jax.default_backend() == "cpu" else 4e-4  # a GPU sums in another order in each product
     for got, want in zip(*results, strict=True):
-        np.testing.assert_allclose(got, want, rtol=4e-4, atol=4e-4)
+        np.testing.assert_allclose(got, want, rtol=near, atol=near)
     assert [call.operands for call in documented_cusparselt] == ["float8_e4m3fn"] * 2
     lines = capsys.readouterr().out.splitlines()
     assert ["cuSPARSELt, e4m3" in line for line in lines if line.startswith("F")] == [
