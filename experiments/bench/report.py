@@ -31,6 +31,7 @@ TITLES = {
 }
 
 
+# Rows that agree in these measure the same; the newest counts.
 IDENTITY = ("T", "d", "f", "dtype", "layers", "product", "operand", "format", "producer", "axis", "method")
 
 

@@ -49,8 +49,7 @@ class Steps:
             model = dataclasses.replace(config.model, implementation=implementation)
             config = dataclasses.replace(config, model=model)
         self.program = StepProgram(config, None if timed else untuned())
-        self.sparse = bool(config.method.ffn_plan().rows)
-        self.advance = self.program.step(self.sparse)
+        self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         data = config.data
         tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
         self.tokens = self.program.batch(tokens)
