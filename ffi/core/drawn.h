@@ -47,12 +47,7 @@ S24_HD float scaled_down(float x, float power) {
 template <class T>
 S24_HD uint32_t round_pair(float low, float high) {
 #if defined(__CUDA_ARCH__)
-  uint32_t y;
-  if constexpr (T::kInf == BF16::kInf)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
+  return converted_pair<T>(low, high);
 #else
   return T::from_f32_number(bits_of(low)) | uint32_t(T::from_f32_number(bits_of(high))) << 16;
 #endif

@@ -159,6 +159,19 @@ S24_HD float without_subnormals(float v) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__)
+// Both rounded to T, `low` in the low half of a word; NaN is 0x7fff.
+template <class T>
+S24_HD uint32_t converted_pair(float low, float high) {
+  uint32_t y;
+  if constexpr (T::kInf == BF16::kInf)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+#endif
+
 // The larger of |a| and |b|, NaN if one is NaN; subnormals are zero.
 S24_HD float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)

@@ -177,7 +177,6 @@ template <class T>
 S24_HD uint32_t squared_relu_pair(uint32_t x) {
 #if defined(__CUDA_ARCH__)
   float a, b;
-  uint32_t out;
   if constexpr (T::kInf == BF16::kInf) {
     a = float_of(x << 16);
     b = float_of(x & 0xffff0000u);
@@ -187,11 +186,7 @@ S24_HD uint32_t squared_relu_pair(uint32_t x) {
   // The square of a 16-bit float is exact in float32 unless it is subnormal, which counts as zero.
   asm("max.NaN.f32 %0, %0, 0f00000000; mul.rn.ftz.f32 %0, %0, %0;" : "+f"(a));
   asm("max.NaN.f32 %0, %0, 0f00000000; mul.rn.ftz.f32 %0, %0, %0;" : "+f"(b));
-  if constexpr (T::kInf == BF16::kInf)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
-  return out;
+  return converted_pair<T>(a, b);
 #else
   return uint32_t(squared_relu<T>(uint16_t(x))) | uint32_t(squared_relu<T>(uint16_t(x >> 16))) << 16;
 #endif

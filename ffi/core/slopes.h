@@ -56,12 +56,7 @@ S24_HD uint32_t sloped_pair(uint32_t y, uint32_t dy) {
   };
   const float a = scaled_gradient(slope_at<kind>(low_number<T>(y)), low_number<T>(dy));
   const float b = scaled_gradient(slope_at<kind>(second(y)), second(dy));
-  uint32_t out;  // what is no number becomes 0x7fff
-  if constexpr (T::kInf == BF16::kInf)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(b), "f"(a));
-  return out;
+  return converted_pair<T>(a, b);
 #else
   return uint32_t(sloped<T, kind>(uint16_t(y), uint16_t(dy))) | uint32_t(sloped<T, kind>(uint16_t(y >> 16), uint16_t(dy >> 16)))
                                                                   << 16;
