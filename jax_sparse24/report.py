@@ -200,6 +200,6 @@ def _info_lines() -> list[str]:
     decided = f"products {found.origin}" if found else "XLA's dense product everywhere; run s24.tune()"
     lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
     obstacle = library_obstacle()
-    detail = obstacle or f"version {_dotted(_cusparselt.version())}{_cusparselt.advice()}"
+    detail = obstacle or f"version {_dotted(_cusparselt.version())}"
     lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
     return lines

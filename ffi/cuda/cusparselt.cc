@@ -1,6 +1,6 @@
 // cuSPARSELt through dlopen: the part of its C interface that is used, its handles and plans.
 //
-// The declarations below are those of versions 0.8.0 to 0.10.0, whose interface is the same.
+// The declarations below are those of versions 0.8.1 to 0.10.0, whose interface is the same.
 #include "cusparselt.h"
 
 #include <dlfcn.h>

@@ -10,9 +10,8 @@ import jax
 from jax_sparse24.ops import _ffi
 from jax_sparse24.patterns import FLOAT8
 
-# 0.8.0 chooses slow algorithms on Hopper by itself; here they are searched, and those below were verified on
-# an H200. Older releases have another interface.
-OLDEST, WANTED = (0, 8, 0), (0, 8, 1)
+# 0.8.0 chooses slow algorithms on Hopper; older releases have another interface.
+OLDEST = (0, 8, 1)
 # The order of its metadata is known in closed form for these; it is documented nowhere.
 CAPABILITIES = ("9.0",)
 DTYPES = ("bfloat16", "float16", FLOAT8.name)
@@ -23,17 +22,17 @@ CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
 GELU = ((FLOAT8.name, "bfloat16"),)
 # By release, whose numbers may differ; dtype, and whether D and the result are column-major: the fastest
 # nearly everywhere on an H200.
-BFLOAT16 = {
-    ("bfloat16", True, True): 17,
-    ("bfloat16", False, True): 17,
-    ("bfloat16", True, False): 20,
-    ("bfloat16", False, False): 3,
-}
 PREFERRED = {
-    (0, 8, 0): BFLOAT16 | {("float16", True, True): 6},
-    (0, 10, 0): BFLOAT16 | {(FLOAT8.name, True, True): 8},
+    (0, 10, 0): {
+        ("bfloat16", True, True): 17,
+        ("bfloat16", False, True): 17,
+        ("bfloat16", True, False): 20,
+        ("bfloat16", False, False): 3,
+        (FLOAT8.name, True, True): 8,
+    }
 }
-# float16: 36 to 45 end the process with an illegal instruction on an H200 (0.8.0); later ones were not tried.
+# float16: 36 to 45 of 0.8.0 end the process with an illegal instruction on an H200; of later releases they
+# were not tried.
 TRIED = {"bfloat16": 64, "float16": 36, FLOAT8.name: 64}
 INSTALL = "pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
 # Of a matrix of 16-bit numbers; of 8-bit ones twice as much.
@@ -68,11 +67,6 @@ def gate(found: tuple[int, int, int]) -> str:
         have, least = (".".join(map(str, v)) for v in (found, OLDEST))
         return f"cuSPARSELt {have} is too old, it must be {least} or newer; {INSTALL}"
     return ""
-
-
-def advice() -> str:
-    """What to say about the version that is open, after its number."""
-    return f"; {'.'.join(map(str, WANTED))} or newer is better on Hopper" if version() < WANTED else ""
 
 
 @functools.cache
