@@ -38,6 +38,9 @@ def ablation(size: Size) -> Ablation:
             "alone 0.051, the permutation alone 0.005: the permutation does most. The energy cut "
             "falls from 14 to 1 %. The cosine rises from 0.91 to 0.98 in the mean, but by amounts "
             "too different over three seeds.",
+            "gpu": "Everything as claimed: both fixes together cost nothing (-0.001 nats), neither 0.018, "
+            "the split alone 0.012, the permutation alone nothing. The energy cut falls from 7.6 to 0.2 %, "
+            "the cosine rises from 0.974 to 0.998. The permutation is enough.",
         },
         differs="A small byte-level model. The paper's ranking statistic is not known; this is the number of "
         "non-zeros in the batch. The permutation puts tokens a quarter of the batch apart into a group.",
