@@ -131,7 +131,7 @@ def _cost(suites: dict):
                     label = part if not labels else None
                     axes.bar(at, height / whole, bottom=bottom, color=PARTS[part], label=label)
                     bottom += height / whole
-                labels.append((at, f"{row['method']}, d={case[1]}"))
+                labels.append((at, f"{row['method']}, {case[1]} x {case[2]}"))
                 at += 1
             at += 0.6
         axes.axhline(1, color="black", linewidth=1)
