@@ -27,9 +27,9 @@ def ablation(size: Size) -> Ablation:
             "cpu": "The loss rises by about a tenth of a nat with every step of the share, and stays 0.2 "
             "nats behind dense training at one half: the few hundred dense steps of this run do not "
             "close the gap.",
-            "gpu": "As on two cores with smaller distances: 0.034, 0.074 and 0.123 nats behind dense training "
-            "for 20, 50 and 80 % sparse steps. Dense training is not reached at one half. Where weights turn "
-            "dense the loss jumps to 2.5 and takes thirty steps to return.",
+            "gpu": "As on two cores with smaller distances: 0.034, 0.074 and 0.123 nats behind dense "
+            "training for 20, 50 and 80 % sparse steps. Dense training is not reached at one half. Where "
+            "weights turn dense the loss jumps to 2.5 and takes thirty steps to return.",
         },
         differs="A small byte-level model and a short run: the dense phase is a few hundred steps.",
     )
