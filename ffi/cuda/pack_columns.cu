@@ -33,23 +33,23 @@ template <PackOp op, class Bits>
 struct Input {
   static constexpr int kLanes = Tile<Bits>::kLanes;
   FourRows rows;
-  Vector<uint8_t, kLanes> allowed[op == PackOp::kMasked ? 4 : 1];
+  Vector<uint32_t, kLanes / 4> allowed[op == PackOp::kMasked ? 4 : 1];  // words: bytes would be spilled
 
   // next: from one row to the next.
   __device__ __forceinline__ void read(const Bits* dense, const uint8_t* mask, uint64_t at, uint64_t next) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) {
       rows[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + next * j));
-      if constexpr (op == PackOp::kMasked) allowed[j] = load<uint8_t, kLanes>(mask + at + next * j);
+      if constexpr (op == PackOp::kMasked)
+        allowed[j] = load<uint32_t, kLanes / 4>(reinterpret_cast<const uint32_t*>(mask + at + next * j));
     }
   }
   __device__ __forceinline__ uint32_t mask_bytes(int l) const {
-    uint32_t bytes = 0;
     if constexpr (op == PackOp::kMasked) {
-      S24_UNROLL
-      for (int j = 0; j < 4; ++j) bytes |= uint32_t(allowed[j].at[l]) << (8 * j);
+      const uint32_t words[4] = {allowed[0].at[l / 4], allowed[1].at[l / 4], allowed[2].at[l / 4], allowed[3].at[l / 4]};
+      return byte_of_each(words, l % 4);
     }
-    return bytes;
+    return 0;
   }
 };
 

@@ -82,7 +82,7 @@ struct Tile {
 
   // The same for kMasked of 16-bit floats: mask, bytes of a thread's lanes in the four rows.
   template <class T>
-  __device__ __forceinline__ void put_masked(const FourRows& rows, const Vector<uint8_t, kLanes> (&mask)[4], unsigned vector,
+  __device__ __forceinline__ void put_masked(const FourRows& rows, const Vector<uint32_t, kLanes / 4> (&mask)[4], unsigned vector,
                                              unsigned group, uint32_t (&made)[kLanes / 4]) {
     S24_UNROLL
     for (int n = 0; n < kLanes / 4; ++n) {
@@ -90,7 +90,7 @@ struct Tile {
       Words groups[4];
       S24_UNROLL
       for (int i = 0; i < 4; ++i) {
-        __builtin_memcpy(&by[i], mask[i].at + 4 * n, sizeof by[i]);
+        by[i] = mask[i].at[n];
         groups[i] = group_of<T>(rows, 4 * n + i);
       }
       FourPairs taken;
