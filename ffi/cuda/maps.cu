@@ -1,7 +1,8 @@
 // Maps from groups to groups: masks and pruned arrays. Compiled without contraction of products and sums.
 #include <type_traits>
 
-#include "../core/soft.h"
+#include "../core/pairs.h"
+#include "../core/soft_pairs.h"
 #include "draws.cuh"
 
 namespace s24 {
@@ -39,6 +40,29 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
   } else {
     mvue24<T, op == MapOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
   }
+}
+
+// Two groups of 16-bit floats in the halves of four words. Never inlined: rare.
+template <class T>
+__device__ __noinline__ Vector<uint32_t, 4> soft_by_definition(Vector<uint32_t, 4> x) {
+  Vector<uint32_t, 4> y = {};
+#pragma unroll 1
+  for (int n = 0; n < 32; n += 16) {
+    uint16_t group[4], made[4];
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) group[i] = uint16_t(x.at[i] >> n);
+    soft24<T>(group, made);
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) y.at[i] |= uint32_t(made[i]) << n;
+  }
+  return y;
+}
+
+template <class T>
+__device__ __forceinline__ Vector<uint32_t, 4> soft_two(const Vector<uint32_t, 4>& x) {
+  Vector<uint32_t, 4> y;
+  if (!soft24_two<T>(x.at, y.at)) y = soft_by_definition<T>(x);
+  return y;
 }
 
 // f(i, draw) for kGroups groups from `first` on. Four of a quartet share a call of Philox.
@@ -105,6 +129,48 @@ __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* 
   });
   S24_UNROLL
   for (int j = 0; j < 4; ++j) store(y + at + j * g.inner, out[j]);
+}
+
+// The soft threshold of 16-bit floats: a unit is two groups, 16 bytes.
+template <class T>
+__global__ void __launch_bounds__(kThreads) soft_rows(const uint32_t* x, uint32_t* y, int64_t units) {
+  constexpr int kAccesses = 4;
+  const int64_t first = int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x;
+  Vector<uint32_t, 4> in[kAccesses];
+  S24_UNROLL
+  for (int a = 0; a < kAccesses; ++a)
+    if (first + a * kThreads < units) in[a] = load<uint32_t, 4>(x + 4 * (first + a * kThreads));
+  S24_UNROLL
+  for (int a = 0; a < kAccesses; ++a) {
+    if (first + a * kThreads >= units) break;
+    const uint32_t* const w = in[a].at;
+    const Vector<uint32_t, 4> made = soft_two<T>({{select_bytes(w[0], w[2], 0x5410u), select_bytes(w[0], w[2], 0x7632u),
+                                                   select_bytes(w[1], w[3], 0x5410u), select_bytes(w[1], w[3], 0x7632u)}});
+    const uint32_t* const m = made.at;
+    store(y + 4 * (first + a * kThreads),
+          Vector<uint32_t, 4>{{select_bytes(m[0], m[1], 0x5410u), select_bytes(m[2], m[3], 0x5410u),
+                               select_bytes(m[0], m[1], 0x7632u), select_bytes(m[2], m[3], 0x7632u)}});
+  }
+}
+
+// The same across rows: eight neighbours of four rows. `row`: words of a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads) soft_columns(const uint32_t* x, uint32_t* y, int64_t units, int64_t row) {
+  const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (unit >= units) return;
+  int64_t place;
+  const int64_t group_row = divide(unit, row / 4, &place), at = 4 * (group_row * row + place);
+  Vector<uint32_t, 4> in[4], out[4];
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) in[j] = load<uint32_t, 4>(x + at + j * row);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const Vector<uint32_t, 4> made = soft_two<T>({{in[0].at[i], in[1].at[i], in[2].at[i], in[3].at[i]}});
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) out[j].at[i] = made.at[j];
+  }
+  S24_UNROLL
+  for (int j = 0; j < 4; ++j) store(y + at + j * row, out[j]);
 }
 
 // Estimates of 16-bit floats: a unit is a quartet of groups.
@@ -203,6 +269,16 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
     if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
       return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 2,
                    rounds, key);
+  }
+  if constexpr (op == MapOp::kSoft && sizeof(Bits) == 2) {
+    const auto* from = static_cast<const uint32_t*>(a.x);
+    auto* to = static_cast<uint32_t*>(a.out);
+    const bool whole = aligned(x, 16) && aligned(y, 16);
+    if (whole && groups % 2 == 0 && a.groups.inner == 1)
+      return start(soft_rows<T>, dim3(blocks_for(groups / 2, 4 * kThreads)), kThreads, 0, stream, from, to, groups / 2);
+    if (whole && a.groups.inner % 8 == 0)
+      return start(soft_columns<T>, dim3(blocks_for(groups / 8, kThreads)), kThreads, 0, stream, from, to, groups / 8,
+                   a.groups.inner / 2);
   }
   if (a.groups.inner == 1) {
     constexpr size_t kAlign = 4 * kRun * sizeof(Bits);

@@ -10,7 +10,7 @@
 
 #include "../../ffi/core/drawn.h"
 #include "../../ffi/core/metadata_layouts.h"
-#include "../../ffi/core/drawn.h"
+#include "../../ffi/core/soft_pairs.h"
 #include "../../ffi/core/tile_search.h"
 
 using namespace s24;
@@ -153,7 +153,53 @@ static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
   return long(rows * depth / 4 - int64_t(seen.size())) + (*seen.begin() != 0) + (*seen.rbegin() != rows * depth / 4 - 1);
 }
 
+// Two groups at once against the definition; and how many of common groups, of similar magnitudes, are left to it.
+template <class T>
+static void soft_thresholds(const std::string& type, long count) {
+  std::mt19937 random(5);
+  long wrong = 0, left = 0;
+  for (long n = 0; n < count; ++n) {
+    uint16_t groups[2][4], want[2][4];
+    uint32_t x[4], y[4];
+    for (int g = 0; g < 2; ++g) {
+      draw_group<T>(random, groups[g]);
+      if (n % 8 == 0)
+        for (uint16_t& v : groups[g]) v = uint16_t(0x3800 + random() % 0x800) | uint16_t(random() & 0x8000);
+      soft24<T>(groups[g], want[g]);
+    }
+    for (int i = 0; i < 4; ++i) x[i] = groups[0][i] | uint32_t(groups[1][i]) << 16;
+    const bool done = soft24_two<T>(x, y);
+    left += n % 8 == 0 && !done;
+    for (int i = 0; i < 4; ++i) wrong += done && y[i] != (want[0][i] | uint32_t(want[1][i]) << 16);
+  }
+  report((type + " softened").c_str(), wrong);
+  report((type + " softened by definition").c_str(), left);
+}
+
+// How often a difference that is rounded to float32 and then to T is not what rounding it once gives.
+template <class T>
+static long rounded_otherwise(long count) {
+  std::mt19937 random(6);
+  long wrong = 0;
+  for (long n = 0; n < count; ++n) {
+    uint16_t group[4];
+    draw_group<T>(random, group);
+    const uint32_t m = flushed_magnitude(T::to_f32(group[0])), k = flushed_magnitude(T::to_f32(group[1]));
+    const float a = float_of(max_u32(m, k)), t = float_of(min_u32(m, k)), d = a - t;
+    if (max_u32(m, k) >= kF32Inf || bits_of(d) < kF32MinNormal) continue;
+    const float error = (a - d) - t;  // exact: Dekker's
+    // Odd where it is not exact, so that no middle of two numbers of T is met.
+    const uint32_t odd = error == 0 || bits_of(d) % 2 != 0 ? bits_of(d) : error > 0 ? bits_of(d) + 1 : bits_of(d) - 1;
+    wrong += T::from_f32_number(odd) != T::from_f32_number(bits_of(d));
+  }
+  return wrong;
+}
+
 int main() {
+  soft_thresholds<BF16>("bfloat16", 400000);
+  soft_thresholds<F16>("float16", 400000);
+  report("bfloat16 rounded otherwise", rounded_otherwise<BF16>(4000000));
+  report("float16 rounded otherwise", rounded_otherwise<F16>(4000000));
   kept_pairs<BF16>("bfloat16", 1000000);
   kept_pairs<F16>("float16", 1000000);
   report("bfloat16 tiles", wrong_tiles<BF16>(200000));

@@ -312,6 +312,7 @@ int main() {
   for (const Groups& g : {Groups{1101, 16, 1}, Groups{1, 20, 1}, Groups{2, 80, 216}, Groups{2, 8, 3}}) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     map_case<F16>("float16 " + shape, Dtype::kF16, g);
+    map_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
     map_case<F32>("float32 " + shape, Dtype::kF32, g);
   }
   vnm_case<BF16>("bfloat16 16:2:4 along rows", Dtype::kBF16, false, true, 48, 72, 16, 4);

@@ -20,6 +20,13 @@ def test_kept_pairs_are_what_masks_keep(report, dtype, what):
     assert report[f"{dtype} {what}"] == 0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["softened", "softened by definition", "rounded otherwise"])
+def test_soft_thresholds_of_two_groups_at_once(report, dtype, what):
+    """Right wherever they say so, which is on all common groups. Differences are rounded once, not twice."""
+    assert report[f"{dtype} {what}"] == 0
+
+
 @pytest.mark.parametrize("layout", ["cusparselt 16 bit", "cusparselt 8 bit", "cutlass sm80"])
 def test_layouts_are_permutations(report, layout):
     assert report[layout] == 0

@@ -1,0 +1,88 @@
+// The soft threshold of soft.h for two groups of 16-bit floats at once, one in each half of four words: a GPU takes the
+// least, the largest or the difference of both halves in one instruction.
+//
+// Groups for which this may differ from the definition are rare, and reported: those with an element that is not finite,
+// and in bfloat16 those with a threshold below 2^-118, in which elements or differences may be subnormal, which count as
+// zero. (Above it numbers that differ do so by 2^-125 at least.) Differences are rounded once here, and by the definition
+// first to float32. Where that is not exact the threshold is below 2^-13 of the element, which both forms give.
+#pragma once
+#include "soft.h"
+
+namespace s24 {
+
+constexpr uint32_t kSignsOfTwo = 0x80008000u;
+
+// Of magnitudes that are numbers.
+template <class T>
+S24_HD uint32_t least_of_two(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  if constexpr (T::kInf == BF16::kInf)
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else
+    asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+#else
+  return min_u32(a & 0xffffu, b & 0xffffu) | min_u32(a >> 16, b >> 16) << 16;
+#endif
+}
+
+// Of magnitudes; NaN if one is NaN.
+template <class T>
+S24_HD uint32_t largest_of_two(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  if constexpr (T::kInf == BF16::kInf)
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+#else
+  return max_u32(a & 0xffffu, b & 0xffffu) | max_u32(a >> 16, b >> 16) << 16;
+#endif
+}
+
+// max(a - t, 0) with the signs of x; zeros are +0.
+template <class T>
+S24_HD uint32_t above_threshold(uint32_t a, uint32_t t, uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  if constexpr (T::kInf == BF16::kInf) {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(t), "r"(kOnes | kSignsOfTwo), "r"(a));
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"((x & kSignsOfTwo) | kOnes), "r"(0u));
+  } else {
+    constexpr uint32_t kOnes = 0x3c003c00u;
+    asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(t), "r"(kOnes | kSignsOfTwo), "r"(a));
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"((x & kSignsOfTwo) | kOnes), "r"(0u));
+  }
+  return y;
+#else
+  uint32_t y = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const float d = float_of(T::to_f32(uint16_t(a >> i))) - float_of(T::to_f32(uint16_t(t >> i)));
+    if (d > 0) y |= (T::from_f32_number(bits_of(d)) | (x >> i & 0x8000u)) << i;
+  }
+  return y;
+#endif
+}
+
+// x[i]: element i of both groups. False where y is not the result.
+template <class T>
+S24_HD bool soft24_two(const uint32_t x[4], uint32_t y[4]) {
+  uint32_t a[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = x[i] & ~kSignsOfTwo;
+  const uint32_t high = largest_of_two<T>(a[0], a[1]), other_high = largest_of_two<T>(a[2], a[3]);
+  const uint32_t low = largest_of_two<T>(least_of_two<T>(a[0], a[1]), least_of_two<T>(a[2], a[3]));
+  const uint32_t t = least_of_two<T>(low, least_of_two<T>(high, other_high));
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) y[i] = above_threshold<T>(a[i], t, x[i]);
+  // A sign stays set where no half borrows from it.
+  constexpr uint32_t kTwo = 0x00010001u;
+  const uint32_t finite = ((T::kInf - 1u) * kTwo | kSignsOfTwo) - largest_of_two<T>(high, other_high);
+  const uint32_t normal = T::kInf == BF16::kInf ? (t | kSignsOfTwo) - 0x0480u * kTwo : kSignsOfTwo;
+  return (finite & normal & kSignsOfTwo) == kSignsOfTwo;
+}
+
+}  // namespace s24
