@@ -15,7 +15,7 @@ from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
 from jax_sparse24.ops._choose import choose, decide, decide_float8
 from jax_sparse24.ops.compressed import reads
-from jax_sparse24.ops.matmul import PACKED, contract, gather, with_values
+from jax_sparse24.ops.matmul import PACKED, contract, with_values
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference import SLOPES, sloped
 from jax_sparse24.ops.tokens import ASCENDING, collect, densest, inverse_of, permute, regroup, set_columns
@@ -243,20 +243,20 @@ def ffn_fwd(run, x_Td, w1_df, w2_fd, b1_f, state, key):
 def _ffn_bwd(run, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
-    dy2_Tf = run.product("B1", operands, state, key)
     kept, counts_f, cuts, features = None, None, {}, None
     if run.plan.keep:
         saved, counts_f = saved
         if kept_plans.in_one_pass(run, saved, x_Td, dy3_Td):
+            dy2_Tf = run.product("B1", operands, state, key)
             kept, cuts, features = kept_plans.backward(run, saved, counts_f, dy2_Tf, x_Td, dy3_Td)
         else:
-            dy2 = gather(dy2_Tf, saved, run.implementation)
+            dy2 = kept_plans.dy2_at(run, saved, operands, state, key)
             kept = with_values(saved, sloped(saved.values, dy2, run.activation))
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
     else:
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
-        (operands["dy1"],) = activation_vjp(dy2_Tf)
+        (operands["dy1"],) = activation_vjp(run.product("B1", operands, state, key))
     if not cuts:
         features = run.dense_features(operands["y2"], counts_f)
     dw2_fd = run.product("B2", operands, state, key, features, cuts.get("B2"))

@@ -1,17 +1,20 @@
-"""FFN plans that keep the packed Y2: what is counted as it is made, and the backward pass where one pass over
-dY2 serves three products."""
+"""FFN plans that keep the packed Y2: what is counted as it is made, B1 at its entries alone, and the backward
+pass where one pass over dY2 serves three products."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.formats import Compressed24, Packed24
-from jax_sparse24.ops._choose import choose, platform
+from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
+from jax_sparse24.ops._choose import choose, decide, platform
+from jax_sparse24.ops._measured import Decision
 from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.kept import in_tiles, kept_backward
+from jax_sparse24.ops.matmul import gather
+from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.tokens import regroup
-from jax_sparse24.plan import Cut
+from jax_sparse24.plan import Cut, Plan
 
 
 def counted(run, y1_Tf) -> bool:
@@ -23,6 +26,38 @@ def counted(run, y1_Tf) -> bool:
     if platform() != "cuda" or not in_tiles(y1_Tf):
         return False
     return choose(run.op, y1_Tf.dtype, run.implementation)[0] != "reference"
+
+
+def decide_sampled(plan: Plan, dtype, shape: tuple[int, int, int]) -> Decision:
+    """Whether `implementation=None` makes dY2 at the entries of V:2:M activations alone, by dense weights:
+    where that was measured to take no longer than what B1 runs otherwise. shape: (T, d, f)."""
+    by_kernel, reason = choose("sampled_matmul", dtype, None)
+    if not plan.keep or by_kernel != "auto":
+        return Decision(False, reason if plan.keep else "dY2 is needed everywhere")
+    found = decide((-1, -1), "result", dtype, shape, plan.row("F2").by.pattern, "masked")
+    weights = plan.row("B1")
+    if found.packed and weights is not None:
+        packed = decide((-1, -1), "right", dtype, shape, weights.by.pattern)
+        if packed.packed and packed.entry["packed_us"] < found.entry["packed_us"]:
+            return Decision(False, f"slower than packed weights; {packed.reason}", found.entry)
+    return found
+
+
+def samples(run, saved, dy3_Td, w2_fd) -> bool:
+    """Whether a call (an `engine.Execution`) does."""
+    if not isinstance(saved, PackedVNM) or run.implementation == "reference":
+        return False
+    if run.implementation is not None:
+        return choose("sampled_matmul", dy3_Td.dtype, None)[0] == "auto"
+    return decide_sampled(run.plan, dy3_Td.dtype, (*dy3_Td.shape, w2_fd.shape[0])).packed
+
+
+def dy2_at(run, saved: PackedVNM | Packed24 | Compressed24, operands, state, key) -> jax.Array:
+    """B1 in a call (an `engine.Execution`) at the entries of `saved`, in its order."""
+    if not samples(run, saved, operands["dy3"], operands["w2"]):
+        return gather(run.product("B1", operands, state, key), saved, run.implementation)
+    cut = run.cut("B1", operands, state, key, packed=False)
+    return sampled_matmul(cut.left, cut.right, saved, implementation=run.implementation)
 
 
 def in_one_pass(run, saved, x_Td, dy3_Td) -> bool:

@@ -35,6 +35,7 @@ TARGETS = {
     "s24_vnm_unpack",
     "s24_vnm_gather",
     "s24_vnm_matmul",
+    "s24_vnm_sampled",
 }
 
 

@@ -128,6 +128,19 @@ constexpr int64_t kVnmMatmulRows = 2048;  // of a block, at most; its first row 
 constexpr int64_t kVnmMatmulDepth = 2048;  // of a panel; sums over more of them wait in the cache, those of fewer rows
 constexpr int64_t kVnmMatmulCols = 64;
 
+// values (R, 2N/M) of A(R, K) B(N, K)^T at the entries that metadata and columns name, in blocks of V rows x M columns.
+struct SampledArgs {
+  Dtype dtype;
+  const void *a, *b;
+  void* values;
+  const uint8_t *metadata, *columns;
+  int64_t rows, depth, cols;  // R, K, N
+  int64_t v, m;
+};
+
+constexpr int64_t kSampledRows = 64;  // of a task, at most, all of one block of V
+constexpr int64_t kSampledGroups = 128;
+
 struct Kernels {
   const char* isa;
   void (*map)(const MapArgs&, int64_t begin, int64_t end);
@@ -137,6 +150,7 @@ struct Kernels {
   void (*matmul)(const MatmulArgs&, const MatmulBlock&, void* scratch);
   void (*vnm)(const VnmArgs&, int64_t begin, int64_t end);
   void (*vnm_matmul)(const VnmMatmulArgs&, const MatmulBlock&, void* scratch);
+  void (*sampled)(const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch);
 };
 
 }  // namespace s24

@@ -261,3 +261,4 @@ void matmul(const MatmulArgs& a, const MatmulBlock& m, void* scratch) {
 }  // namespace s24
 
 #include "vnm_matmul.h"
+#include "vnm_sampled.h"

@@ -8,7 +8,7 @@ namespace s24 {
 namespace S24_ISA {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {S24_STRING(S24_ISA), map, tile, pack, matmul, vnm, vnm_matmul};
+const Kernels kKernels = {S24_STRING(S24_ISA), map, tile, pack, matmul, vnm, vnm_matmul, sampled};
 
 }  // namespace S24_ISA
 }  // namespace s24

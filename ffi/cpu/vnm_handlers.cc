@@ -85,6 +85,30 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
   return ffi::Error::Success();
 }
 
+ffi::Error VnmSampled(ffi::ThreadPool pool, int64_t v, int64_t m, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer metadata,
+                      ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
+  const SampledCall c = SampledCall::of("s24_vnm_sampled", v, m, a, b, {*values, metadata, columns});
+  if (c.error.failure()) return c.error;
+  const SampledArgs& p = c.args;
+  const int64_t height = std::min(v, kSampledRows), per_block = ceil_div(v, height), strips = p.rows / v * per_block;
+  const int64_t groups = p.cols / m, tasks = strips * ceil_div(groups, kSampledGroups);
+  if (tasks == 0) return ffi::Error::Success();
+  parallel_for(pool, c.batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
+    void* scratch = thread_scratch();
+    for_each_batch(begin, end, tasks, [&](int64_t n, int64_t task0, int64_t task1) {
+      const SampledArgs one = c.at(n);
+      for (int64_t t = task0; t < task1; ++t) {
+        // Strips that follow each other need other rows of B, but of the same part of it.
+        const int64_t strip = t % strips, block = strip / per_block * v, row0 = block + strip % per_block * height;
+        const int64_t group0 = t / strips * kSampledGroups;
+        kernels().sampled(one, row0, std::min(block + v, row0 + height), group0, std::min(groups, group0 + kSampledGroups),
+                          scratch);
+      }
+    });
+  });
+  return ffi::Error::Success();
+}
+
 #define S24_VNM_BINDING \
   ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("trailing").Attr<int64_t>("v").Attr<int64_t>("m")
 
@@ -124,6 +148,17 @@ XLA_FFI_DEFINE_HANDLER(kVnmMatmul, VnmMatmul,
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>());
 
+XLA_FFI_DEFINE_HANDLER(kVnmSampled, VnmSampled,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Attr<int64_t>("v")
+                           .Attr<int64_t>("m")
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>());
+
 }  // namespace
 
 const Target kVnmTargets[] = {{"s24_vnm_mask", kVnmMask},
@@ -132,6 +167,7 @@ const Target kVnmTargets[] = {{"s24_vnm_mask", kVnmMask},
                               {"s24_vnm_gather", kVnmGather},
                               {"s24_vnm_unpack", kVnmUnpack},
                               {"s24_vnm_matmul", kVnmMatmul},
+                              {"s24_vnm_sampled", kVnmSampled},
                               {nullptr, nullptr}};
 
 }  // namespace s24

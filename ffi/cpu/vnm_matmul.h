@@ -1,4 +1,4 @@
-// The product with a V:N:M operand, on the parts of matmul.cc, whose last line includes this.
+// The product with a V:N:M operand, on the parts of matmul.cc, which includes this at its end.
 //
 // A block of V rows meets only four of M rows of D. Those of a few groups, gathered from the panel, fit into the
 // first-level cache and serve all V rows; the panel itself stays in the second-level one and serves all rows of a task.

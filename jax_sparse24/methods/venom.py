@@ -33,7 +33,9 @@ class Venom(Method):
     F2 cuts Y2 to blocks of `v` tokens by `m` neurons, B3 takes dY1 on the same support, and B2 and B4 cut
     both again to blocks of `v` neurons by `m` tokens within it. At the first sparse step, after a dense
     warm-up that makes the activations sparse, `s24.nn.arrange` clusters the neurons and permutes them, which
-    changes no output. Tokens must be a multiple of `v` and of `m`, and so must the FFN width.
+    changes no output. Tokens must be a multiple of `v` and of `m`, and so must the FFN width. B1 is needed at
+    the entries of Y2 alone: where that was measured to be faster, they are made by dense products with the
+    same weights, 4 / `m` of all (sampled dense-dense products), and nothing else changes.
 
     The paper leaves much open (its body names no V, M, number or metric of clusters, nor which values F2 and
     B3 multiply); every field is one of these choices. v, m: block size, V = 16 to 256 and M = 4 to 32.

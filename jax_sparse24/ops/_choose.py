@@ -19,6 +19,7 @@ CAPABILITIES = {
 REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
 # Operations that XLA:CPU fuses into one loop by itself.
 CUDA_ONLY = frozenset({"gated"})
+CPU_ONLY = frozenset({"sampled_matmul"})
 
 
 def platform() -> str:
@@ -66,6 +67,8 @@ def _obstacle(op: str, dtype, where: str) -> str | None:
         return f"{op} has no kernel"
     if op in CUDA_ONLY and where == "cpu":
         return f"{op} has no CPU kernel, XLA fuses it there"
+    if op in CPU_ONLY and where == "cuda":
+        return f"{op} has no CUDA kernel"
     if where not in _ffi.PLATFORMS:
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = _ffi.available(where)
