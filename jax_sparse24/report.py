@@ -7,7 +7,9 @@ import platform
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24._products import product_of
 from jax_sparse24.activations import saved_bytes
+from jax_sparse24.kept import decide_sampled
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.float8 import Float8
@@ -15,7 +17,7 @@ from jax_sparse24.methods.sparsifiers import DenseValues
 from jax_sparse24.ops import _cusparselt, _ffi, _measured
 from jax_sparse24.ops._choose import choose, decide, decide_float8, library_obstacle
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
-from jax_sparse24.tune import producer_name, product_of
+from jax_sparse24.tune import producer_name
 
 _SYMBOLS = {
     "fwd": "X W", "dgrad": "dY Wᵀ", "wgrad": "Xᵀ dY",
@@ -134,6 +136,9 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         else:
             decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape, row.by.pattern)
             runs = "packed" if decision.packed else "masked dense"
+            sampled = decide_sampled(method.ffn_plan(), jnp.dtype(dtype), shape)
+            if product == "B1" and sampled.packed:
+                decision, runs = sampled, "only at entries of Y2"
             rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "

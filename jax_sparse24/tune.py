@@ -5,26 +5,33 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
-from jax_sparse24.formats import Compressed24
+from jax_sparse24._measure import Program, interleaved, random
+from jax_sparse24._products import (
+    FORMAT_24,
+    PATTERNS,
+    Format,
+    Measured,
+    Product,
+    formats_of,
+    measure,
+    measure_sampled,
+    products,
+)
 from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
-from jax_sparse24.ops import _cusparselt, _measured, compressed
+from jax_sparse24.ops import _cusparselt, _measured
 from jax_sparse24.ops._choose import choose, platform
-from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
-from jax_sparse24.ops.vnm import pack_vnm
 from jax_sparse24.patterns import FLOAT8, VNM
-from jax_sparse24.plan import FFN, Context, Sparsifier
+from jax_sparse24.plan import Context, Sparsifier
 
 # What the defaults of `tune` measure: (T, d, f), and dtypes. One measurement speaks for sizes within a factor
 # of four.
@@ -33,175 +40,8 @@ SHAPES = {
     "cuda": ((4096, 1024, 4096), (16384, 2048, 8192), (16384, 4096, 14336)),
 }
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16", "float16")}
-# Operands that methods cut, per product of an FFN.
-SPARSE_OPERANDS = (
-    ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
-    ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
-)  # fmt: skip
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
-ACTIVATIONS = ("y2", "dy1")  # operands that methods cut to V:N:M
-PATTERNS = (VNM(64, 8), VNM(64, 16))
-
-
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """One product of an FFN and which of its operands is sparse."""
-
-    name: str
-    operand: str
-    a_shape: tuple[int, int]
-    b_shape: tuple[int, int]
-    axes: tuple[int, int]  # contracted
-    side: str  # "left" or "right": where the sparse operand stands
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(M, K, N)"""
-        (i, j), (a, b) = self.axes, (self.a_shape, self.b_shape)
-        return a[-3 - i], a[i], b[-3 - j]
-
-    @property
-    def kind(self) -> str:
-        """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
-        return _measured.KINDS[self.axes]
-
-    @property
-    def axis(self) -> int:
-        """The axis along which the sparse operand is packed."""
-        return self.axes[self.side == "right"]
-
-
-def product_of(name: str, operand: str, T: int, d: int, f: int) -> Product:
-    """A product of an FFN with `operand` sparse."""
-    shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
-    (a, i), (b, j) = FFN[name]
-    return Product(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
-
-
-def products(T: int, d: int, f: int) -> list[Product]:
-    """The products of an FFN, once for each operand that methods cut."""
-    return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
-    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, and the multiple it needs
-    along the other axis."""
-
-    name: str
-    pack: Callable
-    multiple: int
-    implementation: str
-    rows: int = 1
-    algorithm: int | None = None
-
-    def fits(self, shape: tuple[int, int], axis: int) -> bool:
-        return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
-
-
-FORMAT_24 = Format("2:4", pack24, 4, "ffi")
-
-
-def formats_of(product: Product, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
-    """The forms that methods give the sparse operand of a product."""
-
-    def pack(pattern):
-        return lambda x, axis, implementation=None: pack_vnm(
-            x, pattern.v, pattern.m, axis=axis, implementation=implementation
-        )
-
-    blocks = patterns if product.operand in ACTIVATIONS else ()
-    return [FORMAT_24, *(Format(str(p), pack(p), p.m, "ffi", p.v) for p in blocks)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
-    ok and of producers, bytes planned by XLA, bytes of the sparse operand dense and packed."""
-
-    status: Mapping[str, str]
-    times: Mapping[str, Times]
-    memory: Mapping[str, Mapping[str, int]]
-    operand_bytes: Mapping[str, int]
-
-
-def measure(
-    product: Product,
-    dtype,
-    *,
-    formats: Sequence[Format] = (FORMAT_24,),
-    producers: Mapping[str, Callable] | None = None,
-    rivals=None,
-    repeats: int = 15,
-    seconds: float = 2.0,
-) -> Measured:
-    """Times one product on random data, the programs in turn, each result checked against float64.
-
-    Programs: "dense", and for each format NAME (packed before), "NAME with packing", and "NAME masked"
-    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand). producers: name ->
-    function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
-    axis, y_axis, left)` that return further programs by name."""
-    (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
-    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
-    x, y = (a, b) if left else (b, a)
-
-    def multiply(sparse, y, implementation, algorithm=None):
-        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation, algorithm=algorithm)
-
-    def oracle(x):
-        a, b = (x, y) if left else (y, x)
-        unit = roundoff(dtype) if dtype == FLOAT8 else None
-        return Oracle(a if i == -1 else a.T, b if j == -2 else b.T, unit)
-
-    status, programs, operand_bytes = {}, {"dense": Program(lambda x, y: multiply(x, y, None), x, y)}, {}
-    if rivals is not None:
-        programs |= rivals.dense(a, b, product.axes)
-    expected = dict.fromkeys(programs, oracle(x))
-    for form in formats:
-        if not form.fits(x.shape, product.axis):
-            continue
-        name, kernel, algorithm = form.name, form.implementation, form.algorithm
-        truth = form.pack(x, product.axis, implementation="reference")
-        # For cuSPARSELt as layers pack for it.
-        at_once = reads(product.axes, product.side, dtype, product.shape, kernel)
-        pack = compressed.pack if at_once else partial(form.pack, implementation=kernel)
-        packed = pack(x, product.axis)
-        operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
-        variants = {
-            name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
-            f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
-            f"{name} with packing": Program(
-                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(pack(x, product.axis), y, *by), x, y
-            ),
-        }
-        plain = packed.plain if isinstance(packed, Compressed24) else packed
-        if not same_bits(plain, truth):
-            status |= dict.fromkeys(variants, "wrong")
-        pruned = truth.todense(implementation="reference")
-        if rivals is not None:
-            y_axis = product.axes[left]
-            variants |= rivals.sparse(name, pruned, y, product.axis, y_axis, left)
-        programs |= variants
-        expected |= dict.fromkeys(variants, oracle(pruned))
-    for name, program in programs.items():
-        if status.get(name) != "wrong":
-            truth = getattr(program, "oracle", None) or expected[name]
-            status[name] = "ok" if truth.excess(program.result) <= 1 else "wrong"
-    timed = programs | {name: Program(produce, x) for name, produce in (producers or {}).items()}
-    times = interleaved(timed, repeats, seconds)
-    for name, program in timed.items():
-        if status.get(name, "ok") == "ok":
-            status[name] = "ok" if program.repeats_itself() else "not repeatable"
-    return Measured(
-        status,
-        {name: t for name, t in times.items() if status[name] == "ok"},
-        {name: program.bytes for name, program in programs.items()},
-        {"dense": x.nbytes, **operand_bytes},
-    )
-
-
 # ---- the table
 
 
@@ -291,33 +131,53 @@ def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, s
         product, dtype, formats=forms, producers=producers | packs, repeats=repeats, seconds=seconds
     )
 
-    def us(name):
-        return round(found.times[name].median * 1e6, 2) if name in found.times else None
-
     out = []
     for form in forms:
         if form.name not in found.operand_bytes:
             continue
         names = [f"pack_vnm {form.name}"] if form in blocks else list(producers)
-        out.append(
-            {
-                "product": product.kind,
-                "sparse": product.side,
-                "pattern": form.name,
-                "dtype": str(jnp.dtype(dtype)),
-                "shape": list(product.shape),
-                **_choice(form),
-                "status": found.status[form.name],
-                "dense_us": us("dense"),
-                "masked_us": us(f"{form.name} masked"),
-                "packed_us": us(form.name),
-                "producers_us": {name: us(name) for name in names},
-            }
-        )
-        if out[-1]["status"] == "ok" and None in (out[-1]["dense_us"], out[-1]["masked_us"]):
-            # Nothing to compare with: XLA's own product failed the check.
-            out[-1]["status"] = "without a valid dense product"
+        place = (product.kind, product.side, form.name, dtype, product.shape)
+        out.append(_entry(found, f"{form.name} masked", form.name, place, _choice(form), names))
     return out
+
+
+def sampled_entries(shape, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
+    """The entries of a table for B1 at the kept entries of activations, one per pattern that fits (T, d, f);
+    sparse is the "result" there."""
+    T, d, f = shape
+    out = []
+    for pattern in patterns:
+        if T % pattern.v or f % pattern.m or choose("sampled_matmul", dtype, None)[0] != "auto":
+            continue
+        found = measure_sampled(T, d, f, pattern, dtype, repeats=repeats, seconds=seconds)
+        place = ("dgrad", "result", str(pattern), dtype, shape)
+        out.append(_entry(found, "masked", "sampled", place, {"implementation": "ffi"}))
+    return out
+
+
+def _entry(found: Measured, masked: str, packed: str, place, choice: dict, producers=()) -> dict:
+    """place: kind of product, what is sparse, its pattern, dtype and shape. masked, packed: programs."""
+
+    def us(name):
+        return round(found.times[name].median * 1e6, 2) if name in found.times else None
+
+    kind, sparse, pattern, dtype, shape = place
+    status = found.status[packed]
+    if status == "ok" and None in (us("dense"), us(masked)):
+        status = "without a valid dense product"  # XLA's own failed the check
+    return {
+        "product": kind,
+        "sparse": sparse,
+        "pattern": pattern,
+        "dtype": str(jnp.dtype(dtype)),
+        "shape": list(shape),
+        **choice,
+        "status": status,
+        "dense_us": us("dense"),
+        "masked_us": us(masked),
+        "packed_us": us(packed),
+        "producers_us": {name: us(name) for name in producers},
+    }
 
 
 def tune(
@@ -362,6 +222,9 @@ def tune(
                 identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
                 if identity not in entries:
                     entries[identity] = entries_of(product, dtype, patterns, repeats, seconds)
+            if jnp.dtype(dtype) != FLOAT8:
+                found = sampled_entries((T, d, f), dtype, patterns, repeats, seconds)
+                entries["result", str(jnp.dtype(dtype)), (T, d, f)] = found
         found = [entry for of_product in entries.values() for entry in of_product]
         content = _store(found, here, path)  # now, so that an interruption costs one shape
         if show is not None:

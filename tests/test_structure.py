@@ -17,7 +17,7 @@ LAYERS = [
     {"_reverse_only", "_measure"},
     {"ops"},
     {"plan"},
-    {"kept"},
+    {"kept", "_products"},
     {"engine"},
     {"activations", "methods"},
     {"gated_ffn"},

@@ -16,6 +16,7 @@ from experiments.bench.settings import Case, Settings
 from jax_sparse24 import kept as kept_plans
 from jax_sparse24._measure import Oracle, Program, interleaved, random
 from jax_sparse24.engine import Execution
+from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.plan import FFN, Context
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
@@ -177,8 +178,11 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
 
-        def cut(own, name=name):
-            return run.cut(name, own, states, KEY, **({"kept": kept} if name == "B3" else {}))
+        sampled = name == "B1" and kept_plans.samples(run, kept, operands["dy3"], operands["w2"])
+        context = {"kept": kept} if name == "B3" else {"packed": False} if sampled else {}
+
+        def cut(own, name=name, context=context):
+            return run.cut(name, own, states, KEY, **context)
 
         def made_only(own, cut=cut):
             done = cut(own)  # an operand that stays as it is would be copied to be a result
@@ -187,7 +191,12 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         made = cuts.get(name) or jax.jit(cut)(own)
         if run.plan.row(name) is not None and name not in cuts and ("producer", name) not in programs:
             programs["producer", name] = Program(made_only, own)
-        programs["product", name] = Program(lambda made, name=name: run.multiply(name, made, features), made)
+        if sampled:
+            at = partial(sampled_matmul, implementation=implementation)
+            programs["product", name] = Program(at, made.left, made.right, kept)
+        else:
+            multiply = partial(run.multiply, name, features=features)
+            programs["product", name] = Program(multiply, made)
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = {"producer": {}, "product": {}}
     for (kind, name), t in times.items():

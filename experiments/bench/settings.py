@@ -11,9 +11,9 @@ import tyro
 
 import jax_sparse24 as s24
 from experiments.config import REPOSITORY, UserError, require
+from jax_sparse24._products import PATTERNS
 from jax_sparse24.ops._choose import choose
 from jax_sparse24.patterns import FLOAT8, VNM
-from jax_sparse24.tune import PATTERNS
 
 SUITES = ("gemm", "producers", "ffn", "train-step")
 RESULTS = REPOSITORY / "experiments/bench/results"

@@ -1,6 +1,7 @@
 """PyTorch's products as further columns, where PyTorch is installed: dense, 2:4 and dense FP8.
 
-Each is a program as `jax_sparse24.tune.measure` takes it: called, it computes; `result` is its first result.
+Each is a program as `jax_sparse24._products.measure` takes it: called, it computes; `result` is its first
+result.
 What the device or this PyTorch cannot run has no program, and its column says "not measured".
 """
 

@@ -1,6 +1,5 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
-import importlib
 import itertools
 import json
 
@@ -11,12 +10,12 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24 import _products
 from jax_sparse24.ops import _measured
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
-TUNE = importlib.import_module("jax_sparse24.tune")  # the name in the package is the function
 KINDS = {"fwd": (-1, -2), "dgrad": (-1, -1), "wgrad": (-2, -2)}
 
 
@@ -135,6 +134,27 @@ def test_each_pattern_has_its_own_decision(folders):
     assert not runs_packed("fwd", "left")
 
 
+def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
+    """For V:2:M activations: against the whole product by dense weights, and by packed ones."""
+    method = s24.methods.Venom(v=16, m=8, clusters=2)
+    shape, weights = (64, 32, 48), {"w1": jnp.ones((32, 48)), "w2": jnp.ones((48, 32))}
+    state = {name: method.init(w, name) for name, w in weights.items()}
+
+    def sampled(*entries):
+        store(folders[0], table(*entries))
+        _measured._stored.cache_clear()
+        run = lambda x: s24.sparse_ffn(x, *weights.values(), method, state).sum()  # noqa: E731
+        return "s24_vnm_sampled" in str(jax.make_jaxpr(jax.grad(run))(jnp.ones(shape[:2])))
+
+    at_entries = entry("dgrad", "result", shape, pattern="16:2:8")
+    assert sampled(at_entries)
+    assert sampled(at_entries, entry("dgrad", "right", shape, packed=60.0)), "packed weights take longer"
+    assert not sampled(at_entries, entry("dgrad", "right", shape, packed=40.0)), "packed weights take less"
+    assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", packed=120.0))
+    assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", status="wrong"))
+    assert not sampled(entry("dgrad", "result", shape, pattern="16:2:16")), "another pattern"
+
+
 def test_a_table_without_patterns_is_of_2_4(folders):
     """Format 1 had no others."""
     store(folders[0], table(entry(), format=1))
@@ -212,7 +232,7 @@ def test_explain_refuses_other_shapes():
 
 def tune(monkeypatch, folder, operands=(("F1", "w1"),), **options):
     """Measures few small products of one dtype."""
-    monkeypatch.setattr(TUNE, "SPARSE_OPERANDS", operands)
+    monkeypatch.setattr(_products, "SPARSE_OPERANDS", operands)
     options = {
         "shapes": [(16, 8, 12)],
         "dtypes": ["float32"],
@@ -268,7 +288,9 @@ def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
         *(("fwd", "left", pattern) for pattern in ("2:4", "32:2:16")),
         ("dgrad", "right", "2:4"),
         *(("wgrad", "left", pattern) for pattern in ("2:4", "32:2:16")),
+        ("dgrad", "result", "32:2:16"),
     }
+    assert found["dgrad", "result", "32:2:16"]["status"] == "ok"
     blocks = found["wgrad", "left", "32:2:16"]
     assert blocks["status"] == "ok" and blocks["shape"] == [32, 64, 4]
     assert all(blocks[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
@@ -283,7 +305,7 @@ def plant(monkeypatch, spoil):
         result = contract(a, b, i, j, implementation, **options)
         return spoil(result) if implementation == "ffi" else result
 
-    monkeypatch.setattr(TUNE, "contract", planted)
+    monkeypatch.setattr(_products, "contract", planted)
 
 
 def test_a_product_found_wrong_is_stored_as_wrong(monkeypatch, tmp_path):
@@ -305,6 +327,16 @@ def test_a_product_found_unsteady_is_stored_as_not_repeatable(monkeypatch, tmp_p
     (found,) = tune(monkeypatch, tmp_path)["products"]
     assert found["status"] == "not repeatable"
     assert not runs_packed(shape=(16, 8, 12))
+
+
+def test_wrong_values_at_entries_are_stored_as_wrong(monkeypatch, tmp_path):
+    right = _products.sampled_matmul
+    monkeypatch.setattr(
+        _products, "sampled_matmul", lambda *a, **options: right(*a, **options).at[3, 1].add(1e-3)
+    )
+    content = tune(monkeypatch, tmp_path, operands=(), shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
+    (found,) = content["products"]
+    assert (found["sparse"], found["status"], found["packed_us"]) == ("result", "wrong", None)
 
 
 def test_tune_refuses_shapes_that_do_not_divide():

@@ -1,0 +1,218 @@
+"""The products of an FFN with one operand sparse, and their measurement."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
+from jax_sparse24.formats import Compressed24
+from jax_sparse24.ops import _measured, compressed
+from jax_sparse24.ops.compressed import reads
+from jax_sparse24.ops.matmul import contract, gather, with_values
+from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.sampled import sampled_matmul
+from jax_sparse24.ops.vnm import pack_vnm
+from jax_sparse24.patterns import FLOAT8, VNM
+from jax_sparse24.plan import FFN
+
+# Operands that methods cut, per product of an FFN.
+SPARSE_OPERANDS = (
+    ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
+    ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
+)  # fmt: skip
+ACTIVATIONS = ("y2", "dy1")  # operands that methods cut to V:N:M
+PATTERNS = (VNM(64, 8), VNM(64, 16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One product of an FFN and which of its operands is sparse."""
+
+    name: str
+    operand: str
+    a_shape: tuple[int, int]
+    b_shape: tuple[int, int]
+    axes: tuple[int, int]  # contracted
+    side: str  # "left" or "right": where the sparse operand stands
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, K, N)"""
+        (i, j), (a, b) = self.axes, (self.a_shape, self.b_shape)
+        return a[-3 - i], a[i], b[-3 - j]
+
+    @property
+    def kind(self) -> str:
+        """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
+        return _measured.KINDS[self.axes]
+
+    @property
+    def axis(self) -> int:
+        """The axis along which the sparse operand is packed."""
+        return self.axes[self.side == "right"]
+
+
+def product_of(name: str, operand: str, T: int, d: int, f: int) -> Product:
+    """A product of an FFN with `operand` sparse."""
+    shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
+    (a, i), (b, j) = FFN[name]
+    return Product(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
+
+
+def products(T: int, d: int, f: int) -> list[Product]:
+    """The products of an FFN, once for each operand that methods cut."""
+    return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
+    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, and the multiple it needs
+    along the other axis."""
+
+    name: str
+    pack: Callable
+    multiple: int
+    implementation: str
+    rows: int = 1
+    algorithm: int | None = None
+
+    def fits(self, shape: tuple[int, int], axis: int) -> bool:
+        return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
+
+
+FORMAT_24 = Format("2:4", pack24, 4, "ffi")
+
+
+def formats_of(product: Product, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
+    """The forms that methods give the sparse operand of a product."""
+
+    def pack(pattern):
+        return lambda x, axis, implementation=None: pack_vnm(
+            x, pattern.v, pattern.m, axis=axis, implementation=implementation
+        )
+
+    blocks = patterns if product.operand in ACTIVATIONS else ()
+    return [FORMAT_24, *(Format(str(p), pack(p), p.m, "ffi", p.v) for p in blocks)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
+    ok and of producers, bytes planned by XLA, bytes of the sparse operand dense and packed."""
+
+    status: Mapping[str, str]
+    times: Mapping[str, Times]
+    memory: Mapping[str, Mapping[str, int]]
+    operand_bytes: Mapping[str, int]
+
+
+def measure(
+    product: Product,
+    dtype,
+    *,
+    formats: Sequence[Format] = (FORMAT_24,),
+    producers: Mapping[str, Callable] | None = None,
+    rivals=None,
+    repeats: int = 15,
+    seconds: float = 2.0,
+) -> Measured:
+    """Times one product on random data, the programs in turn, each result checked against float64.
+
+    Programs: "dense", and for each format NAME (packed before), "NAME with packing", and "NAME masked"
+    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand). producers: name ->
+    function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
+    axis, y_axis, left)` that return further programs by name."""
+    (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
+    x, y = (a, b) if left else (b, a)
+
+    def multiply(sparse, y, implementation, algorithm=None):
+        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation, algorithm=algorithm)
+
+    def oracle(x):
+        a, b = (x, y) if left else (y, x)
+        unit = roundoff(dtype) if dtype == FLOAT8 else None
+        return Oracle(a if i == -1 else a.T, b if j == -2 else b.T, unit)
+
+    status, programs, operand_bytes = {}, {"dense": Program(lambda x, y: multiply(x, y, None), x, y)}, {}
+    if rivals is not None:
+        programs |= rivals.dense(a, b, product.axes)
+    expected = dict.fromkeys(programs, oracle(x))
+    for form in formats:
+        if not form.fits(x.shape, product.axis):
+            continue
+        name, kernel, algorithm = form.name, form.implementation, form.algorithm
+        truth = form.pack(x, product.axis, implementation="reference")
+        # For cuSPARSELt as layers pack for it.
+        at_once = reads(product.axes, product.side, dtype, product.shape, kernel)
+        pack = compressed.pack if at_once else partial(form.pack, implementation=kernel)
+        packed = pack(x, product.axis)
+        operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
+        variants = {
+            name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
+            f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
+            f"{name} with packing": Program(
+                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(pack(x, product.axis), y, *by), x, y
+            ),
+        }
+        plain = packed.plain if isinstance(packed, Compressed24) else packed
+        if not same_bits(plain, truth):
+            status |= dict.fromkeys(variants, "wrong")
+        pruned = truth.todense(implementation="reference")
+        if rivals is not None:
+            y_axis = product.axes[left]
+            variants |= rivals.sparse(name, pruned, y, product.axis, y_axis, left)
+        programs |= variants
+        expected |= dict.fromkeys(variants, oracle(pruned))
+    for name, program in programs.items():
+        if status.get(name) != "wrong":
+            truth = getattr(program, "oracle", None) or expected[name]
+            status[name] = "ok" if truth.excess(program.result) <= 1 else "wrong"
+    timed = programs | {name: Program(produce, x) for name, produce in (producers or {}).items()}
+    times = interleaved(timed, repeats, seconds)
+    for name, program in timed.items():
+        if status.get(name, "ok") == "ok":
+            status[name] = "ok" if program.repeats_itself() else "not repeatable"
+    return Measured(
+        status,
+        {name: t for name, t in times.items() if status[name] == "ok"},
+        {name: program.bytes for name, program in programs.items()},
+        {"dense": x.nbytes, **operand_bytes},
+    )
+
+
+def measure_sampled(
+    T: int, d: int, f: int, pattern: VNM, dtype, *, repeats: int = 15, seconds: float = 2.0
+) -> Measured:
+    """Times B1 where only its values at the entries of V:2:M activations are wanted: "dense", the whole
+    product; "masked", the same with its values gathered; "sampled", those alone. As `measure`."""
+    a, b = random((T, d), dtype, 1), random((f, d), dtype, 2)
+    support = pack_vnm(random((T, f), dtype, 3), pattern.v, pattern.m)
+
+    def whole(a, b):
+        return contract(a, b, -1, -1)
+
+    programs = {
+        "dense": Program(whole, a, b),
+        "masked": Program(lambda a, b, support: gather(whole(a, b), support, None), a, b, support),
+        "sampled": Program(lambda *args: sampled_matmul(*args, implementation="ffi"), a, b, support),
+    }
+    truth, product = Oracle(a, b.T), programs["dense"].result
+    kept = with_values(support, jnp.ones_like(support.values)).todense() != 0
+
+    def full(name):
+        values = programs[name].result
+        return values if name == "dense" else jnp.where(kept, with_values(support, values).todense(), product)
+
+    status = {name: "ok" if truth.excess(full(name)) <= 1 else "wrong" for name in programs}
+    times = interleaved(programs, repeats, seconds)
+    for name, program in programs.items():
+        if status[name] == "ok" and not program.repeats_itself():
+            status[name] = "not repeatable"
+    memory = {name: program.bytes for name, program in programs.items()}
+    times = {name: t for name, t in times.items() if status[name] == "ok"}
+    return Measured(status, times, memory, {"dense": T * f * a.itemsize, "sampled": support.nbytes})
