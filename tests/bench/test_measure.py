@@ -21,10 +21,17 @@ from jax_sparse24._measure import (
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("K", [4, 256, 4096])
-def test_the_bound_passes_honest_products_and_catches_one_misplaced_term(dtype, K):
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_the_bound_passes_honest_products_and_catches_one_misplaced_term(dtype, K, where, monkeypatch):
+    """Also in float32 on the device, as large products on accelerators."""
     a, b = (random(shape, dtype, 1) for shape in ((24, K), (K, 20)))
+    if where == "device":
+        monkeypatch.setattr(Oracle, "LARGE", 0)
+        monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+        monkeypatch.setattr(_measure, "roundoff", lambda dtype: 2.0**-24)
     good = jnp.matmul(a, b, preferred_element_type=jnp.float32)
     oracle = Oracle(a, b)
+    assert isinstance(oracle.exact, np.ndarray if where == "host" else jax.Array)
     assert oracle.excess(good.astype(dtype)) <= 1
     assert oracle.excess(good) <= 1
     shifted = good.at[5, 7].add(0.5 * (a[5, 0] * b[0, 7]).astype(jnp.float32))
