@@ -30,53 +30,61 @@ static_assert(kBlock % 16 == 0 && kDepth % kBlock == 0, "blocking");
 static_assert(kChunk % kTileRows == 0 && kChunk % 16 == 0 && kRows % kChunk == 0, "blocking");
 static_assert(kCols % kPanel == 0, "blocking");
 
-struct Entry {
-  float value;
-  int32_t offset;  // bytes into the panel
+// Kept elements of rows of P: their values, and how many bytes into the panel their rows of D lie.
+struct Entries {
+  float values[kChunk][kBlock / 2];
+  uint16_t offsets[kChunk][kBlock / 2];
 };
 
 struct Scratch {
   float sums[kCols / kPanel][kRows][kPanel];
   float panels[kCols / kPanel][kDepth][kPanel];
   float stripe[kWidth][kDepth];
-  Entry entries[kChunk][kDepth / 2];
+  Entries entries;
 };
 
 static_assert(sizeof(Scratch) <= kMatmulScratch, "scratch");
+static_assert(kBlock * kPanel * sizeof(float) <= 1 << 16, "offsets");
 
 // ---- registers ----------------------------------------------------------------------------------------------------
 
-S24_HD Vec splat(float f) {
+// Neighbouring values, four or two, and one of them in all lanes. By one load: those of D keep the load ports busy.
+template <class T>
+struct Values {
 #if defined(__AVX512F__)
-  // Through a general register: the FMAs keep the vector load ports busy, and a broadcast from memory would use them.
-  int32_t bits = int32_t(bits_of(f));
-  asm("" : "+r"(bits));
-  const IntVec v = IntVec{} + bits;
-  return (Vec)v;
+  __m512 four;  // in each block of 128 bits
+  S24_HD Values(const typename T::Bits* from, int n) {
+    alignas(16) float wide[4] = {};
+    for (int j = 0; j < n; ++j) wide[j] = float_of(T::to_f32(from[j]));
+    four = _mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_load_ps(wide));
+  }
+  S24_HD Vec splat(int j) const {
+    constexpr __mmask16 kAll = __mmask16(-1);  // without a mask, g++ 12 warns of its own headers
+    return (Vec)(j == 0   ? _mm512_maskz_permute_ps(kAll, four, 0x00)
+                 : j == 1 ? _mm512_maskz_permute_ps(kAll, four, 0x55)
+                 : j == 2 ? _mm512_maskz_permute_ps(kAll, four, 0xaa)
+                          : _mm512_maskz_permute_ps(kAll, four, 0xff));
+  }
 #else
-  return f - Vec{};
+  const typename T::Bits* from;
+  S24_HD Values(const typename T::Bits* p, int) : from(p) {}
+  S24_HD Vec splat(int j) const { return float_of(T::to_f32(from[j])) - Vec{}; }
 #endif
-}
+};
 
-// The value in all lanes, and the offset.
-S24_HD Vec read(const Entry& e, int64_t& offset) {
-#if defined(__AVX512F__)
-  // Both by one load.
-  uint64_t bits;
-  __builtin_memcpy(&bits, &e, sizeof bits);
-  asm("" : "+r"(bits));
-  offset = int64_t(bits >> 32);
-  const IntVec v = IntVec{} + int32_t(bits);
-  return (Vec)v;
-#else
-  offset = e.offset;
-  return e.value - Vec{};
-#endif
-}
+// Four offsets by one load, for the same reason.
+struct Offsets {
+  uint64_t four;
+  S24_HD explicit Offsets(const uint16_t* from) {
+    __builtin_memcpy(&four, from, sizeof four);
+    asm("" : "+r"(four));
+  }
+  S24_HD int64_t operator[](int j) const { return int64_t(four >> (16 * j) & 0xffff); }
+};
 
 // kTileRows x (kVectors * kWidth) sums over `kept` entries per row.
 template <int kVectors>
-void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
+void multiply(const Entries& e, int64_t row, int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
               bool accumulate) {
   Vec acc[kTileRows][kVectors];
   S24_UNROLL
@@ -85,16 +93,23 @@ void multiply(const Entry (*__restrict__ e)[kDepth / 2], int64_t kept, const flo
     for (int v = 0; v < kVectors; ++v)
       acc[r][v] = accumulate ? *reinterpret_cast<const Vec*>(sums + r * kPanel + v * kWidth) : Vec{};
   }
-  for (int64_t j = 0; j < kept; ++j) {
+  const auto add = [&](int64_t j, int entries) __attribute__((always_inline)) {
     S24_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
-      int64_t offset;
-      const Vec a = read(e[r][j], offset);
-      const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + offset);
+      const Offsets offsets(e.offsets[row + r] + j);
+      const Values<F32> values(reinterpret_cast<const uint32_t*>(e.values[row + r] + j), entries);
       S24_UNROLL
-      for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
+      for (int i = 0; i < 4; ++i) {
+        if (i >= entries) break;
+        const Vec a = values.splat(i);
+        const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + offsets[i]);
+        S24_UNROLL
+        for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
+      }
     }
-  }
+  };
+  for (int64_t j = 0; j + 4 <= kept; j += 4) add(j, 4);
+  if (kept % 4) add(kept - 2, 2);
   S24_UNROLL
   for (int r = 0; r < kTileRows; ++r) {
     S24_UNROLL
@@ -149,18 +164,20 @@ template <class T>
 void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t k1, Scratch& s) {
   const int64_t kept = (k1 - k0) / 2, value_step = a.depth / 2, byte_step = ceil_div(a.depth, 8);
   constexpr int32_t kStep = kPanel * sizeof(float);
+  typedef uint16_t OffsetVec __attribute__((vector_size(2 * kWidth)));
   IntVec shift, base;
   for (int j = 0; j < kWidth; ++j) {
     shift[j] = 2 * j;
     base[j] = j / 2 * 4 * kStep;
   }
   for (int64_t i = 0; i < ceil_div(row1 - row0, kTileRows) * kTileRows; ++i) {
-    Entry* e = s.entries[i];
+    float* const values = s.entries.values[i];
+    uint16_t* const offsets = s.entries.offsets[i];
     if (row0 + i >= row1) {
-      for (int64_t j = 0; j < kept; ++j) e[j] = Entry{0.0f, 0};
+      for (int64_t j = 0; j < kept; ++j) values[j] = 0.0f, offsets[j] = 0;
       continue;
     }
-    const auto* v = static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2;
+    widen<T>(static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2, kept, values);
     const uint8_t* m = a.metadata + (row0 + i) * byte_step + k0 / 8;
     int64_t j = 0;
     // The positions of consecutive kept elements are consecutive fields of two bits.
@@ -168,21 +185,10 @@ void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t
       uint32_t fields = 0;
       __builtin_memcpy(&fields, m + j / 4, kWidth / 4);
       const IntVec index = ((IntVec{} + int32_t(fields)) >> shift) & 3;
-      const IntVec offset = index * kStep + base + int32_t(j * 2 * kStep);
-      float wide[kWidth];
-      widen<T>(v + j, kWidth, wide);
-      Vec value;
-      __builtin_memcpy(&value, wide, sizeof value);
-      const Vec offset_bits = (Vec)offset;
-      const Vec low = interleave_low(value, offset_bits);
-      const Vec high = interleave_high(value, offset_bits);
-      __builtin_memcpy(e + j, &low, sizeof low);
-      __builtin_memcpy(e + j + kWidth / 2, &high, sizeof high);
+      const auto narrow = __builtin_convertvector(index * kStep + base + int32_t(j * 2 * kStep), OffsetVec);
+      __builtin_memcpy(offsets + j, &narrow, sizeof narrow);
     }
-    for (; j < kept; ++j) {
-      const int32_t k = int32_t(j / 2 * 4 + ((m[j / 4] >> (2 * (j % 4))) & 3));
-      e[j] = Entry{float_of(T::to_f32(v[j])), k * kStep};
-    }
+    for (; j < kept; ++j) offsets[j] = uint16_t((j / 2 * 4 + ((m[j / 4] >> (2 * (j % 4))) & 3)) * kStep);
   }
 }
 
@@ -217,12 +223,13 @@ void write_any(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, in
 
 // ---- a task -------------------------------------------------------------------------------------------------------
 
-void multiply_tile(const Entry (*e)[kDepth / 2], int64_t kept, const float* panel, float* sums, int64_t cols, bool accumulate) {
+void multiply_tile(const Entries& e, int64_t row, int64_t kept, const float* panel, float* sums, int64_t cols,
+                   bool accumulate) {
   switch (ceil_div(cols < kPanel ? cols : kPanel, kWidth)) {
-    case 1: return multiply<1>(e, kept, panel, sums, accumulate);
-    case 2: return multiply<2>(e, kept, panel, sums, accumulate);
-    case 3: return multiply<3>(e, kept, panel, sums, accumulate);
-    default: return multiply<4>(e, kept, panel, sums, accumulate);
+    case 1: return multiply<1>(e, row, kept, panel, sums, accumulate);
+    case 2: return multiply<2>(e, row, kept, panel, sums, accumulate);
+    case 3: return multiply<3>(e, row, kept, panel, sums, accumulate);
+    default: return multiply<4>(e, row, kept, panel, sums, accumulate);
   }
 }
 
@@ -238,7 +245,7 @@ void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
       for (int64_t c = 0; c < cols; c += kPanel) {
         float(*sums)[kPanel] = s.sums[c / kPanel] + r0;
         for (int64_t r = 0; r < r1 - r0; r += kTileRows)
-          multiply_tile(s.entries + r, (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
+          multiply_tile(s.entries, r, (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
         if (k1 == a.depth)
           write_any(a, sums, m.row0 + r0, r1 - r0, m.col0 + c, cols - c < kPanel ? cols - c : kPanel);
       }

@@ -60,30 +60,6 @@ S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
   }
 }
 
-// Neighbouring values, four or two, and one of them in all lanes. By one load: those of D keep the load ports busy.
-template <class T>
-struct Values {
-#if defined(__AVX512F__)
-  __m512 four;  // in each block of 128 bits
-  S24_HD Values(const typename T::Bits* from, int n) {
-    alignas(16) float wide[4] = {};
-    for (int j = 0; j < n; ++j) wide[j] = float_of(T::to_f32(from[j]));
-    four = _mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_load_ps(wide));
-  }
-  S24_HD Vec splat(int j) const {
-    constexpr __mmask16 kAll = __mmask16(-1);  // without a mask, g++ 12 warns of its own headers
-    return (Vec)(j == 0   ? _mm512_maskz_permute_ps(kAll, four, 0x00)
-                 : j == 1 ? _mm512_maskz_permute_ps(kAll, four, 0x55)
-                 : j == 2 ? _mm512_maskz_permute_ps(kAll, four, 0xaa)
-                          : _mm512_maskz_permute_ps(kAll, four, 0xff));
-  }
-#else
-  const typename T::Bits* from;
-  S24_HD Values(const typename T::Bits* p, int) : from(p) {}
-  S24_HD Vec splat(int j) const { return float_of(T::to_f32(from[j])) - Vec{}; }
-#endif
-};
-
 template <class T, int kVectors>
 void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, const float* __restrict__ gathered,
                        float* __restrict__ sums, bool accumulate) {
@@ -94,11 +70,11 @@ void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, co
     for (int v = 0; v < kVectors; ++v)
       acc[r][v] = accumulate ? *reinterpret_cast<const Vec*>(sums + r * kPanel + v * kWidth) : Vec{};
   }
-  const auto add = [&](int64_t byte, int entries) {
+  const auto add = [&](int64_t byte, int entries) __attribute__((always_inline)) {
     const char* rows = reinterpret_cast<const char*>(gathered) + byte * 8 * kPanel * sizeof(float);
     S24_UNROLL
     for (int r = 0; r < kVnmTileRows; ++r) {
-      const uint16_t* offsets = kEntryOffsets.at[p.metadata[r * p.byte_step + byte]];
+      const Offsets offsets(kEntryOffsets.at[p.metadata[r * p.byte_step + byte]]);
       const Values<T> values(p.values + r * p.value_step + 4 * byte, entries);
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
