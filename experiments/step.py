@@ -68,7 +68,7 @@ class Program:
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.split = NamedSharding(mesh, PartitionSpec(None, "data"))
-        self._compiled = {}
+        self._lowered, self._compiled = {}, {}
         micro = config.data.batch // config.train.accumulate
         require(
             micro % jax.device_count() == 0,
@@ -153,20 +153,26 @@ class Program:
         """
         mode = self._mode(sparse, adapters)
         if mode not in self._compiled:
-            graphdefs = self.graphdefs if mode[1] else self.without_adapters
-            data, parts = self.config.data, self.config.train.accumulate
-            tokens = jax.ShapeDtypeStruct(
-                (parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split
-            )
-            run = jax.jit(
-                self._step(graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated
-            )
-            try:
-                lowered = run.lower(self.abstract_state(), tokens)
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise UserError(f"This training step cannot be built: {error}") from error
+            self.check(sparse, adapters)
+            lowered = self._lowered.pop(mode)
             self._compiled[mode] = lowered.compile(compiler_options=self.compiler_options)
         return self._compiled[mode]
+
+    def check(self, sparse: bool, adapters: bool = True):
+        """UserError if `step` cannot be built for such a phase. Compiles nothing."""
+        mode = self._mode(sparse, adapters)
+        if mode in self._lowered or mode in self._compiled:
+            return
+        graphdefs = self.graphdefs if mode[1] else self.without_adapters
+        data, parts = self.config.data, self.config.train.accumulate
+        tokens = jax.ShapeDtypeStruct(
+            (parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split
+        )
+        run = jax.jit(self._step(graphdefs[sparse], sparse), donate_argnums=0, out_shardings=self.replicated)
+        try:
+            self._lowered[mode] = run.lower(self.abstract_state(), tokens)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"This training step cannot be built: {error}") from error
 
     def _objective(self, model, state, tokens_BL):
         if "teacher" not in state:

@@ -60,6 +60,8 @@ def train(
     iterator = data.train_batches(corpus, config.data, config.seed)
     state = None
     if not resume:
+        for phase in schedule.phases:  # a later one that cannot run would end the run in the middle
+            program.check(phase.sparse, phase.adapters)
         first = schedule.phase_at(0)
         state = initial_state(program)
         program.step(first.sparse, first.adapters)

@@ -57,6 +57,14 @@ def test_neurons_may_move_again(venom, whole, tmp_path):
     assert not np.array_equal(*kernels)
 
 
+@pytest.mark.parametrize(("changed", "why"), [({"m": 7}, "multiple of 7"), ({"v": 256}, "fewer than v=256")])
+def test_blocks_that_do_not_fit_are_found_before_the_dense_warm_up(venom, tmp_path, changed, why):
+    wrong = dataclasses.replace(venom, method=dataclasses.replace(METHOD, **changed))
+    with pytest.raises(UserError, match=rf"This training step cannot be built: .*{why}"):
+        train(wrong, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("step", [2, 4, 6])
 def test_resume_before_at_and_after_the_move(whole, venom, tmp_path, step):
     copy = tmp_path / "run"
