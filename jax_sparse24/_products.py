@@ -1,4 +1,4 @@
-"""The products of an FFN with one operand sparse, and their measurement."""
+"""The products of an FFN with one operand sparse, or wanted at few entries, and their measurement."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

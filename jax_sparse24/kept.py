@@ -44,7 +44,7 @@ def decide_sampled(plan: Plan, dtype, shape: tuple[int, int, int]) -> Decision:
 
 
 def samples(run, saved, dy3_Td, w2_fd) -> bool:
-    """Whether a call (an `engine.Execution`) does."""
+    """Whether a call (an `engine.Execution`) makes dY2 at the entries of `saved` alone, or whole."""
     if not isinstance(saved, PackedVNM) or run.implementation == "reference":
         return False
     if run.implementation is not None:

@@ -136,9 +136,8 @@ def _decisions(method: Method, shape, dtype, implementation) -> str:
         else:
             decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape, row.by.pattern)
             runs = "packed" if decision.packed else "masked dense"
-            sampled = decide_sampled(method.ffn_plan(), jnp.dtype(dtype), shape)
-            if product == "B1" and sampled.packed:
-                decision, runs = sampled, "only at entries of Y2"
+            if product == "B1" and (at := decide_sampled(method.ffn_plan(), jnp.dtype(dtype), shape)).packed:
+                decision, runs = at, "only at entries of Y2"
             rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "

@@ -23,6 +23,7 @@ def sampled_matmul(
     of a's dtype: `dataclasses.replace(support, values=...)` is the product cut to that support. Raises
     TypeError (dtypes), ValueError (shapes)."""
     a, b = patterns.as_array("sampled_matmul", "a", a), patterns.as_array("sampled_matmul", "b", b)
+    patterns.check_dtype("sampled_matmul", "a", a.dtype)
     if a.dtype != b.dtype:
         raise TypeError(f"sampled_matmul: a is {a.dtype} and b is {b.dtype}; cast one of them.")
     pattern = check_packed_vnm("sampled_matmul", support)

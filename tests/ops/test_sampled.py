@@ -136,6 +136,11 @@ def test_errors(rng):
     wrong = s24.pack_vnm(jnp.ones((48, 32)), 16, 8, axis=-2)
     for args, error, text in (
         ((a, b.astype(np.float16), support), TypeError, "a is float32 and b is float16"),
+        (
+            (a.astype(np.int32), b.astype(np.int32), support),
+            TypeError,
+            "a has dtype int32; supported are float32",
+        ),
         ((a[:, :20], b, support), ValueError, r"a \(32, 20\) and b \(48, 24\)"),
         ((a, b[:40], support), ValueError, r"support \(32, 48\) packed along axis -1 do not fit"),
         ((a, b, wrong), ValueError, "packed along axis -1"),
@@ -153,5 +158,7 @@ def test_on_cuda_the_product_is_made_whole(monkeypatch):
         "reference",
         "sampled_matmul has no CUDA kernel",
     )
+    args = jnp.ones((32, 24)), jnp.ones((48, 24)), support
+    assert "s24_vnm_sampled" not in str(jax.make_jaxpr(sampled_matmul)(*args))
     with pytest.raises(RuntimeError, match="sampled_matmul has no CUDA kernel"):
-        sampled_matmul(jnp.ones((32, 24)), jnp.ones((48, 24)), support, implementation="ffi")
+        sampled_matmul(*args, implementation="ffi")
