@@ -1,8 +1,9 @@
-"""Where the time of a feed-forward block goes on a GPU: `python -m experiments.bench.kernels --help`.
+"""Where the time of a feed-forward block, or of a whole step, goes on a GPU: `python -m
+experiments.bench.kernels --help`.
 
-Forward and backward of whole blocks, each method after the dense one in one process, and the kernels of a
-step by JAX's profiler. A look inside, not a benchmark: results are not checked, and the suite `ffn` gives the
-numbers to quote.
+Forward and backward of blocks, or optimiser steps of a small decoder, each method after the dense one in one
+process, and their kernels by JAX's profiler. A look inside, not a benchmark: results are not checked, and the
+suites `ffn` and `train-step` give the numbers to quote.
 """
 
 import argparse
@@ -17,9 +18,10 @@ import jax
 from experiments.bench import settings
 from experiments.bench.ffn import block, data, forward_backward, state_of
 from experiments.bench.settings import Case
+from experiments.bench.train_step import Steps, config_of
 from experiments.cli import command
 
-REPEATS, CALLS, TRACED, SHOWN = 7, 5, 4, 20
+REPEATS, CALLS, TRACED = 7, 5, 4
 
 
 def milliseconds(step, args) -> float:
@@ -54,17 +56,30 @@ def kernels(step, args) -> list[tuple[str, float, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def show(case: Case, dtype: str, methods: dict) -> None:
-    """Prints the time of each method, by name, its ratio to the first, which is dense, and its kernels."""
+def blocks(case: Case, dtype: str, methods: dict):
+    """(name, program, arguments) of each method's forward and backward pass."""
     operands = data(case, dtype)
-    args, dense = [operands[name] for name in ("x", "w1", "w2", "dy3")], None
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
     for name, method in methods.items():
-        step = jax.jit(forward_backward(block(method, state_of(method, operands), None)))
-        ms = milliseconds(step, args)
+        yield name, jax.jit(forward_backward(block(method, state_of(method, operands), None))), args
+
+
+def steps(case: Case, dtype: str, methods: dict, layers: int):
+    """The same of optimiser steps, in the sparse phase."""
+    for name, method in methods.items():
+        yield name, Steps(config_of(case, dtype, method, layers), None), ()
+
+
+def show(programs, shape: str, shown: int) -> None:
+    """Prints the time of each program, by name, its ratio to the first, which is dense, and its kernels."""
+    dense = None
+    for name, program, args in programs:
+        ms = milliseconds(program, args)
         dense = dense or ms
-        shape = f"T={case.T} d={case.d} f={case.f} {dtype}"
-        print(f"\n{name}, {shape}: {ms:.3f} ms, {dense / ms:.2f}x dense", flush=True)
-        for kernel, calls, own in kernels(step, args)[:SHOWN]:
+        found = kernels(program, args)
+        busy = sum(own for *_, own in found)
+        print(f"\n{name}, {shape}: {ms:.3f} ms, {dense / ms:.2f}x dense; kernels {busy:.3f} ms", flush=True)
+        for kernel, calls, own in found[:shown]:
             print(f"  {own:8.3f} ms  x{calls:<3.0f} {kernel[:90]}")
 
 
@@ -77,10 +92,15 @@ def main(argv=None):
     parser.add_argument(
         "--method", action="append", default=[], metavar="NAME", help="as in experiments.bench; default: FST"
     )
+    parser.add_argument("--step", action="store_true", help="whole optimiser steps instead of blocks")
+    parser.add_argument("--layers", type=int, default=2, help="blocks in a step (default: %(default)s)")
+    parser.add_argument("--shown", type=int, default=20, help="kernels to list (default: %(default)s)")
     args = parser.parse_args(argv)
     case = Case(args.tokens, *settings.widths(args.shape))
     names = dict.fromkeys(("Dense", *(args.method or ["FST"])))
-    show(case, args.dtype, {name: settings.method(name) for name in names})
+    given = (case, args.dtype, {name: settings.method(name) for name in names})
+    programs = steps(*given, args.layers) if args.step else blocks(*given)
+    show(programs, f"T={case.T} d={case.d} f={case.f} {args.dtype}", args.shown)
 
 
 if __name__ == "__main__":

@@ -18,3 +18,9 @@ def test_wrong_method(capsys):
     with pytest.raises(SystemExit, match="2"):
         kernels.main(["--method", "FTS"])
     assert "Did you mean" in capsys.readouterr().err
+
+
+def test_whole_steps(capsys):
+    assert kernels.main(["--shape", "64,128", "--tokens", "256", "--step", "--layers", "1"]) in (None, 0)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "dense" in line]
+    assert [line.split(",")[0] for line in lines] == ["Dense", "FST"]

@@ -67,6 +67,7 @@ def test_values_at_the_kept_entries(by, shape, dtype, rng):
     assert_within(got, exact, bound(dtype))
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="CPU kernels")
 @pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
 def test_every_instruction_set(isa, shape, rng):
