@@ -36,6 +36,7 @@ PRODUCERS = [
     "gated",
     "vnm",
     "vnm_tiles",
+    "vnm_repack",
 ]
 PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.

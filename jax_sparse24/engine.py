@@ -252,12 +252,13 @@ def _ffn_bwd(run, residuals, dy3_Td):
         else:
             dy2 = kept_plans.dy2_at(run, saved, operands, state, key)
             kept = with_values(saved, sloped(saved.values, dy2, run.activation))
+            cuts = kept_plans.recut(run, saved, kept, x_Td, dy3_Td)
         operands["y2"] = saved.todense(implementation=run.implementation)
         operands["dy1"] = kept.todense(implementation=run.implementation)
     else:
         operands["y2"], activation_vjp = jax.vjp(ACTIVATIONS[run.activation], saved)
         (operands["dy1"],) = activation_vjp(run.product("B1", operands, state, key))
-    if not cuts:
+    if features is None:
         features = run.dense_features(operands["y2"], counts_f)
     dw2_fd = run.product("B2", operands, state, key, features, cuts.get("B2"))
     dx_Td = run.product("B3", operands, state, key, kept=kept)

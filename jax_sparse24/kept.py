@@ -1,5 +1,5 @@
 """FFN plans that keep the packed Y2: what is counted as it is made, B1 at its entries alone, and the backward
-pass where one pass over dY2 serves three products."""
+pass where one pass over dY2 serves three products, or packed activations are packed again along tokens."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
 from jax_sparse24.ops._choose import choose, decide, platform
 from jax_sparse24.ops._measured import Decision
 from jax_sparse24.ops.compressed import reads
-from jax_sparse24.ops.kept import in_tiles, kept_backward
+from jax_sparse24.ops.kept import in_tiles, kept_backward, repack_vnm
 from jax_sparse24.ops.matmul import gather
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.tokens import regroup
@@ -96,3 +96,23 @@ def backward(
         "B4": Cut(x, dy1_along.packed, few=dy1_along.dense),
     }
     return dy1, cuts, features
+
+
+def recut(run, saved, kept, x_Td, dy3_Td) -> dict[str, Cut]:
+    """The operands of B2 and B4 in a call (an `engine.Execution`), where they are V:N:M activations that are
+    cut again along tokens: from the packed Y2 and dY1."""
+    cuts = {}
+    for name, operand, packed, dense in (("B2", "y2", saved, dy3_Td), ("B4", "dy1", kept, x_Td)):
+        row = run.plan.row(name)
+        if not (isinstance(packed, PackedVNM) and row and getattr(row.by, "repacks", False)):
+            continue
+        places = (packed, dense) if name == "B2" else (dense, packed)
+        plain = row.operand == operand and row.other is None and not (row.eight_bits or row.dense_share)
+        same = row.by.pattern == packed.pattern and row.tokens != "random"
+        if plain and same and run.packs(name, *places):
+            along = repack_vnm(
+                packed, row.tokens, row.collected, row.by.exact, implementation=run.implementation
+            )
+            dense = regroup(dense, row.tokens, row.by.group)
+            cuts[name] = Cut(along, dense) if name == "B2" else Cut(dense, along)
+    return cuts

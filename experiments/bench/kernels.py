@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -21,7 +22,7 @@ from experiments.bench.settings import Case
 from experiments.bench.train_step import Steps, config_of
 from experiments.cli import command
 
-REPEATS, CALLS, TRACED = 7, 5, 4
+REPEATS, CALLS, TRACED, IDLE = 7, 5, 4, 5
 
 
 def milliseconds(step, args) -> float:
@@ -38,20 +39,57 @@ def milliseconds(step, args) -> float:
     return statistics.median(means)
 
 
-def kernels(step, args) -> list[tuple[str, float, float]]:
-    """(name, calls, milliseconds) of each kernel in one step, the longest first; empty without a GPU."""
-    found = collections.defaultdict(lambda: [0, 0.0])
+class Event(NamedTuple):
+    """What ran on a GPU: milliseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def traced(program, args) -> list[Event]:
+    """Of TRACED calls in a row, in the order of their begin; empty without a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(TRACED):
-                out = step(*args)
+                out = program(*args)
             jax.block_until_ready(out)
-        for path in Path(folder).rglob("*.xplane.pb"):
-            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-                lines = plane.lines if plane.name.startswith("/device:GPU") else ()
-                for event in (event for line in lines if "Stream" in line.name for event in line.events):
-                    found[event.name][0] += 1
-                    found[event.name][1] += event.duration_ns * 1e-6
+        planes = [
+            plane
+            for path in Path(folder).rglob("*.xplane.pb")
+            for plane in jax.profiler.ProfileData.from_file(str(path)).planes
+            if plane.name.startswith("/device:GPU")
+        ]
+        events = [
+            Event(event.name, event.start_ns * 1e-6, (event.start_ns + event.duration_ns) * 1e-6)
+            for plane in planes
+            for line in plane.lines
+            if "Stream" in line.name
+            for event in line.events
+        ]
+    return sorted(events, key=lambda event: event.begin)
+
+
+def kernels(events: list[Event]) -> list[tuple[str, float, float]]:
+    """(name, calls, milliseconds) of each kernel in one call, the longest first."""
+    return _per_call((event.name, event.end - event.begin) for event in events)
+
+
+def idle(events: list[Event]) -> list[tuple[str, float, float]]:
+    """The same of the times when nothing ran, named by what ran before and after."""
+    gaps, last = [], None
+    for event in events:
+        if last is not None and event.begin > last.end:
+            gaps.append((f"{last.name[:40]} ... {event.name[:40]}", event.begin - last.end))
+        last = event if last is None or event.end > last.end else last
+    return _per_call(gaps)
+
+
+def _per_call(named) -> list[tuple[str, float, float]]:
+    found = collections.defaultdict(lambda: [0, 0.0])
+    for name, ms in named:
+        found[name][0] += 1
+        found[name][1] += ms
     rows = [(name, calls / TRACED, ms / TRACED) for name, (calls, ms) in found.items()]
     return sorted(rows, key=lambda row: -row[2])
 
@@ -71,16 +109,22 @@ def steps(case: Case, dtype: str, methods: dict, layers: int):
 
 
 def show(programs, shape: str, shown: int) -> None:
-    """Prints the time of each program, by name, its ratio to the first, which is dense, and its kernels."""
+    """Prints the time of each program, by name, its ratio to the first, which is dense, its kernels, and when
+    no kernel ran."""
     dense = None
     for name, program, args in programs:
         ms = milliseconds(program, args)
         dense = dense or ms
-        found = kernels(program, args)
-        busy = sum(own for *_, own in found)
-        print(f"\n{name}, {shape}: {ms:.3f} ms, {dense / ms:.2f}x dense; kernels {busy:.3f} ms", flush=True)
-        for kernel, calls, own in found[:shown]:
-            print(f"  {own:8.3f} ms  x{calls:<3.0f} {kernel[:90]}")
+        print(f"\n{name}, {shape}: {ms:.3f} ms, {dense / ms:.2f}x dense", flush=True)
+        events = traced(program, args)
+        for what, rows, most in (
+            ("kernels", kernels(events), shown),
+            ("without a kernel", idle(events), IDLE),
+        ):
+            if rows:
+                print(f"  {sum(own for *_, own in rows):8.3f} ms {what}")
+            for kernel, calls, own in rows[:most]:
+                print(f"  {own:8.3f} ms  x{calls:<3.0f} {kernel[:90]}")
 
 
 @command

@@ -71,6 +71,25 @@ cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t*
 // places: ascending, those of the n largest of `count` scores below 2^bits and not negative; of equal ones the first.
 cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
 
+// V:N:M activations (tokens, features), packed along their features, packed to the same pattern along their tokens: tokens of
+// a group are neighbours or, if strided, a M-th of all apart; features stay in place or, if collected, those of one place in
+// their groups of M come side by side.
+struct RepackArgs {
+  Dtype dtype;
+  bool strided, collected;
+  int64_t tokens, features, v, m;
+  const void* values;
+  const uint8_t* metadata;
+  const uint8_t* columns;
+  void* along_values;
+  uint8_t* along_metadata;
+  uint8_t* along_columns;
+};
+
+// Whether launch_vnm_repack takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
+bool fits_vnm_repack(const RepackArgs& args);
+cudaError_t launch_vnm_repack(const RepackArgs& args, cudaStream_t stream);
+
 cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);

@@ -122,6 +122,7 @@ class Blocks:
     m: int
     exact: bool = False
     stochastic: ClassVar = False
+    repacks: ClassVar = True  # whether `repack_vnm` cuts as it does
 
     @property
     def pattern(self):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse24.formats import Compressed24, Packed24
+from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
 from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops import compressed as compressed_forms
 from jax_sparse24.ops._choose import run
@@ -16,7 +16,8 @@ from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
 from jax_sparse24.ops.squared_relu import squared_relu24
-from jax_sparse24.ops.tokens import non_zeros, rank_of, regroup
+from jax_sparse24.ops.tokens import collect, non_zeros, rank_of, regroup
+from jax_sparse24.ops.vnm import check_packed_vnm, pack_vnm, packed_vnm_types
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
 
@@ -139,3 +140,45 @@ def kept_backward(
         return one_pass(kept, dy2, features)
     args = kept, dy2, features
     return _run("kept_backward", kept.dtype, in_tiles(kept), implementation, one_pass, composed, *args)
+
+
+def in_vnm_tiles(packed: PackedVNM, collected: bool) -> bool:
+    """Whether CUDA's kernel takes activations (T, f), packed along f, to be packed along T."""
+    (T, f), v, m = packed.shape, packed.v, packed.m
+    sizes = packed.dtype.itemsize == 2 and v in (64, 128, 256) and m in (8, 16, 32)
+    features = f // m % v == 0 if collected else f % v == 0 and v // m >= 4
+    return sizes and T % TILE == 0 and T % v == 0 and features
+
+
+@partial(jax.jit, static_argnames=("tokens", "collected", "exact", "implementation"), inline=True)
+def repack_vnm(
+    packed: PackedVNM,
+    tokens: str = "strided",
+    collected: bool = False,
+    exact: bool = False,
+    *,
+    implementation: str | None = None,
+) -> PackedVNM:
+    """V:N:M activations (T, f), packed along f, cut again to the same pattern along T, in another order:
+    `pack_vnm(x, v, m, axis=-2)` of `x = packed.todense()`, after `regroup(x, tokens, m)` and, if collected,
+    `collect(x, f // m, -1)`. In one pass, without that array, where `in_vnm_tiles` on CUDA.
+
+    tokens: "consecutive" or "strided"; T and f multiples of v and m. exact: as `pack_vnm`. Not
+    differentiable. Raises TypeError or ValueError for arrays that do not belong together."""
+    check_packed_vnm("repack_vnm", packed)
+    pattern = packed.v, packed.m
+
+    def composed(implementation, packed):
+        x = regroup(packed.todense(implementation=implementation), tokens, packed.m)
+        x = collect(x, x.shape[-1] // packed.m, -1) if collected else x
+        return pack_vnm(x, *pattern, axis=-2, exact=exact, implementation=implementation)
+
+    def one_pass(packed):
+        parts = packed.values, packed.metadata, packed.columns
+        types = packed_vnm_types(jax.ShapeDtypeStruct(packed.shape, packed.dtype), packed, -2)
+        order = {"strided": tokens == "strided", "collected": collected}
+        made = _ffi.call("s24_vnm_repack", types, *parts, v=packed.v, m=packed.m, **order)
+        return PackedVNM(*made, *pattern, -2)
+
+    fits = not exact and in_vnm_tiles(packed, collected)
+    return _run("repack_vnm", packed.dtype, fits, implementation, one_pass, composed, packed)

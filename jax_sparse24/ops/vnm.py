@@ -96,7 +96,7 @@ def _place(pattern, axis):
     return {"trailing": -1 - axis, "v": pattern.v, "m": pattern.m}
 
 
-def _types(x, pattern, axis):
+def packed_vnm_types(x, pattern, axis):
     """Shapes and dtypes of values, metadata and columns of a packed `x`."""
     *lead, _, _ = x.shape
     rows, groups = x.shape[-3 - axis], x.shape[axis] // pattern.m
@@ -115,7 +115,7 @@ def _packed(parts, pattern, axis):
 @partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
 def _pack(x, pattern, axis, exact, implementation):
     def kernel(x):
-        types = _types(x, pattern, axis)
+        types = packed_vnm_types(x, pattern, axis)
         parts = _ffi.call("s24_vnm_pack", types, x, exact=exact, **_place(pattern, axis))
         return _packed(parts, pattern, axis)
 
@@ -141,7 +141,7 @@ _pack.defvjp(_pack_fwd, _pack_bwd)
 @partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _pack_masked(x, mask, pattern, axis, implementation):
     def kernel(x, mask):
-        types = _types(x, pattern, axis)
+        types = packed_vnm_types(x, pattern, axis)
         parts = _ffi.call("s24_vnm_pack_masked", types, x, mask, **_place(pattern, axis))
         return _packed(parts, pattern, axis)
 
@@ -239,7 +239,7 @@ _unpack.defvjp(_unpack_fwd, _unpack_bwd)
 def _gather(x, metadata, columns, pattern, axis, implementation):
     def kernel(x, *positions):
         return _ffi.call(
-            "s24_vnm_gather", _types(x, pattern, axis)[0], x, *positions, **_place(pattern, axis)
+            "s24_vnm_gather", packed_vnm_types(x, pattern, axis)[0], x, *positions, **_place(pattern, axis)
         )
 
     def fallback(x, *positions):

@@ -24,3 +24,12 @@ def test_whole_steps(capsys):
     assert kernels.main(["--shape", "64,128", "--tokens", "256", "--step", "--layers", "1"]) in (None, 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "dense" in line]
     assert [line.split(",")[0] for line in lines] == ["Dense", "FST"]
+
+
+def test_times_without_a_kernel():
+    events = [
+        kernels.Event(*row) for row in (("a", 0, 2), ("b", 1, 1.5), ("c", 3, 4), ("a", 4, 5), ("c", 9, 10))
+    ]
+    per_call = kernels.TRACED
+    assert kernels.idle(events) == [("a ... c", 2 / per_call, 5 / per_call)]
+    assert kernels.kernels(events)[0] == ("a", 2 / per_call, 3 / per_call)

@@ -14,7 +14,7 @@ import numpy as np
 import jax_sparse24 as s24
 from jax_sparse24.ops import _ffi, compressed
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward, pack_counted
+from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.pack import gather24, pack24_strided
@@ -93,6 +93,12 @@ def vnm(x, v, m):
     yield s24.vnm_mask(x, v, m, exact=m <= 16, **KERNELS)
 
 
+def repacked(x, m):
+    """In whole tiles."""
+    for collected, tokens in itertools.product((False, True), ("consecutive", "strided")):
+        yield repack_vnm(s24.pack_vnm(x, 64, m, **KERNELS), tokens, collected, **KERNELS)
+
+
 def products(x, pack):
     """Of a square matrix with itself, packed on either side; pack: along an axis."""
     for a, b in itertools.product((-1, -2), (-1, -2)):
@@ -115,6 +121,9 @@ def calls(dtype):
         yield for_cusparselt, x
         for also in ((False, False), (True, True)):
             yield kept, x, also
+        for m in (8, 16):
+            x = jnp.asarray(np.random.default_rng(m).normal(size=(128, 64 * m)), dtype)
+            yield repacked, x, m
 
 
 def called(run) -> set[str]:

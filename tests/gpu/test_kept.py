@@ -9,7 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import kept
-from jax_sparse24.ops.kept import in_tiles, kept_backward, pack_counted
+from jax_sparse24.ops.kept import in_tiles, in_vnm_tiles, kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.reference import SLOPES
 from jax_sparse24.ops.tokens import highest
 from tests.gpu.test_producers import assert_same_on_both, on
@@ -53,6 +53,26 @@ def test_same_bits_where_blocks_repeat_their_work():
     packed = jax.device_get(s24.pack24(x, -1))
     args = packed, dy2, features_of(x.shape[1])
     assert_same_on_both(lambda *args: kept_backward(*args, "squared_relu"), *args)
+
+
+@pytest.mark.parametrize("tokens", ["strided", "consecutive"])
+@pytest.mark.parametrize(
+    ("shape", "v", "m", "collected"),
+    [
+        *(((256, 2048), 64, 16, collected) for collected in (True, False)),
+        *(((1152, 1024), 128, 8, collected) for collected in (True, False)),
+        ((128, 4096), 64, 32, True),
+        ((512, 512), 256, 32, False),
+        ((4096, 3072), 64, 16, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_blocks_are_packed_again(shape, v, m, collected, tokens, dtype):
+    packed = jax.device_get(s24.pack_vnm(jnp.asarray(adversarial(shape, dtype, 6)), v, m))
+    assert in_vnm_tiles(packed, collected)
+    assert_same_on_both(lambda packed: repack_vnm(packed, tokens, collected), packed)
+    batch = jax.tree.map(lambda part: np.stack([part, np.roll(part, 1, axis=0)]), packed)
+    assert_same_on_both(lambda batch: jax.vmap(lambda p: repack_vnm(p, tokens, collected))(batch), batch)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -128,6 +128,34 @@ static void vnm_case(const std::string& name, Dtype dtype, bool exact, bool dept
   }
 }
 
+// Two of every M features of each token, packed along features and then along tokens.
+static void repack_case(const std::string& name, Dtype dtype, bool strided, bool collected, int64_t tokens, int64_t features,
+                        int64_t v, int64_t m) {
+  std::vector<uint16_t> x(size_t(tokens * features)), moved = x, values(x.size() / m * 2), along = values, want = values;
+  for (uint16_t& b : x) b = draw<uint16_t>();
+  std::vector<uint8_t> metadata(x.size() / m / 2), along_metadata = metadata, want_metadata = metadata;
+  std::vector<uint8_t> columns(x.size() / v / m * 4), along_columns = columns, want_columns = columns;
+  VnmArgs a = vnm_args(VnmOp::kPack, dtype, false, true, tokens, features, v, m);
+  a.outer = 1, a.dense = x.data(), a.values = values.data(), a.metadata = metadata.data(), a.columns = columns.data();
+  cuda::launch_vnm(a, nullptr);
+  a.op = VnmOp::kUnpack;
+  cuda::launch_vnm(a, nullptr);
+  for (int64_t k = 0; k < tokens; ++k)
+    for (int64_t r = 0; r < features; ++r) {
+      const int64_t token = strided ? k % m * (tokens / m) + k / m : k, groups = features / m;
+      moved[size_t(k * features + r)] = x[size_t(token * features + (collected ? r % groups * m + r / groups : r))];
+    }
+  VnmArgs b = vnm_args(VnmOp::kPack, dtype, false, false, features, tokens, v, m);
+  b.outer = 1, b.dense = moved.data(), b.values = want.data(), b.metadata = want_metadata.data();
+  b.columns = want_columns.data();
+  cuda::launch_vnm(b, nullptr);
+  const cuda::RepackArgs c = {dtype,           strided,        collected,    tokens,                features,
+                              v,               m,              values.data(), metadata.data(),      columns.data(),
+                              along.data(),    along_metadata.data(),         along_columns.data()};
+  if (cuda::fits_vnm_repack(c)) cuda::launch_vnm_repack(c, nullptr);
+  report(name + " again along tokens", (along != want) + (along_metadata != want_metadata) + (along_columns != want_columns));
+}
+
 // Small integers, whose sums are exact.
 template <class T>
 static void product_case(const std::string& name, Dtype dtype, int64_t rows, int64_t depth, int64_t cols, int64_t v, int64_t m) {
@@ -323,6 +351,14 @@ int main() {
   vnm_case<BF16>("bfloat16 128:2:16 in tiles along columns", Dtype::kBF16, false, false, 256, 256, 128, 16);
   vnm_case<F16>("float16 128:2:32 in tiles along rows", Dtype::kF16, false, true, 128, 128, 128, 32);
   vnm_case<F16>("float16 64:2:16 in tiles along columns", Dtype::kF16, false, false, 64, 128, 64, 16);
+  for (const bool strided : {false, true})
+    for (const bool collected : {false, true}) {
+      const std::string order = std::string(strided ? " strided" : "") + (collected ? " collected" : "");
+      repack_case("bfloat16 64:2:16" + order, Dtype::kBF16, strided, collected, 256, 1024, 64, 16);
+      repack_case("float16 128:2:8" + order, Dtype::kF16, strided, collected, 128, 2048, 128, 8);
+    }
+  repack_case("bfloat16 256:2:32", Dtype::kBF16, true, false, 256, 512, 256, 32);
+  repack_case("bfloat16 64:2:32 collected", Dtype::kBF16, true, true, 128, 2048, 64, 32);
   vnm_case<F32>("float32 64:2:32 along columns", Dtype::kF32, false, false, 192, 160, 64, 32);
   vnm_case<F32>("float32 64:2:12 along rows", Dtype::kF32, false, true, 64, 132, 64, 12);
   vnm_case<BF16>("bfloat16 16:2:6 searched along rows", Dtype::kBF16, true, true, 32, 18, 16, 6);

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parent.parent / "ffi/cuda"
 SOURCES = (
     *("maps", "pack_rows", "pack_columns"),
-    *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_matmul"),
+    *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_repack", "vnm_matmul"),
 )
 EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
 
@@ -50,6 +50,13 @@ def test_kernels_of_tiles_give_the_defined_bits(tiles, operation):
 def test_vnm_kernels_give_the_defined_bits(report, operation):
     found = of(report, ":2:", operation)
     assert len(found) >= 6
+    assert not any(found.values()), found
+
+
+def test_blocks_packed_again_along_the_other_axis(report):
+    """The bits of unpacking, moving and packing."""
+    found = of(report, "again")
+    assert len(found) == 10
     assert not any(found.values()), found
 
 

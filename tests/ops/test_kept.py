@@ -9,8 +9,8 @@ from jax import lax
 import jax_sparse24 as s24
 from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import FORMATS
-from jax_sparse24.ops.kept import kept_backward, pack_counted
-from jax_sparse24.ops.tokens import dense_count, highest, regroup, set_columns
+from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
+from jax_sparse24.ops.tokens import collect, dense_count, highest, regroup, set_columns
 from tests.ops.data import (
     LAYOUT,
     adversarial,
@@ -98,6 +98,21 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
     for made, dense, packed in zip(along, moved, cut, strict=True):
         assert_same_bits(made.packed, packed)
         np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("tokens", ["consecutive", "strided"])
+@pytest.mark.parametrize(("v", "m", "exact"), [(16, 4, True), (64, 16, False), (32, 8, False)])
+def test_blocks_along_features_are_cut_again_along_tokens(implementation, v, m, exact, tokens, collected):
+    x = device(adversarial((128, 1024), "bfloat16", 7))
+    packed = s24.pack_vnm(x, v, m)
+    again = jax.jit(repack_vnm, static_argnums=(1, 2, 3), static_argnames="implementation")
+    got = again(packed, tokens, collected, exact, implementation=implementation)
+    x = packed.todense(implementation="reference")
+    moved = lax.bitcast_convert_type(regroup(lax.bitcast_convert_type(x, jnp.uint16), tokens, m), x.dtype)
+    moved = collect(moved, 1024 // m, -1) if collected else moved
+    assert_same_bits(got, s24.pack_vnm(moved, v, m, axis=-2, exact=exact, implementation="reference"))
+    assert (got.v, got.m, got.axis, got.shape) == (v, m, -2, (128, 1024))
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])

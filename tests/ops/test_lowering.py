@@ -10,7 +10,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.ops import _choose, _cusparselt, _ffi
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward, pack_counted
+from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.pack import pack24_strided
@@ -102,6 +102,22 @@ def test_kept_activations_are_one_call_each_way_on_cuda(shape, built):
     assert most == ("s24_highest", "tensor<3xi32>")
     along = "tensor<24x64xbf16>, tensor<24x16xui8>, tensor<3x128xbf16>"
     assert found == ("s24_kept_backward", f"tensor<128x12xbf16>, {along}, {along})")
+
+
+@pytest.mark.parametrize("shape", [(128, 1024), (128, 512)], ids=str)
+def test_blocks_are_packed_again_in_one_call_on_cuda(shape, built):
+    """If they fall into whole tiles: neither an array nor anything moved between."""
+
+    def again(x):
+        return repack_vnm(s24.pack_vnm(x, 64, 16), collected=True)
+
+    text = lowered(again, "cuda", x=jax.ShapeDtypeStruct(shape, jnp.bfloat16))
+    calls = re.findall(r"@(s24_\w+)\(", text)
+    if not built or shape[1] < 1024:
+        assert calls == (["s24_vnm_pack", "s24_vnm_unpack", "s24_vnm_pack"] if built else [])
+        return
+    assert calls == ["s24_vnm_pack", "s24_vnm_repack"]
+    assert "transpose" not in text
 
 
 def test_attributes_and_layouts_of_a_call(built):
