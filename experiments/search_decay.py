@@ -40,7 +40,7 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
         before = jax.block_until_ready(monitor.masks(state["params"])) if look else None
         tokens = program.batch(next(batches)["tokens"])
         phase = config.schedule.phase_at(step)
-        state, metrics = program.step(phase.sparse, phase.adapters)(state, tokens)
+        state, metrics = program.advance(state, tokens, step, phase.sparse, phase.adapters)
         if look:
             after = monitor.masks(state["params"])
             measured.append(step)

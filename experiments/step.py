@@ -1,4 +1,4 @@
-"""The compiled training step: refresh masks, accumulate gradients, update.
+"""The training step: refresh masks, where that is due; accumulate gradients and update, which is compiled.
 
 The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments), and
 for a method that distils teacher (parameters, a second copy that stays). A phase of the method's schedule is
@@ -145,8 +145,18 @@ class Program:
     def _mode(self, sparse: bool, adapters: bool) -> tuple[bool, bool]:
         return sparse, adapters or type(self.config.method).adapters is Method.adapters
 
+    def advance(self, state, tokens_ABL, step: int, sparse: bool, adapters: bool = True, fresh: bool = False):
+        """(state, metrics) after optimiser step number `step`; the state is donated. Masks that are due are
+        computed anew before, unless they are `fresh`. Whether they are is decided here: a GPU's host would
+        wait for a step that decides itself."""
+        every = self.config.method.refresh_every
+        if sparse and every > 1 and step % every == 0 and not fresh:
+            state = self.refreshed(state)
+        return self.step(sparse, adapters)(state, tokens_ABL)
+
     def step(self, sparse: bool, adapters: bool = True):
-        """The compiled `(state, tokens_ABL) -> (state, metrics)`; the state is donated.
+        """The compiled `(state, tokens_ABL) -> (state, metrics)` of `advance` with masks as they are, but for
+        those of a method that computes them in every step; the state is donated.
 
         Metrics are the loss, the gradient's norm, and `predicted`: the change of the loss on these tokens
         that the update makes to first order, <gradient, update>.
@@ -154,6 +164,8 @@ class Program:
         mode = self._mode(sparse, adapters)
         if mode not in self._compiled:
             self.check(sparse, adapters)
+            if sparse and self.config.method.refresh_every > 1:
+                self.refreshed  # noqa: B018 - compiled now, not in the middle of the steps
             lowered = self._lowered.pop(mode)
             self._compiled[mode] = lowered.compile(compiler_options=self.compiler_options)
         return self._compiled[mode]
@@ -202,7 +214,7 @@ class Program:
             model = nnx.merge(graphdef, state["params"], state["sparse"])
             masks = {}
             if sparse_phase:
-                s24.refresh(model, step=state["step"])
+                s24.refresh(model, step=state["step"], due=self.config.method.refresh_every == 1)
                 masks = s24.nn.masks(model)
             _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
             loss, grads = mean_over(state, params, sparse, tokens_ABL)
@@ -220,14 +232,15 @@ class Program:
 
     @functools.cached_property
     def refreshed(self):
-        """Compiled `state -> state` with all masks computed anew, for a sparse phase after a dense one."""
+        """Compiled `state -> state` with all masks computed anew; the state is donated."""
 
         def run(state):
             model = nnx.merge(self.graphdefs[True], state["params"], state["sparse"])
             s24.refresh(model)
             return state | {"sparse": nnx.state(model, s24.nn.SparseState)}
 
-        return jax.jit(run, donate_argnums=0, out_shardings=self.replicated)
+        program = jax.jit(run, donate_argnums=0, out_shardings=self.replicated)
+        return program.lower(self.abstract_state()).compile()
 
     @functools.cached_property
     def loss(self):

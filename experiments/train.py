@@ -118,10 +118,11 @@ class Loop:
                 self.progress.note(f"stopped by a signal and saved at step {step}")
                 return step, False, losses
             phase = self._phase(step, state)
-            advance = self._compiled(phase)
+            self._compile(phase)
             watched = due(step, train.monitor_every)
             again = phase.sparse and due(step, self.config.method.arrange_every)
-            if step in self.entered or again:
+            entered = step in self.entered or again
+            if entered:
                 self._flush()
                 with self.clock.paused():
                     state = self.program.enter_sparse(state, again)
@@ -130,7 +131,9 @@ class Loop:
                 with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
             batch = self.program.batch(next(self.iterator)["tokens"])
-            state, metrics = advance(state, batch)
+            state, metrics = self.program.advance(
+                state, batch, step, phase.sparse, phase.adapters, fresh=entered
+            )
             previous, self.pending = self.pending, (step, phase.name, metrics)
             self._log(previous)
             done = step + 1
@@ -174,12 +177,11 @@ class Loop:
         params = state["params"] if int(state["step"]) == 0 else initial_state(self.program)["params"]
         return jax.block_until_ready(self.monitor.masks(params))
 
-    def _compiled(self, phase):
+    def _compile(self, phase):
         if not self.program.is_compiled(phase.sparse, phase.adapters):
             self._flush()
             with self.clock.paused():
-                return self.program.step(phase.sparse, phase.adapters)
-        return self.program.step(phase.sparse, phase.adapters)
+                self.program.step(phase.sparse, phase.adapters)
 
     def _flush(self):
         self._log(self.pending)

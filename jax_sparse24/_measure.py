@@ -134,19 +134,21 @@ def _seconds(function: Callable[[], Any], calls: int = 1) -> float:
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], Any]], repeats: int = 15, seconds: float = 2.0
+    functions: Mapping[str, Callable[[], Any]], repeats: int = 15, seconds: float = 2.0, queued: int = 1
 ) -> dict[str, Times]:
     """Times of functions without arguments, sampled in rounds whose order rotates.
 
     Whatever slows the machine for a while meets all of them alike, and none always follows the same other.
     Every function is called twice before, and one that is called several times for a sample once before each:
     what ran last has emptied the caches, and threads sleep or share a core. At most `repeats` samples each;
-    fewer, but not fewer than 3, once a function has used `seconds`."""
-    shortest = min(SHORTEST if jax.default_backend() == "cpu" else SHORTEST_QUEUED, seconds)
+    fewer, but not fewer than 3, once a function has used `seconds`. queued: calls of a sample, at least, on
+    an accelerator."""
+    on_cpu = jax.default_backend() == "cpu"
+    shortest, queued = min(SHORTEST if on_cpu else SHORTEST_QUEUED, seconds), 1 if on_cpu else queued
     calls = {}
     for name, function in functions.items():
         _seconds(function)
-        calls[name] = max(1, math.ceil(shortest / max(_seconds(function), 1e-9)))
+        calls[name] = max(queued, math.ceil(shortest / max(_seconds(function), 1e-9)))
     samples = {name: [] for name in functions}
     order = list(functions)
     for _ in range(max(repeats, LEAST_SAMPLES)):

@@ -120,7 +120,7 @@ class Linear(nnx.Module):
         for name, value in self.method.adapters(self.kernel[...], self.role).items():
             self.adapters[name][...] = value
 
-    def refresh(self, step=None) -> None:
+    def refresh(self, step=None, due: bool | None = None) -> None:
         """See `s24.refresh`; leading axes of stacked layers are allowed."""
         if step is not None:
             self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
@@ -128,7 +128,8 @@ class Linear(nnx.Module):
         if not every or not old or not self.active:
             return
         kernel = self.kernel[...]
-        due = step is None or step % every == 0
+        if due is None:
+            due = step is None or step % every == 0
         if isinstance(due, jax.core.Tracer):
             new = jax.lax.cond(due, self._refreshed, _keep, old, kernel)
         else:

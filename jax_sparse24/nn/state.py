@@ -15,15 +15,16 @@ def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
     ]
 
 
-def refresh(model: nnx.Module, step=None) -> None:
+def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
     """Recomputes cached masks, in place. Call it once per optimiser step, before that step's forward pass.
 
     step: the optimiser step, an int or a traced int32. It is recorded in every layer, where it enters the
     noise key, and a layer's state is recomputed when its method's `refresh_every` divides it. Without `step`,
-    all state is recomputed now. Layers in dense mode only record the step. Never call it in evaluation or per
-    micro-batch. Works inside jit and with stacked layers."""
+    all state is recomputed now. due: whether anything is recomputed, if the caller knows: a traced step
+    decides on the device, and a GPU's host waits for each such decision. Layers in dense mode only record the
+    step. Never call it in evaluation or per micro-batch. Works inside jit and with stacked layers."""
     for _, layer in sparse_layers(model):
-        layer.refresh(step)
+        layer.refresh(step, due)
 
 
 def set_sparse(model: nnx.Module, sparse: bool) -> None:

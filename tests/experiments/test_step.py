@@ -51,7 +51,7 @@ def initial_state(program):
 
 
 def advance(program, state, tokens, sparse):
-    return program.step(sparse)(state, program.batch(tokens))
+    return program.advance(state, program.batch(tokens), int(state["step"]), sparse)
 
 
 def test_accumulation_is_the_whole_batch():
@@ -190,9 +190,9 @@ def test_the_loss_after_a_step_is_that_of_the_next_step():
     """Also where the next step refreshes its masks (period 3), and with micro-batches."""
     program = program_of(small(NOISELESS, accumulate=2))
     state, tokens = initial_state(program), program.batch(batch(0))
-    for _ in range(4):
+    for step in range(4):
         expected = float(program.loss(True, state, tokens))
-        state, metrics = program.step(True)(state, tokens)
+        state, metrics = program.advance(state, tokens, step, True)
         assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
 
 
@@ -237,3 +237,14 @@ def test_errors_come_before_any_work():
         config = small(s24.methods.FST())
         odd = dataclasses.replace(config, data=Data(seq=15, batch=3))
         Program(odd).step(True)
+
+
+def test_a_step_decides_nothing_on_the_device():
+    """A GPU's host would wait for it, and could not prepare the next step meanwhile."""
+    program = program_of(small(NOISELESS))
+    assert NOISELESS.refresh_every > 1
+    assert "conditional(" not in program.step(True).as_text()
+    assert (
+        "conditional("
+        in program.loss.lower(True, program.abstract_state(), program.batch(batch(0))).compile().as_text()
+    )

@@ -69,6 +69,24 @@ def test_masks_are_refreshed_at_multiples_only(traced):
         assert compiled._cache_size() == 1
 
 
+def test_the_caller_may_say_whether_a_refresh_is_due():
+    model = Net(rngs=nnx.Rngs(0))
+    graphdef = nnx.graphdef(model)
+
+    def refreshed(state, step, due):
+        model = nnx.merge(graphdef, state)
+        s24.refresh(model, step, due=due)
+        return nnx.state(model)
+
+    nudge(model)
+    compiled = jax.jit(refreshed, static_argnames="due")
+    for due in (False, True):
+        nnx.update(model, compiled(nnx.state(model), jnp.int32(EVERY * (1 - due) + due), due=due))
+        for _, sparse in s24.nn.sparse_layers(model):
+            assert mask_is_fresh(sparse) == due
+            assert int(sparse.step[...]) == (1 if due else EVERY)
+
+
 def test_refresh_outside_jit_compiles_nothing_anew(caplog):
     """A loop may call it in every step: after one round of refreshing and keeping, all is compiled."""
     model = Net(rngs=nnx.Rngs(0))
