@@ -116,6 +116,8 @@ bool fits_columns(const PackArgs& args);
 
 // Whether launch_vnm_tiles takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
 bool fits_vnm_tiles(const VnmArgs& args);
+// kPack along the last axis of such an array, of max(x, 0)^2.
+cudaError_t launch_vnm_squared_relu(const VnmArgs& args, cudaStream_t stream);
 
 // The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90, by the width of its values.
 cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,

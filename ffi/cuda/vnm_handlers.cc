@@ -26,6 +26,20 @@ ffi::Error VnmPack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, 
   return run(stream, VnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
 }
 
+ffi::Error VnmSquaredRelu(cudaStream_t stream, int64_t v, int64_t m, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+                          ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> columns) {
+  const char* const target = "s24_vnm_squared_relu";
+  const VnmCall c = VnmCall::pack(target, 0, v, m, 0, x, {*values, *metadata, *columns});
+  if (c.error.failure()) return c.error;
+  for (int64_t b = 0; b < c.batch.count(); ++b) {
+    const VnmArgs a = c.at(b);
+    if (!fits_vnm_tiles(a)) return ffi::Error::InvalidArgument(std::string(target) + ": takes 16-bit floats in whole tiles");
+    const cudaError_t e = launch_vnm_squared_relu(a, stream);
+    if (e != cudaSuccess) return status(target, e);
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error VnmPackMasked(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
                          ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
                          ffi::Result<ffi::AnyBuffer> columns) {
@@ -114,6 +128,16 @@ XLA_FFI_DEFINE_HANDLER(kVnmPack, VnmPack,
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>(),
                        S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kVnmSquaredRelu, VnmSquaredRelu,
+                       ffi::Ffi::Bind()
+                           .Ctx<Stream>()
+                           .Attr<int64_t>("v")
+                           .Attr<int64_t>("m")
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       S24_GRAPH);
 XLA_FFI_DEFINE_HANDLER(kVnmPackMasked, VnmPackMasked,
                        S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
@@ -165,6 +189,7 @@ XLA_FFI_DEFINE_HANDLER(kVnmRepack, VnmRepack,
 
 const Target kVnmTargets[] = {{"s24_vnm_mask", kVnmMask, nullptr},
                               {"s24_vnm_pack", kVnmPack, nullptr},
+                              {"s24_vnm_squared_relu", kVnmSquaredRelu, nullptr},
                               {"s24_vnm_pack_masked", kVnmPackMasked, nullptr},
                               {"s24_vnm_gather", kVnmGather, nullptr},
                               {"s24_vnm_unpack", kVnmUnpack, nullptr},

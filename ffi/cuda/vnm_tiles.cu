@@ -111,7 +111,30 @@ __device__ __forceinline__ void mask(const Tile<T, kDepthLast>& t) {
   }
 }
 
-template <VnmOp op, bool kDepthLast, class T>
+// Squares of what is positive in the tile, bit for bit those of squared_relu.
+template <class T>
+__device__ __forceinline__ void square(const Tile<T, true>& t) {
+  t.template for_accesses<kAccess>([&](int line, int at) {
+    auto* const eight = reinterpret_cast<uint32_t*>(t.x + line * t.stride + at);
+    const auto x = load<uint32_t, 4>(eight);
+    Vector<uint32_t, 4> y;
+    uint32_t special = 0;
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      y.at[i] = squared_relu_pair<T>(x.at[i]);
+      special |= y.at[i] + (0x8000u - T::kInf) * 0x00010001u;  // no square has a sign: from infinity on the top bit is set
+    }
+    if ((special & 0x80008000u) != 0) {  // a NaN keeps its bits
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i)
+        y.at[i] = uint32_t(squared_relu<T>(uint16_t(x.at[i]))) | uint32_t(squared_relu<T>(uint16_t(x.at[i] >> 16))) << 16;
+    }
+    store(eight, y);
+  });
+  __syncthreads();
+}
+
+template <VnmOp op, bool kDepthLast, class T, bool kSquared = false>
 __global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
   const Place p = Place::of(kDepthLast);
   const Tile<T, kDepthLast> t(a, sizes, p.row_tile, p.depth_tile, p.matrix);
@@ -127,6 +150,7 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
     t.columns[threadIdx.x] = uint8_t(min_u32(t.given_columns()[threadIdx.x], uint32_t(t.m) - 1u));
   wait_copies<0>();
   __syncthreads();
+  if constexpr (kSquared) square(t);
   if constexpr (op == VnmOp::kPack) {
     pack_tile(t);
   } else if constexpr (op == VnmOp::kGather) {
@@ -143,10 +167,10 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
   }
 }
 
-template <VnmOp op, bool kDepthLast, class T>
+template <VnmOp op, bool kDepthLast, class T, bool kSquared = false>
 cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
   using OfTile = Tile<T, kDepthLast>;
-  const auto kernel = vnm_tile<op, kDepthLast, T>;
+  const auto kernel = vnm_tile<op, kDepthLast, T, kSquared>;
   const int bytes = int(OfTile::bytes(a.v, a.m));
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
@@ -182,6 +206,11 @@ cudaError_t launch_vnm_tiles(const VnmArgs& a, cudaStream_t stream) {
     case VnmOp::kUnpack: return launch<VnmOp::kUnpack, BF16>(a, stream);
     default: return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t launch_vnm_squared_relu(const VnmArgs& a, cudaStream_t stream) {
+  return a.dtype == Dtype::kBF16 ? launch<VnmOp::kPack, true, BF16, true>(a, stream)
+                                 : launch<VnmOp::kPack, true, F16, true>(a, stream);
 }
 
 }  // namespace cuda

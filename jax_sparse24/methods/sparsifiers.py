@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.ops import compressed
-from jax_sparse24.ops.kept import pack_counted
+from jax_sparse24.ops.kept import pack_counted, squared_relu_vnm
 from jax_sparse24.ops.mask import mask_nm
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
@@ -136,8 +136,11 @@ class Blocks:
         VNM(self.v, self.m).check(op, shape, axis)
 
     def __call__(self, x, axis, context: Context):
+        chosen = axis == -1 and "allowed" in context.state
+        if context.packed and context.activation == "squared_relu" and not (chosen or self.exact):
+            return squared_relu_vnm(x, self.v, self.m, implementation=context.implementation)
         x = context.activate(x)
-        if axis == -1 and "allowed" in context.state:
+        if chosen:
             allowed = jnp.repeat(context.state["allowed"], self.v, axis=0)
             x = jnp.where(allowed, x, jnp.zeros_like(x))
         make = {"axis": axis, "exact": self.exact, "implementation": context.implementation}

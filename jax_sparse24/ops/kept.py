@@ -18,6 +18,7 @@ from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
 from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import collect, non_zeros, rank_of, regroup
 from jax_sparse24.ops.vnm import check_packed_vnm, pack_vnm, packed_vnm_types
+from jax_sparse24.patterns import VNM
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
 
@@ -142,10 +143,32 @@ def kept_backward(
     return _run("kept_backward", kept.dtype, in_tiles(kept), implementation, one_pass, composed, *args)
 
 
+@partial(jax.jit, static_argnames=("v", "m", "implementation"), inline=True)
+def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None = None) -> PackedVNM:
+    """`pack_vnm(relu(x)**2, v, m)` of x (T, f), with the square of `squared_relu24`; in one pass on CUDA, for
+    16-bit floats in whole tiles. Not differentiable. Raises like `pack_vnm`."""
+    (T, f), pattern = x.shape, VNM(v, m)
+
+    def one_pass(x):
+        return PackedVNM(
+            *_ffi.call("s24_vnm_squared_relu", packed_vnm_types(x, pattern, -1), x, v=v, m=m), v, m, -1
+        )
+
+    def composed(implementation, x):
+        return pack_vnm(reference.squared_relu(x), v, m, implementation=implementation)
+
+    fits = x.dtype.itemsize == 2 and _tiled(v, m) and T % v == 0 and f % TILE == 0
+    return _run("pack_vnm", x.dtype, fits, implementation, one_pass, composed, x)
+
+
+def _tiled(v: int, m: int) -> bool:
+    return v in (64, 128, 256) and m in (8, 16, 32)
+
+
 def in_vnm_tiles(packed: PackedVNM, collected: bool) -> bool:
     """Whether CUDA's kernel takes activations (T, f), packed along f, to be packed along T."""
     (T, f), v, m = packed.shape, packed.v, packed.m
-    sizes = packed.dtype.itemsize == 2 and v in (64, 128, 256) and m in (8, 16, 32)
+    sizes = packed.dtype.itemsize == 2 and _tiled(v, m)
     features = f // m % v == 0 if collected else f % v == 0 and v // m >= 4
     return sizes and T % TILE == 0 and T % v == 0 and features
 

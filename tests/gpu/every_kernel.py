@@ -14,7 +14,7 @@ import numpy as np
 import jax_sparse24 as s24
 from jax_sparse24.ops import _ffi, compressed
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
+from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.pack import gather24, pack24_strided
@@ -91,6 +91,7 @@ def vnm(x, v, m):
         yield packed.todense(**KERNELS)
         yield gather_vnm(x, packed, **KERNELS)
     yield s24.vnm_mask(x, v, m, exact=m <= 16, **KERNELS)
+    yield squared_relu_vnm(x, v, m, **KERNELS)
 
 
 def repacked(x, m):

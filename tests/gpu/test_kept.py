@@ -9,7 +9,14 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import kept
-from jax_sparse24.ops.kept import in_tiles, in_vnm_tiles, kept_backward, pack_counted, repack_vnm
+from jax_sparse24.ops.kept import (
+    in_tiles,
+    in_vnm_tiles,
+    kept_backward,
+    pack_counted,
+    repack_vnm,
+    squared_relu_vnm,
+)
 from jax_sparse24.ops.reference import SLOPES
 from jax_sparse24.ops.tokens import highest
 from tests.gpu.test_producers import assert_same_on_both, on
@@ -53,6 +60,16 @@ def test_same_bits_where_blocks_repeat_their_work():
     packed = jax.device_get(s24.pack24(x, -1))
     args = packed, dy2, features_of(x.shape[1])
     assert_same_on_both(lambda *args: kept_backward(*args, "squared_relu"), *args)
+
+
+@pytest.mark.parametrize(
+    ("shape", "v", "m"), [((256, 1024), 64, 16), ((1280, 384), 128, 8), ((256, 128), 256, 32)]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_squares_are_packed_in_blocks(shape, v, m, dtype):
+    x = adversarial(shape, dtype, 7)
+    assert_same_on_both(lambda x: squared_relu_vnm(x, v, m), x)
+    assert_same_on_both(lambda x: squared_relu_vnm(x, v, m), from_words(words(x) & 0xBFFF, dtype))  # no NaN
 
 
 @pytest.mark.parametrize("tokens", ["strided", "consecutive"])

@@ -112,6 +112,19 @@ static void vnm_case(const std::string& name, Dtype dtype, bool exact, bool dept
     a.op = masked ? VnmOp::kPackMasked : VnmOp::kPack;
     a.mask = allowed.data();
     cuda::launch_vnm(a, nullptr);
+    if (!masked && !exact && depth_last && cuda::fits_vnm_tiles(a)) {
+      VnmArgs s = a;
+      std::vector<Bits> squares(x.size()), squared(values.size());
+      std::vector<uint8_t> squared_metadata(metadata.size()), squared_columns(columns.size());
+      for (size_t i = 0; i < x.size(); ++i) squares[i] = squared_relu<T>(x[i]);
+      s.values = squared.data(), s.metadata = squared_metadata.data(), s.columns = squared_columns.data();
+      cuda::launch_vnm_squared_relu(s, nullptr);
+      s = a, s.dense = squares.data();
+      cuda::launch_vnm(s, nullptr);
+      report(what + " squares",
+             (values != squared) + (metadata != squared_metadata) + (columns != squared_columns));
+      cuda::launch_vnm(a, nullptr);
+    }
     report(what + " packs", (values != want_values) + (metadata != want_metadata) + (columns != want_columns));
     if (!masked) {
       a.op = VnmOp::kMask, a.mask = mask.data();

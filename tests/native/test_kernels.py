@@ -53,6 +53,12 @@ def test_vnm_kernels_give_the_defined_bits(report, operation):
     assert not any(found.values()), found
 
 
+def test_blocks_of_squares(report):
+    found = of(report, ":2:", "squares")
+    assert len(found) == 2
+    assert not any(found.values()), found
+
+
 def test_blocks_packed_again_along_the_other_axis(report):
     """The bits of unpacking, moving and packing."""
     found = of(report, "again")

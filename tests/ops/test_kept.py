@@ -9,7 +9,7 @@ from jax import lax
 import jax_sparse24 as s24
 from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import FORMATS
-from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
+from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.tokens import collect, dense_count, highest, regroup, set_columns
 from tests.ops.data import (
     LAYOUT,
@@ -113,6 +113,15 @@ def test_blocks_along_features_are_cut_again_along_tokens(implementation, v, m, 
     moved = collect(moved, 1024 // m, -1) if collected else moved
     assert_same_bits(got, s24.pack_vnm(moved, v, m, axis=-2, exact=exact, implementation="reference"))
     assert (got.v, got.m, got.axis, got.shape) == (v, m, -2, (128, 1024))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_squares_are_packed_in_blocks(implementation, dtype):
+    """Of every bit pattern: what packing the squares gives."""
+    x = device(adversarial((128, 256), dtype, 8))
+    got = squared_relu_vnm(x, 64, 16, implementation=implementation)
+    squares = jax.jit(reference.squared_relu)(x)
+    assert_same_bits(got, s24.pack_vnm(squares, 64, 16, implementation="reference"))
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
