@@ -175,6 +175,15 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         if kept_plans.in_one_pass(run, kept, operands["x"], operands["dy3"]):
             programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *others)
             kept, cuts, features = programs["producer", "B3"].result
+        else:
+            args = kept, operands["x"], operands["dy3"]
+
+            def again(kept, x, dy3):
+                return kept_plans.recut(run, kept, kept, x, dy3)
+
+            for name in jax.eval_shape(again, *args):
+                programs["producer", name] = Program(lambda *args, name=name: again(*args)[name], *args)
+                cuts[name] = programs["producer", name].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
 
