@@ -21,6 +21,7 @@ from jax_sparse24.ops.vnm import check_packed_vnm, pack_vnm, packed_vnm_types
 from jax_sparse24.patterns import VNM
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
+MOST_TILES = 65535  # along tokens
 
 
 class Along(NamedTuple):
@@ -157,7 +158,7 @@ def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None
     def composed(implementation, x):
         return pack_vnm(reference.squared_relu(x), v, m, implementation=implementation)
 
-    fits = x.dtype.itemsize == 2 and _tiled(v, m) and T % v == 0 and f % TILE == 0
+    fits = x.dtype.itemsize == 2 and _tiled(v, m) and T % v == 0 and f % TILE == 0 and T // v <= MOST_TILES
     return _run("pack_vnm", x.dtype, fits, implementation, one_pass, composed, x)
 
 
@@ -170,7 +171,7 @@ def in_vnm_tiles(packed: PackedVNM, collected: bool) -> bool:
     (T, f), v, m = packed.shape, packed.v, packed.m
     sizes = packed.dtype.itemsize == 2 and _tiled(v, m)
     features = f // m % v == 0 if collected else f % v == 0 and v // m >= 4
-    return sizes and T % TILE == 0 and T % v == 0 and features
+    return sizes and T % TILE == 0 and T % v == 0 and T // TILE <= MOST_TILES and features
 
 
 @partial(jax.jit, static_argnames=("tokens", "collected", "exact", "implementation"), inline=True)
