@@ -11,7 +11,6 @@ namespace cuda {
 namespace {
 
 constexpr int kTogether = 2;  // tiles of a block where features are collected
-constexpr unsigned kMostAlongY = 65535;
 
 struct Source {
   const uint32_t* pairs;

@@ -16,6 +16,7 @@ constexpr int kWidth = 128;   // columns of a tile
 constexpr int kAccess = 8;    // elements of an access to the dense array
 constexpr int kMostGroups = kWidth / 8;
 constexpr uint32_t kNoSlot = 4;
+constexpr unsigned kMostAlongY = 65535;  // blocks of a grid, and along z
 
 inline int log_of(int64_t power) {
   int log = 0;

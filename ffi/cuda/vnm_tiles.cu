@@ -5,8 +5,6 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr unsigned kMostAlongY = 65535;  // blocks of a grid, and along z
-
 // Which tile a block takes: neighbours in memory follow one another.
 struct Place {
   unsigned row_tile, depth_tile;

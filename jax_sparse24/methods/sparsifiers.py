@@ -137,7 +137,8 @@ class Blocks:
 
     def __call__(self, x, axis, context: Context):
         chosen = axis == -1 and "allowed" in context.state
-        if context.packed and context.activation == "squared_relu" and not (chosen or self.exact):
+        squares = context.activation == "squared_relu" and axis == -1
+        if context.packed and squares and not (chosen or self.exact):
             return squared_relu_vnm(x, self.v, self.m, implementation=context.implementation)
         x = context.activate(x)
         if chosen:
