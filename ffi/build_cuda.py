@@ -47,10 +47,12 @@ TARGETS = [
 # The host compiler, which nvcc runs too, does not know nvcc's pragmas.
 HOST = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unknown-pragmas"
 COMMON = ["-std=c++17", "-O3", HOST, *TARGETS]
-INSTALL = (
-    "install CUDA 12 or 13 and put nvcc on PATH (or name its folder in CUDA_HOME), or: pip install "
+WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 "
     "nvidia-cuda-cccl==13.0.85"
+)
+INSTALL = (
+    "install CUDA 12 or 13 and put nvcc on PATH (or name its folder in CUDA_HOME), or: pip install " + WHEELS
 )
 
 
