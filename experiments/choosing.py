@@ -103,7 +103,8 @@ def time() -> str:
         speeds = {}
         for row in suites.get("ffn", {"rows": []})["rows"]:
             ms = row["ms"]
-            if row["method"] != "Dense" and {"dense both", "both"} <= set(ms):
+            sparse = row["method"] != "Dense" and row["implementation"] != "torch"
+            if sparse and {"dense both", "both"} <= set(ms):
                 ratio = ms["dense both"]["median"] / ms["both"]["median"]
                 speeds.setdefault((row["method"], row["dtype"]), []).append(ratio)
         for (method, dtype), ratios in sorted(speeds.items()):

@@ -67,7 +67,7 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
     progress.done()
     print(f"\n# {suite}: {about['hardware']['description']}\n\n{module.WHAT}\n")
     print(module.table(found))
-    if torch_programs.device() is None and suite == "gemm":
+    if torch_programs.device() is None:
         print("\nPyTorch: not measured (not installed, or not for this device).")
     print(f"\nStored in {path}")
     return [

@@ -47,3 +47,11 @@ def distance(result, truth) -> float:
     if not np.isfinite(result).all():
         return math.inf
     return float(np.linalg.norm(result - truth) / max(np.linalg.norm(truth), np.finfo(np.float64).tiny))
+
+
+def is_pruned(pruned, w) -> bool:
+    """Whether `pruned` is w with at most two of four left along both axes, and 40 % of all at least."""
+    kept = pruned != 0
+    rows, columns = (kept.reshape(shape) for shape in ((-1, 4), (len(w) // 4, 4, -1)))
+    most = max(int(rows.sum(1).max()), int(columns.sum(1).max()))
+    return bool(jnp.all(pruned == jnp.where(kept, w, 0))) and most <= 2 and float(kept.mean()) >= 0.4

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench import check, rows
+from experiments.bench import check, rows, torch_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from jax_sparse24 import kept as kept_plans
@@ -23,9 +23,12 @@ WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forwar
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
 the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. Ratios are
 dense time / time, above 1 is faster than dense. *Producers* and *products* are measured one by one; the
-rest is what they leave of the whole."""
+rest is what they leave of the whole. *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a
+GPU, prunes and packs both weights by PyTorch's kernel for training and multiplies by its cuSPARSELt, with
+dense gradients of weights: the products of `FST-dense-wgrad`, other masks."""
 KEY = np.array([2404, 1847], np.uint32)
 OUTPUTS = ("y", "dx", "dw1", "dw2")
+KINDS = ("producer", "product")
 
 
 def run(settings: Settings, progress) -> Iterator[list[dict]]:
@@ -104,6 +107,11 @@ def float32_block(x, w1, w2, dy):
         return Program(forward_backward(dense_block), *wide, timed=False).result
 
 
+def exact(case: Case):
+    """What computes the dense block's (y, dx, dw1, dw2)."""
+    return float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
+
+
 def expected(case: Case, methods: dict, states: dict, args) -> dict:
     """(y, dx, dw1, dw2) of each method, by masked-dense products."""
 
@@ -111,11 +119,28 @@ def expected(case: Case, methods: dict, states: dict, args) -> dict:
         function = block(methods[name], states[name], "reference")
         if function is not dense_block:
             return Program(forward_backward(function), *args, timed=False).result
-        exact = float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
-        return exact(*args)
+        return exact(case)(*args)
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
         return dict(zip(methods, pool.map(truth, methods), strict=True))
+
+
+def rival_blocks(*args) -> dict:
+    """PyTorch's, by name."""
+    from experiments.bench import torch_ffn
+
+    return torch_ffn.blocks(*args)
+
+
+def rival_verdict(rival, part: str, args, truth, dtype, case: Case) -> str:
+    """As `verdict`, with the weights that the block multiplied by; truth: what dense weights give."""
+    x, *weights, dy = args
+    pruned = [p is not w for p, w in zip(rival.weights, weights, strict=True)]
+    if any(pruned):
+        if not all(map(check.is_pruned, rival.weights, weights)):
+            return "wrong"
+        truth = exact(case)(x, *rival.weights, dy)
+    return verdict(s24.methods.Dense(), getattr(rival, part).result, truth, dtype, case)
 
 
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
@@ -136,29 +161,38 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         for part in ("forward", "both"):
             result = programs[name, part].result
             status[name, part] = verdict(method, result, truths[name], dtype, case)
+    progress(f"{where}: PyTorch")
+    args += [operands["dy3"]]
+    rivals = torch_programs.where_possible("block", lambda: rival_blocks(*args))
+    for name, rival in rivals.items():
+        for part in ("forward", "both"):
+            programs[name, part] = getattr(rival, part)
+            status[name, part] = rival_verdict(rival, part, args, truths["Dense"], dtype, case)
     progress(f"{where}: all in turn")
     times = interleaved(programs, settings.repeats, settings.seconds)
     found = []
-    for name, method in settings.methods.items():
+    for name in (*settings.methods, *rivals):
         for part in ("forward", "both"):
             if status[name, part] == "ok" and not programs[name, part].repeats_itself():
                 status[name, part] = "not repeatable"
+    for name in ("Dense", *rivals, *list(settings.methods)[1:]):
         own = {f"dense {part}": ("Dense", part) for part in ("forward", "both")}
         own |= {part: (name, part) for part in ("forward", "both")}
-        progress(f"{where}: parts of {name}")
-        found.append(
-            {
-                **case._asdict(),
-                "dtype": dtype,
-                "method": name,
-                "implementation": settings.implementation,
-                "status": {k: status[v] for k, v in own.items()},
-                "ms": rows.times({k: times[v] for k, v in own.items() if status[v] == "ok"}),
-                "parts_ms": parts(case, method, operands, states[name], implementation, settings),
-                "bytes": weight_bytes(method, operands, states[name]),
-                "xla_bytes": {part: programs[name, part].bytes for part in ("forward", "both")},
-            }
-        )
+        row = {
+            **case._asdict(),
+            "dtype": dtype,
+            "method": name,
+            "implementation": "torch" if name in rivals else settings.implementation,
+            "status": {k: status[v] for k, v in own.items()},
+            "ms": rows.times({k: times[v] for k, v in own.items() if status[v] == "ok"}),
+            "xla_bytes": {part: programs[name, part].bytes for part in ("forward", "both")},
+        }
+        if name in settings.methods:
+            progress(f"{where}: parts of {name}")
+            method, state = settings.methods[name], states[name]
+            row["parts_ms"] = parts(case, method, operands, state, implementation, settings)
+            row["bytes"] = weight_bytes(method, operands, state)
+        found.append(row)
     return found
 
 
@@ -207,7 +241,7 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             multiply = partial(run.multiply, name, features=features)
             programs["product", name] = Program(multiply, made)
     times = interleaved(programs, settings.repeats, settings.seconds)
-    found = {"producer": {}, "product": {}}
+    found = {kind: {} for kind in KINDS}
     for (kind, name), t in times.items():
         found[kind][name] = rows.ms(t.median)
     return found
@@ -228,25 +262,28 @@ def weight_bytes(method, operands, states) -> dict:
     return total
 
 
+def part(row: dict, kind: str) -> float | None:
+    """What all producers or all products take one by one, in ms; None where they were not measured."""
+    found = row.get("parts_ms")
+    return None if found is None else sum(found[kind].values())
+
+
 def rest(row: dict) -> float | None:
     """What forward and backward take besides producers and products, in ms."""
-    both = row["ms"].get("both")
-    if both is None:
-        return None
-    return max(both["median"] - sum(sum(kind.values()) for kind in row["parts_ms"].values()), 0.0)
+    both, known = row["ms"].get("both"), [part(row, kind) for kind in KINDS]
+    return None if both is None or None in known else max(both["median"] - sum(known), 0.0)
 
 
 def table(found: list[dict]) -> str:
     """Ratios first, then times, where the time goes, and memory."""
     header = [
         *("method", "T", "d", "f", "dtype", "forward + backward", "forward"),
-        *("fwd+bwd ms", "dense fwd+bwd ms", "producers ms", "products ms", "rest ms"),
+        *("fwd+bwd ms", "dense fwd+bwd ms", *(f"{kind}s ms" for kind in KINDS), "rest ms"),
         *("weights MB: dense", "packed", "XLA temporaries MB"),
     ]
     lines = []
     for row in found:
-        temp = row["xla_bytes"]["both"].get("temp")
-        left = rest(row)
+        bytes_of = row.get("bytes", {})
         lines.append(
             [
                 *(row[k] for k in ("method", "T", "d", "f", "dtype")),
@@ -254,11 +291,10 @@ def table(found: list[dict]) -> str:
                 show_ratio(row, "dense forward", "forward"),
                 show_ms(row, "both"),
                 show_ms(row, "dense both"),
-                *(f"{sum(row['parts_ms'][kind].values()):.3g}" for kind in ("producer", "product")),
-                "-" if left is None else f"{left:.3g}",
-                show_mb(row["bytes"]["dense"]),
-                show_mb(row["bytes"]["packed"]),
-                show_mb(temp),
+                *("-" if ms is None else f"{ms:.3g}" for ms in (*(part(row, k) for k in KINDS), rest(row))),
+                show_mb(bytes_of.get("dense")),
+                show_mb(bytes_of.get("packed")),
+                show_mb(row["xla_bytes"]["both"].get("temp")),
             ]
         )
     return rows.table(header, lines)

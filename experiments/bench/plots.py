@@ -117,17 +117,12 @@ def _cost(suites: dict):
         labels, at = [], 0
         for case in cases:
             for row in select.rows_of(suites, "ffn"):
-                if (row["T"], row["d"], row["f"], row["dtype"]) != (*case, dtype) or rows.ratio(
-                    row, "dense both", "both"
-                ) is None:
+                parts = ffn.part(row, "producer"), ffn.part(row, "product"), ffn.rest(row)
+                there = (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype) and None not in parts
+                if not there or rows.ratio(row, "dense both", "both") is None:
                     continue
                 whole, bottom = row["ms"]["dense both"]["median"], 0.0
-                heights = {
-                    "producers": sum(row["parts_ms"]["producer"].values()),
-                    "products": sum(row["parts_ms"]["product"].values()),
-                    "rest": ffn.rest(row),
-                }
-                for part, height in heights.items():
+                for part, height in zip(PARTS, parts, strict=True):
                     label = part if not labels else None
                     axes.bar(at, height / whole, bottom=bottom, color=PARTS[part], label=label)
                     bottom += height / whole

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench import gated, rows
+from experiments.bench import gated, rows, torch_programs
 from experiments.bench.rows import show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from jax_sparse24._measure import Program, interleaved, random, random_words, same_bits
@@ -23,7 +23,9 @@ jnp alike read and write memory that is there and in no cache. *vs jnp* is the t
 the jnp reference over the producer's. Results equal the reference's bit for bit, or they are marked
 WRONG. *gated* rows, where there is a kernel, are `silu(gate) * up`, its gradients, and the gradients with
 their MVUE packed along tokens; *transposed*: gate and up are column-major. There jnp is XLA's own fusion,
-followed by `mvue_pack24`; the gated values may differ from float32's by their rounding."""
+followed by `mvue_pack24`; the gated values may differ from float32's by their rounding. *torch* rows are
+what PyTorch has on a GPU: packing a matrix that is pruned already, and the pruning along both axes that
+its 2:4 training packs twice, by fixed sorting and not by the best mask; they must hold what they pack."""
 KEY = np.array([2404, 1847], np.uint32)
 
 
@@ -89,6 +91,8 @@ def run(settings: Settings, progress) -> Iterator[list[dict]]:
                 for axis in producer.axes:
                     progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
                     yield [measure_producer(case, dtype, producer, axis, settings)]
+            progress(f"{case.T} x {case.f} {dtype} PyTorch")
+            yield measure_torch(case, dtype, settings)
             for operation in gated.OPERATIONS if gated.there(dtype) else ():
                 for transposed in (False, True):
                     progress(f"{case.T} x {case.f} {dtype} {operation.name} transposed {transposed}")
@@ -133,6 +137,17 @@ def measure_gated(
     name = f"{operation.name}{', transposed' if transposed else ''}"
     row = {**case._asdict(), "dtype": dtype, "producer": name, "axis": operation.axis}
     return row | measured(programs, count, right, settings)
+
+
+def measure_torch(case: Case, dtype: str, settings: Settings) -> list[dict]:
+    """Rows of what PyTorch has, none where it is not installed."""
+    found = []
+    packing = torch_programs.packing(random((case.T, case.f), dtype, 1))
+    for (name, axis), made in packing.items():
+        row = {**case._asdict(), "dtype": dtype, "producer": name, "axis": axis}
+        row |= measured({"kernel": made.program}, made.bytes, made.right, settings)
+        found.append(row | {"implementation": "torch"})
+    return found
 
 
 def measured(programs: dict[str, Program], count: int, right: bool, settings: Settings) -> dict:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import config as configs
-from experiments.bench import check, rows
+from experiments.bench import check, rows, torch_programs
 from experiments.bench.ffn import block, data, forward_backward, state_of
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
@@ -22,12 +22,14 @@ from jax_sparse24._measure import Program, interleaved, untuned
 from jax_sparse24.ops._choose import platform
 
 HEAD = 64
+RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width
 QUEUED = 8  # steps of a sample on an accelerator: a run, too, starts a step before the one before it is done
 WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
 method's step counts its search for masks at the rate at which it is made (FST: once in 40 steps). On CUDA
 attention in 16-bit floats is cuDNN's, as in training, and gradients repeat up to rounding. *share
 of FFN* is the time of the FFNs' forward and backward pass, measured alone, over the dense step's;
-*expected* is the speed-up that the FFNs measured alone leave for the whole step."""
+*expected* is the speed-up that the FFNs measured alone leave for the whole step. *torch dense* is the same
+step from the same parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
 
 
 def config_of(case: Case, dtype: str, method, layers: int) -> Config:
@@ -40,6 +42,8 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
     return Config(
         model=configs.Model(layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention),
         data=configs.Data(seq=seq, batch=max(case.T // seq, 1)),
+        # From the first step on, so that the second one's loss tells an update that is wrong.
+        optim=configs.Optim(lr=RATE / case.d, warmup=0),
         method=method,
     )
 
@@ -116,6 +120,14 @@ def verdict(steps: Steps, truth: list | None, stochastic: bool, dtype: str, case
     return "ok" if same else "not repeatable"
 
 
+def rival_verdict(steps, truth: list, dtype: str, case: Case) -> str:
+    """Of steps by another program, by loss and gradient norm; truth: those of the dense `Steps`."""
+    near = check.tolerance(dtype, max(case))
+    if not alike(steps.metrics, truth, near):
+        return "wrong"
+    return "ok" if alike(steps.first_two(), steps.metrics, near) else "not repeatable"
+
+
 def alike(ours: list, theirs: list, near: float) -> bool:
     """Whether losses and gradient norms differ by a share of `near` at most."""
     return all(
@@ -130,7 +142,20 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     arms = {
         name: config_of(case, dtype, method, settings.layers) for name, method in settings.methods.items()
     }
-    return compare(arms, settings.implementation, settings.repeats, settings.seconds, progress)
+    by = settings.implementation
+    return compare(arms, by, settings.repeats, settings.seconds, progress, rival_steps)
+
+
+def rival_steps(config: Config, dense: Steps) -> dict:
+    """PyTorch's optimiser steps of the dense model, by name."""
+
+    def build():
+        from experiments.bench import torch_model
+
+        params = dense.program.initial_state()["params"]
+        return {"torch dense": torch_model.Steps(config, params, dense.tokens[0])}
+
+    return torch_programs.where_possible("step", build)
 
 
 def compare(
@@ -139,9 +164,11 @@ def compare(
     repeats: int = 15,
     seconds: float = 2.0,
     progress=lambda text: None,
+    rivals=lambda config, steps: {},
 ) -> list[dict]:
     """One row per configuration: optimiser steps in its sparse phase, all sampled in turn, and its FFNs
-    alone. They differ in the method only; the first one is dense."""
+    alone. They differ in the method only; the first one is dense. rivals: gives the dense model's steps by
+    other programs, by name, for its configuration and `Steps`."""
     baseline, config = next(iter(arms.items()))
     model, dtype = config.model, config.model.dtype
     case = Case(config.data.batch * config.data.seq, model.d, model.f)
@@ -162,11 +189,15 @@ def compare(
             programs[name, "step with refresh"] = steps[name].refreshing
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)
+    progress(f"{where}: PyTorch")
+    others = rivals(arms[baseline], steps[baseline])
+    for name, other in others.items():
+        steps[name] = programs[name, "step"] = other
+        status[name] = rival_verdict(other, steps[baseline].metrics, dtype, case)
     progress(f"{where}: all in turn")
     times = rows.times(interleaved(programs, repeats, seconds, QUEUED))
     found = []
-    for name, config in arms.items():
-        method = config.method
+    for name in (baseline, *others, *list(arms)[1:]):
         own = {
             part: times[name, part] for part in ("step", "step with refresh", "ffn") if (name, part) in times
         }
@@ -175,14 +206,15 @@ def compare(
             own.pop("step")
         if status[baseline] != "ok":
             own.pop("dense step")
-        if method.refresh_every and "step" in own:
-            own["step"] = amortised(own["step"], own["step with refresh"], method.refresh_every)
+        if "step with refresh" in own and "step" in own:
+            every = arms[name].method.refresh_every
+            own["step"] = amortised(own["step"], own["step with refresh"], every)
         found.append(
             {
                 **case._asdict(),
                 "dtype": dtype,
                 "method": name,
-                "implementation": implementation,
+                "implementation": "torch" if name in others else implementation,
                 "layers": model.layers,
                 "status": {"step": status[name], "dense step": status[baseline]},
                 "ms": own,

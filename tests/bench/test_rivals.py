@@ -1,0 +1,169 @@
+"""What the suites compare with besides XLA: rows of other programs, and PyTorch's where it is installed."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments import choosing
+from experiments.bench import check, ffn, producers, report, torch_programs, train_step
+from experiments.bench.settings import Case, Settings
+from jax_sparse24._measure import Program
+
+CASE = Case(64, 16, 32)
+
+
+def block(args, function=ffn.dense_block, weights=None):
+    *inputs, dy = args
+    return SimpleNamespace(
+        forward=Program(lambda *inputs: (function(*inputs),), *inputs),
+        both=Program(ffn.forward_backward(function), *inputs, dy),
+        weights=weights or args[1:3],
+    )
+
+
+def wrong(x, w1, w2):
+    return jnp.square(jax.nn.relu(x @ w1)) @ w2 * 1.01
+
+
+@pytest.fixture
+def small():
+    return Settings(method=("STE",), repeats=1, seconds=1e-6)
+
+
+def test_rows_of_other_blocks(monkeypatch, small):
+    """After the dense one, with the dense time; a wrong one without its time; no parts, which are unknown."""
+    names = {"torch dense": ffn.dense_block, "torch other": wrong}
+    monkeypatch.setattr(torch_programs, "device", lambda: "cpu")
+    monkeypatch.setattr(ffn, "rival_blocks", lambda *args: {n: block(args, f) for n, f in names.items()})
+    found = ffn.measure_case(CASE, "float32", small)
+    assert [row["method"] for row in found] == ["Dense", "torch dense", "torch other", "STE"]
+    _, same, other, _ = found
+    assert same["implementation"] == "torch" and set(same["status"].values()) == {"ok"}
+    assert {"both", "dense both"} <= set(same["ms"])
+    assert other["status"]["both"] == "wrong" and "both" not in other["ms"]
+    text = ffn.table(found)
+    assert "torch dense" in text and "WRONG" in text
+    assert ffn.rest(same) is None and ffn.rest(found[0]) is not None
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_blocks_with_pruned_weights_are_checked_with_them(good):
+    """Against the dense block of what they multiply, which must be 2:4 along both axes."""
+    operands = ffn.data(CASE, "float32")
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    cut = s24.transposable_mask24 if good else lambda w: s24.mask24(w, -1)
+    pruned = tuple(w * cut(w) for w in args[1:3])
+    rival = block([args[0], *pruned, args[3]], weights=pruned)
+    found = [ffn.rival_verdict(rival, part, args, None, "float32", CASE) for part in ("forward", "both")]
+    assert found == ["ok" if good else "wrong"] * 2
+
+
+def test_a_pruned_matrix_is_told_from_others():
+    w = jnp.asarray(np.random.default_rng(0).standard_normal((16, 32)), jnp.float32)
+    pruned = w * s24.transposable_mask24(w)
+    assert check.is_pruned(pruned, w)
+    assert not check.is_pruned(w, w)
+    assert not check.is_pruned(pruned.at[:4, :4].set(pruned[:4, :4] * 2), w)
+    assert not check.is_pruned(jnp.zeros_like(w), w)
+    assert not check.is_pruned(s24.prune24(w, -1), w)
+
+
+def test_rows_of_other_steps(monkeypatch, small):
+    """Checked by the dense step's loss and gradient norm, both of them after an update."""
+
+    def rivals(config, dense):
+        good = train_step.Steps(config, None)
+        bad = train_step.Steps(config, None)
+        bad.metrics = [good.metrics[0], {**good.metrics[1], "loss": good.metrics[0]["loss"]}]
+        return {"torch dense": good, "torch other": bad}
+
+    monkeypatch.setattr(train_step, "rival_steps", rivals)
+    found = train_step.measure_case(CASE, "float32", small)
+    assert [row["method"] for row in found] == ["Dense", "torch dense", "torch other", "STE"]
+    assert [row["status"]["step"] for row in found] == ["ok", "ok", "wrong", "ok"]
+    assert "step" in found[1]["ms"] and "step" not in found[2]["ms"] and "ffn" not in found[1]["ms"]
+    assert "WRONG" in train_step.table(found)
+
+
+def test_rows_of_other_producers(monkeypatch):
+    x = jnp.ones((8, 16))
+    made = torch_programs.Packing(Program(jnp.copy, x), True, 2 * x.nbytes)
+    packing = {("torch pack", -1): made, ("torch both", None): made._replace(right=False)}
+    monkeypatch.setattr(torch_programs, "packing", lambda x: packing)
+    found = producers.measure_torch(Case(8, 4, 16), "float32", Settings(repeats=1, seconds=1e-6))
+    assert [row["status"]["kernel"] for row in found] == ["ok", "wrong"]
+    assert found[0]["implementation"] == "torch" and found[0]["bytes"] == 2 * x.nbytes
+    assert "WRONG" in producers.table(found)
+
+
+def test_what_cannot_be_compiled_is_said_and_not_measured(monkeypatch):
+    def build():
+        raise RuntimeError("no C++ compiler\nand so on")
+
+    assert torch_programs.device() is not None or torch_programs.where_possible("step", build) == {}
+    monkeypatch.setattr(torch_programs, "device", lambda: "cpu")
+    with pytest.warns(UserWarning, match="step is not measured.*no C\\+\\+ compiler$"):
+        assert torch_programs.where_possible("step", build) == {}
+
+
+def test_pages_tell_other_programs_from_methods(monkeypatch):
+    """The choice of a method is among ours; the summary of the benchmarks has both."""
+    dense, fast = {"median": 2.0}, {"median": 1.0}
+    row = {
+        "T": 8,
+        "d": 8,
+        "f": 8,
+        "dtype": "float32",
+        "ms": {"dense both": dense, "both": fast},
+        "status": {},
+    }
+    both = [
+        row | {"method": "FST", "implementation": "auto"},
+        row | {"method": "torch dense", "implementation": "torch"},
+    ]
+    monkeypatch.setattr(choosing.bench, "load", lambda folder: {"a": {"ffn": {"rows": both}}})
+    assert "FST" in choosing.time() and "torch" not in choosing.time()
+    assert "float32, torch dense: 2.00x" in report.summary({"ffn": {"rows": both}})
+
+
+# ---- PyTorch itself
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_blocks(torch, dtype):
+    operands = ffn.data(CASE, dtype)
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    truth = ffn.float64_block(*args)
+    found = ffn.rival_blocks(*args)
+    assert "torch dense" in found
+    for rival in found.values():
+        for part in ("forward", "both"):
+            assert ffn.rival_verdict(rival, part, args, truth, dtype, CASE) == "ok"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_steps(torch, dtype, monkeypatch):
+    config = train_step.config_of(CASE, dtype, s24.methods.Dense(), 2)
+    dense = train_step.Steps(config, None)
+    (steps,) = train_step.rival_steps(config, dense).values()
+    assert train_step.rival_verdict(steps, dense.metrics, dtype, CASE) == "ok"
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
+    assert train_step.rival_verdict(steps, dense.metrics, dtype, CASE) == "not repeatable"
+    steps.metrics = steps.first_two()
+    assert train_step.rival_verdict(steps, dense.metrics, dtype, CASE) == "wrong"
+
+
+def test_suites_with_torch(torch, bench):
+    status, result, out, _ = bench("ffn", "--method", "STE")
+    assert status == 0
+    assert [row["method"] for row in result["rows"]] == ["Dense", "torch dense", "STE"]
+    assert "PyTorch: not measured" not in out
