@@ -24,8 +24,8 @@ backward (gradients of X, W1 and W2). Everything a step does is counted: packing
 the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. Ratios are
 dense time / time, above 1 is faster than dense. *Producers* and *products* are measured one by one; the
 rest is what they leave of the whole. *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a
-GPU, prunes and packs both weights by PyTorch's kernel for training and multiplies by its cuSPARSELt, with
-dense gradients of weights: the products of `FST-dense-wgrad`, other masks."""
+GPU, cuts both weights by a transposable mask, compresses them along both axes and multiplies by PyTorch's
+cuSPARSELt, gradients of weights being dense: the products of `FST-dense-wgrad`."""
 KEY = np.array([2404, 1847], np.uint32)
 OUTPUTS = ("y", "dx", "dw1", "dw2")
 KINDS = ("producer", "product")

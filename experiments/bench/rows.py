@@ -32,8 +32,11 @@ def ratio(row: dict, base: str, name: str) -> float | None:
 
 
 def bad(row: dict) -> dict:
-    """The programs of a row whose results were wrong or not repeatable."""
-    return {name: status for name, status in row["status"].items() if status != OK}
+    """Our programs of a row whose results were wrong or not repeatable. Tables show PyTorch's, too."""
+    if row.get("implementation") == "torch":
+        return {}
+    ours = {name: status for name, status in row["status"].items() if not name.startswith("torch")}
+    return {name: status for name, status in ours.items() if status != OK}
 
 
 def show_ratio(row: dict, base: str, name: str) -> str:

@@ -2,19 +2,20 @@
 installed."""
 
 import contextlib
+from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import torch
 
+import jax_sparse24 as s24
 from experiments.bench.torch_model import feed_forward
 from experiments.bench.torch_programs import (
     UNSUPPORTED,
     TorchProgram,
-    array,
     as_it_is,
     has_sparse,
-    prune_both,
     tensor,
 )
 
@@ -62,21 +63,30 @@ def squared_relu_gradient(y1, dy2):
 
 
 def sparse(x, w1, w2, dy) -> Block:
-    """Both weights pruned to 2:4 along both axes and packed in every step, by PyTorch's own kernel; gradients
-    of weights by dense products: what `torchao.sparsity.training` did until it was deleted."""
-    x, w1, w2, dy = (tensor(v) for v in (x, w1, w2, dy))
-    act, gradient = (torch.compile(f, dynamic=False) for f in (squared_relu, squared_relu_gradient))
+    """Both weights pruned by a transposable mask and compressed along both axes in every step, by cuSPARSELt
+    as PyTorch calls it; gradients of weights by dense products."""
+    masks = [s24.transposable_mask24(w) for w in (w1, w2)]
+    pruned = tuple(jnp.where(mask, w, 0) for w, mask in zip((w1, w2), masks, strict=True))
+    x, w1, w2, dy, *masks = (tensor(v) for v in (x, w1, w2, dy, *masks))
+    pack = torch.sparse.to_sparse_semi_structured  # of (out, in), for (out, in) @ (in, T)
+    compiled = partial(torch.compile, dynamic=False)
+    act, gradient, cut = map(compiled, (squared_relu, squared_relu_gradient, both_ways))
 
     def forward():
-        return (act(x @ prune_both(w1)) @ prune_both(w2),)
+        w1t, w2t = (pack(cut(w, m)[1]) for w, m in zip((w1, w2), masks, strict=True))
+        return ((w2t @ act(w1t @ x.t())).t(),)
 
     def both():
-        s1, s2 = prune_both(w1), prune_both(w2)
-        y1 = x @ s1
-        y2 = act(y1)
-        y = y2 @ s2
-        dy1 = gradient(y1, dy @ s2.t())
-        return y, dy1 @ s1.t(), x.t() @ dy1, y2.t() @ dy
+        (w1s, w1t), (w2s, w2t) = (map(pack, cut(w, m)) for w, m in zip((w1, w2), masks, strict=True))
+        y1t = w1t @ x.t()
+        y2t = act(y1t)
+        dy1t = gradient(y1t, w2s @ dy.t())
+        return (w2t @ y2t).t(), (w1s @ dy1t).t(), (dy1t @ x).t(), y2t @ dy
 
-    pruned = tuple(array(prune_both(w).to_dense()) for w in (w1, w2))
     return Block(TorchProgram(forward), TorchProgram(both), pruned)
+
+
+def both_ways(w, mask):
+    """A pruned weight, and its transpose, each in rows."""
+    pruned = w * mask
+    return pruned, pruned.t().contiguous()

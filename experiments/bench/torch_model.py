@@ -27,20 +27,24 @@ def norm(x_BLd, scale_d):
     return (wide * (torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON) * scale_d)).to(x_BLd.dtype)
 
 
-def rotate(x_BLHh):
-    length, half = x_BLHh.shape[1], x_BLHh.shape[-1] // 2
-    frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=x_BLHh.device) / half)
-    angle = torch.arange(length, dtype=torch.float32, device=x_BLHh.device)[:, None] * frequency
-    cos, sin = torch.cos(angle)[None, :, None], torch.sin(angle)[None, :, None]
+def angles(length: int, width: int):
+    """Cosines and sines (L, 1, h/2) of `rotate`, made once: PyTorch would compute them for every element."""
+    half, device = width // 2, torch_programs.device()
+    frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+    angle_Lh = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequency
+    return torch.cos(angle_Lh)[:, None], torch.sin(angle_Lh)[:, None]
+
+
+def rotate(x_BLHh, cos, sin):
     a, b = x_BLHh.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BLHh.dtype)
 
 
-def attention(model: Model, params: dict, x_BLd):
+def attention(model: Model, params: dict, turns, x_BLd):
     batch, length, d = x_BLd.shape
     qkv = x_BLd @ params["qkv"]["kernel"].to(x_BLd.dtype)
     q, k, v = qkv.view(batch, length, 3, model.heads, d // model.heads).unbind(2)
-    heads = [part.transpose(1, 2) for part in (rotate(q), rotate(k), v)]
+    heads = [part.transpose(1, 2) for part in (rotate(q, *turns), rotate(k, *turns), v)]
     y_BLHh = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
     return y_BLHh.reshape(batch, length, d) @ params["out"]["kernel"].to(x_BLd.dtype)
 
@@ -50,21 +54,21 @@ def feed_forward(x, w1, w2):
     return torch.relu(x @ w1).square() @ w2
 
 
-def logits(model: Model, params: dict, tokens_BL):
+def logits(model: Model, params: dict, turns, tokens_BL):
     dtype = getattr(torch, model.dtype)
     table_Vd = params["embedding"]["embedding"].to(dtype)
     x_BLd = F.embedding(tokens_BL, table_Vd)
     for n in range(model.layers):
         block = params["blocks"][n]
-        x_BLd = x_BLd + attention(model, block["attention"], norm(x_BLd, block["norm1"]["scale"]))
+        x_BLd = x_BLd + attention(model, block["attention"], turns, norm(x_BLd, block["norm1"]["scale"]))
         weights = (block["ffn"][name]["kernel"].to(dtype) for name in ("up", "down"))
         x_BLd = x_BLd + feed_forward(norm(x_BLd, block["norm2"]["scale"]), *weights)
     return (norm(x_BLd, params["norm"]["scale"]) @ table_Vd.T).float()
 
 
-def loss_of(model: Model, params: dict, tokens_BL):
+def loss_of(model: Model, params: dict, turns, tokens_BL):
     """Mean cross entropy in nats of each token given those before it."""
-    found = logits(model, params, tokens_BL[:, :-1])
+    found = logits(model, params, turns, tokens_BL[:, :-1])
     return F.cross_entropy(found.flatten(0, 1), tokens_BL[:, 1:].flatten())
 
 
@@ -77,6 +81,7 @@ class Steps:
     def __init__(self, config: Config, params, tokens_BL):
         self.config, self.start = config, nnx.to_pure_dict(params)
         self.tokens = torch_programs.tensor(tokens_BL).long()
+        self.turns = angles(config.data.seq, config.model.d // config.model.heads)
         steps = config.train.steps
         rates = jax.vmap(learning_rate(config.optim, steps))(np.arange(steps)).tolist()
         self.rate_at = lambda step: rates[min(step, steps - 1)]
@@ -98,7 +103,7 @@ class Steps:
         return [{name: float(value) for name, value in self().items()} for _ in range(2)]
 
     def __call__(self) -> dict:
-        loss = self.loss(self.params, self.tokens)
+        loss = self.loss(self.params, self.turns, self.tokens)
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.leaves, self.config.optim.clip)
         self.optimiser.step()

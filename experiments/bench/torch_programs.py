@@ -178,7 +178,7 @@ def packing(x) -> dict[tuple[str, int | None], Packing]:
 
 
 def _pack_pruned(x) -> Packing:
-    pruned = prune24(x)
+    pruned = prune24(x, -1)
     given, pack = tensor(pruned), torch().sparse.to_sparse_semi_structured
     made = pack(given)
     right = bool(jnp.all(array(made.to_dense()) == pruned))

@@ -9,7 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import choosing
-from experiments.bench import check, ffn, producers, report, torch_programs, train_step
+from experiments.bench import check, ffn, producers, report, rows, torch_programs, train_step
 from experiments.bench.settings import Case, Settings
 from jax_sparse24._measure import Program
 
@@ -97,6 +97,7 @@ def test_rows_of_other_producers(monkeypatch):
     found = producers.measure_torch(Case(8, 4, 16), "float32", Settings(repeats=1, seconds=1e-6))
     assert [row["status"]["kernel"] for row in found] == ["ok", "wrong"]
     assert found[0]["implementation"] == "torch" and found[0]["bytes"] == 2 * x.nbytes
+    assert not rows.bad(found[1]), "no error of ours"
     assert "WRONG" in producers.table(found)
 
 
@@ -148,6 +149,18 @@ def test_torch_blocks(torch, dtype):
     for rival in found.values():
         for part in ("forward", "both"):
             assert ffn.rival_verdict(rival, part, args, truth, dtype, CASE) == "ok"
+
+
+def test_torch_blocks_with_sparse_weights(torch, monkeypatch):
+    """What they compute, with compression left out, which needs a GPU."""
+    from experiments.bench import torch_ffn
+
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda w: w)
+    operands = ffn.data(CASE, "bfloat16")
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    rival = torch_ffn.sparse(*args)
+    for part in ("forward", "both"):
+        assert ffn.rival_verdict(rival, part, args, None, "bfloat16", CASE) == "ok"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
