@@ -1,6 +1,7 @@
 """Plots of stored results as PNG files."""
 
 import statistics
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,7 @@ import matplotlib.pyplot as plt
 
 # Distinguishable also with colour-blindness and in grey (Okabe and Ito's palette).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREYS = ("#000000", "#888888")
 PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
 STYLE = {
     "axes.spines.top": False,
@@ -52,52 +54,37 @@ def _panels(suites: dict, names, **size):
 
 def _width(suites: dict):
     cases = select.widths(suites)
-    return _speedup(suites, cases, 1, f"model width d (T = {cases[0][0]} tokens)")
+    names = [f"{d}\n{f}" for _, d, f in cases]
+    return _speedup(suites, cases, names, f"widths d and f (T = {cases[0][0]} tokens)")
 
 
 def _tokens(suites: dict):
     cases = select.tokens(suites)
-    return _speedup(suites, cases, 0, f"tokens T (d = {cases[0][1]}, f = {cases[0][2]})")
+    return _speedup(
+        suites, cases, [str(T) for T, *_ in cases], "tokens T (d = {1}, f = {2})".format(*cases[0])
+    )
 
 
-def _speedup(suites: dict, cases, place: int, label: str):
-    """Methods' forward and backward passes as lines; the median packed product dashed."""
+def _speedup(suites: dict, cases, names, label: str):
+    """Methods' forward and backward passes as lines, the median packed product dashed, PyTorch dotted."""
     dtypes = _dtypes(suites)
     figure, panels = _panels(suites, dtypes, figsize=(5.2 * len(dtypes), 4.2))
     for dtype, axes in panels.items():
-        curves = {}
-        for method, own in select.by_method(select.rows_of(suites, "ffn")).items():
-            curves[f"FFN forward + backward, {method}"] = (
-                own,
-                lambda row: rows.ratio(row, "dense both", "both"),
-            )
-        for name, own in select.by_format(select.rows_of(suites, "gemm")).items():
-            curves[f"packed {name} product alone, median"] = (
-                own,
-                lambda row: rows.ratio(row, "dense", row["format"]),
-            )
-        for index, (name, (own, gain)) in enumerate(curves.items()):
+        for text, found, gain, style in _curves(suites):
             points = []
-            for case in cases:
-                at = [
-                    gain(row) for row in own if (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype)
+            for at, case in enumerate(cases):
+                gains = [
+                    gain(row)
+                    for row in found
+                    if (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype)
                 ]
-                at = [value for value in at if value is not None]
-                if at:
-                    points.append((case[place], statistics.median(at)))
+                gains = [value for value in gains if value is not None]
+                if gains:
+                    points.append((at, statistics.median(gains)))
             if points:
-                style = "--" if "product" in name else "-"
-                axes.plot(
-                    *zip(*points, strict=True),
-                    style,
-                    marker="o",
-                    color=COLOURS[index % len(COLOURS)],
-                    label=name,
-                )
+                axes.plot(*zip(*points, strict=True), marker="o", label=text, **style)
         axes.axhline(1, color="black", linewidth=1)
-        axes.set_xscale("log", base=2)
-        ticks = [case[place] for case in cases]
-        axes.set_xticks(ticks, map(str, ticks), minor=False)
+        axes.set_xticks(range(len(cases)), names)
         axes.set_xlabel(label)
     first = next(iter(panels.values()))
     first.set_ylabel("dense time / time")
@@ -106,6 +93,22 @@ def _speedup(suites: dict, cases, place: int, label: str):
     last = list(panels.values())[-1]
     last.legend(lines, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+def _curves(suites: dict):
+    """(label, rows, speed-up of a row, style), those of a kind in different colours."""
+    kinds = {"-": [], "--": [], ":": []}
+    for method, found in select.by_method(select.rows_of(suites, "ffn")).items():
+        kind = ":" if method.startswith("torch") else "-"
+        gain = partial(rows.ratio, base="dense both", name="both")
+        kinds[kind].append((f"FFN forward + backward, {method}", found, gain))
+    for name, found in select.by_format(select.rows_of(suites, "gemm")).items():
+        gain = partial(rows.ratio, base="dense", name=name)
+        kinds["--"].append((f"packed {name} product alone, median", found, gain))
+    for kind, curves in kinds.items():
+        colours = GREYS if kind == ":" else COLOURS
+        for index, curve in enumerate(curves):
+            yield *curve, {"linestyle": kind, "color": colours[index % len(colours)]}
 
 
 def _cost(suites: dict):
