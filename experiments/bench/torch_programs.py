@@ -29,6 +29,7 @@ def torch():
         return None
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # float32 sums, as in XLA
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_tf32 = True  # as XLA multiplies float32
     return torch
 
 
