@@ -45,7 +45,7 @@ def load(folder: Path) -> dict:
         try:
             result = json.loads(path.read_text()) | {"file": path.name}
             place = result["hardware"]["name"], result["suite"]
-            results.append((result["date"], path.name, place, result))
+            results.append((result["date"], path.stem, place, result))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a result of python -m experiments.bench ({error!r}).") from error
     for *_, (hardware, suite), result in sorted(results, key=lambda item: item[:2]):

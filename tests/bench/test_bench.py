@@ -310,6 +310,9 @@ def test_newer_results_replace_their_rows_alone(tmp_path):
     newer = result | {"date": "2026-01-02", "rows": [last, last | {"T": 256}]}
     for content in (newer, older):
         (tmp_path / f"a_ffn_{content['date']}.json").write_text(json.dumps(content))
+    first = newer | {"rows": [last | {"bytes": {"dense": 2, "packed": 2}}]}  # of the same day
+    (tmp_path / "a_ffn_2026-01-02.json").write_text(json.dumps(first))
+    (tmp_path / "a_ffn_2026-01-02-a.json").write_text(json.dumps(newer))
     found = report.load(tmp_path)["a"]["ffn"]
     assert found["rows"] == [*both, last, last | {"T": 256}]
     assert [(source["date"], len(source["rows"])) for source in found["sources"]] == [
