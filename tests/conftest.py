@@ -1,5 +1,8 @@
 """Fixtures shared by the whole suite. Data come from fixed seeds: a failure repeats itself."""
 
+import os
+import shutil
+import tempfile
 from typing import NamedTuple
 
 import jax
@@ -14,6 +17,20 @@ IMPLEMENTATIONS = ("reference", "ffi")
 FLOATS = ("float32", "bfloat16", "float16")
 if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
     jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_configure(config):
+    """What several tests or processes compile is compiled once, half of the suite's time being compilers'."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this one
+        return
+    folder = tempfile.mkdtemp(prefix="jax_sparse24-compiled-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    for name, value in {
+        "compilation_cache_dir": folder,
+        "persistent_cache_min_compile_time_secs": 0.0,
+    }.items():
+        os.environ[f"JAX_{name.upper()}"] = str(value)  # for processes that this one starts
+        jax.config.update(f"jax_{name}", value)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

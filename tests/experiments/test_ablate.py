@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import ablation as ablations
 from experiments import config as configs
@@ -71,12 +72,14 @@ def write_claim(shared, folder, steps=STEPS, wild=False):
 
 @pytest.fixture(scope="module", autouse=True)
 def own_compilation_cache():
-    """The command keeps compiled programs; the rest of the suite does without."""
+    """The command keeps compiled programs where its results are, the rest of the suite elsewhere."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
+    compilation_cache.reset_cache()  # which stays where it was when it was first used
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
