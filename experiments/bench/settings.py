@@ -73,6 +73,7 @@ class Settings:
       train-step  whole steps of a language model, with the share of the FFN
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
+    Where PyTorch is installed, its products, blocks, steps and packing take part: rows and columns "torch".
     Each suite prints a table and writes HARDWARE_SUITE_DATE.json (.json.partial until it is complete).
     The exit status is 1 if any result is wrong."""
 
