@@ -72,11 +72,10 @@ def write_claim(shared, folder, steps=STEPS, wild=False):
 
 @pytest.fixture(scope="module", autouse=True)
 def own_compilation_cache():
-    """The command keeps compiled programs where its results are, the rest of the suite elsewhere."""
     before = jax.config.jax_compilation_cache_dir
-    compilation_cache.reset_cache()  # which stays where it was when it was first used
+    compilation_cache.reset_cache()  # the command keeps programs elsewhere; the folder stays that of first use
     yield
-    jax.config.update("jax_compilation_cache_dir", before)  # the suite keeps every program, as the command
+    jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
 
 
