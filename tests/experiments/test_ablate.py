@@ -73,7 +73,7 @@ def write_claim(shared, folder, steps=STEPS, wild=False):
 @pytest.fixture(scope="module", autouse=True)
 def own_compilation_cache():
     before = jax.config.jax_compilation_cache_dir
-    compilation_cache.reset_cache()  # the command keeps programs elsewhere; the folder stays that of first use
+    compilation_cache.reset_cache()  # its folder would stay that of its first use
     yield
     jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
