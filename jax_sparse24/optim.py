@@ -1,6 +1,7 @@
 """Optax transformations that sparse training needs."""
 
 import math
+import numbers
 from typing import Literal, NamedTuple
 
 import jax
@@ -11,7 +12,65 @@ from flax import nnx
 _MISSING = object()
 
 
-def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
+def _finite(value) -> bool:
+    """Whether an option is a finite number: no array, no bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_rate(op: str, rate) -> None:
+    if not callable(rate) and not (_finite(rate) and rate >= 0):
+        raise ValueError(
+            f"{op}: rate={rate!r} must be 0 or positive: a finite number, or a schedule, which is a function "
+            "of the count of earlier updates."
+        )
+
+
+def _check_adam(op: str, b1, b2, eps) -> None:
+    for name, value in (("b1", b1), ("b2", b2)):
+        if not (_finite(value) and 0 <= value < 1):
+            raise ValueError(f"{op}: {name}={value!r} must lie in [0, 1); at 1 the moment would never move.")
+    if not (_finite(eps) and eps >= 0):
+        raise ValueError(f"{op}: eps={eps!r} must be a finite number, 0 or positive.")
+
+
+def _given(op: str, masks):
+    """The masks, or None in a dense phase; raises ValueError if they were forgotten."""
+    if masks is _MISSING:
+        raise ValueError(
+            f"{op}: needs the masks; call update(..., masks=s24.nn.masks(model)), or masks=None in a dense "
+            "phase."
+        )
+    return None if isinstance(masks, dict) and not masks else masks
+
+
+def _left_out(x) -> bool:
+    """Whether there is no update: of parameters that `optax.masked` and `optax.partition` leave out."""
+    return x is None or isinstance(x, optax.MaskedNode)
+
+
+def _map_masked(op: str, function, updates, params, masks, *others):
+    """`function(update, parameter, mask, *others)` of every parameter that has an update."""
+    if params is None:
+        raise ValueError(f"{op}: needs the parameters; call update(grads, state, params, masks=...).")
+
+    def one(g, w, mask, *others):
+        if _left_out(g):
+            return g
+        if getattr(mask, "dtype", type(mask)) not in (bool, jnp.dtype(bool)):
+            kind = getattr(mask, "dtype", type(mask).__name__)
+            raise TypeError(f"{op}: the mask of a parameter of shape {w.shape} must be bool, got {kind}.")
+        sizes = zip(reversed(jnp.shape(mask)), reversed(w.shape), strict=False)
+        if jnp.ndim(mask) > w.ndim or any(size not in (1, of) for size, of in sizes):
+            raise ValueError(
+                f"{op}: a mask of shape {jnp.shape(mask)} does not broadcast to its parameter of shape "
+                f"{w.shape}."
+            )
+        return function(g, w, mask, *others)
+
+    return jax.tree.map(one, updates, params, masks, *others, is_leaf=_left_out)
+
+
+def masked_decay(rate: optax.ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
     """Adds `rate * (1 - M) * w` to the gradients: decay of the pruned weights, seen by both Adam moments
     (2404.01847, section 4).
 
@@ -24,61 +83,81 @@ def masked_decay(rate: float) -> optax.GradientTransformationExtraArgs:
 
         optax.chain(optax.scale_by_adam(), masked_decay(2e-4), optax.scale_by_learning_rate(lr))
 
-    `update` takes `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves
-    are bool arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing.
+    rate: a number, or a schedule of the count of earlier updates, which then is the state. `update` takes
+    `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves are bool
+    arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing. Inside
+    `optax.masked` and `optax.partition` it sees their part of the parameters; the masks may be those of all.
     The term is computed in float32, is not scaled by itself, and must be applied once per optimiser step.
-    Raises ValueError for a negative rate, or when parameters or masks are missing."""
-    if not rate >= 0:
-        raise ValueError(f"masked_decay: rate={rate!r} must be 0 or positive.")
+    Raises ValueError for a rate that is negative, not finite, or an array; `update` raises ValueError when
+    parameters or masks are missing or a mask does not fit its parameter, TypeError for one that is not
+    bool."""
+    _check_rate("masked_decay", rate)
+    scheduled = callable(rate)
+
+    def init(params):
+        return optax.ScaleByScheduleState(jnp.int32(0)) if scheduled else optax.EmptyState()
 
     def update(updates, state, params=None, *, masks=_MISSING, **_):
-        if masks is _MISSING:
-            raise ValueError(
-                "masked_decay: needs the masks; call update(..., masks=s24.nn.masks(model)), or "
-                "masks=None in a dense phase."
-            )
-        if rate == 0 or masks is None or (isinstance(masks, dict) and not masks):
+        masks, now = _given("masked_decay", masks), rate
+        if scheduled:
+            now = rate(state.count)
+            state = optax.ScaleByScheduleState(optax.safe_increment(state.count))
+        if masks is None or (not scheduled and rate == 0):
             return updates, state
-        if params is None:
-            raise ValueError(
-                "masked_decay: needs the parameters; call update(grads, state, params, masks=...)."
-            )
 
         def decay(g, w, mask):
-            pull = jnp.where(mask, 0.0, rate * w.astype(jnp.float32))
+            pull = jnp.where(mask, 0.0, now * w.astype(jnp.float32))
             return (g.astype(jnp.float32) + pull).astype(g.dtype)
 
-        return jax.tree.map(decay, updates, params, masks), state
+        return _map_masked("masked_decay", decay, updates, params, masks), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Moved(NamedTuple):
+    update: jax.Array
+    nu: jax.Array
 
 
 def adam_masked_decay(
-    rate: float | optax.Schedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    rate: optax.ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.scale_by_adam` with masked decay of the momentum-smoothed gradient (2407.20584, section 3.2; its
     order of operations is that of the paper's code).
 
     The first moment m holds the gradients alone. Of a parameter with a mask, `s = m + rate (1 - M) w` takes
-    the place of m in the update, and of the gradient in the second moment; others see plain Adam. rate: a
-    number, or a schedule of the count of earlier updates. `update` takes `masks=` like `masked_decay`, and
-    raises like it; a parameter whose mask is a scalar has none."""
+    the place of m in the update, and of the gradient in the second moment; others, and all without masks, are
+    treated by `optax.scale_by_adam` itself. rate, and `masks=` of `update`: as in `masked_decay`, and the
+    same errors; a parameter whose mask is a scalar has none. Raises ValueError for b1 or b2 outside [0, 1) or
+    a negative eps."""
+    _check_rate("adam_masked_decay", rate)
+    _check_adam("adam_masked_decay", b1, b2, eps)
     adam = optax.scale_by_adam(b1, b2, eps)
-    whole = masked_decay(1.0)
 
     def update(updates, state, params=None, *, masks=_MISSING, **_):
-        nothing = jax.tree.map(jnp.zeros_like, updates)
-        pruned, _ = whole.update(nothing, optax.EmptyState(), params, masks=masks)
-        pull = rate(state.count) if callable(rate) else rate
-        masked = jax.tree.map(jnp.ndim, masks) if masks else jax.tree.map(lambda _: 0, updates)
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
-        top = jax.tree.map(lambda m, w: m + pull * w, mu, pruned)
-        seen = jax.tree.map(lambda has, s, g: s if has else g, masked, top, updates)
-        nu = jax.tree.map(lambda v, s: b2 * v + (1 - b2) * s * s, state.nu, seen)
-        count = optax.safe_increment(state.count)
-        first, second = (1 - jnp.float32(b) ** count for b in (b1, b2))
-        out = jax.tree.map(lambda s, v: (s / first / (jnp.sqrt(v / second) + eps)).astype(s.dtype), top, nu)
-        return out, optax.ScaleByAdamState(count, mu, nu)
+        masks = _given("adam_masked_decay", masks)
+        plain, after = adam.update(updates, state)
+        if masks is None:
+            return plain, after
+        now = rate(state.count) if callable(rate) else rate
+
+        def decay(g, w, mask, m, v, plain, plain_v):
+            if not jnp.ndim(mask):
+                return _Moved(plain, plain_v)
+            pull = jnp.where(mask, 0.0, now * w.astype(jnp.float32))
+            s = (m.astype(jnp.float32) + pull).astype(m.dtype)
+            v = optax.tree.update_moment_per_elem_norm(s, v, b2, 2)
+            first = optax.tree.bias_correction(s, b1, after.count)
+            second = optax.tree.bias_correction(v, b2, after.count)
+            return _Moved(first / (jnp.sqrt(second) + eps), v)
+
+        moments = after.mu, state.nu, plain, after.nu
+        moved = _map_masked("adam_masked_decay", decay, updates, params, masks, *moments)
+        out, nu = (
+            jax.tree.map(lambda m, i=i: m[i], moved, is_leaf=lambda x: isinstance(x, _Moved))
+            for i in range(2)
+        )
+        return out, after._replace(nu=nu)
 
     return optax.GradientTransformationExtraArgs(adam.init, update)
 
@@ -128,11 +207,19 @@ def step_adamw(
     paper's option I) or "geometric" (option II, where a coordinate that did not move counts as the least
     normal number). When the mean of Z over the last `floor(1 / (1 - b2))` steps is below eps, at step
     `earliest` or later, `settled(opt_state)` becomes True and stays so. None watches nothing. Raises
-    ValueError for another `settles`, or without `frozen`."""
+    ValueError for another `settles`, b1 or b2 outside [0, 1), a negative eps or `earliest`, a weight decay
+    that is not finite, or without `frozen`."""
     if settles not in ("arithmetic", "geometric", None):
         raise ValueError(
             f"step_adamw: settles={settles!r} is unknown; use 'arithmetic', 'geometric' or None."
         )
+    _check_adam("step_adamw", b1, b2, eps)
+    if isinstance(earliest, bool) or not isinstance(earliest, int) or earliest < 0:
+        raise ValueError(
+            f"step_adamw: earliest={earliest!r} must be a whole number of optimiser steps, >= 0."
+        )
+    if not callable(weight_decay) and not _finite(weight_decay):
+        raise ValueError(f"step_adamw: weight_decay={weight_decay!r} must be a finite number, or a schedule.")
     # Never empty, which checkpoints cannot hold.
     window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
 
@@ -146,7 +233,8 @@ def step_adamw(
         moves = [jnp.abs(a - b) for a, b in zip(*map(jax.tree.leaves, (nu, state.nu)), strict=True)]
         if settles == "geometric":
             moves = [jnp.log(jnp.maximum(m, jnp.finfo(m.dtype).tiny)) for m in moves]
-        mean = sum(jnp.sum(m, dtype=jnp.float32) for m in moves) / sum(m.size for m in moves)
+        entries = max(sum(m.size for m in moves), 1)  # optax.partition may leave it no parameter
+        mean = sum(jnp.sum(m, dtype=jnp.float32) for m in moves) / entries
         change = jnp.exp(mean) if settles == "geometric" else mean
         changes = state.changes.at[state.count % window].set(change)
         now = (count >= max(window, earliest)) & (changes.mean() < eps)
@@ -178,5 +266,9 @@ def step_adamw(
 
 
 def settled(opt_state) -> jax.Array:
-    """Whether the second moment of the `step_adamw` in an optimiser's state has settled: a bool scalar."""
-    return optax.tree.get(opt_state, "settled")
+    """Whether the second moment of the `step_adamw` in an optimiser's state has settled: a bool scalar.
+    Raises ValueError if the state holds no `step_adamw`."""
+    found = optax.tree.get(opt_state, "settled")
+    if found is None:
+        raise ValueError("settled: the optimiser's state holds no s24.optim.step_adamw; train with it.")
+    return found

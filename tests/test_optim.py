@@ -177,3 +177,113 @@ def test_accumulated_gradients_are_decayed_once():
     jax.tree.map(lambda u: np.testing.assert_array_equal(u, np.zeros_like(u)), nothing)
     for name in G:
         np.testing.assert_allclose(got[name], -decayed(0.5, 2 * G[name], W[name], M[name]), rtol=1e-6)
+
+
+# ---- inside optax.masked and optax.partition, with schedules
+
+KERNELS = {"kernel": True, "bias": False}
+LABELS = {"kernel": "sparse", "bias": "rest"}
+DECAYS = {
+    "masked_decay": s24.optim.masked_decay,
+    "adam_masked_decay": s24.optim.adam_masked_decay,
+}
+
+
+def run_steps(tx, masks, steps=3, params=W, jit=False):
+    """The updates and states of some steps with gradients of fixed seeds."""
+    state, seen = tx.init(params), []
+    update = (jax.jit if jit else lambda f: f)(lambda g, s, p, m: tx.update(g, s, p, masks=m))
+    for step in range(steps):
+        rng = np.random.default_rng(step)
+        g = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape), w.dtype), params)  # noqa: B023
+        updates, state = update(g, state, params, masks)
+        seen.append(updates)
+    return seen, state
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("masked_extra", [False, True])
+def test_inside_masked_it_sees_its_own_parameters_only(name, masked_extra):
+    """Parameters that `optax.masked` leaves out pass through, whether their masks are handed over or not."""
+    alone, _ = run_steps(DECAYS[name](0.1), M)
+    tx = optax.masked(DECAYS[name](0.1), KERNELS, mask_compatible_extra_args=masked_extra)
+    within, _ = run_steps(tx, M)
+    for step, (got, expected) in enumerate(zip(within, alone, strict=True)):
+        np.testing.assert_array_equal(got["kernel"], expected["kernel"])
+        rng = np.random.default_rng(step)
+        plain = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape), w.dtype), W)  # noqa: B023
+        np.testing.assert_array_equal(got["bias"], plain["bias"])
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("masked_extra", [False, True])
+def test_inside_partition_every_part_has_its_own_decay(name, masked_extra):
+    parts = {"sparse": DECAYS[name](0.1), "rest": DECAYS[name](0.0)}
+    tx = optax.partition(parts, LABELS, mask_compatible_extra_args=masked_extra)
+    got, _ = run_steps(tx, M)
+    for label, rate in (("kernel", 0.1), ("bias", 0.0)):
+        expected, _ = run_steps(DECAYS[name](rate), M)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(a[label], b[label])
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_a_schedule_is_asked_with_the_count_of_earlier_updates(name):
+    """Also in a dense phase the count goes on."""
+    rate = lambda count: 0.1 * (count + 1)  # noqa: E731
+    scheduled, _ = run_steps(DECAYS[name](rate), M)
+    first, _ = run_steps(DECAYS[name](rate(0)), M)
+    for leaf in W:
+        np.testing.assert_allclose(scheduled[0][leaf], first[0][leaf], rtol=1e-6)
+    tx = DECAYS[name](rate)
+    state = tx.init(W)
+    _, state = tx.update(G, state, W, masks=None)
+    pulled, state = tx.update(jax.tree.map(jnp.zeros_like, G), state, W, masks=M)
+    assert int(optax.tree.get(state, "count")) == 2
+    if name == "masked_decay":
+        np.testing.assert_allclose(pulled["kernel"], 0.2 * jnp.where(M["kernel"], 0, W["kernel"]), rtol=1e-6)
+
+
+def test_a_number_needs_no_state():
+    assert s24.optim.masked_decay(0.1).init(W) == optax.EmptyState()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("masks", [None, {}, "scalars"])
+def test_without_masks_the_momentum_form_is_adam_bit_for_bit(masks, dtype, jit):
+    params = jax.tree.map(lambda w: jnp.tile(w.astype(dtype), 64), W)
+    if masks == "scalars":
+        masks = jax.tree.map(lambda _: jnp.asarray(True), W)
+    ours, state = run_steps(s24.optim.adam_masked_decay(0.3, 0.9, 0.95), masks, 6, params, jit)
+    adam = optax.with_extra_args_support(optax.scale_by_adam(0.9, 0.95))
+    theirs, expected = run_steps(adam, masks, 6, params, jit)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize(
+    "rate", [-1e-4, float("nan"), float("inf"), "0.1", None, True, jnp.float32(0.1), np.ones(2)], ids=repr
+)
+def test_rates_are_refused_where_they_are_written(name, rate):
+    with pytest.raises(ValueError, match=rf"^{name}: rate=[\s\S]* must be 0 or positive.*schedule"):
+        DECAYS[name](rate)
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_masks_that_do_not_fit_are_refused(name):
+    tx = DECAYS[name](0.1)
+    update = lambda mask: tx.update(G, tx.init(W), W, masks=M | {"kernel": mask})  # noqa: E731
+    for mask in (jnp.ones((4, 1), bool), jnp.ones((2, 4), bool), jnp.ones((1, 1, 4), bool)):
+        with pytest.raises(ValueError, match=rf"{name}: a mask of shape .* parameter of shape \(1, 4\)"):
+            update(mask)
+    for mask in (jnp.ones((1, 4)), optax.MaskedNode()):
+        with pytest.raises(TypeError, match=rf"{name}: the mask .* must be bool, got"):
+            update(mask)
+
+
+@pytest.mark.parametrize("field, value", [("b1", 1.0), ("b2", 1.0), ("b2", float("nan")), ("eps", -1e-8)])
+def test_moments_that_cannot_be(field, value):
+    with pytest.raises(ValueError, match=rf"adam_masked_decay: {field}="):
+        s24.optim.adam_masked_decay(0.1, **{field: value})

@@ -102,6 +102,47 @@ def test_errors_say_what_to_do():
             tx.update(gradients(0), tx.init(W), W, **bad)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"b2": 1.0},
+        {"b2": 1.0, "settles": None},
+        {"b1": -0.1},
+        {"b1": float("nan")},
+        {"b2": jnp.float32(0.9)},
+        {"eps": float("inf")},
+        {"weight_decay": float("nan")},
+        {"earliest": 2.5},
+        {"earliest": -1},
+    ],
+    ids=str,
+)
+def test_options_are_refused_where_they_are_written(options):
+    name = next(iter(options))
+    with pytest.raises(ValueError, match=rf"step_adamw: {name}=.* must"):
+        s24.optim.step_adamw(LR, **options)
+
+
+def test_a_part_of_the_parameters_or_none_of_them():
+    """Inside `optax.partition` the mean change is that of its own parameters, and 0 without any."""
+    labels = {"kernel": "step", "bias": "rest"}
+    tx = optax.partition({"step": s24.optim.step_adamw(LR, B1, B2), "rest": optax.sgd(LR)}, labels)
+    alone = s24.optim.step_adamw(LR, B1, B2)
+    only = {"kernel": W["kernel"]}
+    got, state = tx.update(gradients(0), tx.init(W), W, frozen=False)
+    expected, other = alone.update({"kernel": gradients(0)["kernel"]}, alone.init(only), only, frozen=False)
+    np.testing.assert_array_equal(got["kernel"], expected["kernel"])
+    np.testing.assert_array_equal(optax.tree.get(state, "changes"), optax.tree.get(other, "changes"))
+    none = optax.masked(s24.optim.step_adamw(LR, B1, B2), {"kernel": False, "bias": False})
+    got, state = none.update(gradients(0), none.init(W), W, frozen=False)
+    jax.tree.map(np.testing.assert_array_equal, got, gradients(0))
+
+
+def test_settled_needs_the_state_of_step_adamw():
+    with pytest.raises(ValueError, match=r"settled: .* holds no s24.optim.step_adamw"):
+        s24.optim.settled(optax.adamw(LR).init(W))
+
+
 def test_decay_on_weights_is_decoupled_and_times_the_learning_rate():
     """w <- w - lr (adam + rate (1 - M) w): Adam's moments do not see it."""
     rate, lr, mask = 0.3, 0.01, {"kernel": s24.mask24(W["kernel"], 1), "bias": jnp.asarray(True)}
