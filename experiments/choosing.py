@@ -4,9 +4,11 @@ Tables come from `s24.methods.list()`, from the recorded results of ablations an
 benchmarks; no number is written here.
 """
 
+import argparse
 import math
 
 import jax_sparse24 as s24
+from experiments import files
 from experiments.ablate import reproduction
 from experiments.ablate.text import verdict
 from experiments.bench import report as bench
@@ -142,7 +144,11 @@ def _methods(result) -> dict[str, str]:
 
 @command
 def main(argv=None):
-    PAGE.write_text(page())
+    prog = "python -m experiments.choosing"
+    argparse.ArgumentParser(prog=prog, description=f"Writes {PAGE.name}, the page on methods.").parse_args(
+        argv
+    )
+    files.write(PAGE, page())
     print(PAGE)
 
 

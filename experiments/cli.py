@@ -1,30 +1,58 @@
-"""What every command shares: a mistake of the user ends in one message and status 2, not in a traceback."""
+"""What every command shares: a mistake of the user, or a disk that is full, ends in one message and status 2,
+not in a traceback."""
 
 import ctypes
+import errno
 import functools
 import importlib.metadata
 import os
+import signal
 import sys
 
 from experiments.config import UserError
 
+STOPPED = os.EX_TEMPFAIL  # 75: a signal stopped the run, which was saved; call it again with --resume
+# What the system refuses for no fault of the program.
+REFUSALS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+}
+
 
 def command(main):
-    """Decorate a main function: print a UserError as `error: ...` on stderr and exit with status 2."""
+    """Decorate a main function: print a UserError, or what the system refuses, as `error: ...` on stderr and
+    exit with status 2; be silent where the reader of stdout has left, as `head` does."""
 
     @functools.wraps(main)
     def run(argv=None):
         keep_memory()
         try:
-            return main(argv)
+            try:
+                return main(argv)
+            finally:
+                sys.stdout.flush()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except BrokenPipeError:
+            # Python flushes once more at its end, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
+        except OSError as error:
+            if error.errno not in REFUSALS:
+                raise
+            print(f"error: {refusal(error)}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(130)
 
     return run
+
+
+def refusal(error: OSError) -> str:
+    """What the system refused, in words, with the file if it is known."""
+    return error.strerror + (f": {error.filename}" if error.filename else "")
 
 
 def keep_memory() -> None:

@@ -5,18 +5,21 @@ function `config`, `path/to/file.py:other` names another one. The launcher overr
 command line.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import inspect
 import json
 import sys
+import traceback
 import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import jax_sparse24 as s24
+from experiments import files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -196,6 +199,10 @@ class Config:
     method: object = s24.methods.Dense()
 
     def __post_init__(self):
+        require(
+            self.name not in ("", ".", "..") and not set(self.name) & set("/\\\0"),
+            f"name must be that of one folder, without slashes, got {self.name!r}. --out names any folder.",
+        )
         batch, parts = self.data.batch, self.train.accumulate
         require(
             batch % parts == 0,
@@ -229,7 +236,8 @@ def load(spec: str) -> Config:
         raise UserError(
             f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}.{hint}"
         )
-    config = functions[function]()
+    with blaming(find(path)):
+        config = functions[function]()
     require(
         isinstance(config, Config),
         f"{path}:{function} must return an experiments.config.Config, not {type(config).__name__}.",
@@ -246,6 +254,21 @@ def find(path: str) -> Path:
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(f"There is no config file {path!r}.{hint}")
+
+
+@contextlib.contextmanager
+def blaming(path: Path):
+    """Inside, what a config file raises becomes a UserError that names it and the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = f" in line {line}" if line else ""
+        raise UserError(f"The config file {path} raises {type(error).__name__}{where}: {error}") from error
 
 
 def listing() -> list[Path]:
@@ -265,7 +288,8 @@ def public_functions(path: Path) -> dict:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with blaming(path):
+        spec.loader.exec_module(module)
     return {
         key: value
         for key, value in vars(module).items()
@@ -305,7 +329,7 @@ def from_dict(data: dict, kind=Config):
 
 def write(config: Config, path: Path):
     """Write the resolved config as JSON."""
-    path.write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    files.write(path, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def read(path: Path) -> Config:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import io
 import logging
+import os
 import platform
 import sysconfig
 import tempfile
@@ -21,6 +22,8 @@ from experiments.config import Data, UserError, require
 
 RECORD_BYTES = 4096
 VALIDATION_SHARE = 0.05
+SAMPLE_BYTES = 2**16  # of each file, to see whether it is text
+NO_TEXT = bytes(set(range(32)) - set(b"\a\b\t\n\v\f\r\x1a\x1b")) + b"\x7f"
 # Installed packages are not the standard library, test folders are mostly tables of cases, and pydoc_data is
 # one generated file of manual text, a sixteenth of all.
 STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"}
@@ -80,11 +83,14 @@ def prepare(data: Data) -> tfds.core.DatasetBuilder:
         f"{platform.python_implementation().lower()}-{platform.python_version()}" if stdlib else folder.name
     )
     kind = StdlibText if stdlib else LocalText
+    check_names(folder, files)
     config = TextConfig(name=f"{label}-{fingerprint(folder, files)}", folder=str(folder), files=tuple(files))
     root = str(Path(data.root).resolve())
     # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
     with quiet(), tempfile.TemporaryDirectory() as unused:
         builder = kind(data_dir=root, config=config)
+        if not builder.is_prepared():
+            check_text(folder, files)
         try:
             builder.download_and_prepare(download_dir=unused)
         except OSError:
@@ -127,6 +133,33 @@ def local_files(folder: Path, data: Data) -> list[str]:
         "split into training and validation is by file. Divide the text into two files or more.",
     )
     return files
+
+
+def check_names(folder: Path, files) -> None:
+    """UserError for a file whose name is no UTF-8, as Python marks it with surrogates."""
+    for file in files:
+        raw = os.fsencode(folder / file)
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"The corpus has a file whose name is no UTF-8: {raw!r}. Rename it.") from error
+
+
+def check_text(folder: Path, files) -> None:
+    """UserError where files are no text. In bytes of text, in any encoding of 8 bits, control characters are
+    rare; of random bytes they are a tenth."""
+    binary = []
+    for file in files:
+        with (folder / file).open("rb") as opened:
+            start = opened.read(SAMPLE_BYTES)
+        if len(start.translate(None, delete=NO_TEXT)) < 0.99 * len(start):
+            binary.append(file)
+    require(
+        not binary,
+        f"{len(binary)} of {len(files)} files in the corpus folder {folder} are no text: more than 1 % of "
+        f"their bytes are control characters. The first is {(binary or [''])[0]}. Take them away, or name "
+        "patterns that leave them out: --data.patterns '*.tex' '*.c'.",
+    )
 
 
 def split_by_file(files) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from experiments import corpus as corpora
+from experiments import files
 from experiments.config import Data, require
 
 SEPARATOR = 256
@@ -43,7 +44,7 @@ def open_corpus(data: Data) -> Corpus:
         )
     path = Path(builder.data_dir) / "statistics.json"
     if not path.exists() and jax.process_index() == 0:
-        path.write_text(json.dumps(statistics(sources["train"])))
+        files.write(path, json.dumps(statistics(sources["train"])))
     known = json.loads(path.read_text()) if path.exists() else statistics(sources["train"])
     return Corpus(builder.name, sources["train"], sources["validation"], known)
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from experiments import files
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
@@ -30,7 +32,8 @@ def write(runs, out: Path) -> list[str]:
 
 def save(figure, path: Path) -> str:
     """Write a figure as PNG, and close it; its file name."""
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    with files.replacing(path) as partial:
+        figure.savefig(partial, dpi=130, bbox_inches="tight")
     plt.close(figure)
     return path.name
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import rundir
+from experiments import files, rundir
 from experiments.cli import command
 from experiments.config import Config, UserError, require
 from experiments.evaluate import bits
@@ -207,7 +207,7 @@ def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") 
             raise
         images = None
     pictures = "".join(f"\n![{name}]({name})\n" for name in images or ())
-    (out / "report.md").write_text(f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
+    files.write(out / "report.md", f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
     if images is None:
         raise UserError(
             f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip "

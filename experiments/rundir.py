@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from experiments import config as configs
+from experiments import files
 from experiments.bench.environment import git, tree
 from experiments.config import Config, UserError, require
 
@@ -40,7 +41,7 @@ def create(out: Path, config: Config):
     if jax.process_index() == 0:
         out.mkdir(parents=True, exist_ok=True)
         configs.write(config, out / "config.json")
-        (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
+        files.write(out / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
 
 def open_run(out: Path) -> Config:
@@ -97,4 +98,4 @@ def truncate_metrics(out: Path, step: int):
         # Rows of eval and event name the number of steps done; the others, the step they belong to.
         rows = [row for row in read_metrics(out) if row["step"] < step + (row["kind"] in ("eval", "event"))]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (out / "metrics.jsonl").write_text(text)
+        files.write(out / "metrics.jsonl", text)

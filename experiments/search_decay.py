@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments import config as configs
 from experiments import data as datas
+from experiments import files
 from experiments.cli import command
 from experiments.config import Config, UserError, require
 from experiments.monitor import Monitor
@@ -128,7 +129,7 @@ def main(argv=None):
     choice, measured = search(config, decays, args.steps, show=lambda text: print(text, flush=True))
     out.mkdir(parents=True, exist_ok=True)
     data = {**dataclasses.asdict(choice), "feasible": FEASIBLE, "steps": measured}
-    (out / "decay.json").write_text(json.dumps(data | {"config": configs.to_dict(config)}, indent=1) + "\n")
+    files.write(out / "decay.json", json.dumps(data | {"config": configs.to_dict(config)}, indent=1) + "\n")
     draw(measured, choice, out / "mu.png")
     print(f"\n{table(measured, choice)}\n")
     print(

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 import jax_sparse24 as s24
 from experiments import choosing
 from jax_sparse24.plan import FFN
@@ -41,3 +43,11 @@ def test_the_committed_page_is_what_the_results_give():
     )
     for name in ENTRIES:
         assert len(re.findall(rf"^\| `{name}` ", page, re.M)) >= 3, name
+
+
+def test_help_writes_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(choosing, "PAGE", tmp_path / "methods.md")
+    with pytest.raises(SystemExit) as stop:
+        choosing.main(["--help"])
+    assert stop.value.code == 0 and "usage:" in capsys.readouterr().out
+    assert not choosing.PAGE.exists()

@@ -1,12 +1,15 @@
 """What every command shares."""
 
 import ctypes
+import errno
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from experiments.cli import command
 from experiments.config import REPOSITORY
 
 GLIBC = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
@@ -31,3 +34,54 @@ def test_commands_keep_freed_memory():
     options = {"cwd": REPOSITORY, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
     done = subprocess.run([sys.executable, "-c", code], **options, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 200_000, "20 calls need 20000 pages each; now and then a heap grows"
+
+
+def run(main, *arguments):
+    """Run a main function as a command does; its exit status."""
+    try:
+        return command(main)(list(arguments))
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "No space left on device: runs/x/metrics.jsonl"),
+        (errno.EROFS, "Read-only file system: runs/x/metrics.jsonl"),
+        (errno.EACCES, "Permission denied: runs/x/metrics.jsonl"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(capsys, code, words):
+    def main(argv):
+        raise OSError(code, os.strerror(code), "runs/x/metrics.jsonl")
+
+    assert run(main) == 2
+    assert capsys.readouterr().err == f"error: {words}\n"
+
+
+def test_a_mistake_of_this_program_keeps_its_traceback():
+    def main(argv):
+        raise ConnectionResetError("a service that answers wrongly")
+
+    with pytest.raises(ConnectionResetError):
+        command(main)([])
+
+
+@pytest.mark.parametrize(
+    "arguments", ["experiments.ablate --list", "experiments.launch --help", "experiments.evaluate --help"]
+)
+def test_a_reader_that_leaves_breaks_nothing(arguments):
+    """As `| head` does, here before the first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments.split()],
+        cwd=REPOSITORY,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) in (0, 128 + signal.SIGPIPE)  # 0: argparse ignores it
+    assert errors == ""

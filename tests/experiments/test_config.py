@@ -105,3 +105,24 @@ def test_differences():
     changed = dataclasses.replace(fst, optim=Optim(lr=2e-3), method=s24.methods.FST(decay=2e-4))
     assert configs.differences(fst, changed) == ["optim.lr: 0.001 -> 0.002", "method.decay: 0.0001 -> 0.0002"]
     assert "method.class: FST -> Dense" in configs.differences(fst, Config())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere\n", r"bad.py raises ModuleNotFoundError in line 1: No module named 'nowhere'"),
+        ("def config(:\n", r"bad.py raises SyntaxError in line 1: "),
+        ("def config():\n    return 1 / 0\n", r"bad.py raises ZeroDivisionError in line 2: division by zero"),
+        ("raise SystemExit(3)\n", r"bad.py raises SystemExit in line 1: 3"),
+    ],
+)
+def test_a_file_that_raises_is_a_mistake_of_its_author(tmp_path, text, words):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(UserError, match=words):
+        configs.load(str(tmp_path / "bad.py"))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "a\0b"])
+def test_a_name_is_that_of_one_folder(name):
+    with pytest.raises(UserError, match="name must be that of one folder"):
+        Config(name=name)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -154,6 +155,34 @@ def test_empty_corpus(tmp_path, files, message):
     with pytest.raises(UserError, match=message):
         corpora.prepare(Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.txt", b"a\xff/b.txt"])
+def test_a_file_name_that_is_no_utf8(tmp_path, name):
+    write_corpus(tmp_path / "text", files=2)
+    path = os.path.join(os.fsencode(tmp_path / "text"), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("words")
+    with pytest.raises(UserError, match=r"name is no UTF-8: b'.*(e9|xff).*Rename it"):
+        corpora.prepare(Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
+    assert not (tmp_path / "data").exists()
+
+
+def test_files_that_are_no_text(tmp_path):
+    """Random bytes have control characters; text in any encoding of bytes has hardly one."""
+    draw = np.random.default_rng(0)
+    write_corpus(tmp_path / "text", files=2)
+    (tmp_path / "text" / "latin.txt").write_bytes("Käse, Öl und Brötchen\n\x1b[1m\f".encode("latin-1") * 99)
+    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
+    corpora.check_text(tmp_path / "text", corpora.local_files(tmp_path / "text", data))
+    for n in range(3):
+        (tmp_path / "text" / f"weights{n}.txt").write_bytes(draw.bytes(500))
+    with pytest.raises(UserError, match=r"3 of 6 files .* are no text.*weights0.txt"):
+        corpora.prepare(data)
+    assert not (tmp_path / "data").exists()
+    folder = corpora.Path(corpora.sysconfig.get_paths()["stdlib"])
+    corpora.check_text(folder, corpora.stdlib_files(folder))
 
 
 def test_patterns(tmp_path):
