@@ -15,7 +15,8 @@ PACKAGE = ROOT / "jax_sparse24"
 # From the bottom up. A unit (a module or folder) may import units of lower rows and itself.
 LAYERS = [
     {"patterns", "formats", "schedule"},
-    {"_reverse_only", "_measure"},
+    {"_reverse_only", "_nvml"},
+    {"_measure"},
     {"ops"},
     {"plan"},
     {"kept", "_products"},

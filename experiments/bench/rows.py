@@ -10,7 +10,7 @@ def times(measured) -> dict:
             "median": ms(t.median),
             "low": ms(t.low),
             "high": ms(t.high),
-            "samples": t.samples,
+            "samples": len(t.samples),
         }
         for name, t in measured.items()
     }
