@@ -155,7 +155,8 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Masked(Groups24):
-    """The entries of a mask kept in the layer's state."""
+    """The entries of a mask kept in the layer's state, read as `pack24` reads it: of a group with more than
+    two the two of largest magnitude stay."""
 
     entry: str = "mask"
     label: str = "stored mask"
@@ -167,7 +168,7 @@ class Masked(Groups24):
             return compressed.pack(x, axis, mask)
         if context.packed:
             return pack24(x, axis, mask, implementation=context.implementation)
-        return jnp.where(mask, x, jnp.zeros_like(x))
+        return prune24(jnp.where(mask, x, jnp.zeros_like(x)), axis, implementation=context.implementation)
 
     def __str__(self):
         return self.label

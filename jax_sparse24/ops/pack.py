@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_sparse24 import patterns
 from jax_sparse24.formats import Packed24
@@ -24,18 +25,33 @@ def packed_types(x, axis: int):
     )
 
 
-def pack24(x, axis: int | tuple[int, int], mask=None, *, implementation: str | None = None):
+def pack24(
+    x,
+    axis: int | tuple[int, int],
+    mask=None,
+    *,
+    checked: bool = False,
+    implementation: str | None = None,
+):
     """`x` compressed along `axis`: two of every four elements with their positions.
 
     x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16, float8_e4m3fn. Without `mask`
-    the two of largest |x| are taken, as in `mask24`. mask: bool of x's shape; of more than two per group the
-    two of largest |x| are taken, and a group with fewer is filled with stored zeros. axis: also (-1, -2), for
-    a product along either: a Packed24 of each, with a mask from one pass over `x` on CUDA. Returns Packed24
-    or a tuple of them. Differentiable in `x`. Raises like `mask24`; TypeError or ValueError for a mask of
-    another dtype or shape, ValueError for other pairs of axes."""
+    the two of largest |x| are taken, as in `mask24`. mask: bool of x's shape. Of a group that holds more than
+    two the two of largest |x| are taken (ties keep the lower index), and one that holds fewer is filled with
+    stored zeros: every implementation and layer reads a mask so. checked: raise instead unless the mask holds
+    exactly two of every group; it is read on the host, so it cannot be traced. axis: also (-1, -2), for a
+    product along either: a Packed24 of each, with a mask from one pass over `x` on CUDA. Returns Packed24 or
+    a tuple of them. Differentiable in `x`. Raises like `mask24`; TypeError or ValueError for a mask of
+    another dtype or shape, or traced though checked; ValueError for other pairs of axes and for a checked
+    mask that is not 2:4."""
     x = patterns.as_array("pack24", "x", x, float8=True)
     both = isinstance(axis, tuple) and len(axis) == 2
     axis = (patterns.check_both if both else patterns.check_grouped)("pack24", x, axis)
+    if mask is not None:
+        mask = as_mask("pack24", mask, x)
+        if checked:
+            for one in axis if both else (axis,):
+                _check_two_of_four(mask, one)
     if x.dtype == FLOAT8:
         wide = pack24(x.astype(jnp.bfloat16), axis, mask, implementation=implementation)
         narrow = tuple(
@@ -43,7 +59,6 @@ def pack24(x, axis: int | tuple[int, int], mask=None, *, implementation: str | N
         )
         return narrow if both else narrow[0]
     if mask is not None:
-        mask = as_mask("pack24", mask, x)
         return (
             _pack_masked_both(x, mask, implementation)
             if both
@@ -70,6 +85,29 @@ def as_mask(op: str, mask, x) -> jax.Array:
     if mask.shape != x.shape:
         raise ValueError(f"{op}: mask has shape {mask.shape}, x has shape {x.shape}; they must be equal.")
     return mask
+
+
+def _check_two_of_four(mask, axis: int) -> None:
+    """Raises ValueError for the first group, in the order of memory, that does not hold exactly two."""
+    if isinstance(mask, jax.core.Tracer):
+        raise TypeError(
+            "pack24: checked=True reads the mask, which has no value while a function is traced. Check it "
+            "before jit, and call pack24 without checked inside."
+        )
+    mask = np.asarray(mask)
+    place = mask.ndim + axis
+    groups = mask.reshape(*mask.shape[:place], -1, patterns.GROUP, *mask.shape[place + 1 :])
+    counts = groups.sum(place + 1)
+    wrong = np.argwhere(counts != patterns.KEPT)
+    if len(wrong):
+        first = tuple(map(int, wrong[0]))
+        start = patterns.GROUP * first[place]
+        where = [*map(str, first[:place]), f"{start}:{start + patterns.GROUP}", *map(str, first[place + 1 :])]
+        raise ValueError(
+            f"pack24: the mask of shape {mask.shape} is not 2:4 along axis {axis}: mask[{', '.join(where)}] "
+            f"holds {int(counts[first])} of four; of all groups {len(wrong)} do not hold two. "
+            f"Make it anew with mask24 or transposable_mask24; unchecked, the two of largest |x| are taken."
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -271,3 +271,33 @@ def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
 def test_sparsifiers_pass_the_implementation_on(by, no_cusparselt):
     with pytest.raises(RuntimeError, match="cusparselt"):
         by(X, -1, dataclasses.replace(CONTEXT, implementation="cusparselt"))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_a_stored_mask_that_is_not_two_of_four_has_one_meaning(dtype, axis):
+    """Whether a product runs dense or packed, and by which implementation, it multiplies what `pack24` keeps:
+    of three or four the two largest, of one or none what there is."""
+    rng = np.random.default_rng(16)
+    w, mask = jnp.asarray(rng.normal(size=(16, 32)), dtype), jnp.asarray(rng.random((16, 32)) < 0.6)
+    expected = s24.pack24(w, axis, mask, implementation="reference").todense(implementation="reference")
+    assert not np.array_equal(expected, jnp.where(mask, w, 0))
+    for implementation in (None, "reference", "ffi"):
+        for packed in (False, True):
+            values = Masked()(w, axis, Context({"mask": mask}, None, implementation, packed))
+            values = values.todense() if packed else values
+            np.testing.assert_array_equal(values, expected)
+
+
+def test_a_flipped_bit_of_a_mask_gives_one_result_and_gradient():
+    method, rng = s24.methods.AST(), np.random.default_rng(3)
+    x, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 16), (16, 12)))
+    state = method.init(w)
+    state["mask"] = state["mask"].at[int(jnp.argmin(state["mask"][:4, 0])), 0].set(True)
+
+    def loss(x, w, implementation):
+        return jnp.sum(s24.sparse_dot(x, w, method, state, implementation=implementation) ** 2)
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, w, "reference")
+    for implementation in (None, "ffi"):
+        got = jax.value_and_grad(loss, (0, 1))(x, w, implementation)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)

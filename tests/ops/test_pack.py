@@ -114,6 +114,24 @@ def test_every_mask_of_a_group(implementation, dtype):
         assert_same_bits(packed, packed_by_oracle(x, 1, masks))
 
 
+def test_a_checked_mask_holds_two_of_every_group():
+    """Another count raises, naming the first such group of an axis, and only where it is checked."""
+    x = device(adversarial((3, 8, 12), "float32", seed=46))
+    mask = s24.transposable_mask24(x)
+    for axis in (-1, -2, (-1, -2)):
+        assert_same_bits(s24.pack24(x, axis, mask, checked=True), s24.pack24(x, axis, mask))
+    assert_same_bits(s24.pack24(x, 0 - 1, checked=True), s24.pack24(x, -1))  # its own choice is 2:4
+    column, row = 4 + int(np.argmin(mask[1, 2, 4:8])), 2
+    broken = mask.at[1, row, column].set(True).at[2, 0, 0].set(~mask[2, 0, 0])
+    message = r"\(3, 8, 12\) is not 2:4 along axis {}: mask\[{}\] holds 3 of four; of all groups 2 do not"
+    for axis, place in ((-1, "1, 2, 4:8"), (-2, f"1, 0:4, {column}"), ((-1, -2), "1, 2, 4:8")):
+        with pytest.raises(ValueError, match=message.format(-1 if isinstance(axis, tuple) else axis, place)):
+            s24.pack24(x, axis, broken, checked=True)
+        s24.pack24(x, axis, broken)
+    with pytest.raises(TypeError, match=r"checked=True reads the mask.*before jit"):
+        jax.jit(lambda m: s24.pack24(x, -1, m, checked=True))(mask)
+
+
 def test_both_ways_is_one_way_after_the_other(implementation):
     """With a mask of any count, by the best transposable one, and without."""
     x = device(adversarial((2, 36, 44), "bfloat16", seed=45))
