@@ -194,9 +194,12 @@ class Program:
 
     def _step(self, graphdef, sparse_phase: bool):
         def loss_and_grad(state, params, sparse, tokens_BL, index):
-            noise = s24.nn.fold_key(sparse, index)
-            objective = lambda p: self._objective(nnx.merge(graphdef, p, noise), state, tokens_BL)  # noqa: E731
-            return jax.value_and_grad(objective)(params)
+            seen, noise = nnx.split_state(s24.nn.fold_key(sparse, index), s24.nn.Statistic, ...)
+
+            def objective(params, seen):
+                return self._objective(nnx.merge(graphdef, params, seen, noise), state, tokens_BL)
+
+            return jax.value_and_grad(objective, (0, 1))(params, seen)
 
         def mean_over(state, params, sparse, tokens_ABL):
             parts = tokens_ABL.shape[0]
@@ -206,7 +209,8 @@ class Program:
             def add(total, part):
                 return jax.tree.map(jnp.add, total, loss_and_grad(state, params, sparse, *part)), None
 
-            zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+            seen = nnx.filter_state(sparse, s24.nn.Statistic)
+            zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, (params, seen)))
             total, _ = jax.lax.scan(add, zero, (tokens_ABL, jnp.arange(parts)))
             return jax.tree.map(lambda x: x / parts, total)
 
@@ -217,7 +221,8 @@ class Program:
                 s24.refresh(model, step=state["step"], due=self.config.method.refresh_every == 1)
                 masks = s24.nn.masks(model)
             _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
-            loss, grads = mean_over(state, params, sparse, tokens_ABL)
+            loss, (grads, seen) = mean_over(state, params, sparse, tokens_ABL)
+            sparse = s24.nn.observe(sparse, seen) if sparse_phase else sparse
             updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse_phase)
             state = state | {
                 "step": state["step"] + 1,

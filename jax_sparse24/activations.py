@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.engine import Execution, ffn_fwd, plan_of, prepare
-from jax_sparse24.ops.tokens import densest
+from jax_sparse24.ops.tokens import densest, inverse_of, permute
 from jax_sparse24.plan import ACTIVATIONS
 
 
@@ -36,11 +36,15 @@ def activation_stats(
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     run = Execution("activation_stats", "ffn", plan, None, activation)
     route = method.route(tokens, w1, state)
+    real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
-        tokens, state = tokens[route[0]], {**state, **route[1]}
+        order, places = route
+        back = inverse_of(order, tokens.shape[0])
+        tokens, real, state = permute(tokens, order, back), permute(real, order, back), {**state, **places}
     y1_Tf = run.product("F1", {"x": tokens, "w1": w1}, state, key)
-    y2_Tf = ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1)
-    stats, given = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32)}, y2_Tf
+    y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
+    stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32, where=real)}
+    given = y2_Tf
     for product in ("F2", "B2"):
         row = plan.row(product)
         if row is None or row.operand != "y2":

@@ -391,7 +391,7 @@ def sparse_ffn(
         out = _ffn(run, tokens, w1, w2, b1, state, key)
     else:
         order, places = route
-        back = inverse_of(order)
+        back = inverse_of(order, tokens.shape[0])
         out = _ffn(run, permute(tokens, order, back), w1, w2, b1, {**state, **places}, key)
         out = permute(out, back, order)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")

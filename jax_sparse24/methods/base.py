@@ -74,10 +74,24 @@ class Method:
         """The output `y` with a gradient for a learned router; x: (T, d)."""
         return y
 
+    observed: ClassVar[tuple[str, ...]] = ()  # entries of w1's state that are statistics of activations
+
+    def observe(self, y: jax.Array, state, x: jax.Array, w1: jax.Array) -> jax.Array:
+        """The output `y`, with what these tokens add to the statistics `observed` as their gradients.
+
+        state: of w1; x: (T, d)."""
+        return y
+
     def route(self, x: jax.Array, w1: jax.Array, state) -> tuple | None:
-        """The order in which the products see the tokens of `x` (T, d), and further state by operand; None
-        for the order in which they come."""
+        """The order in which products see the tokens of `x` (T, d), as `ops.tokens.permute` takes it (T is
+        a row of zeros), and further state by operand; None for the order in which they come."""
         return None
+
+    @property
+    def causal(self) -> bool:
+        """Whether the sparse forward pass at a token depends on no later token of the flattened batch. Where
+        it does, masks tell the model of what it is to predict, and a sparse loss is no language model's."""
+        return True
 
     @property
     def token_multiple(self) -> int:

@@ -5,6 +5,7 @@ the same neurons, and if these neurons lie in different groups of M. So neurons 
 respond to, each cluster is dealt over the groups, and tokens are sorted by the cluster they are nearest to.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -107,6 +108,51 @@ def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Arra
     return order, cluster[order]
 
 
+def padded_rows(tokens: int, clusters: int, v: int, m: int) -> int:
+    """How many rows `in_blocks` makes of so many tokens, a multiple of `v` and of `m`."""
+    most = (tokens + min(clusters, tokens) * (v - 1)) // v * v
+    multiple = math.lcm(v, m)
+    return -(-most // multiple) * multiple
+
+
+def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m: int):
+    """Sorted tokens with rows of padding after each cluster, so that no block of `v` rows holds two clusters:
+    what a block is then depends on none of its other tokens.
+
+    order_T, cluster_T: of `route`. Returns int32 (R,), R = `padded_rows`: the token of each row, T for
+    padding; and int32 (R / v,), the cluster of each block."""
+    T = order_T.size
+    rows = padded_rows(T, clusters, v, m)
+    count = jnp.zeros(clusters, jnp.int32).at[cluster_T].add(1)
+    ends = jnp.cumsum(-(-count // v))  # in blocks
+    first = jnp.cumsum(count) - count
+    start = v * (ends - -(-count // v))
+    place = start[cluster_T] + jnp.arange(T, dtype=jnp.int32) - first[cluster_T]
+    padded = jnp.full(rows, T, jnp.int32).at[place].set(order_T)
+    block = jnp.searchsorted(ends, jnp.arange(rows // v), side="right")
+    return padded, jnp.minimum(block, clusters - 1).astype(jnp.int32)
+
+
+@jax.custom_vjp
+def observe(y, norms_Kf: jax.Array, x_nd: jax.Array, cluster_n: jax.Array, w1_df: jax.Array):
+    """`y`, where the gradient of `norms_Kf` is no gradient: whatever is done with `y`, it is how much the
+    tokens `x_nd` of each cluster activate each neuron, sums of squared ReLU. `s24.nn.observe` adds them."""
+    return y
+
+
+def _observe_fwd(y, norms_Kf, x_nd, cluster_n, w1_df):
+    return y, (jax.nn.one_hot(cluster_n, norms_Kf.shape[0], dtype=jnp.float32), x_nd, w1_df)
+
+
+def _observe_bwd(saved, dy):
+    cluster_nK, x_nd, w1_df = saved
+    fired_nf = jnp.square(jax.nn.relu(x_nd @ w1_df)).astype(jnp.float32)
+    return dy, cluster_nK.T @ fired_nf, None, None, None
+
+
+observe.defvjp(_observe_fwd, _observe_bwd)
+
+
 @jax.custom_vjp
 def teach(y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
     """`y`, with a gradient for the router as a classifier of tokens: that of 0.01 times the mean
@@ -135,9 +181,13 @@ def fired_cluster(y2_nf: jax.Array, clusters: int, m: int, layout: Layout) -> ja
     return jnp.argmax(y2_nf.reshape(len(y2_nf), clusters, -1).sum(-1), axis=1).astype(jnp.int32)
 
 
-def cluster_columns(w1: jax.Array, centroids_dK: jax.Array, m: int) -> jax.Array:
-    """bool (K, f): the four of every `m` neurons that respond most to each centroid."""
-    response = centroids_dK.T @ w1.astype(jnp.float32)  # (K, f)
-    groups = response.reshape(response.shape[0], -1, m)
+def responses(w1: jax.Array, centroids_dK: jax.Array) -> jax.Array:
+    """float32 (K, f): what each neuron gets from a token at each centroid, before the activation."""
+    return centroids_dK.T @ w1.astype(jnp.float32)
+
+
+def four_largest(norms_Kf: jax.Array, m: int) -> jax.Array:
+    """bool (K, f): the four of every `m` neurons that are largest, of equal ones the first."""
+    groups = norms_Kf.reshape(norms_Kf.shape[0], -1, m)
     rank = jnp.argsort(jnp.argsort(-groups, axis=-1, stable=True), axis=-1)
-    return (rank < 4).reshape(response.shape)
+    return (rank < 4).reshape(norms_Kf.shape)

@@ -116,7 +116,8 @@ class CausalBothWays(Groups24):
 class Blocks:
     """V:2:M: blocks of V rows share four of every M columns along the contraction axis (2310.02065).
 
-    If the operand's state names which columns are `allowed`, bool (rows / V, columns), it takes those."""
+    If the operand's state names which columns are `allowed`, bool (rows / V, columns), it takes those, and
+    nothing of rows that are not `real`, bool (rows,)."""
 
     v: int
     m: int
@@ -141,10 +142,12 @@ class Blocks:
         if context.packed and squares and not (chosen or self.exact):
             return squared_relu_vnm(x, self.v, self.m, implementation=context.implementation)
         x = context.activate(x)
-        if chosen:
-            allowed = jnp.repeat(context.state["allowed"], self.v, axis=0)
-            x = jnp.where(allowed, x, jnp.zeros_like(x))
         make = {"axis": axis, "exact": self.exact, "implementation": context.implementation}
+        if chosen:
+            allowed = jnp.repeat(context.state["allowed"], self.v, axis=0) & context.state["real"][:, None]
+            if context.packed:
+                return pack_vnm(x, self.v, self.m, **{**make, "exact": False}, mask=allowed)
+            x = jnp.where(allowed, x, jnp.zeros_like(x))
         if context.packed:
             return pack_vnm(x, self.v, self.m, **make)
         return jnp.where(vnm_mask(x, self.v, self.m, **make), x, jnp.zeros_like(x))

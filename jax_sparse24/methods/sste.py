@@ -38,6 +38,10 @@ class SSTE(Method):
         check_choice(self, "fp8", "tensor", "row", None)
 
     @property
+    def causal(self):
+        return self.fp8 != "tensor"  # a scale of all tokens rounds each of them
+
+    @property
     def refresh_every(self) -> int:
         return 1 if self.scale == "dynamic" else 0
 

@@ -12,10 +12,13 @@ from jax_sparse24.methods.base import Method, check_choice, check_field, check_s
 from jax_sparse24.methods.routing import (
     Layout,
     Metric,
-    cluster_columns,
     cluster_neurons,
     fired_cluster,
+    four_largest,
+    in_blocks,
     neuron_order,
+    observe,
+    responses,
     route,
     teach,
 )
@@ -33,9 +36,10 @@ class Venom(Method):
     F2 cuts Y2 to blocks of `v` tokens by `m` neurons, B3 takes dY1 on the same support, and B2 and B4 cut
     both again to blocks of `v` neurons by `m` tokens within it. At the first sparse step, after a dense
     warm-up that makes the activations sparse, `s24.nn.arrange` clusters the neurons and permutes them, which
-    changes no output. Tokens must be a multiple of `v` and of `m`, and so must the FFN width. B1 is needed at
-    the entries of Y2 alone: where that was measured to be faster, they are made by dense products with the
-    same weights, 4 / `m` of all (sampled dense-dense products), and nothing else changes.
+    changes no output. The FFN width must be a multiple of `v` and of `m`, and with columns="data" so must the
+    tokens. B1 is needed at the entries of Y2 alone: where that was measured to be faster, they are made by
+    dense products with the same weights, 4 / `m` of all (sampled dense-dense products), and nothing else
+    changes.
 
     The paper leaves much open (its body names no V, M, number or metric of clusters, nor which values F2 and
     B3 multiply); every field is one of these choices. v, m: block size, V = 16 to 256 and M = 4 to 32.
@@ -43,15 +47,19 @@ class Venom(Method):
     the groups of M ("spread"), side by side ("adjacent"), or left in place ("none"). routing: tokens sorted
     by the nearest "centroid"; by a "learned" linear router, a parameter of the FFN that starts from the
     centroids and is taught which cluster a sixteenth of the tokens fires most; or left in order ("none").
-    columns: the neurons of a block chosen by "data", so that a token's mask depends on later tokens of its
-    block, or by the "cluster" of the block's first token alone. transposed: B2 and B4 need the opposite
-    order, tokens of different clusters in a group of M and neurons of one cluster in a block of V, so both
-    are "regrouped" there (the sum over tokens does not mind, and gradients are dealt again), or left as in F2
-    ("plain"). exact: exhaustive search of columns. weights: "soft" 2:4 in F1 and B1, or "dense".
-    dense_operand: F2 and B3 multiply "soft" weights too, so that the gradient is that of the forward pass, or
-    "dense" ones. arrange_every: steps between rearrangements in the sparse phase, 0 for one at its start.
-    dense_warmup: dense steps at the start. sparse_share: of the steps after them; the rest, at the end, is
-    dense."""
+    columns: which four of every `m` neurons a block keeps. "data": those that its tokens activate most; a
+    token's mask then depends on later tokens, and a loss under it is no language model's (`causal`).
+    "statistic": those that tokens of its cluster activated most in earlier steps, by a running statistic of a
+    sixteenth of the tokens (`s24.nn.observe`). "cluster": those that respond most to the centroid, by the
+    weights alone. Under these two, what a token keeps depends on no other token: every block holds one
+    cluster, filled up with rows of zeros, less than `clusters` * `v` rows more in all products. transposed:
+    B2 and B4 need the opposite order, tokens of different clusters in a group of M and neurons of one cluster
+    in a block of V, so both are "regrouped" there (the sum over tokens does not mind, and gradients are dealt
+    again), or left as in F2 ("plain"). exact: exhaustive search of columns. weights: "soft" 2:4 in F1 and B1,
+    or "dense". dense_operand: F2 and B3 multiply "soft" weights too, so that the gradient is that of the
+    forward pass, or "dense" ones. arrange_every: steps between rearrangements in the sparse phase, 0 for one
+    at its start. dense_warmup: dense steps at the start. sparse_share: of the steps after them; the rest, at
+    the end, is dense."""
 
     when = "All six products sparse, where activations are sparse already: long runs of squared-ReLU models."
 
@@ -61,7 +69,7 @@ class Venom(Method):
     metric: Metric = "cosine"
     layout: Layout = "spread"
     routing: Literal["centroid", "learned", "none"] = "centroid"
-    columns: Literal["data", "cluster"] = "data"
+    columns: Literal["data", "statistic", "cluster"] = "data"
     transposed: Literal["regrouped", "plain"] = "regrouped"
     exact: bool = False
     weights: Literal["soft", "dense"] = "soft"
@@ -77,7 +85,7 @@ class Venom(Method):
         check_choice(self, "metric", "cosine", "l2")
         check_choice(self, "layout", "spread", "adjacent", "none")
         check_choice(self, "routing", "centroid", "learned", "none")
-        check_choice(self, "columns", "data", "cluster")
+        check_choice(self, "columns", "data", "statistic", "cluster")
         check_choice(self, "transposed", "regrouped", "plain")
         check_choice(self, "weights", "soft", "dense")
         check_choice(self, "dense_operand", "soft", "dense")
@@ -115,12 +123,33 @@ class Venom(Method):
         if role == "w1":
             state["centroids"] = jnp.zeros((*w.shape[:-1], self.clusters), jnp.float32)
             state["arranged"] = jnp.zeros(w.shape[:-2], bool)
+            if self.observed:
+                state["norms"] = jnp.zeros((*w.shape[:-2], self.clusters, w.shape[-1]), jnp.float32)
         return state
 
     def arrange(self, w1):
         found = cluster_neurons(w1, self.clusters, self.metric)
         order = neuron_order(found.assignment, self.m, self.layout)
-        return order, {"centroids": jnp.asarray(found.centroids), "arranged": jnp.asarray(True)}
+        centroids = jnp.asarray(found.centroids)
+        state = {"centroids": centroids, "arranged": jnp.asarray(True)}
+        if self.observed:  # as if a token had been seen at each centroid
+            state["norms"] = jnp.square(jax.nn.relu(responses(jnp.asarray(w1)[:, order], centroids)))
+        return order, state
+
+    @property
+    def causal(self):
+        return self.columns != "data"
+
+    @property
+    def observed(self):
+        return ("norms",) if self.columns == "statistic" else ()
+
+    def observe(self, y, state, x_Td, w1_df):
+        if not self.observed:
+            return y
+        some = jax.lax.stop_gradient(x_Td[::16])
+        order, cluster = route(some, state["centroids"])
+        return observe(y, state["norms"], some[order], cluster, jax.lax.stop_gradient(w1_df))
 
     @property
     def router(self):
@@ -137,12 +166,15 @@ class Venom(Method):
         order, cluster = route(x_Td, state["w1"]["centroids"])
         if self.columns == "data":
             return order, {}
-        allowed = cluster_columns(w1_df, state["w1"]["centroids"], self.m)
-        return order, {"y2": {"allowed": allowed[cluster[:: self.v]]}}
+        own = state["w1"]
+        norms = own["norms"] if self.observed else responses(w1_df, own["centroids"])
+        order, of_block = in_blocks(order, cluster, self.clusters, self.v, self.m)
+        allowed = four_largest(norms, self.m)[of_block]
+        return order, {"y2": {"allowed": allowed, "real": order < len(x_Td)}}
 
     @property
     def token_multiple(self):
-        return math.lcm(self.v, self.m)
+        return math.lcm(self.v, self.m) if self.columns == "data" else 1
 
     def schedule(self, total_steps):
         rest = total_steps - self.dense_warmup

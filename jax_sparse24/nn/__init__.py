@@ -8,11 +8,13 @@ from jax_sparse24.nn.ffn import FFN as FFN
 from jax_sparse24.nn.ffn import GatedFFN as GatedFFN
 from jax_sparse24.nn.linear import Linear as Linear
 from jax_sparse24.nn.linear import SparseState as SparseState
+from jax_sparse24.nn.linear import Statistic as Statistic
 from jax_sparse24.nn.low_rank import LowRank as LowRank
 from jax_sparse24.nn.low_rank import LowRankFFN as LowRankFFN
 from jax_sparse24.nn.moe import MoE as MoE
 from jax_sparse24.nn.state import fold_key as fold_key
 from jax_sparse24.nn.state import masks as masks
+from jax_sparse24.nn.state import observe as observe
 from jax_sparse24.nn.state import refresh as refresh
 from jax_sparse24.nn.state import set_sparse as set_sparse
 from jax_sparse24.nn.state import sparse_layers as sparse_layers

@@ -51,9 +51,11 @@ class FFN(nnx.Module):
             return down(ACTIVATIONS[self.activation](up(x)))
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
-        y = sparse_ffn(x, w1, w2, up.method, self._state(), up.noise_key(), **options)
+        state, tokens = self._state(), x.reshape(-1, x.shape[-1])
+        y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
+        y = up.method.observe(y, state["w1"], tokens, w1)
         if up.method.router:
-            y = up.method.teach(y, self.router[...], x.reshape(-1, x.shape[-1]), w1)
+            y = up.method.teach(y, self.router[...], tokens, w1)
         return y if b2 is None else y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:

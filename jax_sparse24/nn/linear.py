@@ -19,6 +19,10 @@ class SparseState(nnx.Variable):
     checkpoint."""
 
 
+class Statistic(SparseState):
+    """A running statistic of activations, whose gradient is what a step has seen: see `s24.nn.observe`."""
+
+
 class Linear(nnx.Module):
     """`y = x @ kernel + bias` whose three products run as `method` says; a drop-in for `nnx.Linear`.
 
@@ -65,7 +69,10 @@ class Linear(nnx.Module):
         # Drawn for every method: models that differ only in their methods start from the same parameters.
         noise_key = rngs.params()
         self.state = nnx.Dict(
-            {name: SparseState(value) for name, value in self.method.init(self.kernel[...], role).items()}
+            {
+                name: (Statistic if name in self.method.observed else SparseState)(value)
+                for name, value in self.method.init(self.kernel[...], role).items()
+            }
         )
         if self.method.stochastic:
             self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))

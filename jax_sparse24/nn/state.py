@@ -6,6 +6,8 @@ from flax import nnx
 
 from jax_sparse24.nn.linear import Linear, SparseState
 
+FORGETTING = 0.01  # share of a running statistic that an optimiser step replaces
+
 
 def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
     """(path, layer) of every `Linear` of this package in the model whose method is not dense, in the order of
@@ -53,6 +55,24 @@ def masks(model: nnx.Module):
     return nnx.from_flat_state(
         [(path, v.replace(in_use.get(path, jnp.ones((), bool)))) for path, v in params]
     )
+
+
+def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
+    """A copy of a state in which every `Statistic` has forgotten a hundredth and gained what a step has seen.
+
+    seen: the gradient with respect to the `Statistic` variables, as `jax.grad` gives it beside that of the
+    parameters, of one optimiser step (over micro-batches: their sum or mean). Call it after the step, so that
+    a step chooses by what earlier steps have seen and no token chooses for those before it. Without
+    statistics the copy is the state. Example: `nnx.update(model, s24.nn.observe(nnx.state(model,
+    s24.nn.Statistic), seen))`."""
+    seen = dict(nnx.to_flat_state(seen))
+
+    def add(path, variable):
+        if path not in seen:
+            return variable
+        return variable.replace((1 - FORGETTING) * variable[...] + seen[path][...])
+
+    return nnx.from_flat_state([(path, add(path, v)) for path, v in nnx.to_flat_state(state)])
 
 
 def fold_key(state: nnx.State, data) -> nnx.State:

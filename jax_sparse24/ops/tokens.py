@@ -40,16 +40,29 @@ def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
 
 @jax.custom_vjp
 def permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """Rows `order` of `x` (T, n), a permutation whose inverse is given: its derivative is a gather too."""
-    return x[order]
+    """Rows `order` of `x` (T, n), and rows of zeros where it is T: (R, n). Undone by `permute(y, inverse,
+    order)`.
+
+    order: int32 (R,), holds every number below T once, and R - T times T. inverse: int32 (T,), `inverse_of(
+    order, T)`. The derivative is a gather too."""
+    return _rows(x, order)
 
 
-permute.defvjp(lambda x, order, inverse: (x[order], inverse), lambda inverse, ct: (ct[inverse], None, None))
+def _rows(x, order):
+    if order.size <= x.shape[0]:
+        return x[order]
+    return jnp.take(x, order, axis=0, mode="fill", fill_value=0)
 
 
-def inverse_of(order: jax.Array) -> jax.Array:
-    """The inverse of a permutation (T,)."""
-    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
+permute.defvjp(
+    lambda x, order, inverse: (_rows(x, order), inverse),
+    lambda inverse, ct: (_rows(ct, inverse), None, None),
+)
+
+
+def inverse_of(order: jax.Array, T: int) -> jax.Array:
+    """int32 (T,): the place of each number below `T` in `order`, which holds every one of them once."""
+    return jnp.zeros(T, order.dtype).at[order].set(jnp.arange(order.size, dtype=order.dtype), mode="drop")
 
 
 def densest(

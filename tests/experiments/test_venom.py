@@ -57,6 +57,33 @@ def test_neurons_may_move_again(venom, whole, tmp_path):
     assert not np.array_equal(*kernels)
 
 
+def norms(state):
+    return np.stack([v[...] for path, v in nnx.to_flat_state(state["sparse"]) if path[-1] == "norms"])
+
+
+@pytest.mark.parametrize("model", [{}, {"scan": True, "remat": True}], ids=["unrolled", "scanned, remat"])
+def test_a_running_statistic_moves_in_the_sparse_phase_and_is_resumed(venom, tmp_path, model):
+    """In two micro-batches."""
+    run = dataclasses.replace(
+        venom,
+        method=dataclasses.replace(METHOD, columns="statistic"),
+        model=dataclasses.replace(venom.model, **model),
+        train=dataclasses.replace(venom.train, accumulate=2),
+    )
+    out = train(run, tmp_path / "run", show=False).out
+    at = {step: norms(checkpoint(out, step)) for step in (2, 4, 6, 8, 12)}
+    assert not at[2].any() and not at[4].any()  # neurons are arranged as the sparse phase begins
+    assert at[6].any() and (at[6] != at[8]).any()
+    np.testing.assert_array_equal(at[8], at[12])
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    for kept in (copy / "checkpoints").iterdir():
+        if kept.name.isdigit() and int(kept.name) > 6:
+            shutil.rmtree(kept)
+    train(run, copy, resume=True, show=False)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint(copy, 12), checkpoint(out, 12))
+
+
 @pytest.mark.parametrize(("changed", "why"), [({"m": 7}, "multiple of 7"), ({"v": 256}, "fewer than v=256")])
 def test_blocks_that_do_not_fit_are_found_before_the_dense_warm_up(venom, tmp_path, changed, why):
     wrong = dataclasses.replace(venom, method=dataclasses.replace(METHOD, **changed))

@@ -9,7 +9,16 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24.methods import Dense, Venom
-from jax_sparse24.methods.routing import cluster_columns, cluster_neurons, neuron_order, route
+from jax_sparse24.methods.routing import (
+    cluster_neurons,
+    four_largest,
+    in_blocks,
+    neuron_order,
+    padded_rows,
+    responses,
+    route,
+)
+from jax_sparse24.ops.tokens import inverse_of, permute
 from tests.engine import oracle
 
 T, d, f, V, M, K = 64, 16, 64, 16, 8, 4
@@ -217,28 +226,116 @@ def test_arranging_stacked_layers_is_arranging_each():
     assert bool(stacked.up.state["arranged"][...].all())
 
 
-def test_columns_by_data_let_a_token_see_later_ones_and_columns_by_cluster_do_not():
-    """The leak of block-level choice: change the last token of a block, look at the first."""
+def allowed_neurons(method, x, w1, state):
+    """bool (T, f): the neurons that the cluster of each token keeps, in numpy."""
+    centroids = np.asarray(state["w1"]["centroids"])
+    norms = np.asarray(state["w1"]["norms"] if "norms" in state["w1"] else centroids.T @ np.asarray(w1))
+    groups = norms.reshape(K, -1, M)
+    allowed = np.zeros(groups.shape, bool)
+    np.put_along_axis(allowed, np.argsort(-groups, axis=-1, kind="stable")[..., :4], True, -1)
+    return allowed.reshape(K, f)[np.argmax(np.asarray(x) @ centroids, 1)]
+
+
+@pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
+@pytest.mark.parametrize("columns", ["cluster", "statistic"])
+def test_columns_of_the_token_alone(columns, implementation):
+    """F2 and B3 take the two largest of the neurons that a token's own cluster keeps, whatever else is in the
+    batch, for any number of tokens, with a bias that wakes the rows of padding."""
+    x, w1, w2, dy = operands()
+    method = Venom(v=V, m=M, clusters=K, weights="dense", columns=columns)
+    state = state_of(method, w1, w2)
+    if columns == "statistic":
+        state["w1"]["norms"] = jax.random.uniform(KEY, (K, f))
+    b1 = jnp.full(f, 0.1)
+
+    @jax.jit
+    def both(x, dy):
+        def block(x, w1, w2):
+            return s24.sparse_ffn(x, w1, w2, method, state, b1=b1, implementation=implementation)
+
+        y, vjp = jax.vjp(block, x, w1, w2)
+        return y, *vjp(dy)
+
+    for tokens in (T, T - 7, 1):
+        y, dx, *weights = both(x[:tokens], dy[:tokens])
+        wide = [np.asarray(a, np.float64) for a in (x[:tokens], w1, w2, dy[:tokens])]
+        relu = np.maximum(wide[0] @ wide[1] + 0.1, 0)
+        allowed = allowed_neurons(method, x[:tokens], w1, state)
+        groups = np.where(allowed, relu**2, -1).reshape(tokens, -1, M)
+        keep = np.zeros(groups.shape, bool)
+        np.put_along_axis(keep, np.argsort(-groups, axis=-1, kind="stable")[..., :2], True, -1)
+        keep = keep.reshape(tokens, f) & allowed
+        dy1 = np.where(keep, (wide[3] @ wide[2].T) * 2 * relu, 0)
+        for got, want in ((y, np.where(keep, relu**2, 0) @ wide[2]), (dx, dy1 @ wide[1].T)):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+        assert all(jnp.isfinite(dw).all() and jnp.any(dw != 0) for dw in weights)
+
+
+def test_stats_of_padded_tokens_count_the_tokens_alone():
     x, w1, w2, _ = operands()
-    w1 = w1.at[:, : f // 2].multiply(3.0)
+    method = Venom(v=V, m=M, clusters=K, weights="dense", columns="cluster")
+    state = state_of(method, w1, w2)
+    stats = s24.activation_stats(x, w1, method, state, b1=jnp.full(f, 0.1))
+    y2 = np.square(np.maximum(np.asarray(x, np.float64) @ np.asarray(w1) + 0.1, 0))
+    np.testing.assert_allclose(stats["density"], np.mean(y2 != 0), rtol=1e-5)
+    groups = np.where(allowed_neurons(method, x, w1, state), y2, 0).reshape(T, -1, M)
+    kept = np.sort(groups, -1)[..., -2:]
+    np.testing.assert_allclose(stats["F2_lost_energy"], 1 - (kept**2).sum() / (y2**2).sum(), rtol=1e-4)
 
-    def first_token(method, last):
-        state = state_of(method, w1, w2)
-        state["w1"]["centroids"] = jnp.zeros_like(state["w1"]["centroids"]).at[0, 0].set(1.0)
-        changed = x.at[:, 0].set(1.0).at[V - 1].set(last).at[V - 1, 0].set(1.0)  # all in the first cluster
-        return s24.sparse_ffn(changed, w1, w2, method, state)[0]
 
-    for columns, sees in (("data", True), ("cluster", False)):
-        method = Venom(v=V, m=M, clusters=K, columns=columns, weights="dense")
-        differs = bool(jnp.any(first_token(method, 0.0) != first_token(method, 50.0)))
-        assert differs == sees, columns
+@pytest.mark.parametrize(
+    "counts", [(64, 0, 0, 0), (0, 16, 0, 48), (1, 1, 1, 1), (17, 15, 16, 33), (0, 0, 1, 0)]
+)
+def test_blocks_of_one_cluster(counts):
+    tokens = sum(counts)
+    rng = np.random.default_rng(1)
+    cluster = rng.permutation(np.repeat(np.arange(K), counts)).astype(np.int32)
+    order = np.argsort(cluster, kind="stable").astype(np.int32)
+    padded, of_block = in_blocks(jnp.asarray(order), jnp.asarray(cluster[order]), K, V, M)
+    assert padded.size == padded_rows(tokens, K, V, M) == of_block.size * V
+    assert padded.size % V == 0 and padded.size % M == 0
+    real = np.asarray(padded) < tokens
+    np.testing.assert_array_equal(np.asarray(padded)[real], order)
+    np.testing.assert_array_equal(np.repeat(of_block, V)[real], cluster[order])
+    x = jnp.asarray(rng.normal(size=(tokens, 3)), jnp.float32)
+    inverse = inverse_of(padded, tokens)
+    there = permute(x, padded, inverse)
+    assert (there[~real] == 0).all()
+    np.testing.assert_array_equal(permute(there, inverse, padded), x)
+    ct = jnp.asarray(rng.normal(size=there.shape), jnp.float32)
+    np.testing.assert_array_equal(jax.vjp(lambda x: permute(x, padded, inverse), x)[1](ct)[0], ct[inverse])
 
 
 def test_columns_of_a_cluster():
     w1 = jnp.eye(M)  # neuron j responds to input j
     centroids = jnp.asarray([[1.0, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]]).T
-    allowed = cluster_columns(w1, centroids, M)
+    allowed = four_largest(responses(w1, centroids), M)
     np.testing.assert_array_equal(allowed, [[0, 0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(four_largest(jnp.zeros((1, M)), M), [[1, 1, 1, 1, 0, 0, 0, 0]])
+
+
+def test_a_statistic_gains_what_every_cluster_activates():
+    x, _, _, dy = operands()
+    ffn = s24.nn.FFN(d, f, method=Venom(v=V, m=M, clusters=K, columns="statistic"), rngs=nnx.Rngs(0))
+    s24.nn.arrange(ffn)
+    graphdef, seen, rest = nnx.split(ffn, s24.nn.Statistic, ...)
+    (before,) = jax.tree.leaves(seen)
+    centroids, w1 = (np.asarray(v, np.float64) for v in (ffn.up.state["centroids"][...], ffn.up.kernel[...]))
+    np.testing.assert_allclose(before, np.square(np.maximum(centroids.T @ w1, 0)), rtol=1e-4, atol=1e-6)
+
+    gradient = jax.grad(lambda s, scale: scale * jnp.vdot(nnx.merge(graphdef, s, rest)(x), dy))
+    some = np.asarray(x[::16], np.float64)
+    want = np.zeros((K, f))
+    np.add.at(want, np.argmax(some @ centroids, 1), np.square(np.maximum(some @ w1, 0)))
+    for scale in (1.0, 1e-3):  # it does not depend on the loss
+        (got,) = jax.tree.leaves(gradient(seen, scale))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    (remat,) = jax.tree.leaves(
+        jax.grad(lambda s: jnp.vdot(jax.checkpoint(lambda s: nnx.merge(graphdef, s, rest)(x))(s), dy))(seen)
+    )
+    np.testing.assert_array_equal(remat, got)
+    nnx.update(ffn, s24.nn.observe(nnx.state(ffn, s24.nn.Statistic), gradient(seen, 1.0)))
+    np.testing.assert_allclose(ffn.up.state["norms"][...], 0.99 * before + want, rtol=1e-4, atol=1e-6)
 
 
 def test_zero_and_nan_activations():

@@ -1,0 +1,83 @@
+"""What a token's logits may depend on: nothing that comes later, unless the method says that it leaks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config, Model
+from experiments.models import decoder
+
+V, M, L, B, CUT = 16, 8, 32, 4, 20
+BLOCKS = {"v": V, "m": M, "clusters": 4}
+methods = s24.methods
+METHODS = {
+    "dense": methods.Dense(),
+    "STE": methods.STE(),
+    "SR-STE": methods.SRSTE(),
+    "SR-STE 1:8": methods.SRSTE(n=1, m=8),
+    "STEP": methods.STEP(),
+    "FST": methods.FST(),
+    "S-STE": methods.SSTE(),
+    "S-STE fp8 row": methods.SSTE(fp8="row"),
+    "S-STE fp8 tensor": methods.SSTE(fp8="tensor"),
+    "Bi-Mask": methods.BiMask(trials=2),
+    "SLoPe": methods.SLoPe(rank=4),
+    "AST": methods.AST(distill=0.0),
+    "Activation24": methods.Activation24(),
+    "Activation24 causal both ways": methods.Activation24(forward="causal"),
+    "Activation24 soft weights": methods.Activation24(soft_weights=True, backward_mask="redraw"),
+    "Venom": methods.Venom(**BLOCKS),
+    "Venom learned": methods.Venom(**BLOCKS, routing="learned"),
+    "Venom not sorted": methods.Venom(**BLOCKS, routing="none"),
+    "Venom exact": methods.Venom(**BLOCKS, exact=True),
+    "Venom dense weights": methods.Venom(**BLOCKS, weights="dense"),
+    "Venom cluster": methods.Venom(**BLOCKS, columns="cluster"),
+    "Venom cluster exact": methods.Venom(**BLOCKS, columns="cluster", exact=True),
+    "Venom cluster learned": methods.Venom(**BLOCKS, columns="cluster", routing="learned"),
+    "Venom cluster l2": methods.Venom(**BLOCKS, columns="cluster", metric="l2", layout="adjacent"),
+    "Venom statistic": methods.Venom(**BLOCKS, columns="statistic"),
+    "Venom statistic learned": methods.Venom(**BLOCKS, columns="statistic", routing="learned"),
+}
+
+
+def logits_of(method, **model):
+    """The compiled sparse forward pass of a small decoder, int32 (B, L) to logits."""
+    shape = {"layers": 2, "d": 16, "f": 64, "heads": 2, **model}
+    made = decoder.create(Config(model=Model(**shape), method=method), 256)
+    s24.nn.arrange(made)
+    s24.refresh(made)
+    graphdef, state = nnx.split(made)
+    return jax.jit(lambda tokens_BL: nnx.merge(graphdef, state)(tokens_BL))
+
+
+@functools.cache
+def texts():
+    """Two batches, int32 (B, L)."""
+    return np.random.default_rng(0).integers(0, 256, (2, B, L), np.int32)
+
+
+def changed(logits, sequence: int) -> np.ndarray:
+    """bool (B, L): where logits change with the tokens from CUT on of one sequence."""
+    first, other = texts()
+    later = first.copy()
+    later[sequence, CUT:] = other[sequence, CUT:]
+    return np.asarray(jnp.any(logits(first) != logits(later), axis=-1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_earlier_logits_are_the_same_bits_unless_the_method_leaks(name):
+    method = METHODS[name]
+    logits = logits_of(method)
+    leaks = False
+    for sequence in (0, B - 1):
+        moved = changed(logits, sequence)
+        assert moved[sequence, CUT:].any()  # the change was seen
+        leaks |= moved[sequence, :CUT].any()
+        if method.causal:
+            assert not moved[:sequence].any() and not moved[sequence + 1 :].any(), "another sequence changed"
+    assert leaks == (not method.causal)
