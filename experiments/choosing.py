@@ -12,6 +12,7 @@ from experiments import files
 from experiments.ablate import reproduction
 from experiments.ablate.text import verdict
 from experiments.bench import report as bench
+from experiments.bench import rows
 from experiments.bench.settings import Settings
 from experiments.cli import command
 from experiments.config import REPOSITORY
@@ -104,10 +105,12 @@ def time() -> str:
     for hardware, suites in bench.load(Settings().folder).items():
         speeds = {}
         for row in suites.get("ffn", {"rows": []})["rows"]:
-            ms = row["ms"]
-            sparse = row["method"] != "Dense" and row["implementation"] != "torch"
-            if sparse and {"dense both", "both"} <= set(ms):
-                ratio = ms["dense both"]["median"] / ms["both"]["median"]
+            ratio = rows.ratio(row, "dense both", "both")
+            if (
+                row["implementation"] not in ("torch", "xla")
+                and row["method"] != "Dense"
+                and ratio is not None
+            ):
                 speeds.setdefault((row["method"], row["dtype"]), []).append(ratio)
         for (method, dtype), ratios in sorted(speeds.items()):
             ends = [f"{end(ratios):.2f}" for end in (min, max)]

@@ -114,16 +114,23 @@ def untuned() -> dict:
 class Program:
     """A function compiled for its arguments, with its first result.
 
-    timed: whether its speed matters. from_memory: as where a larger program uses it on a CPU. Copies of the
-    arguments take turns, each with a result of its own, which is written over: no call finds in a cache what
-    others have left there, and none takes memory from the system, which zeroes every page that malloc gave
-    back."""
+    timed: whether its speed matters. options: XLA's, for compiling it where it is timed. from_memory: as
+    where a larger program uses it on a CPU. Copies of the arguments take turns, each with a result of its
+    own, which is written over: no call finds in a cache what others have left there, and none takes memory
+    from the system, which zeroes every page that malloc gave back."""
 
-    def __init__(self, function: Callable, *args, timed: bool = True, from_memory: bool = False):
+    def __init__(
+        self,
+        function: Callable,
+        *args,
+        timed: bool = True,
+        from_memory: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ):
         self._turns = deque()
         self._steady = True
         if not from_memory:
-            options = {} if timed else untuned()
+            options = (options or {}) if timed else untuned()
             self._args = args
             self._compiled = jax.jit(function).lower(*args).compile(compiler_options=options)
             self.result = jax.block_until_ready(self())

@@ -1,7 +1,7 @@
 """The products of an FFN with one operand sparse, or wanted at few entries, and their measurement."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -117,15 +117,18 @@ def measure(
     formats: Sequence[Format] = (FORMAT_24,),
     producers: Mapping[str, Callable] | None = None,
     rivals=None,
+    masked: Collection[str] | None = None,
     repeats: int = 15,
     seconds: float = 2.0,
+    seed: int | None = None,
 ) -> Measured:
     """Times one product on random data, the programs in turn, each result checked against float64.
 
     Programs: "dense", and for each format NAME (packed before), "NAME with packing", and "NAME masked"
-    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand). producers: name ->
+    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand; masked: for which
+    formats, by default all). producers: name ->
     function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
-    axis, y_axis, left)` that return further programs by name."""
+    axis, y_axis, left)` that return further programs by name. seed: of the order of the programs."""
     (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
@@ -154,11 +157,12 @@ def measure(
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
         variants = {
             name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
-            f"{name} masked": Program(lambda p, y: multiply(p.todense(), y, None), packed, y),
             f"{name} with packing": Program(
                 lambda x, y, pack=pack, by=(kernel, algorithm): multiply(pack(x, product.axis), y, *by), x, y
             ),
         }
+        if masked is None or name in masked:
+            variants[f"{name} masked"] = Program(lambda p, y: multiply(p.todense(), y, None), packed, y)
         plain = packed.plain if isinstance(packed, Compressed24) else packed
         if not same_bits(plain, truth):
             status |= dict.fromkeys(variants, "wrong")
@@ -173,7 +177,7 @@ def measure(
             truth = getattr(program, "oracle", None) or expected[name]
             status[name] = "ok" if truth.excess(program.result) <= 1 else "wrong"
     timed = programs | {name: Program(produce, x) for name, produce in (producers or {}).items()}
-    times = interleaved(timed, repeats, seconds)
+    times = interleaved(timed, repeats, seconds, seed=seed)
     for name, program in timed.items():
         if status.get(name, "ok") == "ok":
             status[name] = "ok" if program.repeats_itself() else "not repeatable"

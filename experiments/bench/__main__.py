@@ -1,19 +1,17 @@
 """`python -m experiments.bench [SUITE ...]`: see --help."""
 
-import datetime
 import importlib
-import json
 import sys
 import time
+import traceback
 
 import tyro
 
-from experiments.bench import environment, rows, torch_programs
+from experiments.bench import gemm, rows, torch_programs
+from experiments.bench.session import Session
 from experiments.bench.settings import SUITES, Settings
 from experiments.cli import command
 from experiments.config import UserError
-
-FORMAT = 1
 
 
 class Progress:
@@ -36,56 +34,39 @@ class Progress:
 
 
 def run_suite(suite: str, settings: Settings) -> list[str]:
-    """Measure, print, store one suite; returns a line for every result that was not valid."""
+    """Measure, print, store one suite; returns a line for everything that makes the exit status 1."""
     module = importlib.import_module(f"experiments.bench.{suite.replace('-', '_')}")
-    about, progress, begin = environment.describe(), Progress(suite), time.perf_counter()
-    found = []
-    result = {
-        "format": FORMAT,
-        "suite": suite,
-        "date": datetime.date.today().isoformat(),
-        **about,
-        "settings": {
-            "cases": [list(case) for case in settings.cases(suite)],
-            "dtypes": list(settings.dtypes),
-            "methods": list(settings.methods),
-            "implementation": settings.implementation,
-            "layers": settings.layers,
-            "repeats": settings.repeats,
-            "seconds": settings.seconds,
-        },
-        "rows": found,
-    }
-    path = settings.folder / f"{about['hardware']['name']}_{suite}_{result['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".json.partial")
-    for rows_of_case in module.run(settings, progress):
-        found += rows_of_case
-        result["settings"]["took_s"] = round(time.perf_counter() - begin)
-        partial.write_text(dump(result))
-    partial.replace(path)
+    session, progress = Session(suite, settings), Progress(suite)
+    for what, measure in module.run(settings, progress):
+        progress(what)
+        try:
+            session.add(measure())
+        except UserError:
+            raise
+        except Exception as error:  # what else there is to measure may still be measured
+            traceback.print_exc()
+            session.failed(what, error)
+    session.finish()
     progress.done()
-    print(f"\n# {suite}: {about['hardware']['description']}\n\n{module.WHAT}\n")
-    print(module.table(found))
+    hardware = session.result["hardware"]["description"]
+    print(f"\n# {suite}: {hardware}\n\n{module.WHAT}\n\n{module.table(session.rows)}")
     if torch_programs.device() is None:
         print("\nPyTorch: not measured (not installed, or not for this device).")
-    print(f"\nStored in {path}")
-    return [
-        f"{suite}: {name} was {status}: {row_name(row)}"
-        for row in found
-        for name, status in rows.bad(row).items()
-    ]
+    print(f"\nStored in {session.path}")
+    return [f"{suite}: {line}" for line in (*session.result["failed"], *wrong(suite, session.rows))]
 
 
-def dump(result: dict) -> str:
-    """JSON with one line per row, so that two runs can be compared."""
-    lines = ",\n  ".join(json.dumps(row) for row in result["rows"])
-    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
-    return f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n'
+def wrong(suite: str, found: list[dict]) -> list[str]:
+    """A line for each result that was not valid, and for each row that contradicts itself."""
+    lines = [f"{name} was {bad}: {row_name(row)}" for row in found for name, bad in rows.bad(row).items()]
+    if suite == "gemm":
+        faster = "with packing took less time than packed already"
+        lines += [f"CONTRADICTORY, {faster}: {row_name(row)}" for row in found if gemm.contradictory(row)]
+    return lines
 
 
 def row_name(row: dict) -> str:
-    names = ("T", "d", "f", "dtype", "product", "operand", "producer", "axis", "method")
+    names = ("T", "d", "f", "dtype", "product", "operand", "format", "producer", "axis", "method")
     return ", ".join(f"{name}={row[name]}" for name in names if name in row)
 
 
@@ -101,12 +82,12 @@ def main(argv=None) -> int:
 
         print(report.write(settings.folder))
         return 0
-    wrong = []
+    errors = []
     for suite in dict.fromkeys(settings.suites or SUITES):
-        wrong += run_suite(suite, settings)
-    for line in wrong:
+        errors += run_suite(suite, settings)
+    for line in errors:
         print(f"error: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

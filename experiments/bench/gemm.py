@@ -1,17 +1,20 @@
 """Suite gemm: one product at a time, dense against a packed operand on either side."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax.numpy as jnp
 
-from experiments.bench import rows, torch_programs
+from experiments.bench import rows, torch_programs, xla_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from experiments.config import require
+from jax_sparse24._measure import Program
 from jax_sparse24._products import FORMAT_24, formats_of, measure, products
 from jax_sparse24.ops import _cusparselt
 from jax_sparse24.ops._choose import choose, decide, library_obstacle
+from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import FLOAT8
 from jax_sparse24.tune import FLOAT8_PRODUCTS
 
@@ -20,13 +23,13 @@ WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the fou
 to B4), with the operand named in the second column packed: 2:4, and for activations also V:N:M, where V rows
 share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed already
 (for cuSPARSELt in the library's own format, as layers pack it), *with packing* packs it first; *by default*
-is what `implementation=None` runs for a packed operand. Ratios are dense time / time: above 1 is faster than
-XLA's dense product of the same dtype."""
+is what `implementation=None` runs for a packed operand. *against* names the fastest dense program of the
+row."""
 
 
 def formats(product, dtype: str, settings: Settings) -> list:
-    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, and all
-    by our kernels."""
+    """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, blocks by
+    our kernels, and 2:4 by these where the library has none or the settings ask for it."""
     try:
         choose("bench", jnp.dtype(dtype), "cusparselt")
     except RuntimeError:
@@ -37,7 +40,36 @@ def formats(product, dtype: str, settings: Settings) -> list:
         return [by_library]
     own, *blocks = formats_of(product, settings.patterns)
     own = dataclasses.replace(own, name=OWN_KERNEL)
-    return [own, *blocks] if dtype == "float32" else [by_library, own, *blocks]
+    if dtype == "float32":
+        return [own, *blocks]
+    return [by_library, *([own] if settings.own_kernel else []), *blocks]
+
+
+class Rivals:
+    """What `measure` compares with: XLA's other dense programs, and PyTorch's."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    def dense(self, a, b, axes) -> dict:
+        found = {}
+        for name, variant in xla_programs.variants(a.dtype, self.settings.exhaustive).items():
+            operands = xla_programs.cast(variant, (a, b))
+            found |= torch_programs.or_warn(
+                f"XLA's dense product, {name},",
+                lambda name=name, variant=variant, operands=operands: {
+                    f"dense: {name}": Program(partial(dense, axes=axes), *operands, options=variant.options)
+                },
+            )
+        return found | (torch_programs.dense(a, b, axes) if self.settings.torch else {})
+
+    def sparse(self, *args) -> dict:
+        return torch_programs.sparse(*args) if self.settings.torch else {}
+
+
+def dense(a, b, axes):
+    """XLA's product, contracted along `axes`."""
+    return contract(a, b, *axes, None)
 
 
 def dtypes_of(settings: Settings) -> tuple[str, ...]:
@@ -48,38 +80,45 @@ def dtypes_of(settings: Settings) -> tuple[str, ...]:
     return settings.dtypes if settings.dtype or obstacle else (*settings.dtypes, FLOAT8.name)
 
 
-def run(settings: Settings, progress) -> Iterator[list[dict]]:
-    """Rows for every case, dtype, product, sparse operand and format."""
+def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
+    """Names of products and what gives their rows, one per format."""
     for case in settings.cases("gemm"):
         for dtype in dtypes_of(settings):
             for product in products(*case):
                 if dtype == FLOAT8.name and (product.name, product.operand) not in FLOAT8_PRODUCTS:
                     continue
-                progress(
+                what = (
                     f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
                 )
-                yield measure_product(case, dtype, product, settings)
+                yield what, partial(measure_product, case, dtype, product, settings)
+
+
+def decision_of(product, dtype: str, form):
+    """What `implementation=None` does with an operand packed in that form."""
+    pattern = "2:4" if form.name == OWN_KERNEL else form.name
+    return decide(product.axes, product.side, jnp.dtype(dtype), product.shape, pattern, "masked")
 
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
     """One row per form of the operand whose blocks fit."""
     forms = formats(product, dtype, settings)
+    decisions = {form.name: decision_of(product, dtype, form) for form in forms}
     done = measure(
         product,
         dtype,
         formats=forms,
-        rivals=torch_programs,
+        rivals=Rivals(settings),
+        masked=[name for name, decision in decisions.items() if not decision.packed],
         repeats=settings.repeats,
         seconds=settings.seconds,
+        seed=settings.seed_of(*case, dtype, product.name, product.operand),
     )
-    shared = ("dense", *(name for name in done.status if name.startswith("torch")))
+    shared = [name for name in done.status if name.startswith(("dense", "torch"))]
     out = []
     for form in forms:
         if form.name not in done.operand_bytes:
             continue
-        place = (product.axes, product.side, jnp.dtype(dtype), product.shape)
-        pattern = "2:4" if form.name == OWN_KERNEL else form.name
-        decision = decide(*place, pattern, "masked")
+        decision = decisions[form.name]
         own = (form.name, f"{form.name} with packing", f"{form.name} masked")
         take = lambda source, own=own: {name: source[name] for name in (*shared, *own) if name in source}  # noqa: E731
         out.append(
@@ -104,13 +143,18 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
     return out
 
 
+def contradictory(row: dict) -> bool:
+    """Whether packing and multiplying took less time than multiplying alone, by more than noise."""
+    return rows.contradicts(row, f"{row['format']} with packing", row["format"])
+
+
 def table(found: list[dict]) -> str:
-    """Ratios first, then times and memory."""
+    """Ratios first, then times, energy and memory."""
     torch = [name for name in torch_programs.NAMES if any(name in row["status"] for row in found)]
     header = [
         *("product", "sparse", "T", "d", "f", "dtype", "format", "packed", "with packing", "by default"),
-        *torch,
-        *("dense ms", "packed ms", "operand MB: dense", "packed"),
+        *(*torch, "against", "sessions: packed", "dense ms", "packed ms", *rows.ENERGY_HEADER),
+        *("operand MB: dense", "packed"),
     ]
     lines = []
     for row in found:
@@ -119,17 +163,27 @@ def table(found: list[dict]) -> str:
             [
                 *(row[k] for k in ("product", "operand", "T", "d", "f", "dtype")),
                 name if row["implementation"] != "reference" else f"{name} (no kernels: jnp)",
-                show_ratio(row, "dense", name),
-                show_ratio(row, "dense", f"{name} with packing"),
+                *packed_ratios(row),
                 default_ratio(row),
                 *(show_ratio(row, "dense", t) if t in row["status"] else "not measured" for t in torch),
-                show_ms(row, "dense"),
+                rows.against(row, "dense"),
+                rows.over_sessions(row, "dense", name),
+                show_ms(row, rows.base_of(row, "dense")),
                 show_ms(row, name),
+                *rows.energy(row, "dense", name),
                 show_mb(row["bytes"]["dense"]),
                 show_mb(row["bytes"]["packed"]),
             ]
         )
     return rows.table(header, lines)
+
+
+def packed_ratios(row: dict) -> tuple[str, str]:
+    """Of the packed operand and of packing included, or that they contradict each other."""
+    if contradictory(row):
+        return (rows.CONTRADICTORY,) * 2
+    name = row["format"]
+    return show_ratio(row, "dense", name), show_ratio(row, "dense", f"{name} with packing")
 
 
 def default_ratio(row: dict) -> str:

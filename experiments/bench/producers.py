@@ -1,6 +1,7 @@
 """Suite producers: what makes sparse operands, against a copy of the same bytes and against jnp."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -83,25 +84,26 @@ def block_producers(patterns, case: Case) -> list[Producer]:
     return found
 
 
-def run(settings: Settings, progress) -> Iterator[list[dict]]:
-    """One row per case, dtype, producer and axis."""
+def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
+    """Names of producers and what gives their rows."""
     for case in settings.cases("producers"):
         for dtype in settings.dtypes:
+            where = f"{case.T} x {case.f} {dtype}"
             for producer in (*PRODUCERS, *block_producers(settings.patterns, case)):
                 for axis in producer.axes:
-                    progress(f"{case.T} x {case.f} {dtype} {producer.name} axis {axis}")
-                    yield [measure_producer(case, dtype, producer, axis, settings)]
-            progress(f"{case.T} x {case.f} {dtype} PyTorch")
-            yield measure_torch(case, dtype, settings)
+                    what = f"{where} {producer.name} axis {axis}"
+                    yield what, partial(measure_producer, case, dtype, producer, axis, settings)
+            if settings.torch:
+                yield f"{where} PyTorch", partial(measure_torch, case, dtype, settings)
             for operation in gated.OPERATIONS if gated.there(dtype) else ():
                 for transposed in (False, True):
-                    progress(f"{case.T} x {case.f} {dtype} {operation.name} transposed {transposed}")
-                    yield [measure_gated(case, dtype, operation, transposed, settings)]
+                    what = f"{where} {operation.name} transposed {transposed}"
+                    yield what, partial(measure_gated, case, dtype, operation, transposed, settings)
 
 
 def measure_producer(
     case: Case, dtype: str, producer: Producer, axis: int | str | None, settings: Settings
-) -> dict:
+) -> list[dict]:
     x = random((case.T, case.f), dtype, 1)
     args = (x,)
     if producer.masked:
@@ -122,7 +124,7 @@ def measure_producer(
         with jax.default_device(jax.devices("cpu")[0]):
             truth = producer.run(np.asarray(x), None, axis, None)
     row = {**case._asdict(), "dtype": dtype, "producer": producer.name, "axis": axis}
-    return row | measured(programs, count, same_bits(result, truth), settings)
+    return [row | measured(programs, count, same_bits(result, truth), settings, row)]
 
 
 def measure_gated(
@@ -132,11 +134,11 @@ def measure_gated(
     transposed: bool,
     settings: Settings,
     implementation: str = "ffi",
-) -> dict:
+) -> list[dict]:
     programs, count, right = gated.programs(case, dtype, operation, transposed, implementation)
     name = f"{operation.name}{', transposed' if transposed else ''}"
     row = {**case._asdict(), "dtype": dtype, "producer": name, "axis": operation.axis}
-    return row | measured(programs, count, right, settings)
+    return [row | measured(programs, count, right, settings, row)]
 
 
 def measure_torch(case: Case, dtype: str, settings: Settings) -> list[dict]:
@@ -145,18 +147,19 @@ def measure_torch(case: Case, dtype: str, settings: Settings) -> list[dict]:
     packing = torch_programs.packing(random((case.T, case.f), dtype, 1))
     for (name, axis), made in packing.items():
         row = {**case._asdict(), "dtype": dtype, "producer": name, "axis": axis}
-        row |= measured({"kernel": made.program}, made.bytes, made.right, settings)
+        row |= measured({"kernel": made.program}, made.bytes, made.right, settings, row)
         found.append(row | {"implementation": "torch"})
     return found
 
 
-def measured(programs: dict[str, Program], count: int, right: bool, settings: Settings) -> dict:
+def measured(programs: dict[str, Program], count: int, right: bool, settings: Settings, place: dict) -> dict:
     """Times of "kernel" and "reference" and of a copy of as many bytes."""
     half = random_words(count // 8, 3)
     # XLA copies in two ways, of which now one and now the other is faster.
     copies = {"copy": jnp.copy, "copy by ALU": jnp.bitwise_not}
     copies = {name: Program(copy, half, from_memory=on_host()) for name, copy in copies.items()}
-    times = interleaved(programs | copies, settings.repeats, settings.seconds)
+    seed = settings.seed_of(*place.values())
+    times = interleaved(programs | copies, settings.repeats, settings.seconds, seed=seed)
     fastest = min(copies, key=lambda name: times[name].median)
     status = {"kernel": "ok" if right else "wrong"}
     for name, program in programs.items():
@@ -180,7 +183,7 @@ def table(found: list[dict]) -> str:
     """Ratios first, then times."""
     header = [
         *("producer", "groups along", "T", "f", "dtype", "of a copy", "vs jnp"),
-        *("kernel ms", "copy ms", "jnp ms", "MB moved", "GB/s"),
+        *("sessions: of a copy", "kernel ms", "copy ms", "jnp ms", "MB moved", "GB/s"),
     ]
     lines = []
     for row in found:
@@ -192,6 +195,7 @@ def table(found: list[dict]) -> str:
                 *(row[k] for k in ("T", "f", "dtype")),
                 share_of_copy(row),
                 show_ratio(row, "reference", "kernel"),
+                rows.over_sessions(row, "copy", "kernel"),
                 *(show_ms(row, name) for name in ("kernel", "copy", "reference")),
                 rows.show_mb(row["bytes"]),
                 "-" if speed is None else f"{row['bytes'] / speed['median'] / 1e6:.3g}",
@@ -201,5 +205,6 @@ def table(found: list[dict]) -> str:
 
 
 def share_of_copy(row: dict) -> str:
+    """`98%`, or the verdict on a kernel that is not valid."""
     found = rows.ratio(row, "copy", "kernel")
     return show_ratio(row, "copy", "kernel") if found is None else f"{found:.0%}"

@@ -12,8 +12,13 @@ def by_dtype(found) -> dict:
 
 
 def by_method(found) -> dict:
-    """Of the sparse methods."""
-    return {name: own for name, own in _by(found, "method").items() if name != "Dense"}
+    """Of the sparse methods, and of PyTorch's programs."""
+    return {name: own for name, own in _by(found, "method").items() if not is_dense(name)}
+
+
+def is_dense(method: str) -> bool:
+    """Whether a row of that name is XLA's dense program, by default or otherwise."""
+    return method.partition(":")[0] == "Dense"
 
 
 def by_format(found) -> dict:

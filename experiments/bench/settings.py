@@ -1,6 +1,9 @@
 """What a benchmark run measures: command-line options, shape presets and the cases they make."""
 
 import difflib
+import functools
+import secrets
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -73,9 +76,13 @@ class Settings:
       train-step  whole steps of a language model, with the share of the FFN
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
-    Where PyTorch is installed, its products, blocks, steps and packing take part: rows and columns "torch".
-    Each suite prints a table and writes HARDWARE_SUITE_DATE.json (.json.partial until it is complete).
-    The exit status is 1 if any result is wrong."""
+    Ratios are medians of paired samples with 95 % intervals, against the fastest dense program: XLA's by
+    default and with cuBLASLt; in 16 bits on a CPU also in float32; and PyTorch's, where it is installed,
+    whose 2:4 products, blocks and packing take part, too: rows and columns "torch".
+    Each suite prints a table and writes HARDWARE_SUITE_DATETIME.json (UTC) after each case, complete or not;
+    no file is overwritten. The exit status is 1 if any result is wrong, if a case could not be measured, or
+    if packing and multiplying took less time than multiplying alone, by more than noise: then the measurement
+    is unsound."""
 
     suites: tyro.conf.Positional[tuple[Literal["gemm", "producers", "ffn", "train-step", "report"], ...]] = ()
     """what to run"""
@@ -100,9 +107,19 @@ class Settings:
     layers: int = 2
     """for train-step: blocks of the model"""
     repeats: int = 9
-    """samples of each program; the programs take turns"""
-    seconds: float = 0.5
-    """after this time a program takes no more than 3 samples"""
+    """samples of each program: rounds, in each of which all programs take their turn in random order"""
+    seconds: float = 2.0
+    """a program whose samples took this long together takes no more, but 3 at least; 6 make an interval"""
+    seed: int | None = None
+    """of the orders (default: one of its own for each run); it is stored"""
+    torch: bool = True
+    """whether PyTorch takes part where it is installed"""
+    exhaustive: bool = False
+    """on a GPU: also dense programs for which XLA tries every tiling, which takes minutes each to compile"""
+    own_kernel: bool = False
+    """for gemm, in 16 bits on a GPU with cuSPARSELt: also 2:4 by our own kernel, which is slower"""
+    parts: bool = True
+    """for ffn: also each producer and each product by itself"""
     out: Path | None = None
     """folder of the JSON files (default: experiments/bench/results of this repository)"""
 
@@ -116,6 +133,9 @@ class Settings:
             FLOAT8.name not in self.dtype or self.suites == ("gemm",),
             f"--dtype {FLOAT8.name} is for the suite gemm alone.",
         )
+        require(
+            self.seed is None or self.seed >= 0, f"--seed must be a non-negative number, got {self.seed}."
+        )
         for tokens in self.tokens:
             require(
                 tokens >= 4 and tokens % 4 == 0, f"--tokens must be a positive multiple of 4, got {tokens}."
@@ -125,6 +145,15 @@ class Settings:
         for name in self.method:
             method(name)
         _ = self.patterns
+
+    @functools.cached_property
+    def first_seed(self) -> int:
+        """The seed asked for, or one that no other run has."""
+        return secrets.randbits(32) if self.seed is None else self.seed
+
+    def seed_of(self, *place) -> int:
+        """The seed of the orders in which programs of one place (a case, a product) take turns."""
+        return zlib.crc32(repr((self.first_seed, *place)).encode())
 
     @property
     def folder(self) -> Path:

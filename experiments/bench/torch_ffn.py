@@ -35,6 +35,7 @@ def blocks(x, w1, w2, dy) -> dict[str, Block]:
     if has_sparse(x.dtype):
         with contextlib.suppress(*UNSUPPORTED), as_it_is():
             found["torch 2:4"] = sparse(x, w1, w2, dy)
+            found["torch 2:4, compressed before"] = sparse(x, w1, w2, dy, before=True)
     return found
 
 
@@ -62,9 +63,10 @@ def squared_relu_gradient(y1, dy2):
     return dy2 * (2 * torch.relu(y1))
 
 
-def sparse(x, w1, w2, dy) -> Block:
+def sparse(x, w1, w2, dy, before: bool = False) -> Block:
     """Both weights pruned by a transposable mask and compressed along both axes in every step, by cuSPARSELt
-    as PyTorch calls it; gradients of weights by dense products."""
+    as PyTorch calls it; gradients of weights by dense products. before: they are pruned and compressed once,
+    before all steps."""
     masks = [s24.transposable_mask24(w) for w in (w1, w2)]
     pruned = tuple(jnp.where(mask, w, 0) for w, mask in zip((w1, w2), masks, strict=True))
     x, w1, w2, dy, *masks = (tensor(v) for v in (x, w1, w2, dy, *masks))
@@ -72,12 +74,20 @@ def sparse(x, w1, w2, dy) -> Block:
     compiled = partial(torch.compile, dynamic=False)
     act, gradient, cut = map(compiled, (squared_relu, squared_relu_gradient, both_ways))
 
+    def packed_both_ways():
+        return [[pack(v) for v in cut(w, m)] for w, m in zip((w1, w2), masks, strict=True)]
+
+    def packed_for_forward():
+        return [pack(cut(w, m)[1]) for w, m in zip((w1, w2), masks, strict=True)]
+
+    once = packed_both_ways() if before else None
+
     def forward():
-        w1t, w2t = (pack(cut(w, m)[1]) for w, m in zip((w1, w2), masks, strict=True))
+        w1t, w2t = [own[1] for own in once] if before else packed_for_forward()
         return ((w2t @ act(w1t @ x.t())).t(),)
 
     def both():
-        (w1s, w1t), (w2s, w2t) = (map(pack, cut(w, m)) for w, m in zip((w1, w2), masks, strict=True))
+        (w1s, w1t), (w2s, w2t) = once or packed_both_ways()
         y1t = w1t @ x.t()
         y2t = act(y1t)
         dy1t = gradient(y1t, w2s @ dy.t())

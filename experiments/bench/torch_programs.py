@@ -44,13 +44,16 @@ def device() -> str | None:
 
 def where_possible(what: str, build) -> dict:
     """`build()`; nothing where PyTorch is not installed, or cannot compile, of which it warns."""
-    if device() is None:
-        return {}
+    return {} if device() is None else or_warn(f"PyTorch's {what}", build)
+
+
+def or_warn(what: str, build) -> dict:
+    """`build()`; nothing where the program cannot be compiled or run, of which it warns."""
     try:
         return build()
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
-        warnings.warn(f"PyTorch's {what} is not measured, PyTorch cannot build it: {first}", stacklevel=2)
+        warnings.warn(f"{what} is not measured, it cannot be built: {first}", stacklevel=2)
         return {}
 
 

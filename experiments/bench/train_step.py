@@ -3,16 +3,17 @@
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments import config as configs
-from experiments.bench import check, rows, torch_programs
-from experiments.bench.ffn import block, data, forward_backward, state_of
+from experiments.bench import check, rows, torch_programs, xla_programs
+from experiments.bench.ffn import block, data, forward_backward, made_by, state_of
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
 from experiments.config import Config
@@ -23,13 +24,16 @@ from jax_sparse24.ops._choose import platform
 
 HEAD = 64
 RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width
+REFRESHING = "step with refresh"
+PARTS = ("step", REFRESHING, "ffn")
 QUEUED = 8  # steps of a sample on an accelerator: a run, too, starts a step before the one before it is done
 WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
 method's step counts its search for masks at the rate at which it is made (FST: once in 40 steps). On CUDA
-attention in 16-bit floats is cuDNN's, as in training, and gradients repeat up to rounding. *share
-of FFN* is the time of the FFNs' forward and backward pass, measured alone, over the dense step's;
-*expected* is the speed-up that the FFNs measured alone leave for the whole step. *torch dense* is the same
-step from the same parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
+attention in 16-bit floats is cuDNN's, as in training, and gradients repeat up to rounding. *against* names
+the fastest dense step, which ratios divide by a step's time; *share of FFN* is the time of the FFNs' forward
+and backward pass, measured alone, over the step's, both by XLA as it compiles by default; *expected* is the
+speed-up over that step which the FFNs measured alone leave for the whole one. *torch dense* is the same step
+from the same parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
 
 
 def config_of(case: Case, dtype: str, method, layers: int) -> Config:
@@ -49,14 +53,14 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
 
 
 class Steps:
-    """Optimiser steps of one method, one a call; `metrics` are those of the first two. timed: whether their
-    speed matters."""
+    """Optimiser steps of one method, one a call; `metrics` are those of the first two. options: XLA's for
+    compiling them."""
 
-    def __init__(self, config: Config, implementation: str | None, timed: bool = True):
+    def __init__(self, config: Config, implementation: str | None, options: dict | None = None):
         if implementation is not None:
             model = dataclasses.replace(config.model, implementation=implementation)
             config = dataclasses.replace(config, model=model)
-        self.program = StepProgram(config, None if timed else untuned())
+        self.program = StepProgram(config, options)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         data = config.data
         tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
@@ -83,11 +87,12 @@ class Steps:
         return None if plan is None else int(plan.temp_size_in_bytes)
 
 
-def run(settings: Settings, progress) -> Iterator[list[dict]]:
-    """One row per case, dtype and method."""
+def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
+    """Names of cases and what gives their rows, one per method."""
     for case in settings.cases("train-step"):
         for dtype in settings.dtypes:
-            yield measure_case(case, dtype, settings, progress)
+            what = f"T={case.T} d={case.d} f={case.f} {dtype}"
+            yield what, partial(measure_case, case, dtype, settings, progress)
 
 
 def expected_metrics(arms: Mapping[str, Config]) -> dict[str, list]:
@@ -95,7 +100,7 @@ def expected_metrics(arms: Mapping[str, Config]) -> dict[str, list]:
     sparse = {name: config for name, config in arms.items() if config.method.ffn_plan().rows}
 
     def truth(config):
-        return Steps(config, "reference", timed=False).metrics
+        return Steps(config, "reference", untuned()).metrics
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
         return dict(zip(sparse, pool.map(truth, sparse.values()), strict=True))
@@ -142,8 +147,26 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     arms = {
         name: config_of(case, dtype, method, settings.layers) for name, method in settings.methods.items()
     }
-    by = settings.implementation
-    return compare(arms, by, settings.repeats, settings.seconds, progress, rival_steps)
+
+    def rivals(config, dense):
+        found = dense_variants(config, settings.exhaustive)
+        return found | (rival_steps(config, dense) if settings.torch else {})
+
+    by, seed = settings.implementation, settings.seed_of("train-step", *case, dtype)
+    return compare(arms, by, settings.repeats, settings.seconds, progress, rivals, seed)
+
+
+def dense_variants(config: Config, exhaustive: bool) -> dict:
+    """XLA's steps of the dense model besides the default ones, by name."""
+    found = {}
+    for name, variant in xla_programs.variants(config.model.dtype, exhaustive).items():
+        own = dataclasses.replace(config.model, dtype=variant.dtype or config.model.dtype)
+
+        def build(name=name, variant=variant, own=own):
+            return {f"Dense: {name}": Steps(dataclasses.replace(config, model=own), None, variant.options)}
+
+        found |= torch_programs.or_warn(f"XLA's dense step, {name},", build)
+    return found
 
 
 def rival_steps(config: Config, dense: Steps) -> dict:
@@ -165,10 +188,11 @@ def compare(
     seconds: float = 2.0,
     progress=lambda text: None,
     rivals=lambda config, steps: {},
+    seed: int | None = None,
 ) -> list[dict]:
     """One row per configuration: optimiser steps in its sparse phase, all sampled in turn, and its FFNs
     alone. They differ in the method only; the first one is dense. rivals: gives the dense model's steps by
-    other programs, by name, for its configuration and `Steps`."""
+    other programs, by name, for its configuration and `Steps`. seed: of the order."""
     baseline, config = next(iter(arms.items()))
     model, dtype = config.model, config.model.dtype
     case = Case(config.data.batch * config.data.seq, model.d, model.f)
@@ -186,35 +210,33 @@ def compare(
         status[name] = verdict(steps[name], truths.get(name), method.stochastic, dtype, case)
         programs[name, "step"] = steps[name]
         if method.refresh_every:
-            programs[name, "step with refresh"] = steps[name].refreshing
+            programs[name, REFRESHING] = steps[name].refreshing
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)
-    progress(f"{where}: PyTorch")
+    progress(f"{where}: dense steps by other programs")
     others = rivals(arms[baseline], steps[baseline])
     for name, other in others.items():
         steps[name] = programs[name, "step"] = other
         status[name] = rival_verdict(other, steps[baseline].metrics, dtype, case)
     progress(f"{where}: all in turn")
-    times = rows.times(interleaved(programs, repeats, seconds, QUEUED))
-    found = []
+    times = rows.times(interleaved(programs, repeats, seconds, QUEUED, seed))
+    times = {place: t for place, t in times.items() if place[1] == "ffn" or status[place[0]] == "ok"}
+    found, dense = [], {name: name for name in others} | {baseline: "Dense"}
     for name in (baseline, *others, *list(arms)[1:]):
-        own = {
-            part: times[name, part] for part in ("step", "step with refresh", "ffn") if (name, part) in times
+        own = {part: times[name, part] for part in PARTS if (name, part) in times}
+        own |= {
+            called: times[place, part]
+            for place, part in times
+            if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
-        own |= {f"dense {part}": times[baseline, part] for part in ("step", "ffn")}
-        if status[name] != "ok":
-            own.pop("step")
-        if status[baseline] != "ok":
-            own.pop("dense step")
-        if "step with refresh" in own and "step" in own:
-            every = arms[name].method.refresh_every
-            own["step"] = amortised(own["step"], own["step with refresh"], every)
+        if REFRESHING in own and "step" in own:
+            own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
         found.append(
             {
                 **case._asdict(),
                 "dtype": dtype,
                 "method": name,
-                "implementation": "torch" if name in others else implementation,
+                "implementation": made_by(name) if name in others else implementation,
                 "layers": model.layers,
                 "status": {"step": status[name], "dense step": status[baseline]},
                 "ms": own,
@@ -225,15 +247,6 @@ def compare(
     return found
 
 
-def amortised(step: dict, refreshing: dict, every: int) -> dict:
-    """The mean step when every `every`-th one searches for masks."""
-    mean = {
-        k: rows.significant(step[k] + (refreshing["median"] - step["median"]) / every)
-        for k in ("median", "low", "high")
-    }
-    return {**step, **mean}
-
-
 def share(row: dict) -> float | None:
     """Of the dense step that is spent in the FFNs."""
     step, ffn = row["ms"].get("dense step"), row["ms"].get("dense ffn")
@@ -242,15 +255,16 @@ def share(row: dict) -> float | None:
 
 def expected(row: dict) -> float | None:
     """Speed-up of the step if only its FFNs change, as measured alone."""
-    part, gain = share(row), rows.ratio(row, "dense ffn", "ffn")
-    return 1 / (1 - part + part / gain) if part is not None and gain else None
+    part, dense, own = share(row), row["ms"].get("dense ffn"), row["ms"].get("ffn")
+    return 1 / (1 - part + part * own["median"] / dense["median"]) if part is not None and own else None
 
 
 def table(found: list[dict]) -> str:
-    """Ratios first, then times and memory."""
+    """Ratios first, then times, energy and memory."""
     header = [
-        *("method", "T", "d", "f", "blocks", "dtype", "step", "expected", "share of FFN"),
-        *("step ms", "dense step ms", "FFN ms", "dense FFN ms", "XLA temporaries MB"),
+        *("method", "T", "d", "f", "blocks", "dtype", "step", "against", "sessions: step", "expected"),
+        *("share of FFN", "step ms", "dense step ms", *rows.ENERGY_HEADER, "FFN ms", "dense FFN ms"),
+        "XLA temporaries MB",
     ]
     lines = []
     for row in found:
@@ -259,9 +273,13 @@ def table(found: list[dict]) -> str:
             [
                 *(row[k] for k in ("method", "T", "d", "f", "layers", "dtype")),
                 show_ratio(row, "dense step", "step"),
+                rows.against(row, "dense step"),
+                rows.over_sessions(row, "dense step", "step"),
                 "-" if gain is None else f"{gain:.2f}x",
                 "-" if part is None else f"{part:.0%}",
-                *(show_ms(row, name) for name in ("step", "dense step", "ffn", "dense ffn")),
+                *(show_ms(row, name) for name in ("step", rows.base_of(row, "dense step"))),
+                *rows.energy(row, "dense step", "step"),
+                *(show_ms(row, name) for name in ("ffn", "dense ffn")),
                 show_mb(row["temp_bytes"]),
             ]
         )

@@ -1,13 +1,15 @@
 """The benchmark command: structure of what it writes and the checks it makes. Never how long it takes."""
 
+import datetime
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments.bench import ffn, gated, gemm, producers, report, rows, train_step
+from experiments.bench import ffn, gated, gemm, producers, report, rows, session, xla_programs
 from experiments.bench.__main__ import main
 from experiments.bench.settings import PRESETS, Case, Settings
 from jax_sparse24 import _products
@@ -23,11 +25,13 @@ def check_file(result, suite):
     assert result["suite"] == suite
     assert set(result["hardware"]) == {"name", "description", "platform", "isa", "cores"}
     assert result["packages"]["jax"] == jax.__version__
-    assert {"commit", "tree", "python", "load_before", "settings", "date"} <= set(result)
+    assert {"commit", "tree", "python", "load_before", "settings", "began", "seed", "scheme"} <= set(result)
+    assert result["format"] == 2 and result["complete"] and not result["failed"]
     for row in result["rows"]:
         assert set(row["status"].values()) == {"ok"}
         for t in row["ms"].values():
             assert 0 < t["low"] <= t["median"] <= t["high"]
+            assert len(t["rounds"]) >= 3 and min(t["rounds"]) <= t["median"] <= max(t["rounds"])
 
 
 def two_products(*case):
@@ -102,7 +106,7 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     assert out.count("WRONG") == 3  # both ratios and the time
     assert "2:4 was wrong" in err and "product=F1" in err
     assert "1 of 1 rows hold a wrong result" in report.page(
-        {"x": {"gemm": report.merged([result | {"file": "f"}])}}
+        {"x": {"gemm": report.stored.merged([result | {"file": "f"}])}}
     )
 
 
@@ -129,8 +133,9 @@ def test_gated_activations_as_producers(transposed):
     """The reference in place of the kernel; a result that differs in one element is wrong."""
     settings, case = Settings(repeats=1, seconds=1e-6), Case(8, 4, 16)
     found = [
-        producers.measure_gated(case, "bfloat16", operation, transposed, settings, "reference")
+        row
         for operation in gated.OPERATIONS
+        for row in producers.measure_gated(case, "bfloat16", operation, transposed, settings, "reference")
     ]
     for row in found:
         assert set(row["status"].values()) == {"ok"}
@@ -185,9 +190,10 @@ def test_train_step(bench):
 
 
 def test_steps_that_search_masks_are_counted_at_their_rate():
-    step = {"median": 10.0, "low": 9.0, "high": 11.0, "samples": 5}
-    mean = train_step.amortised(step, {"median": 50.0}, every=40)
-    assert mean == {"median": 11.0, "low": 10.0, "high": 12.0, "samples": 5}
+    step = {"median": 10.0, "low": 9.0, "high": 11.0, "rounds": [9.0, 10.0, 11.0], "joules": 2.0, "mhz": 1.0}
+    mean = rows.amortised(step, {"median": 50.0, "joules": 6.0}, every=40)
+    assert mean.pop("rounds") == [10.0, 11.0, 12.0]
+    assert mean == {"median": 11.0, "low": 10.0, "high": 12.0, "joules": 2.1, "mhz": 1.0}
 
 
 # ---- checks
@@ -264,7 +270,8 @@ def test_default_sweeps_cover_widths_and_tokens():
 
 
 def test_the_committed_page_is_what_the_results_give():
-    assert report.PAGE.read_text() == report.page(report.load(Settings().folder)), (
+    folder = Settings().folder
+    assert report.PAGE.read_text() == report.page(report.load(folder), report.stored.files(folder)), (
         "docs/benchmarks.md differs from its results: run `python -m experiments.bench report`"
     )
 
@@ -286,12 +293,12 @@ def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
     results.mkdir()
     result = fake_ffn_result()
     (results / "a_ffn_2026-01-01.json").write_text(
-        json.dumps(result | {"date": "2026-01-01", "commit": "older"})
+        json.dumps(result | {"date": "2026-01-01", "commit": "c0ffee"})
     )
     (results / "a_ffn_2026-01-02.json").write_text(json.dumps(result))
     assert main(["report", "--out", str(results)]) == 0
     text = page.read_text()
-    assert "a_ffn_2026-01-02.json" in text and "older" not in text
+    assert "a_ffn_2026-01-02.json" in text and "c0ffee" not in text
     assert "1.25x" in text and "a machine" in text
     assert {p.name for p in images.iterdir()} == {
         "bench-a-width.png",
@@ -313,8 +320,9 @@ def test_newer_results_replace_their_rows_alone(tmp_path):
     (tmp_path / "a_ffn_2026-01-02.json").write_text(json.dumps(first))
     (tmp_path / "a_ffn_2026-01-02-a.json").write_text(json.dumps(newer))
     found = report.load(tmp_path)["a"]["ffn"]
-    assert found["rows"] == [*both, last, last | {"T": 256}]
-    assert [(source["date"], len(source["rows"])) for source in found["sources"]] == [
+    as_old = {"scheme": "rotating order", "sessions": []}
+    assert found["rows"] == [row | as_old for row in (*both, last, last | {"T": 256})]
+    assert [(source["began"], len(source["rows"])) for source in found["sources"]] == [
         ("2026-01-01", 2),
         ("2026-01-02", 2),
     ]
@@ -363,4 +371,205 @@ def test_rows_are_data_of_the_method_and_not_of_the_clock():
     del row["ms"]["both"]
     assert rows.show_ratio(row, "dense both", "both") == rows.show_ms(row, "both") == "NOT REPEATABLE"
     (found,) = rows.times({"both": Times((3e-3, 1e-3, 2e-3))}).values()
-    assert found == {"median": 2.0, "low": 1.5, "high": 2.5, "samples": 3}
+    assert found == {"median": 2.0, "low": 1.5, "high": 2.5, "rounds": [3.0, 1.0, 2.0]}
+
+
+# ---- sessions
+
+
+def products_are(monkeypatch, count=2):
+    monkeypatch.setattr(gemm, "products", lambda *case: two_products(*case)[:count])
+
+
+def test_no_session_overwrites_another(bench, monkeypatch, tmp_path):
+    """Also of the same second."""
+    products_are(monkeypatch, 1)
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    monkeypatch.setattr(
+        session,
+        "datetime",
+        SimpleNamespace(
+            datetime=SimpleNamespace(now=lambda zone: now), UTC=None, timedelta=datetime.timedelta
+        ),
+    )
+    for seed in ("1", "2"):
+        status, *_ = bench("gemm", "--seed", seed)
+        assert status == 0
+    found = {path.name.rpartition("_")[2]: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert [found[f"20260102T03040{second}Z.json"]["seed"] for second in (5, 6)] == [1, 2]
+
+
+def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_path):
+    products_are(monkeypatch)
+    measure = gemm.measure_product
+
+    def killed(case, dtype, product, settings):
+        if product.name == "B2":
+            raise KeyboardInterrupt
+        return measure(case, dtype, product, settings)
+
+    monkeypatch.setattr(gemm, "measure_product", killed)
+    with pytest.raises(SystemExit):
+        bench("gemm")
+    (path,) = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    assert [row["product"] for row in result["rows"]] == ["F1"] and not result["complete"]
+    assert "stopped before it was complete" in report.page(report.load(tmp_path))
+
+
+def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_path):
+    products_are(monkeypatch)
+    measure = gemm.measure_product
+
+    def broken(case, dtype, product, settings):
+        if product.name == "F1":
+            raise RuntimeError("out of memory\nand a trace")
+        return measure(case, dtype, product, settings)
+
+    monkeypatch.setattr(gemm, "measure_product", broken)
+    status, result, _, err = bench("gemm")
+    assert status == 1 and [row["product"] for row in result["rows"]] == ["B2"]
+    assert "F1 with w1 sparse could not be measured: RuntimeError: out of memory" in err
+    assert "out of memory" in report.page(report.load(tmp_path)), "the page says it"
+
+
+def test_nothing_is_left_by_a_mistake(tmp_path):
+    with pytest.raises(SystemExit):
+        main(["gemm", "--dtype", "float8_e4m3fn", "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+# ---- sound ratios
+
+
+def test_packing_that_takes_no_time_is_a_contradiction(bench, monkeypatch):
+    """The measurement is unsound: shown instead of the ratios, and the exit status is 1."""
+    products_are(monkeypatch, 1)
+    interleaved = _products.interleaved
+
+    def planted(functions, *args, **options):
+        times = interleaved(functions, *args, **options)
+        packed = Times((2.0, 2.1, 2.2, 2.0, 2.1, 2.2))
+        return times | {"2:4": packed, "2:4 with packing": Times(tuple(s * 0.9 for s in packed.samples))}
+
+    monkeypatch.setattr(_products, "interleaved", planted)
+    status, result, out, err = bench("gemm")
+    assert status == 1
+    assert out.count("CONTRADICTORY") == 2 and "CONTRADICTORY, with packing" in err
+    text = report.page({"x": {"gemm": report.stored.merged([result | {"file": "f"}])}})
+    assert "1 of 1 rows contradict themselves" in text and "no valid result" in text
+    (row,) = result["rows"]
+    row["ms"]["2:4 with packing"]["rounds"][0] = 3e3
+    assert not gemm.contradictory(row), "five of six may be chance"
+
+
+def timed(*rounds, **others):
+    return {
+        **dict(zip(("low", "median", "high"), sorted(rounds)[-3:], strict=False)),
+        "rounds": [*rounds],
+        **others,
+    }
+
+
+def test_ratios_are_paired_and_to_the_fastest_dense_program():
+    drift = [1.0, 4.0, 2.0, 8.0, 1.0, 3.0]
+    row = {
+        "status": {},
+        "ms": {
+            "dense": timed(*(3.0 * x for x in drift)),
+            "dense: cublasLt": timed(*(2.0 * x for x in drift), joules=3.0, watts=700.2, mhz=1300.0),
+            "torch dense": timed(*(2.5 * x for x in drift)),
+            "2:4": timed(*drift, joules=1.5, watts=650.0, mhz=1400.0),
+            "torch 2:4": timed(*(0.5 * x for x in drift)),
+        },
+    }
+    assert rows.show_ratio(row, "dense", "2:4") == "2.00x (2.00-2.00)"
+    assert rows.against(row, "dense") == "XLA, cublasLt"
+    assert rows.energy(row, "dense", "2:4") == ["3", "1.5", "700, 1300", "650, 1400"]
+    row["ms"]["torch dense"] = timed(*drift)
+    assert rows.show_ratio(row, "dense", "2:4") == "1.00x (1.00-1.00)"
+    assert rows.against(row, "dense") == "PyTorch"
+    older = {"status": {}, "ms": {name: {"median": t["median"]} for name, t in row["ms"].items()}}
+    assert rows.show_ratio(older, "dense", "2:4") == "3.00x", "as it was published"
+
+
+def test_dense_programs_besides_the_default(monkeypatch):
+    """On a CPU float32 stands in for 16 bits; on a GPU XLA's flags, and what it does not know is said."""
+    assert xla_programs.variants("float32") == {}
+    assert xla_programs.variants("bfloat16")["float32"].dtype == "float32"
+    monkeypatch.setattr(xla_programs.jax, "default_backend", lambda: "gpu")
+    assert list(xla_programs.variants("bfloat16", exhaustive=True)) == ["cublasLt", "exhaustive"]
+    monkeypatch.setattr(xla_programs, "CUBLASLT", {"xla_no_such_flag": True})
+    args = [jax.numpy.ones((4, 4))] * 4
+    with pytest.warns(UserWarning, match="dense block, cublasLt, is not measured.*xla_no_such_flag"):
+        assert ffn.dense_variants(args, "float32", False) == {}
+
+
+def test_the_flags_are_known_to_xla():
+    for options in (xla_programs.CUBLASLT, xla_programs.EXHAUSTIVE):
+        ffn.Program(lambda x: x @ x, jax.numpy.ones((4, 4)), options=options)
+
+
+def test_what_is_left_of_a_whole_may_be_negative():
+    row = fake_ffn_result()["rows"][0]
+    row["parts_ms"] = {"producer": {"F1": 3.0}, "product": {"F1": 6.5}}
+    assert ffn.rest(row) == -1.5 and "| -1.5 " in ffn.table([row])
+
+
+def test_pytorchs_block_that_compresses_once_in_40_steps():
+    t = fake_ffn_result()["rows"][0]["ms"]["both"] | {"rounds": [7.0, 8.0, 9.0]}
+    both = [("torch 2:4", 48.0), ("torch 2:4, compressed before", 8.0)]
+    found = [{"method": name, "ms": {"forward": t, "both": t | {"median": ms}}} for name, ms in both]
+    *_, made = ffn.with_amortised(found)
+    assert made["method"] == "torch 2:4, compressed once in 40" and made["ms"]["both"]["median"] == 9.0
+    assert ffn.with_amortised(found[:1]) == found[:1]
+
+
+def test_rows_in_random_order_stand_beside_their_sessions_and_before_older_ones(tmp_path):
+    """The newest counts; how far sessions differ is said; what was measured in a rotating order is so
+    called, and goes where the same was measured again, whatever its date."""
+    old = fake_ffn_result()
+    fast = {"median": 8.0, "low": 8.0, "high": 8.0, "rounds": [8.0] * 6}
+
+    def again(began, ratio):
+        row = old["rows"][0]
+        ms = dict.fromkeys(row["ms"], fast) | {"dense both": fast | {"rounds": [8.0 * ratio] * 6}}
+        head = {"format": 2, "scheme": session.SCHEME, "began": began, "seed": 7, "complete": True}
+        return old | head | {"rows": [row | {"ms": ms}]}
+
+    results = [old, again("2026-01-01T00:00:00+00:00", 1.5), again("2026-01-03T00:00:00+00:00", 1.25)]
+    results += [again("2026-01-02T00:00:00+00:00", 1.4)]
+    for number, result in enumerate(results):
+        (tmp_path / f"a_ffn_{number}.json").write_text(json.dumps(result))
+    found = report.load(tmp_path)["a"]["ffn"]
+    assert [row["scheme"] for row in found["rows"]] == [session.SCHEME, *["rotating order"] * 2]
+    text = report.page({"a": {"ffn": found}})
+    new, _, older = text.partition("#### Rotating order")
+    assert "| 1.25x (1.25-1.25) " in new and "| 1.25x to 1.50x (3) " in new and ", seed 7," in new
+    assert "1.25x to 1.25x (median 1.25x) dense" in new, "the summary has no rows of a rotating order"
+    assert older.count("| FST ") == 2
+
+
+def test_old_and_new_ratios_of_a_product_side_by_side():
+    """With what ran before each in the rotation, from stored files alone."""
+
+    def product(form, ms):
+        names = ("dense", "torch dense", form, f"{form} with packing")
+        times = {name: {"median": t, "rounds": [t] * 6} for name, t in zip(names, ms, strict=True)}
+        place = {"T": 8, "d": 8, "f": 16, "dtype": "bfloat16", "product": "B4", "operand": "dy1"}
+        return place | {"format": form, "status": dict.fromkeys(names, "ok"), "ms": times}
+
+    def result(scheme, found):
+        if scheme != session.SCHEME:
+            for row in found:
+                row["ms"] = {name: {"median": t["median"]} for name, t in row["ms"].items()}
+        hardware = {"name": "g", "description": "a GPU", "platform": "gpu"}
+        return {"suite": "gemm", "scheme": scheme, "hardware": hardware, "file": scheme[:3], "rows": found}
+
+    old = [product("2:4", (1.2, 1.3, 1.0, 0.9)), product("64:2:16", (1.2, 1.3, 0.5, 0.6))]
+    both = [result("rotating order", old), result(session.SCHEME, [product("2:4", (1.5, 1.6, 1.0, 1.1))])]
+    text = report.comparison.table(both)
+    cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
+    assert cells[5:10] == ["1.20x", "1.50x (1.50-1.50)", "XLA", "64:2:16 with packing", "torch dense"]
+    assert "1 were faster than without in rotating order, and 0 by more than noise" in text
+    assert report.comparison.table(both[:1]) == ""

@@ -1,0 +1,93 @@
+"""One run of one suite as a file: rows as they come, never over another session's."""
+
+import datetime
+import json
+import os
+import time
+from pathlib import Path
+
+from experiments.bench import environment
+from experiments.bench.settings import Settings
+
+FORMAT = 2
+SCHEME = "random order in each round"
+STAMP = "%Y%m%dT%H%M%SZ"
+
+
+class Session:
+    """The file HARDWARE_SUITE_DATETIME.json (UTC). It is there from the first rows on and written anew by
+    rename with each `add`, so that a run that is killed leaves what was measured, with "complete": false."""
+
+    def __init__(self, suite: str, settings: Settings):
+        self.settings, self.begin, self.path = settings, time.perf_counter(), None
+        about = environment.describe()
+        self.name = f"{about['hardware']['name']}_{suite}"
+        self.began = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        self.result = {
+            "format": FORMAT,
+            "suite": suite,
+            "began": None,
+            **about,
+            "scheme": SCHEME,
+            "seed": settings.first_seed,
+            "settings": {
+                "cases": [list(case) for case in settings.cases(suite)],
+                "dtypes": list(settings.dtypes),
+                "methods": list(settings.methods),
+                "implementation": settings.implementation,
+                "layers": settings.layers,
+                "repeats": settings.repeats,
+                "seconds": settings.seconds,
+            },
+            "complete": False,
+            "failed": [],
+            "rows": [],
+        }
+
+    def _own_file(self) -> Path:
+        """A file that no other session has: its name tells the second in which this one began, or the next
+        one that is free."""
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = self.settings.folder / f"{self.name}_{self.began.strftime(STAMP)}.json"
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                self.began += datetime.timedelta(seconds=1)
+            else:
+                self.result["began"] = self.began.isoformat()
+                return path
+
+    @property
+    def rows(self) -> list[dict]:
+        return self.result["rows"]
+
+    def add(self, rows: list[dict]) -> None:
+        self.rows.extend(rows)
+        self._write()
+
+    def failed(self, what: str, error: Exception) -> None:
+        """A part of the suite that could not be measured."""
+        first = str(error).strip().partition("\n")[0]
+        self.result["failed"].append(f"{what} could not be measured: {type(error).__name__}: {first}")
+        self._write()
+
+    def finish(self) -> None:
+        """All that was asked for has been tried."""
+        self.result["complete"] = True
+        if self.path is not None:
+            self._write()
+
+    def _write(self) -> None:
+        self.path = self.path or self._own_file()
+        self.result["settings"]["took_s"] = round(time.perf_counter() - self.begin)
+        new = self.path.with_suffix(".json.new")
+        new.write_text(dump(self.result))
+        os.replace(new, self.path)
+
+
+def dump(result: dict) -> str:
+    """JSON with one line per row, so that two runs can be compared."""
+    lines = ",\n  ".join(json.dumps(row) for row in result["rows"])
+    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
+    return f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n'

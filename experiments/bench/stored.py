@@ -1,0 +1,77 @@
+"""Stored results: of each row the newest session, with the others beside it."""
+
+import json
+from pathlib import Path
+
+from experiments.bench.session import SCHEME
+from experiments.config import UserError
+
+# Rows that agree in these measure the same.
+IDENTITY = (
+    *("T", "d", "f", "dtype", "layers", "product", "operand", "format", "producer", "axis", "method"),
+    "implementation",
+)
+ROTATING = "rotating order"  # of format 1: each program followed the same other one in most of its samples
+
+
+def load(folder: Path) -> dict:
+    """Hardware name -> suite -> {"hardware", "rows", "sources"}: every row that was measured, the newest of
+    each, and the results that they come from, each with its own rows that are left.
+
+    A row of the present scheme has the older ones of its scheme as "sessions"; one of format 1 is there only
+    until it is measured in that scheme. Raises UserError for a file that is no result."""
+    found = {}
+    for result in files(folder):
+        suites = found.setdefault(result["hardware"]["name"], {})
+        suites.setdefault(result["suite"], []).append(result)
+    return {
+        hardware: {suite: merged(found[hardware][suite]) for suite in sorted(found[hardware])}
+        for hardware in sorted(found)
+    }
+
+
+def files(folder: Path) -> list[dict]:
+    """All results, oldest first: "file" is their name, "began" their time or, in format 1, their day."""
+    results = []
+    for path in folder.glob("*.json"):
+        try:
+            result = json.loads(path.read_text()) | {"file": path.name}
+            result = {"scheme": ROTATING, "complete": True, "failed": [], **result}
+            began = result.setdefault("began", result.get("date"))
+            place = began, path.stem, result["hardware"]["name"], result["suite"]
+            results.append((place, result))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is not a result of python -m experiments.bench ({error!r}).") from error
+    return [result for _, result in sorted(results, key=lambda item: item[0])]
+
+
+def merged(results: list[dict]) -> dict:
+    """One suite's results on one hardware, oldest first, as one."""
+    newest = {}
+    for result in results:
+        scheme = result.get("scheme", ROTATING)
+        for row in result["rows"]:
+            before, _ = newest.get(identity(row), (None, None))
+            older = []
+            if before is not None and scheme == before["scheme"] == SCHEME:
+                older = [{k: v for k, v in before.items() if k != "sessions"}, *before["sessions"]]
+            elif before is not None and before["scheme"] == SCHEME:
+                continue
+            newest[identity(row)] = row | {"scheme": scheme, "sessions": older}, result
+    left = [
+        result | {"rows": [row for row, source in newest.values() if source is result]} for result in results
+    ]
+    return {
+        "hardware": results[-1]["hardware"],
+        "rows": [row for row, _ in newest.values()],
+        "sources": [result for result in left if result["rows"]],
+    }
+
+
+def identity(row: dict) -> tuple:
+    return tuple(row.get(name) for name in IDENTITY)
+
+
+def is_old(row: dict) -> bool:
+    """Whether the row was measured in an order that rotates."""
+    return row.get("scheme", ROTATING) == ROTATING
