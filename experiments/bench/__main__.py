@@ -50,7 +50,9 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
     progress.done()
     hardware = session.result["hardware"]["description"]
     print(f"\n# {suite}: {hardware}\n\n{module.WHAT}\n\n{module.table(session.rows)}")
-    if torch_programs.device() is None:
+    if not settings.torch:
+        print("\nPyTorch: not measured (--no-torch).")
+    elif torch_programs.device() is None:
         print("\nPyTorch: not measured (not installed, or not for this device).")
     print(f"\nStored in {session.path}")
     return [f"{suite}: {line}" for line in (*session.result["failed"], *wrong(suite, session.rows))]

@@ -108,7 +108,7 @@ class Settings:
     """for train-step: blocks of the model"""
     repeats: int = 9
     """samples of each program: rounds, in each of which all programs take their turn in random order"""
-    seconds: float = 2.0
+    seconds: float = 4.0
     """a program whose samples took this long together takes no more, but 3 at least; 6 make an interval"""
     seed: int | None = None
     """of the orders (default: one of its own for each run); it is stored"""
