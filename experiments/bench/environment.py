@@ -33,6 +33,17 @@ def describe() -> dict:
     }
 
 
+def gpu() -> str | None:
+    """Name, driver, limit of power and highest SM clock of the first GPU, as its driver tells."""
+    asked = "name,driver_version,power.limit,clocks.max.sm"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.partition("\n")[0] if done.returncode == 0 else None
+
+
 def version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

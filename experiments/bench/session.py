@@ -28,6 +28,7 @@ class Session:
             "suite": suite,
             "began": None,
             **about,
+            "gpu": environment.gpu(),
             "scheme": SCHEME,
             "seed": settings.first_seed,
             "settings": {

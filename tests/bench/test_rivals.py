@@ -1,5 +1,6 @@
 """What the suites compare with besides XLA: rows of other programs, and PyTorch's where it is installed."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import choosing
-from experiments.bench import check, ffn, producers, report, rows, torch_programs, train_step
+from experiments.bench import check, ffn, producers, report, rows, torch_programs, train_step, xla_programs
 from experiments.bench.settings import Case, Settings
 from jax_sparse24._measure import Program
 
@@ -30,7 +31,9 @@ def wrong(x, w1, w2):
 
 
 @pytest.fixture
-def small():
+def small(monkeypatch):
+    """One method, and of XLA's dense programs the default alone, as on a GPU too."""
+    monkeypatch.setattr(xla_programs, "variants", lambda *args: {})
     return Settings(method=("STE",), repeats=1, seconds=1e-6)
 
 
@@ -85,7 +88,7 @@ class OtherSteps:
         return self.metrics[0]["loss"]
 
 
-def test_rows_of_other_steps(monkeypatch):
+def test_rows_of_other_steps(monkeypatch, small):
     """Checked by the dense step's loss and gradient norm, both of them also after an update."""
 
     def rivals(config, dense):
@@ -93,8 +96,7 @@ def test_rows_of_other_steps(monkeypatch):
         return {"torch dense": OtherSteps(dense.metrics), "torch other": OtherSteps(still)}
 
     monkeypatch.setattr(train_step, "rival_steps", rivals)
-    settings = Settings(method=("Dense",), repeats=1, seconds=1e-6)
-    found = train_step.measure_case(CASE, "float32", settings)
+    found = train_step.measure_case(CASE, "float32", dataclasses.replace(small, method=("Dense",)))
     assert [row["method"] for row in found] == ["Dense", "torch dense", "torch other"]
     assert [row["status"]["step"] for row in found] == ["ok", "ok", "wrong"]
     assert "step" in found[1]["ms"] and "step" not in found[2]["ms"] and "ffn" not in found[1]["ms"]
@@ -163,14 +165,15 @@ def test_torch_blocks(torch, dtype):
             assert ffn.rival_verdict(rival, part, args, truth, dtype, CASE) == "ok"
 
 
-def test_torch_blocks_with_sparse_weights(torch, monkeypatch):
+@pytest.mark.parametrize("before", [False, True])
+def test_torch_blocks_with_sparse_weights(torch, monkeypatch, before):
     """What they compute, with compression left out, which needs a GPU."""
     from experiments.bench import torch_ffn
 
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda w: w)
     operands = ffn.data(CASE, "bfloat16")
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
-    rival = torch_ffn.sparse(*args)
+    rival = torch_ffn.sparse(*args, before=before)
     for part in ("forward", "both"):
         assert ffn.rival_verdict(rival, part, args, None, "bfloat16", CASE) == "ok"
 
@@ -190,5 +193,6 @@ def test_torch_steps(torch, dtype, monkeypatch):
 def test_suites_with_torch(torch, bench):
     status, result, out, _ = bench("ffn", "--method", "STE")
     assert status == 0
-    assert [row["method"] for row in result["rows"]] == ["Dense", "torch dense", "STE"]
+    methods = [row["method"] for row in result["rows"] if row["implementation"] != "xla"]
+    assert methods == ["Dense", "torch dense", "STE"]
     assert "PyTorch: not measured" not in out
