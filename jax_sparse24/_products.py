@@ -1,7 +1,9 @@
 """The products of an FFN with one operand sparse, or wanted at few entries, and their measurement."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -9,7 +11,8 @@ import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
 from jax_sparse24.formats import Compressed24
-from jax_sparse24.ops import _measured, compressed
+from jax_sparse24.ops import compressed
+from jax_sparse24.ops._table import KINDS
 from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.matmul import contract, gather, with_values
 from jax_sparse24.ops.pack import pack24
@@ -47,7 +50,7 @@ class Product:
     @property
     def kind(self) -> str:
         """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
-        return _measured.KINDS[self.axes]
+        return KINDS[self.axes]
 
     @property
     def axis(self) -> int:
@@ -70,8 +73,8 @@ def products(T: int, d: int, f: int) -> list[Product]:
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
-    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, and the multiple it needs
-    along the other axis."""
+    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, the multiple it needs
+    along the other axis, and what `measure` times besides the packed product."""
 
     name: str
     pack: Callable
@@ -79,6 +82,7 @@ class Format:
     implementation: str
     rows: int = 1
     algorithm: int | None = None
+    also: tuple[str, ...] = ("masked", "with packing")
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:
         return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
@@ -99,10 +103,21 @@ def formats_of(product: Product, patterns: Sequence[VNM] = PATTERNS) -> list[For
     return [FORMAT_24, *(Format(str(p), pack(p), p.m, "ffi", p.v) for p in blocks)]
 
 
+def compiled(make: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
+    """Programs by name. They are compiled at once, in threads; XLA's own products on a GPU one by one, as XLA
+    times some kernels of theirs to choose one."""
+    alone = {n for n in make if jax.default_backend() == "gpu" and (n == "dense" or n.endswith(" masked"))}
+    done = {name: make[name]() for name in make if name in alone}
+    rest = [name for name in make if name not in alone]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        done |= zip(rest, pool.map(lambda name: make[name](), rest), strict=True)
+    return {name: done[name] for name in make}
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
-    ok and of producers, bytes planned by XLA, bytes of the sparse operand dense and packed."""
+    ok, bytes planned by XLA, bytes of the sparse operand dense and packed."""
 
     status: Mapping[str, str]
     times: Mapping[str, Times]
@@ -115,20 +130,17 @@ def measure(
     dtype,
     *,
     formats: Sequence[Format] = (FORMAT_24,),
-    producers: Mapping[str, Callable] | None = None,
     rivals=None,
-    masked: Collection[str] | None = None,
     repeats: int = 15,
     seconds: float = 2.0,
     seed: int | None = None,
 ) -> Measured:
-    """Times one product on random data, the programs in turn, each result checked against float64.
+    """Times one product on random data, in random order, each result checked against float64.
 
-    Programs: "dense", and for each format NAME (packed before), "NAME with packing", and "NAME masked"
-    (unpacked, then XLA's dense product: the alternative to NAME for a packed operand; masked: for which
-    formats, by default all). producers: name ->
-    function of the sparse operand, timed besides. rivals: `dense(a, b, axes)` and `sparse(format, pruned, y,
-    axis, y_axis, left)` that return further programs by name. seed: of the order of the programs."""
+    Programs: "dense", and for each format NAME (packed before), and as `Format.also` says "NAME with
+    packing", and "NAME masked" (unpacked, then XLA's dense product: the alternative to NAME for a packed
+    operand). rivals: `dense(a, b, axes)` and `sparse(format, pruned, y, axis, y_axis, left)` that return
+    further programs by name. seed: of the order of the programs."""
     (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
@@ -141,10 +153,10 @@ def measure(
         unit = roundoff(dtype) if dtype == FLOAT8 else None
         return Oracle(a if i == -1 else a.T, b if j == -2 else b.T, unit)
 
-    status, programs, operand_bytes = {}, {"dense": Program(lambda x, y: multiply(x, y, None), x, y)}, {}
-    if rivals is not None:
-        programs |= rivals.dense(a, b, product.axes)
-    expected = dict.fromkeys(programs, oracle(x))
+    status, operand_bytes = {}, {}
+    make = {"dense": partial(Program, lambda x, y: multiply(x, y, None), x, y)}
+    others = {} if rivals is None else rivals.dense(a, b, product.axes)
+    expected = dict.fromkeys([*make, *others], oracle(x))
     for form in formats:
         if not form.fits(x.shape, product.axis):
             continue
@@ -155,32 +167,34 @@ def measure(
         pack = compressed.pack if at_once else partial(form.pack, implementation=kernel)
         packed = pack(x, product.axis)
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
+        multiplied = partial(multiply, implementation=kernel, algorithm=algorithm)
         variants = {
-            name: Program(lambda p, y, by=(kernel, algorithm): multiply(p, y, *by), packed, y),
-            f"{name} with packing": Program(
-                lambda x, y, pack=pack, by=(kernel, algorithm): multiply(pack(x, product.axis), y, *by), x, y
+            "": partial(Program, multiplied, packed, y),
+            "masked": partial(Program, lambda p, y: multiply(p.todense(), y, None), packed, y),
+            "with packing": partial(
+                Program, lambda x, y, pack=pack, by=multiplied: by(pack(x, product.axis), y), x, y
             ),
         }
-        if masked is None or name in masked:
-            variants[f"{name} masked"] = Program(lambda p, y: multiply(p.todense(), y, None), packed, y)
+        own = {f"{name} {part}".strip(): variants[part] for part in ("", *form.also)}
         plain = packed.plain if isinstance(packed, Compressed24) else packed
         if not same_bits(plain, truth):
-            status |= dict.fromkeys(variants, "wrong")
+            status |= dict.fromkeys(own, "wrong")
         pruned = truth.todense(implementation="reference")
+        rival = {}
         if rivals is not None:
             y_axis = product.axes[left]
-            variants |= rivals.sparse(name, pruned, y, product.axis, y_axis, left)
-        programs |= variants
-        expected |= dict.fromkeys(variants, oracle(pruned))
+            rival = rivals.sparse(name, pruned, y, product.axis, y_axis, left)
+        make, others = make | own, others | rival
+        expected |= dict.fromkeys([*own, *rival], oracle(pruned))
+    programs = compiled(make) | others
     for name, program in programs.items():
         if status.get(name) != "wrong":
             truth = getattr(program, "oracle", None) or expected[name]
             status[name] = "ok" if truth.excess(program.result) <= 1 else "wrong"
-    timed = programs | {name: Program(produce, x) for name, produce in (producers or {}).items()}
-    times = interleaved(timed, repeats, seconds, seed=seed)
-    for name, program in timed.items():
-        if status.get(name, "ok") == "ok":
-            status[name] = "ok" if program.repeats_itself() else "not repeatable"
+    times = interleaved(programs, repeats, seconds, seed=seed)
+    for name, program in programs.items():
+        if status[name] == "ok" and not program.repeats_itself():
+            status[name] = "not repeatable"
     return Measured(
         status,
         {name: t for name, t in times.items() if status[name] == "ok"},
@@ -200,11 +214,15 @@ def measure_sampled(
     def whole(a, b):
         return contract(a, b, -1, -1)
 
-    programs = {
-        "dense": Program(whole, a, b),
-        "masked": Program(lambda a, b, support: gather(whole(a, b), support, None), a, b, support),
-        "sampled": Program(lambda *args: sampled_matmul(*args, implementation="ffi"), a, b, support),
+    def sampled(*args):
+        return sampled_matmul(*args, implementation="ffi")
+
+    make = {
+        "dense": partial(Program, whole, a, b),
+        "masked": partial(Program, lambda a, b, kept: gather(whole(a, b), kept, None), a, b, support),
+        "sampled": partial(Program, sampled, a, b, support),
     }
+    programs = compiled(make)
     truth, product = Oracle(a, b.T), programs["dense"].result
     kept = with_values(support, jnp.ones_like(support.values)).todense() != 0
 

@@ -200,8 +200,8 @@ def _info_lines() -> list[str]:
     cuda, reason = _ffi.available("cuda")
     detail = f"CUDA kernels, cuSPARSELt {_dotted(_cusparselt.OLDEST)} or newer" if cuda else reason
     lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
-    found, note = _measured.table()
-    decided = f"products {found.origin}" if found else "XLA's dense product everywhere; run s24.tune()"
+    found, note = _measured.tables()
+    decided = f"products {found[0].origin}" if found else "XLA's dense product everywhere; run s24.tune()"
     lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
     obstacle = library_obstacle()
     detail = obstacle or f"version {_dotted(_cusparselt.version())}"

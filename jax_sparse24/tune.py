@@ -2,30 +2,33 @@
 
 import dataclasses
 import datetime
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._measure import Program, interleaved, random
+from jax_sparse24._measure import SETTLED, SHORTEST, SHORTEST_QUEUED, Program, interleaved, random
 from jax_sparse24._products import (
+    ACTIVATIONS,
     FORMAT_24,
     PATTERNS,
+    SPARSE_OPERANDS,
     Format,
     Measured,
     Product,
+    compiled,
     formats_of,
     measure,
     measure_sampled,
-    products,
+    product_of,
 )
-from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
-from jax_sparse24.ops import _cusparselt, _measured
+from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.sparsifiers import MVUE, Blocks, DenseValues, Masked, Soft, Top2
+from jax_sparse24.ops import _cusparselt, _measured, _table
 from jax_sparse24.ops._choose import choose, platform
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
@@ -33,16 +36,83 @@ from jax_sparse24.ops.pack import pack24
 from jax_sparse24.patterns import FLOAT8, VNM
 from jax_sparse24.plan import Context, Sparsifier
 
-# What the defaults of `tune` measure: (T, d, f), and dtypes. One measurement speaks for sizes within a factor
-# of four.
+# What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
+# for sizes within a factor of four.
 SHAPES = {
-    "cpu": ((2048, 128, 512), (256, 512, 2048), (2048, 512, 2048), (2048, 1024, 4096)),
-    "cuda": ((4096, 1024, 4096), (16384, 2048, 8192), (16384, 4096, 14336)),
+    "cpu": dict.fromkeys(
+        ("float32", "bfloat16"), ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048))
+    ),
+    "cuda": {
+        "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (4096, 1024, 4096)),
+        "float16": ((16384, 2048, 8192),),
+    },
 }
-DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16", "float16")}
+QUICK = VNM(64, 16)  # the pattern of activations that the quick form measures
+BUDGET = 220.0  # seconds of the default shapes
+ROUNDS = {"cpu": 5, "cuda": 3}
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
-# ---- the table
+SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
+CLOSE = 1.05  # a second algorithm is measured with the first if the search cannot tell them apart
+BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One product to be measured, with one operand sparse by 2:4 and, if it is an activation, by `patterns`;
+    or, with sparse = "result", B1 at the entries of activations with `patterns`. whole: with the producers
+    of the operand, which `explain` shows."""
+
+    name: str
+    sparse: str
+    shape: tuple[int, int, int]  # (T, d, f)
+    dtype: str
+    patterns: tuple[VNM, ...]
+    whole: bool
+
+    def __str__(self):
+        sparse = "only at entries of y2" if self.sparse == "result" else f"with {self.sparse} sparse"
+        return f"{self.name} {sparse}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Shape and dtype, in words."""
+        T, d, f = self.shape
+        return f"T={T} d={d} f={f} {self.dtype}"
+
+    @property
+    def product(self) -> Product:
+        return product_of(self.name, self.sparse, *self.shape)
+
+    @property
+    def identity(self) -> tuple:
+        """Jobs of the same identity are the same product."""
+        if self.sparse == "result":
+            return (self.sparse, self.dtype, self.shape)
+        product = self.product
+        return (product.kind, product.side, self.dtype, product.shape)
+
+
+def jobs_of(
+    shapes: Iterable[tuple[int, int, int]],
+    dtype: str,
+    patterns: Sequence[VNM],
+    operands: Sequence[tuple[str, str]],
+    whole: bool,
+) -> Iterator[Job]:
+    """The products of FFNs of these shapes. operands: (product, operand)."""
+    float8 = jnp.dtype(dtype) == FLOAT8
+    for shape in shapes:
+        for name, operand in operands:
+            if float8 and (name, operand) not in FLOAT8_PRODUCTS:
+                continue
+            sampled = operand == "result"
+            if sampled and (float8 or choose("sampled_matmul", jnp.dtype(dtype), None)[0] != "auto"):
+                continue
+            yield Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
+
+
+# ---- the entries of one product
 
 
 def producer_name(by: Sparsifier) -> str:
@@ -52,23 +122,98 @@ def producer_name(by: Sparsifier) -> str:
     return "stored mask" if isinstance(by, Masked) else str(by)
 
 
-def _producers(product: Product, dtype) -> dict[str, Callable]:
-    """The sparsifiers, as functions of the sparse operand."""
-    shape = product.a_shape if product.side == "left" else product.b_shape
-    state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
-    context = Context(state, jax.random.key_data(jax.random.key(0)), None, packed=True)
+class Entries:
+    """Makes the entries of a table, job by job. It remembers what serves further jobs: times of producers,
+    and which algorithms of cuSPARSELt were fastest in products of the same layout."""
 
-    def producer(by):
-        return lambda x: by(x, product.axis, context)
+    def __init__(self, repeats: int, seconds: float):
+        self.repeats, self.seconds = repeats, seconds
+        self._producers: dict[tuple, Mapping[str, float]] = {}
+        self._searched: dict[tuple, list[int]] = {}
 
-    return {producer_name(by): producer(by) for by in SPARSIFIERS}
+    def of(self, job: Job) -> list[dict]:
+        """One entry per form of the sparse operand, or per pattern of sampled entries."""
+        if job.sparse == "result":
+            return list(self._sampled(job))
+        product, dtype = job.product, jnp.dtype(job.dtype)
+        blocks = formats_of(product, () if dtype == FLOAT8 else job.patterns)[1:]
+        blocks = [dataclasses.replace(form, also=("masked",)) for form in blocks]
+        candidates = self._candidates(product, dtype)
+        found = measure(
+            product, dtype, formats=[*candidates, *blocks], repeats=self.repeats, seconds=self.seconds
+        )
+        producers = self._timed_producers(product, dtype, blocks) if job.whole and dtype != FLOAT8 else {}
+
+        def entry(form, packed, names):
+            place = (product.kind, product.side, form.name, dtype, product.shape)
+            us = {name: producers[name] for name in names if name in producers}
+            choice = {"implementation": packed.implementation}
+            choice |= {} if packed.algorithm is None else {"algorithm": packed.algorithm}
+            return _entry(found, f"{form.name} masked", packed.name, place, choice, us)
+
+        best = min(candidates, key=lambda c: found.times[c.name].median if c.name in found.times else 1e9)
+        out = [entry(FORMAT_24, best, map(producer_name, SPARSIFIERS))]
+        for form in blocks:
+            if form.name in found.operand_bytes:
+                out.append(entry(form, form, [f"pack_vnm {form.name}"]))
+        return out
+
+    def _sampled(self, job: Job) -> Iterator[dict]:
+        T, d, f = job.shape
+        for pattern in job.patterns:
+            if str(pattern) in _possible(job):
+                found = measure_sampled(
+                    T, d, f, pattern, job.dtype, repeats=self.repeats, seconds=self.seconds
+                )
+                place = ("dgrad", "result", str(pattern), job.dtype, job.shape)
+                yield _entry(found, "masked", "sampled", place, {"implementation": "ffi"})
+
+    def _timed_producers(self, product: Product, dtype, blocks: Sequence[Format]) -> Mapping[str, float]:
+        """Microseconds of the sparsifiers of an operand, which two products may share."""
+        shape = product.a_shape if product.side == "left" else product.b_shape
+        key = (shape, product.axis, dtype, tuple(form.name for form in blocks))
+        if key not in self._producers:
+            x = random(shape, dtype, 1)
+            state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
+            context = Context(state, jax.random.key_data(jax.random.key(0)), None, packed=True)
+            make = {
+                producer_name(by): lambda by=by: Program(lambda x: by(x, product.axis, context), x)
+                for by in SPARSIFIERS
+            }
+            make |= {
+                f"pack_vnm {form.name}": lambda form=form: Program(lambda x: form.pack(x, product.axis), x)
+                for form in blocks
+                if form.fits(shape, product.axis)
+            }
+            times = interleaved(compiled(make), 3, BRIEF)
+            self._producers[key] = {name: _us(t.median) for name, t in times.items()}
+        return self._producers[key]
+
+    def _candidates(self, product: Product, dtype) -> list[Format]:
+        """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search. Wrong
+        ones, and those that give another result when called again, are left out. At the first product of a
+        layout all algorithms are tried, at further ones those that were fastest there."""
+        first = dataclasses.replace(FORMAT_24, also=("masked",))
+        if platform() != "cuda":
+            return [first]
+        layout = (product.axes, product.side, dtype)
+        known = self._searched.get(layout)
+        algorithms = _algorithms(product, dtype)
+        times = _search(product, dtype, [a for a in algorithms if known is None or a in known])
+        ranked = sorted(times, key=times.get)
+        if known is None and algorithms:
+            self._searched[layout] = [algorithm for by, algorithm in ranked if by == "cusparselt"][:SEARCHED]
+        close = [choice for choice in ranked[:2] if times[choice] <= CLOSE * times[ranked[0]]]
+        forms = []
+        for implementation, algorithm in close or [("ffi", None)]:
+            form = dataclasses.replace(first, implementation=implementation, algorithm=algorithm)
+            named = form if not forms else dataclasses.replace(form, name=f"2:4 by {algorithm}", also=())
+            forms.append(named)
+        return forms
 
 
-def fastest(product: Product, dtype) -> Format:
-    """The 2:4 format with the fastest implementation and algorithm. Wrong ones, and those that give another
-    result when called again, are left out."""
-    if platform() != "cuda":
-        return FORMAT_24
+def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
+    """Seconds of the implementations and algorithms whose results are right and repeat."""
     (i, j), left = product.axes, product.side == "left"
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     packed = pack24(a if left else b, product.axis)
@@ -88,84 +233,38 @@ def fastest(product: Product, dtype) -> Format:
             return None
         right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
         program.result = None  # dozens of them would fill the memory
-        return program if right else None
+        return program.__call__ if right else None
 
-    choices = [("ffi", None), *_algorithms(product, dtype)]
+    choices = [("ffi", None), *(("cusparselt", algorithm) for algorithm in algorithms)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiling takes longer than running
         checked = zip(choices, pool.map(valid, choices), strict=True)
-        programs = {choice: program for choice, program in checked if program is not None}
-    times = interleaved(programs, 3, 0.05)
-    implementation, algorithm = min(times, key=lambda name: times[name].median)
-    return dataclasses.replace(FORMAT_24, implementation=implementation, algorithm=algorithm)
+        calls = {choice: call for choice, call in checked if call is not None}
+    return {choice: t.median for choice, t in interleaved(calls, 3, BRIEF).items()}
 
 
-def _algorithms(product: Product, dtype) -> list[tuple[str, int]]:
+def _algorithms(product: Product, dtype) -> list[int]:
     """What of cuSPARSELt may be tried for a product."""
     try:
         choose("tune", dtype, "cusparselt")
     except RuntimeError:
         return []
     asked = _cusparselt.Product.of(product.axes, product.side, jnp.dtype(dtype), product.shape)
-    return [] if asked.misfit() else [("cusparselt", n) for n in asked.algorithms()]
+    return [] if asked.misfit() else asked.algorithms()
 
 
-def _choice(form: Format) -> dict:
-    if form.algorithm is None:
-        return {"implementation": form.implementation}
-    return {"implementation": form.implementation, "algorithm": form.algorithm}
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 2)
 
 
-def entries_of(product: Product, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
-    """The entries of a table for one product, one per form of its sparse operand."""
-    dtype = jnp.dtype(dtype)
-    blocks = formats_of(product, () if dtype == FLOAT8 else patterns)[1:]
-    forms = [fastest(product, dtype), *blocks]
-    producers = {} if dtype == FLOAT8 else _producers(product, dtype)
-    shape = product.a_shape if product.side == "left" else product.b_shape
-    packs = {
-        f"pack_vnm {form.name}": lambda x, form=form: form.pack(x, product.axis)
-        for form in blocks
-        if form.fits(shape, product.axis)
-    }
-    found = measure(
-        product, dtype, formats=forms, producers=producers | packs, repeats=repeats, seconds=seconds
-    )
-
-    out = []
-    for form in forms:
-        if form.name not in found.operand_bytes:
-            continue
-        names = [f"pack_vnm {form.name}"] if form in blocks else list(producers)
-        place = (product.kind, product.side, form.name, dtype, product.shape)
-        out.append(_entry(found, f"{form.name} masked", form.name, place, _choice(form), names))
-    return out
-
-
-def sampled_entries(shape, dtype, patterns: Sequence[VNM], repeats: int, seconds: float) -> list[dict]:
-    """The entries of a table for B1 at the kept entries of activations, one per pattern that fits (T, d, f);
-    sparse is the "result" there."""
-    T, d, f = shape
-    out = []
-    for pattern in patterns:
-        if T % pattern.v or f % pattern.m or choose("sampled_matmul", dtype, None)[0] != "auto":
-            continue
-        found = measure_sampled(T, d, f, pattern, dtype, repeats=repeats, seconds=seconds)
-        place = ("dgrad", "result", str(pattern), dtype, shape)
-        out.append(_entry(found, "masked", "sampled", place, {"implementation": "ffi"}))
-    return out
-
-
-def _entry(found: Measured, masked: str, packed: str, place, choice: dict, producers=()) -> dict:
+def _entry(found: Measured, masked: str, packed: str, place, choice: dict, producers=None) -> dict:
     """place: kind of product, what is sparse, its pattern, dtype and shape. masked, packed: programs."""
-
-    def us(name):
-        return round(found.times[name].median * 1e6, 2) if name in found.times else None
-
+    programs = {"dense": "dense", "masked": masked, "packed": packed}
+    times = {name: found.times[program] for name, program in programs.items() if program in found.times}
     kind, sparse, pattern, dtype, shape = place
     status = found.status[packed]
-    if status == "ok" and None in (us("dense"), us(masked)):
+    if status == "ok" and not {"dense", "masked"} <= times.keys():
         status = "without a valid dense product"  # XLA's own failed the check
-    return {
+    entry = {
         "product": kind,
         "sparse": sparse,
         "pattern": pattern,
@@ -173,87 +272,271 @@ def _entry(found: Measured, masked: str, packed: str, place, choice: dict, produ
         "shape": list(shape),
         **choice,
         "status": status,
-        "dense_us": us("dense"),
-        "masked_us": us(masked),
-        "packed_us": us(packed),
-        "producers_us": {name: us(name) for name in producers},
+        **{f"{name}_us": _us(times[name].median) if name in times else None for name in programs},
+        "producers_us": dict(producers or {}),
     }
+    for field in ("joules", "mhz"):
+        values = {name: getattr(t, field) for name, t in times.items()}
+        if any(value is not None for value in values.values()):
+            entry[field] = {name: value and float(f"{value:.4g}") for name, value in values.items()}
+    return entry | ({"seed": times["dense"].seed} if "dense" in times else {})
+
+
+# ---- the table
 
 
 def tune(
     shapes: Sequence[tuple[int, int, int]] | None = None,
     dtypes: Sequence[str] | None = None,
     *,
+    quick: bool = False,
     patterns: Sequence[VNM] = PATTERNS,
     folder: str | os.PathLike | None = None,
-    repeats: int = 9,
+    repeats: int | None = None,
     seconds: float = 0.4,
+    budget: float | None = None,
     show: Callable[[str], None] | None = print,
 ) -> Path:
     """Measures the products of FFNs on this machine and stores the table that decides `implementation=None`.
 
-    shapes: (T, d, f), tokens, model width and FFN width, multiples of 4; a measurement speaks for sizes
-    within a factor of four. dtypes: names; float8_e4m3fn is measured for F1 and F2 with sparse weights. Their
-    defaults suit the device. patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and
-    there are kernels. folder: where `<hardware>.json` goes (default: ~/.cache/jax_sparse24/tuning, which
-    later processes read; a table elsewhere serves this process). repeats, seconds: samples per program, and
-    the time after which no more than 3 are taken. show: called with a line of progress per shape; None for
-    silence. Five minutes on two cores by default.
+    Programs are timed in a random order in every round, on a GPU each after 200 ms of itself. On CUDA the
+    implementations and cuSPARSELt's algorithms are searched first. Every result of a timed call is compared
+    with the first one: a product whose packed result is wrong, or differs from call to call, is recorded as
+    such and never chosen.
 
-    On CUDA the implementations and cuSPARSELt's algorithms are compared first. A product whose packed result
-    is wrong, or differs from call to call, is recorded as such and never chosen. Functions that are compiled
-    already keep their decisions. Returns the file; raises RuntimeError where no kernels can be measured,
-    ValueError for shapes."""
+    The table of this machine is read at the beginning, if it is of these versions, and replaced as a whole
+    after every product by itself with what is measured by then: an interruption costs one product, a reader
+    finds no half a table, and of two tunings at once the last to end leaves its own table, not a mixture.
+    Functions that are compiled already keep their decisions.
+
+    Args:
+      shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
+        within a factor of four. By default four shapes on a CPU and three on a GPU.
+      dtypes: names, by default those that suit the device. float8_e4m3fn is measured for F1 and F2 with
+        sparse weights.
+      quick: the first shape and dtype only, one pattern of activations, no producers: under a minute.
+      patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
+      folder: where `<hardware>.json` goes, by default ~/.cache/jax_sparse24/tuning, which later processes
+        read; a table elsewhere serves this process.
+      repeats: rounds, by default 5 on a CPU and 3 on a GPU.
+      seconds: time after which a program is sampled no more than 3 times.
+      budget: seconds after which no further product is begun; the last line says what is left out. By
+        default 220 where shapes are None, else no limit.
+      show: called with a line per product, with the time taken and an estimate of what is left; None for
+        silence.
+
+    Returns:
+      The file.
+
+    Raises:
+      RuntimeError: no kernels can be measured here.
+      ValueError: a shape does not fit.
+      OSError: the folder cannot be written, said before anything is measured."""
     choose("tune", jnp.bfloat16, "ffi")
-    shapes = SHAPES[platform()] if shapes is None else shapes
-    dtypes = DTYPES[platform()] if dtypes is None else dtypes
-    if not shapes or not dtypes:
+    defaults = SHAPES[platform()]
+    if shapes is None and budget is None:
+        budget = BUDGET
+    dtypes = tuple(defaults) if dtypes is None else tuple(dtypes)
+    if not dtypes or (shapes is not None and not shapes):
         raise ValueError(f"tune: needs a shape and a dtype at least, got {shapes!r} and {dtypes!r}.")
-    for shape in shapes:
-        if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
-            raise ValueError(f"tune: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
-    here, begin, entries = _measured.hardware(), time.perf_counter(), {}
-    path = (_measured.user_folder() if folder is None else Path(folder)) / f"{here.name}.json"
-    for count, (T, d, f) in enumerate(shapes, 1):
-        for dtype in dtypes:
-            for product in products(T, d, f):
-                if jnp.dtype(dtype) == FLOAT8 and (product.name, product.operand) not in FLOAT8_PRODUCTS:
-                    continue
-                identity = (product.kind, product.side, str(jnp.dtype(dtype)), product.shape)
-                if identity not in entries:
-                    entries[identity] = entries_of(product, dtype, patterns, repeats, seconds)
-            if jnp.dtype(dtype) != FLOAT8:
-                found = sampled_entries((T, d, f), dtype, patterns, repeats, seconds)
-                entries["result", str(jnp.dtype(dtype)), (T, d, f)] = found
-        found = [entry for of_product in entries.values() for entry in of_product]
-        content = _store(found, here, path)  # now, so that an interruption costs one shape
-        if show is not None:
-            took = time.perf_counter() - begin
-            show(f"tune: T={T} d={d} f={f} measured, {count} of {len(shapes)} shapes, {took:.0f} s")
-    _measured.use(content)
+    check_shapes("tune", shapes or ())
+    if quick:
+        dtypes, patterns = dtypes[:1], (QUICK,)
+    operands = (*SPARSE_OPERANDS, ("B1", "result"))
+    jobs = []
+    for dtype in dtypes:
+        of_dtype = defaults.get(str(jnp.dtype(dtype)), next(iter(defaults.values())))
+        chosen = of_dtype if shapes is None else shapes
+        jobs += jobs_of(chosen[:1] if quick else chosen, dtype, patterns, operands, not quick)
+    path = _path(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"tune: {path.parent} cannot be written; give a folder= that can.")
+    content = _run(jobs, path, repeats, seconds, budget, show)
     if show is not None:
-        show(f"tune: {_summary(found)} Stored in {path}")
+        show(f"tune: {_summary(content['products'])} Stored in {path}")
     return path
 
 
-def _store(entries: list[dict], here: _measured.Hardware, path: Path) -> dict:
-    """Writes a table and returns its content."""
-    head = {
-        "format": _measured.FORMAT,
+def ensure(
+    shapes: Sequence[tuple[int, int, int]],
+    dtypes: Sequence[str],
+    methods: Sequence[Method],
+    *,
+    folder: str | os.PathLike | None = None,
+    budget: float = 60.0,
+    show: Callable[[str], None] | None = print,
+) -> Path | None:
+    """Measures those products of `methods` about which no table of this machine knows anything, and nothing
+    else: what a program calls before its first step is compiled.
+
+    It takes a few seconds per shape on a CPU and less than a minute on a GPU, once: what is measured is added
+    to this machine's table, which later processes read. Where no kernels run, or all products are known, it
+    returns at once.
+
+    Args:
+      shapes: (T, d, f): tokens of a local batch, model width and FFN width.
+      dtypes: names of the dtypes in which the products are computed.
+      methods: whose FFN plans say which operand of which product is sparse, and by which pattern.
+      folder: as in `tune`. If it cannot be written, the measurements serve this process.
+      budget: seconds after which no further product is begun. Those left run dense, and the last line
+        names them.
+      show: called with lines of progress; None for silence.
+
+    Returns:
+      The file that holds the measurements, or None if there was nothing to measure.
+
+    Raises:
+      ValueError: a shape does not fit."""
+    check_shapes("ensure", shapes)
+    jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods)]
+    if not jobs:
+        return None
+    if show is not None:
+        show(f"tune: no measurements of {len(jobs)} products of this run yet; they are measured once.")
+    path = _path(folder)
+    _run(jobs, path, None, 0.2, budget, show, keep_going=True)
+    return path
+
+
+def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) -> list[Job]:
+    """The products (T, d, f) of FFNs with these methods that kernels could run packed, and which this
+    machine's tables do not know."""
+    dtype = jnp.dtype(dtype)
+    if dtype == FLOAT8 or choose("matmul", dtype, None)[0] != "auto" or platform() not in SHAPES:
+        return []
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for method in methods:
+        plan = method.ffn_plan()
+        for name, row in plan.rows:
+            if not isinstance(row.by, DenseValues) and hasattr(row.by, "pattern"):
+                wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
+        if plan.keep and plan.row("F2").by.pattern != "2:4":
+            wanted.setdefault(("B1", "result"), set()).add(plan.row("F2").by.pattern)
+    return [
+        job
+        for (name, operand), patterns in wanted.items()
+        for job in jobs_of([shape], str(dtype), _blocks(patterns), [(name, operand)], whole=False)
+        if not all(_known(job, pattern) for pattern in patterns & _possible(job))
+    ]
+
+
+def _blocks(patterns: Iterable[str]) -> list[VNM]:
+    """Those of V:2:M."""
+    return [VNM(*(int(n) for n in text.split(":")[::2])) for text in sorted(patterns) if text != "2:4"]
+
+
+def _possible(job: Job) -> set[str]:
+    """The patterns for which a job makes entries."""
+    if job.sparse == "result":
+        return {str(p) for p in job.patterns if job.shape[0] % p.v == job.shape[2] % p.m == 0}
+    product = job.product
+    shape = product.a_shape if product.side == "left" else product.b_shape
+    return {form.name for form in formats_of(product, job.patterns) if form.fits(shape, product.axis)}
+
+
+def _known(job: Job, pattern: str) -> bool:
+    kind, side, shape = "dgrad", "result", job.shape
+    if job.sparse != "result":
+        kind, side, shape = job.product.kind, job.product.side, job.product.shape
+    near = _measured.find(kind, side, jnp.dtype(job.dtype), shape, pattern)
+    return near is not None and not near[0].borrowed
+
+
+def check_shapes(op: str, shapes: Sequence) -> None:
+    """Raises ValueError for what is no (T, d, f) of multiples of 4."""
+    for shape in shapes:
+        if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
+            raise ValueError(f"{op}: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
+
+
+def _path(folder: str | os.PathLike | None) -> Path:
+    return (_measured.user_folder() if folder is None else Path(folder)) / f"{_measured.hardware().name}.json"
+
+
+def _run(
+    jobs: Sequence[Job],
+    path: Path,
+    repeats: int | None,
+    seconds: float,
+    budget: float | None,
+    show: Callable[[str], None] | None,
+    keep_going: bool = False,
+) -> dict:
+    """Measures and stores; returns the content of the table, by which this process decides from now on.
+
+    keep_going: also where the table cannot be written."""
+    say = show or (lambda text: None)
+    unique: dict[tuple, Job] = {}
+    for job in jobs:
+        if job.identity not in unique or job.sparse in ACTIVATIONS:  # which have more patterns
+            unique[job.identity] = job
+    jobs = list(unique.values())
+    entries = Entries(ROUNDS[platform()] if repeats is None else repeats, seconds)
+    before, _ = _table.read(path)
+    if before is not None and before["versions"] != _measured.versions():
+        before = None
+    content = _head() | {"products": list(before["products"]) if before else []}
+    begin, refused = time.perf_counter(), None
+    for count, job in enumerate(jobs):
+        took = time.perf_counter() - begin
+        if budget is not None and took > budget:
+            left = ", ".join(dict.fromkeys(job.place for job in jobs[count:]))
+            say(f"tune: after {took:.0f} s {len(jobs) - count} products are left out, of {left}")
+            break
+        found = entries.of(job)
+        new = {_table.identity(entry) for entry in found}
+        kept = [entry for entry in content["products"] if _table.identity(entry) not in new]
+        content = content | {"products": kept + found}
+        try:
+            _table.write(content, path)
+        except OSError as error:
+            if not keep_going:
+                raise
+            refused = error
+        took = time.perf_counter() - begin
+        left = took / (count + 1) * (len(jobs) - count - 1)
+        say(f"tune: {count + 1} of {len(jobs)}, {_told(found)}: {job}; {took:.0f} s, about {left:.0f} s left")
+    if refused is not None:
+        say(f"tune: {path} cannot be written ({refused}); the measurements serve this process alone.")
+    _measured.use(content)
+    return content
+
+
+def _head() -> dict:
+    here = _measured.hardware()
+    if here.platform == "cpu":
+        order = f"random in every round; samples of {SHORTEST * 1e3:.0f} ms, an untimed call before each call"
+    else:
+        order = (
+            f"random in every round; {SETTLED * 1e3:.0f} ms of a program before {SHORTEST_QUEUED * 1e3:.0f}"
+        )
+        order += " ms of it that are timed"
+    return {
+        "format": _table.FORMAT,
         "hardware": here.description,
         "isa": here.isa,
+        **({"capability": here.capability} if here.capability else {}),
         "versions": _measured.versions(),
         "date": datetime.date.today().isoformat(),
+        "order": order,
     }
-    lines = ",\n  ".join(json.dumps(entry) for entry in entries)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(head, indent=1)[:-2] + f',\n "products": [\n  {lines}\n ]\n}}\n')
-    partial.replace(path)  # a reader never sees half a table
-    return head | {"products": entries}
 
 
-def _summary(entries) -> str:
+def _told(entries: Sequence[dict]) -> str:
+    """What was found, by pattern."""
+    words = []
+    for entry in entries:
+        gain = (
+            f"{entry['dense_us'] / entry['packed_us']:.2f}x dense"
+            if entry["status"] == "ok"
+            else entry["status"]
+        )
+        words.append(f"{entry['pattern']} {gain}")
+    return ", ".join(words)
+
+
+def _summary(entries: Sequence[dict]) -> str:
     gains = [e["masked_us"] / e["packed_us"] for e in entries if e["status"] == "ok"]
     bad = len(entries) - len(gains)
     chosen = sum(gain >= _measured.TIE for gain in gains)

@@ -103,12 +103,16 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
     """One row per form of the operand whose blocks fit."""
     forms = formats(product, dtype, settings)
     decisions = {form.name: decision_of(product, dtype, form) for form in forms}
+    also = {
+        name: ("with packing",) if decision.packed else ("masked", "with packing")
+        for name, decision in decisions.items()
+    }
+    forms = [dataclasses.replace(form, also=also[form.name]) for form in forms]
     done = measure(
         product,
         dtype,
         formats=forms,
         rivals=Rivals(settings),
-        masked=[name for name, decision in decisions.items() if not decision.packed],
         repeats=settings.repeats,
         seconds=settings.seconds,
         seed=settings.seed_of(*case, dtype, product.name, product.operand),

@@ -1,14 +1,9 @@
-"""Measured tables: on which hardware which product is faster packed. `s24.tune` writes them.
-
-A table is JSON: `format`, `hardware`, `isa`, `versions`, and one entry per measured product with times in
-microseconds. A *product* is named by what it is in a linear layer (its contracted axes), by the side of
-its sparse operand and by the pattern of that; its shape is (M, K, N).
-"""
+"""Which product is faster packed here, by measured tables (`_table`). `s24.tune` makes them."""
 
 import dataclasses
+import difflib
 import functools
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -19,24 +14,26 @@ from typing import Any
 
 import jax
 
-from jax_sparse24.ops import _cusparselt, _ffi
+from jax_sparse24.ops import _cusparselt, _ffi, _table
+from jax_sparse24.ops._table import KINDS
 
-FORMAT = 2  # in format 1, entries name no pattern and are 2:4
 SHIPPED = Path(__file__).parent.parent / "tuning"
-KINDS = {(-1, -2): "fwd", (-1, -1): "dgrad", (-2, -2): "wgrad"}  # by the contracted axes of both operands
 TIE = 0.97  # packed runs down to here: the difference is within the noise, and it is half the memory
+BORROWED = 1.1  # of another GPU's measurements: nothing may be slower than dense on this one
 NEAR = 4.0  # a measurement speaks for shapes within this factor in every dimension
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What a table is measured on. `name` is fit for a file name."""
+    """What a table is measured on. `name` is fit for a file name. isa: instruction set of a CPU;
+    capability: compute capability of a GPU, such as "9.0"; each "" for the other."""
 
     name: str
     description: str
     platform: str
     isa: str
     cores: int
+    capability: str = ""
 
 
 @functools.cache
@@ -45,8 +42,9 @@ def hardware() -> Hardware:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     backend = jax.default_backend()
     if backend != "cpu":
-        kind = jax.devices()[0].device_kind
-        return Hardware(_slug(kind), kind, backend, "", cores)
+        device = jax.devices()[0]
+        kind, capability = device.device_kind, str(getattr(device, "compute_capability", ""))
+        return Hardware(_slug(kind), kind, backend, "", cores, capability)
     model, short = _cpu_model()
     isa = _ffi.versions()["isa"] or "no-kernels"
     plural = "core" if cores == 1 else "cores"
@@ -93,17 +91,18 @@ def user_folder() -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One measured table and how far it is trusted here."""
+    """One measured table and how far it is trusted here. borrowed: it is another GPU's."""
 
     content: Mapping[str, Any]
     origin: str
-    least: float  # ratio from which packed runs
+    least: float = TIE  # ratio from which packed runs
+    borrowed: bool = False
 
     def nearest(self, kind: str, side: str, dtype: str, shape, pattern: str) -> Mapping[str, Any] | None:
         """The entry of this product whose shape is nearest, if any is near."""
         best, distance = None, math.log2(NEAR) + 1e-6
         for entry in self.content["products"]:
-            product = *(entry[k] for k in ("product", "sparse", "dtype")), entry.get("pattern", "2:4")
+            product = *(entry[k] for k in ("product", "sparse", "dtype")), _table.pattern_of(entry)
             if product != (kind, side, dtype, pattern):
                 continue
             far = max(abs(math.log2(n / m)) for n, m in zip(shape, entry["shape"], strict=True))
@@ -112,50 +111,73 @@ class Table:
         return best
 
 
-def read(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """(content, "") or (None, why the file cannot be used)."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None, ""
-    except (OSError, ValueError) as error:
-        return None, f"{path} is unreadable ({error})"
-    entries = {"format", "hardware", "isa", "versions", "products"}
-    if not isinstance(content, dict) or not entries <= content.keys() or content["format"] not in (1, FORMAT):
-        return None, f"{path} is not a table of format {FORMAT}"
-    return content, ""
-
-
-_adopted: tuple[Table, str] | None = None
+_adopted: Table | None = None
 
 
 def use(content: Mapping[str, Any]) -> None:
     """Decide by this table from now on, in this process."""
     global _adopted
-    _adopted = Table(content, "measured on this machine", TIE), ""
+    _adopted = Table(content, "measured on this machine")
 
 
-def table() -> tuple[Table | None, str]:
-    """The table that decides here, and a note on one that was passed over."""
-    return _adopted or _stored()
+def tables() -> tuple[tuple[Table, ...], str]:
+    """The tables that decide here, by rank, and a note on those that were passed over."""
+    stored, note = _stored()
+    return ((_adopted, *stored), "") if _adopted else (stored, note)
 
 
 @functools.cache
-def _stored() -> tuple[Table | None, str]:
-    """This machine's own table, or the shipped one for this hardware. Tables of other machines say too
-    little: core counts and matrix units move the crossovers."""
+def _stored() -> tuple[tuple[Table, ...], str]:
+    """This machine's own table, then the shipped one for this hardware, or else one for the like of it."""
     here = hardware()
-    own = user_folder() / f"{here.name}.json"
-    content, note = read(own)
-    if content is not None and content["versions"] == versions():
-        return Table(content, "measured on this machine", TIE), ""
-    if content is not None:
-        measured = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
-        note = f"{own} is of {measured}; run s24.tune() again"
-    content, problem = read(SHIPPED / f"{here.name}.json")
-    if content is not None:
-        return Table(content, f"measured on {content['hardware']}", TIE), note
-    return None, note or problem
+    content, note = own()
+    found = [] if content is None else [Table(content, "measured on this machine")]
+    shipped, problem = _table.read(SHIPPED / f"{here.name}.json")
+    if shipped is not None:
+        found.append(Table(shipped, f"measured on {shipped['hardware']}"))
+    elif (other := _borrowed(here)) is not None:
+        found.append(other)
+    return tuple(found), note or problem
+
+
+def own() -> tuple[Mapping[str, Any] | None, str]:
+    """This machine's table if it is of these versions, and why not."""
+    path = user_folder() / f"{hardware().name}.json"
+    content, problem = _table.read(path)
+    if content is None or content["versions"] == versions():
+        return content, problem
+    measured = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
+    return None, f"{path} is of {measured}; run s24.tune() again"
+
+
+def _borrowed(here: Hardware) -> Table | None:
+    """The shipped table of a GPU of the same compute capability; of several, the one whose model is called
+    most alike. CPUs borrow none: of what one AVX-512 processor ran 1.2 times as fast packed as dense, another
+    with as many cores ran some at 0.58 (the two shipped tables tell)."""
+    like = {}
+    for path in sorted(SHIPPED.glob("*.json")) if here.capability else ():
+        content, _ = _table.read(path)
+        if content is not None and content.get("capability") == here.capability:
+            like[difflib.SequenceMatcher(None, _model(here.name), _model(path.stem)).ratio()] = content
+    if not like:
+        return None
+    content = like[max(like)]
+    origin = f"measured on {content['hardware']}, borrowed as both have compute capability {here.capability}"
+    return Table(content, f"{origin}; s24.tune() measures this GPU", BORROWED, borrowed=True)
+
+
+def _model(name: str) -> str:
+    """ "h100" of "nvidia-h100-80gb-hbm3"."""
+    return next((part for part in name.split("-") if re.search(r"\d", part)), name)
+
+
+def find(kind: str, side: str, dtype, shape, pattern: str) -> tuple[Table, Mapping[str, Any]] | None:
+    """The first table that has a measurement near a product, and its entry."""
+    for table in tables()[0]:
+        entry = table.nearest(kind, side, str(dtype), shape, pattern)
+        if entry is not None:
+            return table, entry
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,16 +207,17 @@ def decide(
     while the operand is yet to be made as either, "masked" for one that is packed and would be unpacked."""
     if math.prod(shape) == 0:
         return Decision(False, "empty")
-    found, note = table()
+    known, note = tables()
     hint = f" ({note})" if note else ""
-    if found is None:
+    if not known:
         return Decision(False, f"no measurements for {hardware().description}; run s24.tune(){hint}")
-    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape, pattern)
-    if entry is None:
-        known = "" if pattern == "2:4" else f" for {pattern}"
+    near = find(KINDS.get(axes, "other"), side, dtype, shape, pattern)
+    if near is None:
+        blocks = "" if pattern == "2:4" else f" for {pattern}"
         return Decision(
-            False, f"nothing{known} {found.origin} near this shape; run s24.tune(shapes=...){hint}"
+            False, f"nothing{blocks} {known[0].origin} near this shape; run s24.tune(shapes=...){hint}"
         )
+    found, entry = near
     if entry["status"] != "ok":
         return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
     measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
@@ -212,8 +235,7 @@ def algorithm(
     axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], pattern: str = "2:4"
 ) -> int | None:
     """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
-    found, _ = table()
-    if found is None or found.content["versions"].get("cusparselt") != versions().get("cusparselt"):
+    near = find(KINDS.get(axes, "other"), side, dtype, shape, pattern)
+    if near is None or near[0].content["versions"].get("cusparselt") != versions().get("cusparselt"):
         return None  # other releases number their algorithms differently
-    entry = found.nearest(KINDS.get(axes, "other"), side, str(dtype), shape, pattern)
-    return entry.get("algorithm") if entry else None
+    return near[1].get("algorithm")

@@ -1,7 +1,9 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
+import importlib
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,12 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24 import _products
-from jax_sparse24.ops import _measured
+from jax_sparse24.ops import _measured, _table
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
+tuning = importlib.import_module("jax_sparse24.tune")  # s24.tune is the function
 KINDS = {"fwd": (-1, -2), "dgrad": (-1, -1), "wgrad": (-2, -2)}
 
 
@@ -51,7 +54,7 @@ def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.
 def table(*entries, **more):
     here = _measured.hardware()
     head = {
-        "format": _measured.FORMAT,
+        "format": _table.FORMAT,
         "hardware": "a test",
         "isa": here.isa,
         "versions": _measured.versions(),
@@ -194,6 +197,142 @@ def test_a_broken_file_is_passed_over_and_named(folders, text, capsys):
     assert str(folders[0]) in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"packed_us": "fast"}, "'packed_us' is 'fast' and must be a positive finite number"),
+        ({"packed_us": 0}, "'packed_us' is 0 and must be a positive finite number"),
+        ({"dense_us": float("nan")}, "'dense_us' is nan and must be a positive finite number"),
+        ({"masked_us": float("inf")}, "'masked_us' is inf and must be a positive finite number"),
+        ({"masked_us": None}, "'masked_us' is None and must be a positive finite number"),
+        ({"dense_us": 10**400}, "'dense_us' is 1000"),
+        ({"shape": [64, 32]}, "'shape' is [64, 32] and must be three positive whole numbers"),
+        ({"shape": [64, 32.0, 48]}, "'shape' is [64, 32.0, 48] and must be"),
+        ({"shape": [64, 0, 48]}, "'shape' is [64, 0, 48] and must be"),
+        ({"shape": None}, "'shape' is None and must be"),
+        ({"status": "fine"}, "'status' is 'fine' and must be 'ok', 'wrong', 'not repeatable' or"),
+        ({"status": ["ok"]}, "'status' is ['ok'] and must be"),
+        ({"implementation": "magic"}, "'implementation' is 'magic' and must be 'ffi' or 'cusparselt'"),
+        ({"algorithm": "3"}, "'algorithm' is '3' and must be a whole number"),
+        ({"product": "F1"}, "'product' is 'F1' and must be 'fwd', 'dgrad' or 'wgrad'"),
+        ({"sparse": 3}, "'sparse' is 3 and must be 'left', 'right' or 'result'"),
+        ({"pattern": "64:2"}, "'pattern' is '64:2' and must be '2:4' or such as '64:2:16'"),
+        ({"dtype": {}}, "'dtype' is {} and must be a text"),
+        ({"producers_us": [1.0]}, "'producers_us' is [1.0] and must be an object"),
+        ({"producers_us": {"top-2 of 4": "x"}}, "'producers_us' is {'top-2 of 4': 'x'} and must be"),
+    ],
+)
+def test_a_damaged_entry_is_refused_with_a_sentence(folders, changed, words, capsys):
+    """It names the file, the entry, the field and what it must be; nothing is decided by such a table."""
+    store(folders[0], table(entry(), entry("dgrad") | changed))
+    assert not runs_packed() and not runs_packed("dgrad")
+    s24.explain(s24.methods.STE(), shape=(64, 32, 48))
+    s24.info()
+    for out in capsys.readouterr().out.split("jax_sparse24 ", 1):
+        assert f"{_measured.hardware().name}.json is damaged: entry 1: {words}" in out
+        assert "run s24.tune() again" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"versions": ["0.1"]}, "'versions' is ['0.1'] and must be an object of texts"),
+        ({"format": 4}, "'format' is 4 and must be 1, 2 or 3"),
+        ({"products": {}}, "'products' is {} and must be a list"),
+        ({"products": [3]}, "entry 0 is 3 and must be an object"),
+        ({"products": [{}]}, "entry 0: 'product' is missing and must be"),
+    ],
+)
+def test_so_is_a_damaged_head(folders, content, words, capsys):
+    store(folders[0], table() | content)
+    assert not runs_packed()
+    s24.info()
+    assert words in capsys.readouterr().out
+
+
+def test_a_file_of_nested_lists_is_unreadable(folders, capsys):
+    store(folders[0], "[" * 100_000)
+    s24.info()
+    assert "is unreadable" in capsys.readouterr().out
+
+
+def test_shipped_tables_are_sound(monkeypatch):
+    tables = [*Path(_table.__file__).parent.parent.glob("tuning/*.json")]
+    assert len(tables) >= 3
+    for path in tables:
+        content, problem = _table.read(path)
+        assert not problem
+        assert not path.name.startswith("nvidia") or content["capability"]
+
+
+def test_an_own_table_is_asked_first_and_the_shipped_one_for_the_rest(folders):
+    own, shipped = folders
+    store(shipped, table(entry(packed=1.0), entry("dgrad", packed=1.0)))
+    store(own, table(entry(packed=300.0)))
+    assert not runs_packed()
+    assert runs_packed("dgrad")
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """This machine is a GPU of the given name and capability, as far as tables are concerned."""
+
+    def be(name, capability="9.0"):
+        here = _measured.Hardware(name, name.upper(), "gpu", "", 8, capability)
+        monkeypatch.setattr(_measured, "hardware", lambda: here)
+        _measured._stored.cache_clear()
+
+    return be
+
+
+def decided():
+    return _measured.decide((-1, -2), "right", "float32", (64, 32, 48))
+
+
+def test_an_unknown_gpu_borrows_the_table_nearest_by_name_of_its_capability(folders, hopper):
+    for name, capability in (
+        ("nvidia-h200", "9.0"),
+        ("nvidia-h100-80gb-hbm3", "9.0"),
+        ("nvidia-a100", "8.0"),
+    ):
+        store(folders[1], table(entry(), hardware=name.upper(), capability=capability), name)
+    for here, origin in (
+        ("nvidia-h100-pcie", "NVIDIA-H100-80GB-HBM3"),
+        ("nvidia-gh200-480gb", "NVIDIA-H200"),
+        ("nvidia-h200-nvl", "NVIDIA-H200"),
+    ):
+        hopper(here)
+        decision = decided()
+        assert decision.packed and f"measured on {origin}, borrowed" in decision.reason
+        assert "compute capability 9.0; s24.tune() measures this GPU" in decision.reason
+    hopper("nvidia-b200", "10.0")
+    assert not decided().packed
+    hopper("nvidia-h200")
+    assert "borrowed" not in decided().reason
+
+
+@pytest.mark.parametrize(("packed", "expected"), [(80.0, True), (85.0, False)])
+def test_a_borrowed_measurement_must_gain_by_more(folders, hopper, packed, expected):
+    store(folders[1], table(entry(packed=packed), capability="9.0"), "nvidia-h200")  # 90 us dense
+    hopper("nvidia-h100-pcie")
+    assert decided().packed == expected
+    hopper("nvidia-h200")
+    assert decided().packed
+
+
+def test_of_a_borrowed_table_other_versions_of_cusparselt_decide_nothing(folders, hopper):
+    by_library = entry(implementation="cusparselt", algorithm=3)
+    store(folders[1], table(by_library, capability="9.0", versions={"cusparselt": "0.8.1"}), "nvidia-h200")
+    hopper("nvidia-h100-pcie")
+    assert not decided().packed and "measured with cuSPARSELt 0.8.1" in decided().reason
+
+
+def test_cpus_borrow_nothing(folders):
+    """Two processors with AVX-512 and as many cores differ by a factor of two."""
+    store(folders[1], table(entry(packed=1.0)), "another-processor-with-the-same-instructions")
+    assert not runs_packed()
+
+
 def test_both_routes_multiply_the_same_values(folders, rng):
     x, w = rng.standard_normal((2, 64, 64)).astype(np.float32)
     results = []
@@ -232,7 +371,7 @@ def test_explain_refuses_other_shapes():
 
 def tune(monkeypatch, folder, operands=(("F1", "w1"),), **options):
     """Measures few small products of one dtype."""
-    monkeypatch.setattr(_products, "SPARSE_OPERANDS", operands)
+    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", operands)
     options = {
         "shapes": [(16, 8, 12)],
         "dtypes": ["float32"],
@@ -273,7 +412,7 @@ def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cuspar
         **{"dense_us": 3.0, "masked_us": 4.0, "packed_us": 1.0, "producers_us": {}},
     }
     content = {"versions": _measured.versions(), "products": [entry], "hardware": "mock"}
-    monkeypatch.setattr(_measured, "_adopted", (_measured.Table(content, "here", _measured.TIE), ""))
+    monkeypatch.setattr(_measured, "_adopted", _measured.Table(content, "here"))
     method = s24.methods.SSTE(fp8="tensor", mvue=None)
     w = jax.random.normal(jax.random.key(1), (64, 96))
     s24.sparse_dot(jnp.ones((32, 64)), w, method, method.init(w))
@@ -295,7 +434,7 @@ def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
     assert blocks["status"] == "ok" and blocks["shape"] == [32, 64, 4]
     assert all(blocks[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
     assert list(blocks["producers_us"]) == ["pack_vnm 32:2:16"]
-    assert content["format"] == _measured.FORMAT == 2
+    assert content["format"] == _table.FORMAT == 3
 
 
 def plant(monkeypatch, spoil):

@@ -1,0 +1,309 @@
+"""`s24.tune` and `tune.ensure`: what they measure, how they store it, and what they leave alone."""
+
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24 import _products
+from jax_sparse24.ops import _measured, _table
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.patterns import VNM
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
+tuning = importlib.import_module("jax_sparse24.tune")  # s24.tune is the function
+FAST = {"repeats": 1, "seconds": 1e-6}
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """An empty folder in place of the user's, and no shipped tables."""
+    folder = tmp_path / "own"
+    monkeypatch.setattr(_measured, "user_folder", lambda: folder)
+    monkeypatch.setattr(_measured, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(_measured, "_adopted", None)
+    _measured._stored.cache_clear()
+    yield folder
+    _measured._stored.cache_clear()
+
+
+def stored(folder) -> dict:
+    (path,) = folder.iterdir()  # nothing else is left behind
+    content, problem = _table.read(path)
+    assert not problem
+    return content
+
+
+def fake_entry(job, packed=50.0) -> dict:
+    kind, side, shape = "dgrad", "result", job.shape
+    if job.sparse != "result":
+        kind, side, shape = job.product.kind, job.product.side, job.product.shape
+    return {
+        **{"product": kind, "sparse": side, "pattern": "2:4", "dtype": job.dtype, "shape": list(shape)},
+        **{"implementation": "ffi", "status": "ok", "producers_us": {}},
+        **{"dense_us": 90.0, "masked_us": 100.0, "packed_us": packed},
+    }
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Jobs are noted instead of measured; `measured.before(count)` is called before each."""
+
+    class Noted:
+        jobs, packed = [], 50.0
+
+        @staticmethod
+        def before(count):
+            pass
+
+        def __init__(self, repeats, seconds):
+            self.repeats = repeats
+
+        def of(self, job):
+            self.before(len(self.jobs))
+            self.jobs.append(job)
+            return [fake_entry(job, self.packed)]
+
+    monkeypatch.setattr(tuning, "Entries", Noted)
+    Noted.jobs = []
+    return Noted
+
+
+# ---- what is measured
+
+
+def test_the_default_is_every_shape_and_the_quick_form_one(measured):
+    s24.tune(show=None)
+    shapes = {(job.shape, job.dtype) for job in measured.jobs}
+    assert shapes == {(s, d) for d, many in tuning.SHAPES["cpu"].items() for s in many}
+    del measured.jobs[:]
+    s24.tune(quick=True, show=None)
+    assert {(job.shape, job.dtype) for job in measured.jobs} == {((2048, 512, 2048), "float32")}
+    assert {job.patterns for job in measured.jobs} == {(VNM(64, 16),)}
+    assert not any(job.whole for job in measured.jobs)
+    assert len(measured.jobs) == 10, "nine products with one operand sparse, and B1 at entries"
+
+
+def test_a_shape_with_d_equal_to_f_measures_each_product_once(measured):
+    s24.tune([(64, 32, 32)], ["float32"], show=None)
+    products = [job.identity for job in measured.jobs]
+    assert len(set(products)) == len(products) == 7
+    assert {job.sparse for job in measured.jobs} >= {"y2", "dy1"}, "of the same product, the one with blocks"
+
+
+def test_a_budget_leaves_products_out_and_says_which(measured, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+
+    def before(count):
+        clock[0] += 30.0
+
+    measured.before = staticmethod(before)
+    lines = []
+    s24.tune([(64, 32, 48), (64, 32, 96)], ["float32"], budget=100, show=lines.append)
+    assert len(measured.jobs) == 4
+    assert lines[0].startswith(
+        "tune: 1 of 20, 2:4 1.80x dense: F1 with w1 sparse, T=64 d=32 f=48 float32; 30 s"
+    )
+    assert lines[0].endswith("about 570 s left")
+    assert "after 120 s 16 products are left out, of T=64 d=32 f=48 float32, T=64 d=32 f=96" in lines[4]
+
+
+def test_a_result_that_differs_in_one_timed_call_is_not_repeatable(monkeypatch, tmp_path):
+    """All others, the last one included, have the bits of the first."""
+    calls = []
+
+    def planted(a, b, i, j, implementation=None, **options):
+        y = contract(a, b, i, j, implementation, **options)
+        if implementation != "ffi":
+            return y
+
+        def factor():
+            calls.append(None)
+            return np.float32(1 + 2**-23 * (len(calls) == 5))
+
+        return y * jax.pure_callback(factor, jax.ShapeDtypeStruct((), jnp.float32))
+
+    monkeypatch.setattr(_products, "contract", planted)
+    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
+    s24.tune([(16, 8, 12)], ["float32"], patterns=(), folder=tmp_path / "t", show=None, **FAST)
+    (entry,) = [e for e in stored(tmp_path / "t")["products"] if e["sparse"] == "right"]
+    assert len(calls) > 6 and entry["status"] == "not repeatable"
+
+
+# ---- how it is stored
+
+
+def test_what_was_measured_before_stays_unless_measured_again(measured, own):
+    s24.tune([(64, 32, 48)], ["float32"], show=None)
+    first = stored(own)["products"]
+    s24.tune([(512, 256, 384)], ["float32"], show=None)
+    assert len(stored(own)["products"]) == 2 * len(first)
+    measured.packed = 20.0
+    s24.tune([(64, 32, 48)], ["float32"], show=None)
+    content = stored(own)
+    assert len(content["products"]) == 2 * len(first)
+    again = [e for e in content["products"] if 64 in e["shape"]]
+    assert {e["packed_us"] for e in again} == {20.0}
+    assert content["format"] == 3 and "random" in content["order"]
+
+
+def test_a_table_of_other_versions_is_replaced(measured, own):
+    s24.tune([(64, 32, 48)], ["float32"], show=None)
+    (path,) = own.iterdir()
+    path.write_text(json.dumps(stored(own) | {"versions": {"jaxlib": "0.0.1"}}))
+    s24.tune([(512, 256, 384)], ["float32"], show=None)
+    assert not [e for e in stored(own)["products"] if 64 in e["shape"]]
+
+
+def test_an_interruption_costs_one_product(measured, own):
+    def before(count):
+        if count == 3:
+            raise KeyboardInterrupt
+
+    measured.before = staticmethod(before)
+    with pytest.raises(KeyboardInterrupt):
+        s24.tune([(64, 32, 48)], ["float32"], show=None)
+    assert len(stored(own)["products"]) == 3
+
+
+def test_of_two_tunings_at_once_the_last_leaves_its_own_table(measured, own):
+    """One runs from beginning to end while the other measures its fourth product."""
+
+    def before(count):
+        if count == 3:
+            measured.before = staticmethod(lambda count: None)
+            measured.packed = 20.0
+            s24.tune([(64, 32, 48)], ["float32"], show=None)
+            assert {e["packed_us"] for e in stored(own)["products"]} == {20.0}, (
+                "it ended, and has all its own"
+            )
+            measured.packed = 50.0
+
+    measured.before = staticmethod(before)
+    s24.tune([(64, 32, 48)], ["float32"], show=None)
+    content = stored(own)
+    assert {e["packed_us"] for e in content["products"]} == {50.0} and len(content["products"]) == 10
+
+
+def test_two_writers_do_not_share_a_file(tmp_path, monkeypatch):
+    path, replace = tmp_path / "table.json", _table.os.replace
+    contents = [{"format": 3, "products": [{"by": name}] * 3} for name in "ab"]
+
+    def meanwhile(*args):
+        monkeypatch.setattr(_table.os, "replace", replace)
+        _table.write(contents[1], path)
+        replace(*args)
+
+    monkeypatch.setattr(_table.os, "replace", meanwhile)
+    _table.write(contents[0], path)
+    assert json.loads(path.read_text()) == contents[0]
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        s24.tune([(64, 32, 48)], ["float32"], folder=tmp_path / "file" / "tuning", show=None)
+    assert not measured.jobs
+
+
+# ---- before a run
+
+
+def test_ensure_measures_what_a_run_needs_once(own):
+    methods = [s24.methods.FST(), s24.methods.Venom(v=16, m=8, clusters=2)]
+    lines = []
+    path = tuning.ensure([(64, 32, 48)], ["float32"], methods, show=lines.append)
+    found = {(e["product"], e["sparse"], e["pattern"], tuple(e["shape"])) for e in stored(own)["products"]}
+    plan = {("fwd", "right", "2:4", (64, 32, 48)), ("dgrad", "result", "16:2:8", (64, 32, 48))}
+    assert found >= plan and path.parent == own
+    assert "they are measured once" in lines[0] and len(lines) > 5
+    assert tuning.ensure([(64, 32, 48)], ["float32"], methods, show=lines.append) is None
+    _measured._stored.cache_clear()
+    _measured._adopted = None  # as in another process
+    assert tuning.ensure([(64, 32, 48)], ["float32"], methods) is None
+    assert tuning.missing((64, 32, 48 * 64), "float32", methods[:1]), "nothing is near"
+    assert not tuning.missing((64, 32, 48), "float32", [s24.methods.Dense()])
+
+
+def test_ensure_measures_only_products_of_the_plan(measured):
+    tuning.ensure([(64, 32, 48)], ["float32"], [s24.methods.SSTE()], show=None)
+    plan = s24.methods.SSTE().ffn_plan()
+    packed = {name for name, row in plan.rows if str(row.by) and "dense" not in str(row.by)}
+    assert {job.name for job in measured.jobs} == packed
+    assert not any(job.whole for job in measured.jobs)
+
+
+def test_patterns_that_do_not_fit_are_not_asked_for_again(own):
+    """64 rows share columns: 48 tokens do not divide."""
+    method = s24.methods.Venom(v=64, m=16, clusters=2)
+    tuning.ensure([(48, 32, 64)], ["float32"], [method], show=None)
+    assert tuning.ensure([(48, 32, 64)], ["float32"], [method], show=None) is None
+
+
+def test_ensure_goes_on_where_nothing_can_be_stored(measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    lines = []
+    folder = tmp_path / "file" / "tuning"
+    tuning.ensure([(64, 32, 48)], ["float32"], [s24.methods.FST()], folder=folder, show=lines.append)
+    assert "serve this process alone" in lines[-1]
+    assert not tuning.missing((64, 32, 48), "float32", [s24.methods.FST()])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn"])
+def test_what_no_kernel_multiplies_is_not_measured(measured, dtype):
+    assert tuning.ensure([(64, 32, 48)], [dtype], [s24.methods.FST()], show=None) is None
+
+
+def test_ensure_refuses_shapes_that_do_not_divide():
+    with pytest.raises(ValueError, match=r"ensure: .* multiples of 4, got \(16, 10, 12\)"):
+        tuning.ensure([(16, 10, 12)], ["float32"], [s24.methods.FST()])
+
+
+# ---- algorithms of cuSPARSELt
+
+
+def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
+    """All are searched at the first product of a layout, those that were fast there at the next."""
+    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
+    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: list(range(-1, 20)))
+    monkeypatch.setattr(tuning, "SEARCHED", 2)
+    asked = []
+
+    def search(product, dtype, algorithms):
+        asked.append(list(algorithms))
+        times = {("cusparselt", a): 1.0 + 0.02 * abs(a - 7) for a in algorithms}
+        return {("ffi", None): 2.0} | times
+
+    monkeypatch.setattr(tuning, "_search", search)
+    entries, product = tuning.Entries(3, 0.4), _products.product_of("F1", "w1", 64, 32, 48)
+    forms = entries._candidates(product, jnp.dtype("bfloat16"))
+    assert [form.algorithm for form in forms] == [7, 6] and forms[0].also == ("masked",) != forms[1].also
+    entries._candidates(product, jnp.dtype("bfloat16"))
+    assert asked == [list(range(-1, 20)), [6, 7]]
+
+
+def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparselt, own):
+    """cuSPARSELt in jnp; algorithm 5 is refused by the library."""
+    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
+    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: [1, 5, 9])
+    monkeypatch.setattr(tuning, "CLOSE", 100.0)
+    right = tuning.contract
+
+    def refusing(a, b, i, j, implementation=None, *args, algorithm=None):
+        if algorithm == 5:
+            raise RuntimeError("not supported")
+        return right(a, b, i, j, implementation, *args, algorithm=algorithm)
+
+    monkeypatch.setattr(tuning, "contract", refusing)
+    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
+    monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ()}})
+    s24.tune([(32, 64, 96)], ["bfloat16"], patterns=(), show=None, **FAST)
+    (entry,) = [e for e in stored(own)["products"] if e["sparse"] == "right"]
+    assert entry["status"] == "ok" and entry.get("algorithm") in (None, 1, 9)
+    assert (entry["implementation"] == "cusparselt") == ("algorithm" in entry)
