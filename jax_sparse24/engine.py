@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24 import kept as kept_plans
 from jax_sparse24 import patterns
 from jax_sparse24._reverse_only import reverse_only
-from jax_sparse24.ops._choose import choose, decide, decide_float8
+from jax_sparse24.ops._choose import choose, decide, decide_float8, float8_sums
+from jax_sparse24.ops._groups import compute_format
 from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.matmul import PACKED, contract, with_values
 from jax_sparse24.ops.mvue import key_words
@@ -141,8 +142,7 @@ class Execution:
         (a, a_axis), (_, b_axis) = self.table[name]
         if cut.scales:
             dtype = cut.uncut.dtype
-            # Products of scaled numbers are beyond float16.
-            sums = jnp.promote_types(dtype, jnp.bfloat16)
+            sums = float8_sums(dtype)
             out = contract(cut.left, cut.right, a_axis, b_axis, "cusparselt", sums).astype(jnp.float32)
             for scale in cut.scales:  # their product may be beyond float32
                 out = out / scale
@@ -199,7 +199,7 @@ def _over_tokens(dy_Tf, bias_f):
     """The gradient of a bias, if there is one."""
     if bias_f is None:
         return None
-    return dy_Tf.sum(0, dtype=jnp.promote_types(dy_Tf.dtype, jnp.float32)).astype(bias_f.dtype)
+    return dy_Tf.sum(0, dtype=compute_format(dy_Tf.dtype).dtype).astype(bias_f.dtype)
 
 
 _linear.defvjp(_linear_fwd, _linear_bwd)
@@ -386,7 +386,7 @@ def sparse_ffn(
     for name, w in {"w1": w1, "w2": w2}.items():
         _check_state("sparse_ffn", method, state.get(name, {}), w, name, f"state[{name!r}]")
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
-    route = method.route(tokens, w1, state)
+    route = method.route(tokens, w1, state) if tokens.size else None
     if route is None:
         out = _ffn(run, tokens, w1, w2, b1, state, key)
     else:

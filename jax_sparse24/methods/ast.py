@@ -6,7 +6,14 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.methods.base import Method, check_field, check_positive, check_share, check_steps
+from jax_sparse24.methods.base import (
+    Method,
+    check_field,
+    check_positive,
+    check_share,
+    check_steps,
+    where_finite,
+)
 from jax_sparse24.methods.sparsifiers import DenseValues, Masked
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.plan import LINEAR, Plan, Row
@@ -56,7 +63,7 @@ class AST(Method):
         return {"mask": mask24(w, -2)}
 
     def refresh(self, state, w, role="w"):
-        return self.init(w)
+        return where_finite(w, self.init(w), state)
 
     def fresh_mask(self, w):
         return mask24(w, -2)
@@ -77,4 +84,4 @@ class AST(Method):
     def adapt(self, x, adapters):
         if self.train_projection:
             return (x @ adapters["projection"]) @ adapters["sums"]
-        return x.reshape(*x.shape[:-1], -1, self.slorb).sum(-1) @ adapters["sums"]
+        return x.reshape(*x.shape[:-1], x.shape[-1] // self.slorb, self.slorb).sum(-1) @ adapters["sums"]

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jax_sparse24.plan import LINEAR, Plan, ffn_plan
 from jax_sparse24.schedule import Phase, Schedule
@@ -48,7 +49,7 @@ class Method:
         return {}
 
     def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
-        """State recomputed from the current weight."""
+        """State recomputed from the current weight; see `where_finite` for a weight with NaN or Inf."""
         return state
 
     def adapters(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
@@ -106,6 +107,18 @@ class Method:
     def schedule(self, total_steps: int) -> Schedule:
         """Phases of a run of `total_steps` optimiser steps."""
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
+
+
+def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The `new` state of every matrix of `w` (..., in, out) whose weights are all finite, the `old` one of
+    the others: NaN and Inf would choose masks that outlive them. For `Method.refresh`; works under jit."""
+    finite = jnp.isfinite(w).all((-2, -1))
+
+    def choose(name):
+        ahead = finite.reshape(finite.shape + (1,) * (new[name].ndim - finite.ndim))
+        return jnp.where(ahead, new[name], old[name])
+
+    return {name: choose(name) for name in new}
 
 
 def check_field(method: Method, field: str, good: bool, rule: str) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_positive, check_steps
+from jax_sparse24.methods.base import Method, check_positive, check_steps, where_finite
 from jax_sparse24.methods.sparsifiers import DenseValues, Top2
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.patterns import GROUP, KEPT
@@ -66,7 +66,7 @@ class BiMask(Method):
         for _ in w.shape[:-2]:
             search = jax.vmap(search)
         order = search(state["order"], state["searches"], w)
-        return {"order": order, "searches": state["searches"] + 1}
+        return where_finite(w, {"order": order, "searches": state["searches"] + 1}, state)
 
     def _better_order(self, order, searches, w):
         kept = mask24(w, -2)

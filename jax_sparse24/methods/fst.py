@@ -5,7 +5,15 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_choice, check_positive, check_share, check_steps, phases
+from jax_sparse24.methods.base import (
+    Method,
+    check_choice,
+    check_positive,
+    check_share,
+    check_steps,
+    phases,
+    where_finite,
+)
 from jax_sparse24.methods.search_decay import search_decay
 from jax_sparse24.methods.sparsifiers import (
     GRADIENT_CUTS,
@@ -68,7 +76,7 @@ class FST(Method):
         return {"mask": mask, "backward": mask & mask24(jnp.where(mask, w, 0), -1)}
 
     def refresh(self, state, w, role="w"):
-        return self.init(w)
+        return where_finite(w, self.init(w), state)
 
     def fresh_mask(self, w):
         if self.mask in ("transposable", "greedy"):

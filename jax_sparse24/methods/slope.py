@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_choice, check_field, check_steps
+from jax_sparse24.methods.base import Method, check_choice, check_field, check_steps, where_finite
 from jax_sparse24.methods.sparsifiers import Masked
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.plan import LINEAR, Plan, Row
@@ -56,11 +56,10 @@ class SLoPe(Method):
 
     def init(self, w, role="w"):
         scores = jax.random.uniform(_own_key(w, 0), w.shape) if self.mask == "random" else w
-        return self.refresh({"mask": mask24(scores, -2)}, w)
+        return _pruned_twice(mask24(scores, -2), w)
 
     def refresh(self, state, w, role="w"):
-        kept = jnp.where(state["mask"], w, jnp.zeros_like(w))
-        return {"mask": state["mask"], "twice": state["mask"] & mask24(kept, -1)}
+        return where_finite(w, _pruned_twice(state["mask"], w), state)
 
     def fresh_mask(self, w):
         return mask24(w, -2)
@@ -84,6 +83,10 @@ class SLoPe(Method):
         sparse = Phase("sparse", first, sparse=True, adapters=False) if first else None
         adapters = Phase("adapters", last, sparse=True) if last else None
         return Schedule(tuple(phase for phase in (sparse, adapters) if phase))
+
+
+def _pruned_twice(mask, w):
+    return {"mask": mask, "twice": mask & mask24(jnp.where(mask, w, jnp.zeros_like(w)), -1)}
 
 
 def _own_key(w, purpose: int):

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_choice
+from jax_sparse24.methods.base import Method, check_choice, where_finite
 from jax_sparse24.methods.float8 import in_float8
 from jax_sparse24.methods.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.ops.mask import mask24
@@ -55,7 +55,7 @@ class SSTE(Method):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
 
     def refresh(self, state, w, role="w"):
-        return self.init(w)
+        return where_finite(w, self.init(w), state)
 
     def fresh_mask(self, w):
         return mask24(w, -2)

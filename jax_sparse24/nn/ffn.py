@@ -47,7 +47,7 @@ class FFN(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
-        if not (up.active and down.active) or up.adapted or down.adapted:
+        if not (up.active and down.active) or up.adapted or down.adapted or not x.size:
             return down(ACTIVATIONS[self.activation](up(x)))
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}

@@ -32,7 +32,8 @@ class MoE(nnx.Module):
     activation, use_bias and the rest as `FFN`; `experts` is one FFN whose variables carry a leading axis of
     experts, so `s24.refresh`, `s24.nn.masks` and `s24.nn.arrange` treat each. The router is dense, float32.
 
-    Call: (..., d) to ((..., d), Routing). Raises ValueError for sizes that do not fit."""
+    Call: (..., d) to ((..., d), Routing), which is zeros without tokens. Raises ValueError for sizes that do
+    not fit."""
 
     def __init__(
         self,
@@ -67,8 +68,9 @@ class MoE(nnx.Module):
         return -(-min(most, tokens) // multiple) * multiple
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
-        x_Td = x.reshape(-1, x.shape[-1])
-        tokens, experts = x_Td.shape[0], self.router.out_features
+        d, experts = x.shape[-1], self.router.out_features
+        x_Td = x.reshape(-1, d)
+        tokens = x_Td.shape[0]
         capacity = self.capacity(tokens)
         p_TE = jax.nn.softmax(self.router(x_Td.astype(jnp.float32)))
         gates_Tk, chosen_Tk = jax.lax.top_k(p_TE, self.top_k)
@@ -82,13 +84,16 @@ class MoE(nnx.Module):
         token = jnp.arange(chosen.size) // self.top_k
         source = jnp.full(experts * capacity + 1, tokens).at[slot].set(token)[:-1]
         padded = jnp.concatenate([x_Td, jnp.zeros_like(x_Td[:1])])
-        x_ECd = padded[source].reshape(experts, capacity, -1)
+        x_ECd = padded[source].reshape(experts, capacity, d)
 
         graphdef, state = nnx.split(self.experts)
         y_ECd = jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(state, x_ECd)
-        y = jnp.concatenate([y_ECd.reshape(experts * capacity, -1), jnp.zeros_like(y_ECd[0, :1])])[slot]
-        y_Td = jnp.einsum("tk,tkd->td", gates_Tk.astype(y.dtype), y.reshape(tokens, self.top_k, -1))
+        of_dropped = jnp.zeros((1, d), y_ECd.dtype)
+        y = jnp.concatenate([y_ECd.reshape(experts * capacity, d), of_dropped])[slot]
+        y_Td = jnp.einsum("tk,tkd->td", gates_Tk.astype(y.dtype), y.reshape(tokens, self.top_k, d))
 
+        if not tokens:
+            return y_Td.reshape(x.shape), Routing(jnp.float32(0), jnp.float32(0))
         share_E = taken_AE.mean(0, dtype=jnp.float32)
         loss = experts * jnp.sum(share_E * p_TE.mean(0))
         return y_Td.reshape(x.shape), Routing(loss, jnp.mean(turn >= capacity, dtype=jnp.float32))

@@ -24,7 +24,8 @@ def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
     noise key, and a layer's state is recomputed when its method's `refresh_every` divides it. Without `step`,
     all state is recomputed now. due: whether anything is recomputed, if the caller knows: a traced step
     decides on the device, and a GPU's host waits for each such decision. Layers in dense mode only record the
-    step. Never call it in evaluation or per micro-batch. Works inside jit and with stacked layers."""
+    step. A weight matrix that holds NaN or Inf keeps the state it has: a mask chosen by them would outlive
+    them. Never call it in evaluation or per micro-batch. Works inside jit and with stacked layers."""
     for _, layer in sparse_layers(model):
         layer.refresh(step, due)
 

@@ -110,6 +110,12 @@ def decide(
     return decision
 
 
+def float8_sums(dtype):
+    """The dtype in which cuSPARSELt gives a product of scaled e4m3 operands whose result is to have `dtype`:
+    the scaled sums are beyond float16."""
+    return jnp.float32 if dtype == jnp.float16 else dtype
+
+
 def decide_float8(
     axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], implementation: str | None
 ) -> _measured.Decision:
@@ -117,8 +123,7 @@ def decide_float8(
     for and can, or where a measured table says so. Otherwise such products are simulated."""
     if implementation not in (None, "cusparselt"):
         return _measured.Decision(False, f"implementation={implementation!r} has no 8-bit products")
-    out_dtype = jnp.promote_types(dtype, jnp.bfloat16)
-    asked = _cusparselt.Product.of(axes, side, FLOAT8, shape, out_dtype)
+    asked = _cusparselt.Product.of(axes, side, FLOAT8, shape, float8_sums(dtype))
     obstacle = library_obstacle() or asked.misfit()
     if obstacle:
         return _measured.Decision(False, obstacle)

@@ -1,7 +1,6 @@
 """A product of dense matrices at the kept entries of a third one: sampled dense-dense (SDDMM)."""
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
@@ -9,6 +8,7 @@ from jax_sparse24.formats import PackedVNM
 from jax_sparse24.ops import _ffi
 from jax_sparse24.ops import reference_vnm as reference
 from jax_sparse24.ops._choose import run
+from jax_sparse24.ops._groups import compute_format
 from jax_sparse24.ops.vnm import check_packed_vnm
 
 
@@ -39,7 +39,7 @@ def sampled_matmul(
         return _ffi.call("s24_vnm_sampled", values, a, b, *places, v=pattern.v, m=pattern.m)
 
     def fallback(a, b, *places):
-        sums = jnp.promote_types(a.dtype, jnp.float32)
+        sums = compute_format(a.dtype).dtype
         product = lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=sums)
         return reference.gather_vnm(product, *places, pattern.v, pattern.m, -1).astype(a.dtype)
 

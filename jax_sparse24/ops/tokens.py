@@ -26,7 +26,7 @@ def regroup(x: jax.Array, order: str, group: int = 4) -> jax.Array:
     if order == "consecutive":
         return x
     if order == "strided":
-        return x.reshape(group, T // group, -1).swapaxes(0, 1).reshape(x.shape)
+        return x.reshape(group, T // group, x.shape[1]).swapaxes(0, 1).reshape(x.shape)
     return x[np.random.default_rng(T).permutation(T)]
 
 
@@ -35,7 +35,7 @@ def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
     size / groups in place of groups, deals it again."""
     if axis == -2:
         return collect(x.T, groups, -1).T
-    return x.reshape(x.shape[0], groups, -1).swapaxes(1, 2).reshape(x.shape)
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups).swapaxes(1, 2).reshape(x.shape)
 
 
 @jax.custom_vjp
@@ -155,7 +155,7 @@ def causal_mask24(x: jax.Array) -> jax.Array:
     for token, budget in enumerate((1, 1, 2, 2)):
         free = jnp.where(taken < 2, size[:, token], -1)
         row = (_rank(free) < budget) & (taken < 2)
-        taken += row
+        taken += row.astype(jnp.int32)
         rows.append(row)
     return jnp.stack(rows, axis=1).reshape(x.shape)
 

@@ -73,6 +73,19 @@ def test_refresh_keeps_the_shape_of_the_state(method):
     )
 
 
+@pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_refresh_of_weights_that_are_not_finite_keeps_the_state(method, broken):
+    """Of stacked matrices each on its own, under jit too."""
+    w = jnp.stack([weight(8, 16), weight(8, 16) + 1])
+    state, later = method.init(w), -w[:, ::-1]
+    refresh = jax.jit(method.refresh)
+    new, expected = refresh(state, later.at[0, 3, 2].set(broken)), refresh(state, later)
+    for name, value in new.items():
+        np.testing.assert_array_equal(value[0], state[name][0])
+        np.testing.assert_array_equal(value[1], expected[name][1])
+
+
 def test_dense():
     method = s24.methods.Dense()
     assert (method.linear_plan().rows, method.ffn_plan().rows) == ((), ())
@@ -301,3 +314,28 @@ def test_a_flipped_bit_of_a_mask_gives_one_result_and_gradient():
     for implementation in (None, "ffi"):
         got = jax.value_and_grad(loss, (0, 1))(x, w, implementation)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "method", [s24.methods.SSTE(fp8="tensor"), s24.methods.SSTE(fp8="row"), s24.methods.FST()], ids=str
+)
+def test_training_under_strict_promotion(method, dtype):
+    with jax.numpy_dtype_promotion("strict"):
+        w = weight(8, 16).astype(dtype)
+        x, bias = jnp.ones((4, 8), dtype), jnp.zeros(16, dtype)
+
+        def loss(x, w, bias):
+            state, key = method.init(w), jax.random.key(0)
+            return jnp.sum(s24.sparse_dot(x, w, method, state, key, bias=bias) ** 2)
+
+        gradients = jax.grad(loss, (0, 1, 2))(x, w, bias)
+    assert all(jnp.isfinite(g).all() and g.any() and g.dtype == dtype for g in gradients)
+
+
+def test_causal_activations_under_strict_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        method = s24.methods.Activation24(forward="causal")
+        w1, w2 = weight(8, 16), weight(16, 8)
+        g = jax.grad(lambda w1: jnp.sum(s24.sparse_ffn(jnp.ones((8, 8)), w1, w2, method)))(w1)
+    assert jnp.isfinite(g).all()

@@ -337,3 +337,31 @@ def test_tokens_are_checked_when_a_gradient_is_taken():
     assert model(x).shape == (T + 1, d)
     with pytest.raises(ValueError, match=r"dy3 of product B2 of shape \(9, 16\) has size 9"):
         nnx.grad(lambda m: m(x).sum())(model)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        s24.methods.Activation24(),
+        s24.methods.Activation24(token_cut="mvue", rank="lost", tokens="random", soft_weights=True),
+        s24.methods.AST(slorb=4),
+        s24.methods.Venom(v=16, m=8, clusters=4),
+        s24.methods.Venom(v=16, m=8, clusters=4, routing="learned", columns="cluster"),
+    ],
+    ids=str,
+)
+def test_no_tokens_give_gradients_of_zero(method):
+    """In the layer and in the function below it."""
+    ffn, x = s24.nn.FFN(16, 32, method=method, rngs=nnx.Rngs(0)), jnp.ones((2, 0, 16))
+    gradients = nnx.grad(lambda ffn: jnp.sum(ffn(x)))(ffn)
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients))
+    weights = {"w1": ffn.up.kernel[...], "w2": ffn.down.kernel[...]}
+    state = {name: method.init(w, name) for name, w in weights.items()}
+
+    def loss(weights):
+        y = s24.sparse_ffn(x, *weights.values(), method, state, jax.random.key(0))
+        assert y.shape == x.shape
+        return jnp.sum(y)
+
+    assert not any(g.any() for g in jax.tree.leaves(jax.grad(loss)(weights)))
+    ffn.activation_stats(x)

@@ -120,3 +120,23 @@ def test_bad_sizes():
         build(capacity_factor=0)
     with pytest.raises(ValueError, match="size 30 along axis"):
         build(FST(), f=30)
+
+
+@pytest.mark.parametrize("capacity_factor", [1.25, None])
+@pytest.mark.parametrize(
+    "method",
+    [None, FST(), Activation24(), Venom(v=16, m=8, clusters=4, routing="learned")],
+    ids=lambda m: type(m).__name__,
+)
+def test_no_tokens_give_zeros(method, capacity_factor):
+    """Output, routing and gradients."""
+    moe = build(method, capacity_factor=capacity_factor)
+
+    def loss(moe, x):
+        y, routing = moe(x)
+        assert y.shape == x.shape
+        return jnp.sum(y) + routing.load_balancing_loss + routing.dropped
+
+    value, gradients = nnx.value_and_grad(loss)(moe, jnp.ones((2, 0, d)))
+    assert value == 0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients))
