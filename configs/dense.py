@@ -1,4 +1,5 @@
-"""The dense baselines of the other configs: the same model, data and optimiser without sparsity."""
+"""The dense baselines of the other configs: the same model, data and optimiser without sparsity. With
+`--method NAME` the launcher trains them by any other method."""
 
 import dataclasses
 

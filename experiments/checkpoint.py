@@ -60,9 +60,28 @@ class Checkpoints:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.manager.wait_until_finished()
-        self.manager.close()
+    def __exit__(self, kind, *_):
+        try:
+            with self._writing():
+                self.manager.wait_until_finished()
+                self.manager.close()
+        except UserError:
+            if kind is None:  # else what ended the block says more
+                raise
+
+    @contextlib.contextmanager
+    def _writing(self):
+        """Inside, a checkpoint that cannot be written is a UserError; orbax raises many types, and later."""
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0][:300]
+            full = "No space left on device" in str(error)
+            raise UserError(
+                f"A checkpoint could not be written to {self.folder}: "
+                f"{'the disk is full' if full else reason}. Earlier checkpoints and all metrics are kept; "
+                f"once this is mended, continue with --resume {self.folder.parent}."
+            ) from error
 
     @property
     def latest(self) -> int | None:
@@ -76,7 +95,8 @@ class Checkpoints:
                 "state": ocp.args.StandardSave(plain(state)),
                 "data": grain.checkpoint.CheckpointSave(iterator),
             }
-            self.manager.save(step, args=ocp.args.Composite(**items))
+            with self._writing():
+                self.manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, step: int, abstract, iterator=None):
         """The state saved at this step, and the iterator set to its position.

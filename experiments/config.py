@@ -217,9 +217,29 @@ class Config:
     def schedule(self) -> s24.Schedule:
         """The phases of the run: `train.dense_first`, then those of the method."""
         dense = round(self.train.dense_first * self.train.steps)
-        own = self.method.schedule(self.train.steps - dense)
+        try:
+            own = self.method.schedule(self.train.steps - dense)
+        except ValueError as error:
+            raise UserError(f"This method does not suit {self.train.steps} steps: {error}") from error
         first = s24.Phase("dense first", dense, sparse=False, adapters=False) if dense else None
         return s24.Schedule((first, *own.phases)) if first else own
+
+
+def with_method(config: Config, name: str) -> Config:
+    """The config with the method `name` of `s24.methods` in its place and in its name, with default options;
+    dense first steps last a quarter of the run at most. Raises UserError with the nearest name."""
+    known = {entry.name: getattr(s24.methods, entry.name) for entry in s24.methods.list()}
+    if name not in known:
+        lower = {key.lower(): key for key in known}
+        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
+        hint = f" Did you mean {lower[near[0]]}?" if near else ""
+        raise UserError(f"There is no method {name!r}; there are {', '.join(known)}.{hint}")
+    method = known[name]()
+    if getattr(method, "dense_warmup", 0) > config.train.steps // 4:
+        method = dataclasses.replace(method, dense_warmup=config.train.steps // 4)
+    old, new = type(config.method).__name__.lower(), name.lower()
+    label = config.name.replace(old, new) if old in config.name else f"{config.name}-{new}"
+    return dataclasses.replace(config, name=label, method=method)
 
 
 def load(spec: str) -> Config:

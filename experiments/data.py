@@ -4,6 +4,7 @@ Tokens are bytes; 256 marks the end of a record. Shapes: B sequences in the loca
 sequence.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,33 @@ def open_corpus(data: Data) -> Corpus:
             expected == found, f"The {split} split of {builder.data_dir} has {found} records, not {expected}."
         )
     path = Path(builder.data_dir) / "statistics.json"
-    if not path.exists() and jax.process_index() == 0:
-        files.write(path, json.dumps(statistics(sources["train"])))
-    known = json.loads(path.read_text()) if path.exists() else statistics(sources["train"])
+    known = _read(path)
+    if "digest" not in known:
+        known = statistics(sources["train"]) | contents(sources)
+        if jax.process_index() == 0:
+            files.write(path, json.dumps(known))
     return Corpus(builder.name, sources["train"], sources["validation"], known)
+
+
+def _read(path: Path) -> dict:
+    """The statistics in a file, {} if there are none that can be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
+
+
+def contents(sources: dict) -> dict:
+    """Which text the splits hold: number of files, bytes of validation, and a digest of every record in
+    order. A run goes on only with the digest that it began with."""
+    digest, paths, size = hashlib.sha256(), set(), dict.fromkeys(sources, 0)
+    for split, source in sources.items():
+        for index in range(len(source)):
+            text, path = source[index]["text"], source[index]["path"]
+            digest.update(f"{split} {len(path)} {len(text)} ".encode() + path + text)
+            paths.add(path)
+            size[split] += len(text)
+    return {"files": len(paths), "validation_bytes": size["validation"], "digest": digest.hexdigest()[:16]}
 
 
 def tokens_of(record) -> dict:

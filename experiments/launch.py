@@ -1,5 +1,7 @@
 """Train one config: `python -m experiments.launch CONFIG [overrides]`."""
 
+import dataclasses
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from experiments import config as configs
-from experiments.cli import command
+from experiments.cli import STOPPED, command
 from experiments.config import Config, UserError, require
 from experiments.evaluate import bits
 
@@ -21,7 +23,13 @@ path/to/file.py:function. Every field can be overridden:
 
   python -m experiments.launch configs/fst/masked_decay.py:cpu --optim.lr 3e-4 --method.decay 1e-4
   python -m experiments.launch configs/fst/masked_decay.py:cpu --help     lists all fields with their values
-  python -m experiments.launch configs/fst/masked_decay.py:cpu --resume   continues an interrupted run
+  python -m experiments.launch configs/dense.py:cpu --method SLoPe --method.rank 0.1    any method, any config
+  python -m experiments.launch --resume runs/NAME                     continues an interrupted run
+  python -m experiments.launch --resume runs/NAME --train.steps 2000  lengthens it: from its checkpoint on,
+                                          phases and learning rate are those of a run of 2000 steps
+
+Exit status: 0 when the run is complete; 75 when a signal (SIGTERM, Ctrl-C) stopped it: it was saved, and
+--resume continues it; 2 for a mistake, a full disk or a run that diverged: one sentence says which.
 
 Configs in this repository:
 """
@@ -46,6 +54,10 @@ class Launch:
     """number of processes"""
     process: int | None = None
     """index of this process"""
+    tune: bool = True
+    """measure, before the first step, those products of this run that no table of this machine knows: some
+    seconds, once, kept in ~/.cache/jax_sparse24; without measurements all products run dense. Never with
+    several processes, which must decide alike"""
 
 
 def usage() -> str:
@@ -61,12 +73,43 @@ def usage() -> str:
 def parse(argv) -> Launch:
     """The launch that the command line describes; UserError, or tyro's own message and exit, if none."""
     spec, overrides = argv[0], argv[1:]
-    require(not spec.startswith("-"), f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
-    default = Launch(configs.load(spec))
+    if spec == "--resume":
+        require(
+            bool(overrides) and not overrides[0].startswith("-"),
+            "--resume needs the folder of a run, such as --resume runs/NAME, where no CONFIG comes first.",
+        )
+        from experiments.rundir import open_run
+
+        folder, *overrides = overrides
+        spec, default = f"--resume {folder}", Launch(open_run(Path(folder)), out=Path(folder), resume=True)
+    else:
+        require(not spec.startswith("-"), f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
+        default = Launch(configs.load(spec))
+    name, overrides = method_of(overrides)
+    if name is not None:
+        default = dataclasses.replace(default, config=configs.with_method(default.config, name))
     try:
-        return tyro.cli(Launch, default=default, args=overrides, prog=f"python -m experiments.launch {spec}")
+        launch = tyro.cli(
+            Launch, default=default, args=overrides, prog=f"python -m experiments.launch {spec}"
+        )
+        _ = launch.config.schedule
+        return launch
     except ValueError as error:  # a rule of Config or of the method
         raise UserError(str(error)) from error
+
+
+def method_of(overrides) -> tuple[str | None, list[str]]:
+    """The NAME of `--method NAME`, which decides what `--method.OPTION` there are, and the other words."""
+    rest = list(overrides)
+    for place, word in enumerate(rest):
+        option, equals, name = word.partition("=")
+        if option == "--method":
+            if not equals:
+                require(place + 1 < len(rest), "--method needs the name of a method, such as --method SLoPe.")
+                name = rest.pop(place + 1)
+            del rest[place]
+            return name, rest
+    return None, rest
 
 
 def connect(launch: Launch):
@@ -99,13 +142,17 @@ def main(argv=None):
     launch = parse(argv)
     out = launch.out or Path("runs") / launch.config.name
     connect(launch)
-    from experiments.train import train  # after the processes are connected: no device may be touched before
+    from experiments.opening import opening  # after the processes are connected: no device may be touched
+    from experiments.train import train
 
-    result = train(launch.config, out, resume=launch.resume, show=launch.progress)
-    again = f"python -m experiments.launch {' '.join(argv)}" + ("" if launch.resume else " --resume")
+    def begins(config, corpus):
+        opening(config, corpus, measure=launch.tune, show=launch.progress is not False)
+
+    result = train(launch.config, out, resume=launch.resume, show=launch.progress, begins=begins)
     if not result.finished:
+        again = shlex.join(["python", "-m", "experiments.launch", "--resume", str(out)])
         print(f"Stopped and saved at step {result.step}. Continue with: {again}")
-        return
+        sys.exit(STOPPED)
     if not result.losses:
         print(f"The run in {out} was already complete at step {result.step}.")
     for name, loss in result.losses.items():

@@ -26,7 +26,8 @@ class Writer:
 
     def __exit__(self, *_):
         if self.main:
-            self.file.close()
+            with contextlib.suppress(OSError):  # a row that could not be written was reported
+                self.file.close()
         if self.events:
             self.events.close()
 
@@ -36,8 +37,15 @@ class Writer:
             return
         # JSON knows no NaN: what is not finite is written as null.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self.folder / 'metrics.jsonl'} could not be written at step {step}: {error.strerror}. "
+                "What was written before is kept; once this is mended, continue with --resume "
+                f"{self.folder}."
+            ) from error
         for name, value in values.items():
             if self.events and isinstance(value, float):
                 self.events.add_scalar(f"{kind}/{name}", value, step)

@@ -5,6 +5,7 @@ report.md needs nothing beyond the training packages; loss.png and flip_rate.png
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,11 @@ class Run:
         return tuple(found)
 
     @property
+    def gap(self) -> str:
+        """Why the rows do not cover the run from its start to its end; "" if they do. See `rundir.gap`."""
+        return rundir.gap(self.config, [*self.rows.get("train", []), *self.rows.get("eval", [])])
+
+    @property
     def corpus(self) -> dict:
         """Statistics of the training text, as the run wrote them; {} before its start."""
         events = [row["corpus"] for row in self.rows.get("event", []) if "corpus" in row]
@@ -63,7 +69,7 @@ class Run:
 def read_run(out: Path, label: str) -> Run:
     """Read one run folder; UserError when it is none or has no metrics."""
     config, rows = rundir.open_run(out), {}
-    for row in rundir.read_metrics(out):
+    for row in rundir.read_metrics(out, note=lambda text: print(text, file=sys.stderr)):
         rows.setdefault(row["kind"], []).append(row)
     return Run(label, out, config, rows)
 
@@ -167,6 +173,7 @@ def markdown(lines) -> str:
 def text(runs) -> str:
     """The table and, below it, what to compare the losses with."""
     lines = [table(runs), ""]
+    lines += [f"{run.label} is not a whole run: {run.gap}.\n" for run in runs if run.gap]
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
         lines.append(

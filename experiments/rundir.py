@@ -1,7 +1,11 @@
 """The folder of a run: config.json, environment.json, metrics.jsonl, checkpoints/."""
 
+import contextlib
+import dataclasses
+import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -15,11 +19,18 @@ from experiments.config import Config, UserError, require
 
 
 def check_new(out: Path, config: Config, resume: bool):
-    """Raise UserError unless `out` can be started, or with `resume` continued, with this config."""
+    """Raise UserError unless `out` can be started, or with `resume` continued, with this config, which may
+    have more steps."""
     started = (out / "config.json").exists()
     if resume:
         require(started, f"There is no run to resume in {out}. Leave out --resume to start one.")
-        changed = configs.differences(configs.read(out / "config.json"), config)
+        old = configs.read(out / "config.json")
+        before, after = old.train.steps, config.train.steps
+        require(
+            before <= after, f"The run in {out} has {before} steps and can only be lengthened, not {after}."
+        )
+        longer = dataclasses.replace(old, train=dataclasses.replace(old.train, steps=after))
+        changed = configs.differences(longer, config)
         require(
             not changed,
             f"The run in {out} has another config, so resuming it would mix two runs. Different:\n  "
@@ -34,6 +45,57 @@ def check_new(out: Path, config: Config, resume: bool):
     )
     occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
     require(not occupied, f"{out} exists and is not an empty folder. Choose another folder with --out.")
+
+
+@contextlib.contextmanager
+def alone(out: Path):
+    """Holds the run folder, which need not exist yet, against every other process (process 0 only).
+
+    The lock is that of a file beside the folder, and ends with this process however that ends. Raises
+    UserError at once if another one holds it.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    out = out.resolve()
+    path = out.with_name(f".{out.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(
+                f"{holder} is training into {out}. Wait for its end, or choose another folder with --out."
+            ) from error
+        file.truncate(0)
+        file.write(f"Process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield  # the file stays: if it were deleted, another process could hold the lock of a deleted file
+
+
+def check_resumable(out: Path, statistics: dict):
+    """UserError unless the text is that which the run read (`statistics` of its Corpus), and its checkpoints
+    are there, where it has written some."""
+    rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
+    for known in [row["corpus"] for row in rows if "corpus" in row][:1]:
+        names = ("digest",) if "digest" in known else ("bytes", "records", "order0_nats", "order1_nats")
+        changed = [f"{n}: {known.get(n)} -> {statistics[n]}" for n in names if known.get(n) != statistics[n]]
+        require(
+            not changed,
+            f"The text is not that which the run in {out} has read ({', '.join(changed)}), so resuming it "
+            "would mix two texts. Give it its files again (those of the standard library change with every "
+            "version of Python), or start another run with --out OTHER_FOLDER.",
+        )
+    folder, every = out / "checkpoints", configs.read(out / "config.json").train.checkpoint_every
+    steps = [row["step"] + 1 for row in rows if row["kind"] == "train"]
+    due = bool(every and steps and steps[-1] > every) or not folder.is_dir()
+    require(
+        not steps or not due or any(folder.glob("[0-9]*")),  # also one that was not completed
+        f"The run in {out} has made {steps[-1] if steps else 0} steps, but its checkpoints are gone from "
+        f"{folder}. Put them back, or start another run with --out OTHER_FOLDER.",
+    )
 
 
 def create(out: Path, config: Config):
@@ -83,19 +145,44 @@ def version(package: str) -> str:
         return "not installed as a package"
 
 
-def read_metrics(out: Path) -> list[dict]:
-    """The rows of metrics.jsonl; a last line cut short by a crash is dropped."""
+def read_metrics(out: Path, note=lambda text: None) -> list[dict]:
+    """The rows of metrics.jsonl. A last line cut short by a crash, or still being written, is dropped; `note`
+    is called with a sentence that says so. UserError for any other line that is no row."""
     path = out / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{out} has no metrics.jsonl, so there is nothing to report yet.")
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    *lines, last = path.read_text(errors="replace").split("\n")
+    if last:
+        note(f"The last line of {path} is cut short and was left out.")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+            _ = rows[-1]["kind"], rows[-1]["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}, line {number}, is damaged ({error!r}): {line[:60]!r}") from error
+    return rows
+
+
+def gap(config: Config, rows: list[dict]) -> str:
+    """Why the rows do not cover the steps of the config's run from its start to its end, as a sentence; ""
+    if they do. Only a run that they cover says anything about a claim."""
+    train, steps = config.train, [row["step"] for row in rows if row["kind"] == "train"]
+    due = range(0, train.steps, train.log_every)
+    missing, more = sorted(set(due) - set(steps)), len(steps) - len(set(steps))
+    if missing:
+        return f"rows of {len(missing)} of {len(due)} steps are missing, the first is step {missing[0]}"
+    if more or steps != sorted(steps):
+        return f"{more} steps have several rows" if more else "the rows are not in the order of their steps"
+    ends = [row["step"] for row in rows if row["kind"] == "eval"][-1:]
+    return "" if ends == [train.steps] else "the evaluation at its end is missing"
 
 
 def truncate_metrics(out: Path, step: int):
     """Forget rows of steps that will be written again (process 0 only)."""
     if jax.process_index() == 0 and (out / "metrics.jsonl").exists():
         # Rows of eval and event name the number of steps done; the others, the step they belong to.
-        rows = [row for row in read_metrics(out) if row["step"] < step + (row["kind"] in ("eval", "event"))]
+        rows = read_metrics(out, note=lambda text: print(text, file=sys.stderr))
+        rows = [row for row in rows if row["step"] < step + (row["kind"] in ("eval", "event"))]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         files.write(out / "metrics.jsonl", text)

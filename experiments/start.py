@@ -15,14 +15,9 @@ from experiments.step import Program
 def initial_state(program: Program):
     """The state before the first step. From another run come the parameters; masks and adapters are made for
     them, and moments start at zero. Raises UserError if there is no such run or its parameters do not fit."""
+    check_start(program.config)
     state, source = program.initial_state(), program.config.train.start_from
     if not source:
-        method = program.config.method
-        require(
-            not method.distill,
-            f"{type(method).__name__} with distill={method.distill} learns from a trained dense model: name "
-            "its run with --train.start-from RUN, or set --method.distill 0.",
-        )
         return state
     model = nnx.merge(program.graphdefs[True], _fitted(source, program, state["params"]), state["sparse"])
     teacher = {"teacher": jax.tree.map(jnp.copy, nnx.state(model, nnx.Param))} if "teacher" in state else {}
@@ -30,6 +25,16 @@ def initial_state(program: Program):
     _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
     state = state | {"params": params, "sparse": sparse} | teacher
     return jax.device_put(state, program.replicated)
+
+
+def check_start(config: Config) -> None:
+    """UserError for a method that needs a trained model where none is named. Compiles nothing."""
+    method = config.method
+    require(
+        bool(config.train.start_from) or not method.distill,
+        f"{type(method).__name__} with distill={method.distill} learns from a trained dense model: name its "
+        "run with --train.start-from RUN, or set --method.distill 0.",
+    )
 
 
 def _fitted(source: str, program: Program, params):

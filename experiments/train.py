@@ -2,21 +2,24 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 import jax_sparse24 as s24
+from experiments import config as configs
 from experiments import data, rundir
 from experiments.checkpoint import Checkpoints, StopSignal
 from experiments.config import Config, UserError
 from experiments.evaluate import Evaluator
+from experiments.lengthen import lengthen
 from experiments.metrics import Clock, Progress, Writer, summary_writer
 from experiments.monitor import Monitor, Probe
 from experiments.optimiser import learning_rate
 from experiments.processes import first_process_first, wait_for_all
-from experiments.start import initial_state
+from experiments.start import check_start, initial_state
 from experiments.step import Program
 
 
@@ -38,19 +41,33 @@ class Result:
 
 
 def train(
-    config: Config, out: Path, *, resume: bool = False, show: bool | None = None, label: str = ""
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    show: bool | None = None,
+    label: str = "",
+    begins: Callable[[Config, data.Corpus], None] = lambda config, corpus: None,
 ) -> Result:
-    """Train a config into a run folder, or continue it; see Progress for `show`.
+    """Train a config into a run folder, or continue it, lengthened if it has more steps there now; see
+    Progress for `show`. begins: called once config, folder and text are found right, before compilation.
 
-    Raises UserError for a mistake in config, folder or corpus (nothing is written then) and Diverged when
-    the loss is no longer finite (metrics and earlier checkpoints are kept).
+    Raises UserError for a mistake in config, folder or corpus (nothing is written then), also while another
+    process trains into that folder, and Diverged when the loss is no longer finite (metrics and earlier
+    checkpoints are kept).
     """
     out = Path(out)
     rundir.check_new(out, config, resume)
+    with rundir.alone(out):
+        rundir.check_new(out, config, resume)  # another process may have begun, and ended, meanwhile
+        return _train_alone(config, out, resume, show, label or config.name, begins)
+
+
+def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, label: str, begins) -> Result:
     if config.train.tensorboard:
         summary_writer()
-    label = label or config.name
-    if show is not False and jax.process_index() == 0:
+    speaks = show is not False and jax.process_index() == 0
+    if speaks:
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
     schedule = config.schedule
     program = Program(config)
@@ -58,6 +75,10 @@ def train(
         corpus = data.open_corpus(config.data)
     batches = data.validation_batches(corpus, config.data, config.train.eval_batches)
     iterator = data.train_batches(corpus, config.data, config.seed)
+    check_start(config)
+    if resume:
+        rundir.check_resumable(out, corpus.statistics)
+    begins(config, corpus)
     state = None
     if not resume:
         for phase in schedule.phases:  # a later one that cannot run would end the run in the middle
@@ -68,22 +89,30 @@ def train(
         wait_for_all("checked")
         rundir.create(out, config)
     with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
-        start = 0
+        start, events = 0, []
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
+        if resume and (before := rundir.open_run(out)) != config:
+            changes = lengthen(before, config, start, out)
+            events = [{"event": "lengthened", "from": before.train.steps, "to": config.train.steps}]
+            if speaks:
+                print(f"{label}: {changes}", file=sys.stderr, flush=True)
+        if start:
             if start == config.train.steps:
                 return Result(out, start, True, {})
             state = checkpoints.restore(start, program.abstract_state(), iterator)
         rundir.truncate_metrics(out, start)
+        if events and jax.process_index() == 0:
+            configs.write(config, out / "config.json")
         state = initial_state(program) if state is None else state
         with (
             Writer(out, config.train.tensorboard) as writer,
             Progress(label, start, config.train.steps, show) as progress,
             StopSignal(checkpoints.manager) as stop,
         ):
-            writer.write(
-                "event", start, {"event": "resume" if resume else "start", "corpus": corpus.statistics}
-            )
+            begun = {"event": "resume" if resume else "start", "corpus": corpus.statistics}
+            for event in [begun, *events]:
+                writer.write("event", start, event)
             evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
             loop = Loop(config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop)
             return Result(out, *loop.run(start, state), stopped=stop.asked)

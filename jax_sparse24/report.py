@@ -1,5 +1,6 @@
 """What runs, where and why: `explain` for methods and models, `info` for the installation."""
 
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -16,6 +17,7 @@ from jax_sparse24.methods.float8 import Float8
 from jax_sparse24.methods.sparsifiers import DenseValues
 from jax_sparse24.ops import _cusparselt, _ffi, _measured
 from jax_sparse24.ops._choose import choose, decide, decide_float8, library_obstacle
+from jax_sparse24.ops._measured import Decision
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.tune import producer_name
 
@@ -29,19 +31,27 @@ _AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "
 def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None = None) -> None:
     """Prints what becomes sparse in which product, by which implementation, and why.
 
-    what: a method from `s24.methods`, or a model, for which its sparse layers are listed with the table of
-    each method. shape: (T, d, f), tokens, model width and FFN width, for a method: prints what
-    `implementation=None` decides for each product of that FFN, with the measurements behind it. dtype: that
-    of the products. Raises TypeError for anything else, RuntimeError or ValueError for an implementation that
-    cannot run, ValueError for a shape of another form."""
-    if isinstance(what, Method):
+    Args:
+      what: a method from `s24.methods`, or a layer or model, of which the sparse layers are listed with the
+        table of each method.
+      shape: (T, d, f), tokens, model width and FFN width: prints what is decided for each product of an FFN
+        of that shape, with the measurements behind it, instead of the table.
+      dtype: that of the products.
+      implementation: for a method, as in `s24.nn.FFN`; layers have their own.
+
+    Raises:
+      TypeError: `what` is neither.
+      RuntimeError, ValueError: the implementation cannot run.
+      ValueError: the shape has another form."""
+
+    def text(method, implementation):
         if shape is None:
-            print(_method_table(what, dtype, implementation))
-        else:
-            print(_decisions(what, shape, dtype, implementation))
+            return _method_table(method, dtype, implementation)
+        return _decisions(method, shape, dtype, implementation)
+
+    if isinstance(what, Method):
+        print(text(what, implementation))
         return
-    if shape is not None:
-        raise TypeError("explain: shape=(T, d, f) goes with a method; call explain(method, shape=...).")
     from flax import nnx
 
     if not isinstance(what, nnx.Module):
@@ -60,7 +70,7 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
         for path, layer in layers:
             mode = "" if layer.sparse else "   (dense mode)"
             print(f"  {'.'.join(map(str, path)) or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
-        print(_method_table(method, dtype, chosen))
+        print(text(method, chosen))
 
 
 def _method_table(method: Method, dtype, implementation) -> str:
@@ -113,32 +123,54 @@ def _aligned(rows) -> str:
     )
 
 
-def _decisions(method: Method, shape, dtype, implementation) -> str:
-    """One row per product of the FFN; times are those of the nearest measured shape, in milliseconds."""
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What runs one product of an FFN, why, and the measurement behind it (None if there is none)."""
+
+    product: str
+    runs: str
+    reason: str
+    decision: Decision | None = None
+
+
+def choices(method: Method, shape, dtype, implementation: str | None = None) -> list[Choice]:
+    """What runs each product of an FFN (T, d, f) with this method. Raises like `explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
     name, reason = choose("explain", jnp.dtype(dtype), implementation)
-    numbers = ("vs dense", "dense", "packed", "producer")
-    rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
-    for product, ((operand, _), _) in FFN.items():
+    found = []
+    for product in FFN:
         row = method.ffn_plan().row(product)
-        place = product_of(product, row.operand if row else operand, *shape)
-        size = " x ".join(map(str, place.shape))
-        cells = (product, size, row.operand if row else "none", method.ffn_plan().describe(product))
-        if row is not None and row.eight_bits:
+        if row is None or (isinstance(row.by, DenseValues) and not row.eight_bits):
+            found.append(Choice(product, "XLA dense product", "as the method says"))
+            continue
+        place = product_of(product, row.operand, *shape)
+        if row.eight_bits:
             decision = decide_float8(place.axes, place.side, jnp.dtype(dtype), place.shape, implementation)
             runs = "cuSPARSELt, e4m3" if decision.packed else "simulated, dense"
-            rows.append((*cells, runs, *[""] * 4, decision.reason))
-        elif row is None or isinstance(row.by, DenseValues):
-            rows.append((*cells, "XLA dense product", *[""] * 4, "as the method says"))
+            found.append(Choice(product, runs, decision.reason))
         elif implementation is not None:
-            rows.append((*cells, name, *[""] * 4, reason))
+            found.append(Choice(product, name, reason))
         else:
             decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape, row.by.pattern)
             runs = "packed" if decision.packed else "masked dense"
             if product == "B1" and (at := decide_sampled(method.ffn_plan(), jnp.dtype(dtype), shape)).packed:
                 decision, runs = at, "only at entries of Y2"
-            rows.append((*cells, runs, *_numbers(decision, row.by), decision.reason))
+            found.append(Choice(product, runs, decision.reason, decision))
+    return found
+
+
+def _decisions(method: Method, shape, dtype, implementation) -> str:
+    """One row per product of the FFN; times are those of the nearest measured shape, in milliseconds."""
+    numbers = ("vs dense", "dense", "packed", "producer")
+    rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
+    for choice in choices(method, shape, dtype, implementation):
+        product, row = choice.product, method.ffn_plan().row(choice.product)
+        ((operand, _), _) = FFN[product]
+        size = " x ".join(map(str, product_of(product, row.operand if row else operand, *shape).shape))
+        cells = (product, size, row.operand if row else "none", method.ffn_plan().describe(product))
+        times = _numbers(choice.decision, row.by) if choice.decision else [""] * 4
+        rows.append((*cells, choice.runs, *times, choice.reason))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
     heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"
@@ -183,8 +215,15 @@ def _info_lines() -> list[str]:
     for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets"):
         lines.append(f"  {package:20} {_version(package)}")
     lines.append("devices:")
-    for device in jax.devices():
-        lines.append(f"  {device.platform}:{device.id} {device.device_kind}")
+    unreachable = ""
+    try:
+        for device in jax.devices():
+            lines.append(f"  {device.platform}:{device.id} {device.device_kind}")
+    except Exception as error:  # a GPU whose driver is missing, or that another process holds, and others
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        unreachable = f"no device answers: {first}"
+        lines.append(f"  {unreachable}")
+        lines.append("  JAX_PLATFORMS=cpu leaves the accelerator alone")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"  CPU cores usable: {cores}")
     available, reason = _ffi.available()
@@ -200,6 +239,8 @@ def _info_lines() -> list[str]:
     cuda, reason = _ffi.available("cuda")
     detail = f"CUDA kernels, cuSPARSELt {_dotted(_cusparselt.OLDEST)} or newer" if cuda else reason
     lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
+    if unreachable:
+        return [*lines, *(f"  {name:<11} off   {unreachable}" for name in ("None", "cusparselt"))]
     found, note = _measured.tables()
     decided = f"products {found[0].origin}" if found else "XLA's dense product everywhere; run s24.tune()"
     lines.append(f"  None        {decided}{f' ({note})' if note else ''}")

@@ -155,6 +155,24 @@ def test_explain_of_a_single_layer_and_of_a_dense_model(capsys):
     assert capsys.readouterr().out == "No sparse layers: every product is dense.\n"
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        s24.nn.FFN(16, 24, method=s24.methods.FST(), rngs=nnx.Rngs(0)),
+        s24.nn.Linear(16, 24, method=s24.methods.FST(), rngs=nnx.Rngs(0)),
+    ],
+)
+def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(layer, capsys):
+    s24.explain(s24.methods.FST(), shape=(32, 16, 24))
+    of_method = capsys.readouterr().out
+    s24.explain(layer, shape=(32, 16, 24))
+    out = capsys.readouterr().out
+    assert "layers with FST" in out and "kernel (16, 24)" in out and out.endswith(of_method)
+    assert [r["product"] for r in table(out)[:6]] == ["F1", "F2", "B1", "B2", "B3", "B4"]
+    with pytest.raises(ValueError, match=r"shape must be \(T, d, f\)"):
+        s24.explain(layer, shape=(32, 16))
+
+
 @pytest.mark.parametrize("what", [3, "FST", s24.methods.FST])
 def test_explain_says_what_it_takes(what):
     with pytest.raises(TypeError, match=r"explain: needs a method from s24\.methods or an nnx\.Module, got"):
@@ -193,6 +211,31 @@ def test_info_runs_as_a_module():
     )
     check_info(done.stdout)
     assert done.stderr == ""
+
+
+def test_info_when_no_device_answers():
+    """As with a CUDA plugin on a machine without a GPU, or with one that does not start."""
+    code = """if True:
+        import jax
+        def devices(*_):
+            raise RuntimeError("Unable to initialize backend 'cuda': no device\\nmore")
+        jax.devices = jax.local_devices = jax.default_backend = devices
+        import jax_sparse24 as s24
+        s24.info()
+    """
+    for run, platforms in (["-c", code], "cpu"), (["-m", "jax_sparse24.info"], "cuda"):
+        done = subprocess.run(
+            [sys.executable, *run],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"JAX_PLATFORMS": platforms, "PATH": ""},
+        )
+        if platforms == "cuda" and "cuda:0" in done.stdout:
+            continue
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        assert re.search(r"^  no device answers: \S+", done.stdout, re.M), done.stdout
+        assert re.search(r"^  cusparselt +off   no device answers", done.stdout, re.M), done.stdout
 
 
 def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):

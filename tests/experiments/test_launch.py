@@ -1,8 +1,16 @@
 """The launcher's words: help, typing mistakes, folders. Nothing here trains."""
 
+import dataclasses
+
 import pytest
 
+import jax_sparse24 as s24
+from experiments import config as configs
 from experiments import launch
+from experiments import opening as openings
+from experiments.config import UserError
+from experiments.step import Program
+from jax_sparse24.ops._measured import Decision
 from tests.experiments.conftest import python
 
 
@@ -99,3 +107,94 @@ def test_as_a_module():
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "--optim.lr" in result.stderr
+
+
+# ---- methods by name
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in s24.methods.list()])
+def test_a_configuration_for_every_method(name):
+    """The first step of the launcher's configuration is traced, at a small size."""
+    small = [
+        "--model.layers",
+        "1",
+        "--model.d",
+        "32",
+        "--model.f",
+        "64",
+        "--data.seq",
+        "64",
+        "--data.batch",
+        "4",
+    ]
+    config = launch.parse(["configs/dense.py:cpu", "--method", name, *small]).config
+    assert type(config.method).__name__ == name and config.name == f"{name.lower()}-cpu"
+    program = Program(config)
+    for sparse, adapters in {(phase.sparse, phase.adapters) for phase in config.schedule.phases}:
+        program.check(sparse, adapters)
+
+
+def test_a_method_by_name_has_its_options(capsys):
+    config = launch.parse(["configs/demo.py:fst", "--method=SLoPe", "--method.rank", "0.25"]).config
+    assert config == dataclasses.replace(
+        configs.load("configs/demo.py:fst"), name="demo-slope", method=s24.methods.SLoPe(rank=0.25)
+    )
+    venom = launch.parse(["configs/dense.py:cpu", "--method", "Venom"]).config
+    assert venom.method.dense_warmup == venom.train.steps // 4
+    for arguments, parts in [
+        (["--method", "slop"], ["no method 'slop'", "Did you mean SLoPe?"]),
+        (["--method", "Adam"], ["no method 'Adam'", "Activation24, BiMask"]),
+        (["--method"], ["--method needs the name"]),
+        (["--method", "Venom", "--train.steps", "120"], ["does not suit 120 steps", "dense_warmup=150"]),
+    ]:
+        status, text = run(capsys, "configs/dense.py:cpu", *arguments)
+        assert status == 2 and all(part in text for part in parts), text
+
+
+# ---- what a launch says, and measures, before its first step
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The calls of `ensure`, which measures nothing here."""
+    calls = []
+    monkeypatch.setattr(openings, "ensure", lambda *args, **kwargs: calls.append((args, kwargs)))
+    return calls
+
+
+def test_the_shapes_of_a_run_are_measured_where_that_helps(config, measured):
+    openings.ensure_measured(config, show=None)
+    assert measured == [(([(4 * 32, 16, 32)], ["float32"], [config.method]), {"show": None})]
+    half = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=2))
+    assert openings.shape_of(half) == (64, 16, 32)
+    for model in ({"implementation": "reference"}, {"rank": 4}, {"f": 30}):
+        openings.ensure_measured(
+            dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
+        )
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize("flag", [(), ("--no-tune",)])
+def test_the_launcher_measures_and_says_before_it_compiles(
+    shared, tmp_path, capsys, measured, monkeypatch, flag
+):
+    def compiling(*_):
+        raise UserError("compiling")
+
+    monkeypatch.setattr(Program, "check", compiling)
+    status, text = run(capsys, shared / "tiny.py", "--out", tmp_path / "run", *flag)
+    assert status == 2 and "compiling" in text and len(measured) == (not flag)
+    assert "FST, sparse in steps 0 to 8 of 12: F1, F2, B1, B2, B3, B4 masked dense (" in text
+    assert "s24.tune(" in text
+    assert "8 files" in text and "the run reads 1,536" in text and "parameters" in text
+
+
+def test_what_is_measured_is_said_in_ratios(config):
+    def choice(product, dense, packed):
+        entry = {"status": "ok", "dense_us": dense, "packed_us": packed}
+        return openings.Choice(product, "packed", "a long reason", Decision(True, "a long reason", entry))
+
+    assert openings._why([choice("F1", 3, 2), choice("F2", 5, 4)]) == "packed is 1.25x to 1.50x dense"
+    assert openings.products(dataclasses.replace(config, method=s24.methods.Dense())) == (
+        "Dense: every product is dense"
+    )
