@@ -157,15 +157,19 @@ def measure(
     make = {"dense": partial(Program, lambda x, y: multiply(x, y, None), x, y)}
     others = {} if rivals is None else rivals.dense(a, b, product.axes)
     expected = dict.fromkeys([*make, *others], oracle(x))
-    for form in formats:
-        if not form.fits(x.shape, product.axis):
-            continue
-        name, kernel, algorithm = form.name, form.implementation, form.algorithm
-        truth = form.pack(x, product.axis, implementation="reference")
+
+    def prepared(form):
+        """The operand packed by the reference, packed for the product, and what packs it so."""
         # For cuSPARSELt as layers pack for it.
-        at_once = reads(product.axes, product.side, dtype, product.shape, kernel)
-        pack = compressed.pack if at_once else partial(form.pack, implementation=kernel)
-        packed = pack(x, product.axis)
+        at_once = reads(product.axes, product.side, dtype, product.shape, form.implementation)
+        pack = compressed.pack if at_once else partial(form.pack, implementation=form.implementation)
+        return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack
+
+    formats = [form for form in formats if form.fits(x.shape, product.axis)]
+    with ThreadPoolExecutor(2) as pool:  # all of it is compiled; more at once would take much memory
+        done = list(pool.map(prepared, formats))
+    for form, (truth, packed, pack) in zip(formats, done, strict=True):
+        name, kernel, algorithm = form.name, form.implementation, form.algorithm
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
         multiplied = partial(multiply, implementation=kernel, algorithm=algorithm)
         variants = {

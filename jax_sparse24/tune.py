@@ -39,9 +39,10 @@ from jax_sparse24.plan import Context, Sparsifier
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
 # for sizes within a factor of four.
 SHAPES = {
-    "cpu": dict.fromkeys(
-        ("float32", "bfloat16"), ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048))
-    ),
+    "cpu": {
+        "float32": ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048)),
+        "bfloat16": ((2048, 512, 2048), (2048, 128, 512)),
+    },
     "cuda": {
         "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (4096, 1024, 4096)),
         "float16": ((16384, 2048, 8192),),
@@ -53,7 +54,7 @@ ROUNDS = {"cpu": 5, "cuda": 3}
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
 SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
-CLOSE = 1.05  # a second algorithm is measured with the first if the search cannot tell them apart
+CLOSE = 1.03  # a second algorithm is measured with the first if the search cannot tell them apart
 BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed
 
 
@@ -85,12 +86,12 @@ class Job:
         return product_of(self.name, self.sparse, *self.shape)
 
     @property
-    def identity(self) -> tuple:
-        """Jobs of the same identity are the same product."""
+    def key(self) -> tuple[str, str, str, tuple[int, int, int]]:
+        """What its entries are called in a table, whatever their pattern."""
         if self.sparse == "result":
-            return (self.sparse, self.dtype, self.shape)
+            return "dgrad", self.sparse, self.dtype, self.shape
         product = self.product
-        return (product.kind, product.side, self.dtype, product.shape)
+        return product.kind, product.side, self.dtype, product.shape
 
 
 def jobs_of(
@@ -311,17 +312,17 @@ def tune(
 
     Args:
       shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
-        within a factor of four. By default four shapes on a CPU and three on a GPU.
-      dtypes: names, by default those that suit the device. float8_e4m3fn is measured for F1 and F2 with
-        sparse weights.
+        within a factor of four. By default `SHAPES`: four on a CPU, three on a GPU.
+      dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse
+        weights. Producers of packed operands, which `explain` shows, are timed for the first dtype.
       quick: the first shape and dtype only, one pattern of activations, no producers: under a minute.
       patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
       folder: where `<hardware>.json` goes, by default ~/.cache/jax_sparse24/tuning, which later processes
         read; a table elsewhere serves this process.
       repeats: rounds, by default 5 on a CPU and 3 on a GPU.
       seconds: time after which a program is sampled no more than 3 times.
-      budget: seconds after which no further product is begun; the last line says what is left out. By
-        default 220 where shapes are None, else no limit.
+      budget: seconds after which no further product is begun; a line says which are left. Another call
+        begins with them. By default 220 where shapes are None, else no limit.
       show: called with a line per product, with the time taken and an estimate of what is left; None for
         silence.
 
@@ -347,7 +348,8 @@ def tune(
     for dtype in dtypes:
         of_dtype = defaults.get(str(jnp.dtype(dtype)), next(iter(defaults.values())))
         chosen = of_dtype if shapes is None else shapes
-        jobs += jobs_of(chosen[:1] if quick else chosen, dtype, patterns, operands, not quick)
+        whole = not quick and dtype == dtypes[0]
+        jobs += jobs_of(chosen[:1] if quick else chosen, dtype, patterns, operands, whole)
     path = _path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
@@ -436,10 +438,8 @@ def _possible(job: Job) -> set[str]:
 
 
 def _known(job: Job, pattern: str) -> bool:
-    kind, side, shape = "dgrad", "result", job.shape
-    if job.sparse != "result":
-        kind, side, shape = job.product.kind, job.product.side, job.product.shape
-    near = _measured.find(kind, side, jnp.dtype(job.dtype), shape, pattern)
+    kind, side, dtype, shape = job.key
+    near = _measured.find(kind, side, dtype, shape, pattern)
     return near is not None and not near[0].borrowed
 
 
@@ -469,20 +469,21 @@ def _run(
     say = show or (lambda text: None)
     unique: dict[tuple, Job] = {}
     for job in jobs:
-        if job.identity not in unique or job.sparse in ACTIVATIONS:  # which have more patterns
-            unique[job.identity] = job
-    jobs = list(unique.values())
+        if job.key not in unique or job.sparse in ACTIVATIONS:  # which have more patterns
+            unique[job.key] = job
     entries = Entries(ROUNDS[platform()] if repeats is None else repeats, seconds)
     before, _ = _table.read(path)
     if before is not None and before["versions"] != _measured.versions():
         before = None
     content = _head() | {"products": list(before["products"]) if before else []}
+    known = {_table.identity(entry)[:4] for entry in content["products"]}
+    jobs = sorted(unique.values(), key=lambda job: job.key in known)
     begin, refused = time.perf_counter(), None
     for count, job in enumerate(jobs):
         took = time.perf_counter() - begin
         if budget is not None and took > budget:
             left = ", ".join(dict.fromkeys(job.place for job in jobs[count:]))
-            say(f"tune: after {took:.0f} s {len(jobs) - count} products are left out, of {left}")
+            say(f"tune: after {took:.0f} s {len(jobs) - count} products are left for another call, of {left}")
             break
         found = entries.of(job)
         new = {_table.identity(entry) for entry in found}

@@ -39,9 +39,7 @@ def stored(folder) -> dict:
 
 
 def fake_entry(job, packed=50.0) -> dict:
-    kind, side, shape = "dgrad", "result", job.shape
-    if job.sparse != "result":
-        kind, side, shape = job.product.kind, job.product.side, job.product.shape
+    kind, side, _, shape = job.key
     return {
         **{"product": kind, "sparse": side, "pattern": "2:4", "dtype": job.dtype, "shape": list(shape)},
         **{"implementation": "ffi", "status": "ok", "producers_us": {}},
@@ -90,7 +88,7 @@ def test_the_default_is_every_shape_and_the_quick_form_one(measured):
 
 def test_a_shape_with_d_equal_to_f_measures_each_product_once(measured):
     s24.tune([(64, 32, 32)], ["float32"], show=None)
-    products = [job.identity for job in measured.jobs]
+    products = [job.key for job in measured.jobs]
     assert len(set(products)) == len(products) == 7
     assert {job.sparse for job in measured.jobs} >= {"y2", "dy1"}, "of the same product, the one with blocks"
 
@@ -110,7 +108,16 @@ def test_a_budget_leaves_products_out_and_says_which(measured, monkeypatch):
         "tune: 1 of 20, 2:4 1.80x dense: F1 with w1 sparse, T=64 d=32 f=48 float32; 30 s"
     )
     assert lines[0].endswith("about 570 s left")
-    assert "after 120 s 16 products are left out, of T=64 d=32 f=48 float32, T=64 d=32 f=96" in lines[4]
+    del measured.jobs[:]
+    s24.tune([(64, 32, 48), (64, 32, 96)], ["float32"], budget=100, show=None)
+    assert [str(job) for job in measured.jobs][:2] == [
+        "B2 with dy3 sparse, T=64 d=32 f=48 float32",
+        "B2 with y2 sparse, T=64 d=32 f=48 float32",
+    ], "it goes on"
+    assert (
+        "after 120 s 16 products are left for another call, of T=64 d=32 f=48 float32, T=64 d=32 f=96"
+        in lines[4]
+    )
 
 
 def test_a_result_that_differs_in_one_timed_call_is_not_repeatable(monkeypatch, tmp_path):
