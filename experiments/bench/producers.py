@@ -28,6 +28,7 @@ followed by `mvue_pack24`; the gated values may differ from float32's by their r
 what PyTorch has on a GPU: packing a matrix that is pruned already, and the pruning along both axes that
 its 2:4 training packs twice, by fixed sorting and not by the best mask; they must hold what they pack."""
 KEY = np.array([2404, 1847], np.uint32)
+AXES = {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both", "-": "-"}
 
 
 class Producer(NamedTuple):
@@ -191,7 +192,7 @@ def table(found: list[dict]) -> str:
         lines.append(
             [
                 row["producer"],
-                {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both", "-": "-"}[row["axis"]],
+                AXES[row["axis"]],
                 *(row[k] for k in ("T", "f", "dtype")),
                 share_of_copy(row),
                 show_ratio(row, "reference", "kernel"),

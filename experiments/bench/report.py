@@ -3,7 +3,10 @@
 import statistics
 from pathlib import Path
 
-from experiments.bench import comparison, ffn, gemm, producers, rows, select, stored, train_step
+from experiments import files
+from experiments.ablate import reproduction
+from experiments.bench import comparison, ffn, gemm, producers, quoted, rows, select, stored, train_step
+from experiments.bench.settings import RESULTS
 from experiments.bench.stored import load
 from experiments.config import REPOSITORY, UserError
 
@@ -43,9 +46,11 @@ TITLES = {
 
 
 def write(folder: Path) -> str:
-    """Write the page and its plots; returns what was written, in words."""
+    """Write the page and its plots, and of this repository's results what other pages quote; returns what was
+    written, in words."""
     results = load(folder)
-    PAGE.write_text(page(results, stored.files(folder)))
+    files.write(PAGE, page(results, stored.files(folder)))
+    pages = quoted.write(results, reproduction.recorded()) if folder == RESULTS else []
     try:
         from experiments.bench import plots
     except ModuleNotFoundError as error:
@@ -54,17 +59,17 @@ def write(folder: Path) -> str:
         raise UserError(f"{PAGE} is written; its plots need matplotlib: pip install '.[plots]'.") from error
     IMAGES.mkdir(parents=True, exist_ok=True)
     made = [plots.write(suites, IMAGES / name) for suites in results.values() for name in images(suites)]
-    return "\n".join(str(path) for path in [PAGE, *made])
+    return "\n".join(str(path) for path in [PAGE, *pages, *made])
 
 
-def page(results: dict, files: list[dict] = ()) -> str:
-    """The page as Markdown. files: the results that `comparison` is made from."""
+def page(results: dict, stored_files: list[dict] = ()) -> str:
+    """The page as Markdown. stored_files: the results that `comparison` is made from."""
     parts = [INTRODUCTION]
     if not results:
         parts.append("There are no results yet.\n")
     for suites in results.values():
         parts.append(section(suites))
-    parts += [f"{comparison.TITLE}\n\n{text}\n" for text in [comparison.table(files)] if text]
+    parts += [f"{comparison.TITLE}\n\n{text}\n" for text in [comparison.table(stored_files)] if text]
     return "\n".join(parts)
 
 

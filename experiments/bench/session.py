@@ -2,10 +2,10 @@
 
 import datetime
 import json
-import os
 import time
 from pathlib import Path
 
+from experiments import files
 from experiments.bench import environment
 from experiments.bench.settings import Settings
 
@@ -82,9 +82,7 @@ class Session:
     def _write(self) -> None:
         self.path = self.path or self._own_file()
         self.result["settings"]["took_s"] = round(time.perf_counter() - self.begin)
-        new = self.path.with_suffix(".json.new")
-        new.write_text(dump(self.result))
-        os.replace(new, self.path)
+        files.write(self.path, dump(self.result))
 
 
 def dump(result: dict) -> str:

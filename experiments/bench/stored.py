@@ -33,7 +33,7 @@ def load(folder: Path) -> dict:
 def files(folder: Path) -> list[dict]:
     """All results, oldest first: "file" is their name, "began" their time or, in format 1, their day."""
     results = []
-    for path in folder.glob("*.json"):
+    for path in folder.glob("[!.]*.json"):  # not what a killed run was writing
         try:
             result = json.loads(path.read_text()) | {"file": path.name}
             result = {"scheme": ROTATING, "complete": True, "failed": [], **result}

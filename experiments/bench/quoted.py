@@ -1,0 +1,272 @@
+"""Numbers in README.md, docs/gpu.md and docs/cpu-kernels.md, from stored results and nothing else.
+
+They stand between the markers `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->`; `write` replaces what
+is between these."""
+
+import re
+import statistics
+from pathlib import Path
+
+from experiments import files
+from experiments.bench import producers, rows, select, stored
+from experiments.config import REPOSITORY, UserError
+
+PAGES = ("README.md", "docs/gpu.md", "docs/cpu-kernels.md")
+METHODS = ("FST", "Activation24", "Venom")
+DTYPE = "bfloat16"
+# Paper, claim and arm whose loss is compared with the dense arm's of the same claim, by method.
+LOSSES = {
+    "FST": ("fst", "baselines", "FST"),
+    "Activation24": ("activation24", "warmup", "warm-up"),
+    "Venom": ("venom", "weights", "both"),
+}
+PAYS = 1.05  # a step that is no faster than this is not worth another loss
+BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end of bench: \2 -->)", re.S)
+
+
+def write(results: dict, recorded: list) -> list[Path]:
+    """Renews the blocks of all pages; returns the pages."""
+    for name in PAGES:
+        files.write(REPOSITORY / name, renewed(name, results, recorded))
+    return [REPOSITORY / name for name in PAGES]
+
+
+def renewed(name: str, results: dict, recorded: list) -> str:
+    """A page with its blocks as these results give them. Raises UserError for a block that is unknown."""
+    here = "docs/" if not name.startswith("docs/") else ""
+
+    def block(match) -> str:
+        if match[2] not in BLOCKS:
+            raise UserError(f"{name} has a block bench: {match[2]}; there are {', '.join(BLOCKS)}.")
+        return f"{match[1]}{BLOCKS[match[2]](results, recorded, here)}\n{match[3]}"
+
+    return BLOCK.sub(block, (REPOSITORY / name).read_text())
+
+
+# ---- what is quoted
+
+
+def gpus(results: dict) -> dict:
+    """Description -> suites, of the GPUs."""
+    found = {}
+    for suites in results.values():
+        hardware = next(iter(suites.values()))["hardware"]
+        if hardware["platform"] == "gpu":
+            found[hardware["description"]] = suites
+    return found
+
+
+def of_methods(suites: dict, suite: str) -> dict:
+    """Place (blocks, T, d, f) -> method -> row, in bfloat16, the narrowest first."""
+    found = {}
+    for row in select.rows_of(suites, suite):
+        if row["dtype"] == DTYPE:
+            place = row.get("layers"), row["T"], row["d"], row["f"]
+            found.setdefault(place, {})[row["method"]] = row
+    return dict(sorted(found.items(), key=lambda item: item[0][2:]))
+
+
+def cell(row: dict | None, base: str, name: str) -> str:
+    """`1.31x (1.30-1.33)`; older rows are marked."""
+    if row is None:
+        return "-"
+    return rows.show_ratio(row, base, name) + (" *" if stored.is_old(row) else "")
+
+
+def energy(row: dict | None, base: str, name: str) -> str:
+    """Joules of a call over those of the dense one."""
+    times = [] if row is None else [row["ms"].get(program, {}) for program in (rows.base_of(row, base), name)]
+    known = times and all("joules" in t for t in times)
+    return f"{times[1]['joules'] / times[0]['joules']:.2f}" if known else "-"
+
+
+def loss_of(recorded: list, method: str) -> tuple[float, float, float, Path, dict] | None:
+    """(mean, least, most, file, result) of the change of validation loss to dense training with the same seed
+    and number of steps, of the newest result and of the size "gpu" where that was run."""
+    paper, claim, arm = LOSSES[method]
+    own = [(path, r) for path, r in recorded if (r["paper"], r["name"]) == (paper, claim)]
+    own = [(path, r) for path, r in own if {arm, "dense"} <= set(r["metrics"])]
+    if not own:
+        return None
+    path, result = max(own, key=lambda item: (item[1]["size"] == "gpu", item[1]["date"]))
+    metrics = result["metrics"]
+    changes = [
+        metrics[arm][seed]["val_dense"] - metrics["dense"][seed]["val_dense"] for seed in metrics["dense"]
+    ]
+    return statistics.mean(changes), min(changes), max(changes), path, result
+
+
+# ---- blocks
+
+
+def speed(results: dict, recorded: list, here: str) -> str:
+    """README: where it pays, where not, and what it costs in loss."""
+    parts = where_it_pays(results), at_what_loss(recorded, here), table(results, ("train-step",), here)
+    return "\n\n".join(part for part in parts if part)
+
+
+def where_it_pays(results: dict) -> str:
+    """A sentence for each GPU whose steps were measured."""
+    parts = []
+    for name, suites in gpus(results).items():
+        too_narrow, fast = [], []
+        for (layers, _, d, f), by_method in of_methods(suites, "train-step").items():
+            gains = {m: rows.ratio(by_method[m], "dense step", "step") for m in METHODS if m in by_method}
+            gains = {m: gain for m, gain in gains.items() if gain is not None}
+            if not gains:
+                continue
+            list_of = ", ".join(f"`{m}` {gain:.2f}x" for m, gain in gains.items())
+            where = f"at d, f = {d}, {f} ({layers} blocks) {list_of}"
+            (too_narrow if gains.get("FST", max(gains.values())) < PAYS else fast).append(where)
+        if too_narrow or fast:
+            pays = f"Whole training steps on an {name}, dense time / time: {'; '.join(fast) or 'none pays'}."
+            narrow = f" Sparsity does not pay where layers are narrow: {'; '.join(too_narrow)}."
+            parts.append(pays + (narrow if too_narrow else ""))
+    return " ".join(parts)
+
+
+def at_what_loss(recorded: list, here: str) -> str:
+    """What methods cost in loss, from the recorded ablations."""
+    parts = []
+    for method in METHODS:
+        found = loss_of(recorded, method)
+        if found is not None:
+            mean, least, most, path, result = found
+            model, steps = result["config"]["model"], result["config"]["train"]["steps"]
+            parts.append(
+                f"`{method}` {mean:+.3f} ({least:+.3f} to {most:+.3f}, {len(result['seeds'])} seeds, d = "
+                f"{model['d']}, {model['layers']} blocks, {steps} steps: "
+                f"[file]({here}{path.relative_to(REPOSITORY / 'docs')}))"
+            )
+    return (
+        "At equal steps the loss is not that of dense training. Validation loss minus the dense one's, both "
+        "evaluated with dense weights and products, in nats "
+        f"per byte: {'; '.join(parts)}. Those are small models in short runs "
+        f"([verdicts]({here}reproduction.md)); at the widths of the steps above no loss was measured."
+        if parts
+        else ""
+    )
+
+
+def blocks(results: dict, recorded: list, here: str) -> str:
+    """docs/gpu.md: feed-forward blocks and steps."""
+    return table(results, ("ffn", "train-step"), here)
+
+
+def table(results: dict, suites: tuple[str, ...], here: str) -> str:
+    """Ratios of the methods by GPU and width, and their energy."""
+    programs = {"ffn": ("block", "dense both", "both"), "train-step": ("step", "dense step", "step")}
+    header = ["GPU", "what", "blocks", "T", "d", "f", *METHODS, *(f"J, {m}" for m in METHODS), "against"]
+    lines, used, files_of = [], [], []
+    for name, own in gpus(results).items():
+        for suite in suites:
+            what, base, program = programs[suite]
+            files_of += own[suite]["sources"] if suite in own else []
+            for (layers, *sizes), by_method in of_methods(own, suite).items():
+                there = [by_method.get(m) for m in METHODS]
+                rows_there = [row for row in there if row]
+                if rows_there:
+                    used += rows_there
+                    cells = [cell(r, base, program) for r in there] + [
+                        energy(r, base, program) for r in there
+                    ]
+                    place = [name, what, 1 if layers is None else layers, *sizes]
+                    lines.append([*place, *cells, rows.against(rows_there[0], base)])
+    if not lines:
+        return "Nothing was measured on a GPU."
+    full = [i for i in range(len(header)) if {line[i] for line in lines} != {"-"}]
+    shown = rows.table([header[i] for i in full], [[line[i] for i in full] for line in lines])
+    old = any(map(stored.is_old, used))
+    note = (
+        " * An older measurement, in an order that rotates: biased (benchmarks.md says how)." if old else ""
+    )
+    folder = "experiments/bench/results" if here else "../experiments/bench/results"
+    names = sorted({f["file"] for f in files_of if any(row is own for row in used for own in f["rows"])})
+    links = ", ".join(f"[`{name}`]({folder}/{name})" for name in names)
+    return (
+        f"Time of the fastest dense program over that of the method, in {DTYPE}, everything counted, with "
+        f"the 95 % interval; J: energy over the dense program's.{note}\n\n{shown}\n\nFrom {links}."
+    )
+
+
+def torch(results: dict, recorded: list, here: str) -> str:
+    """docs/gpu.md: beside PyTorch."""
+    parts = []
+    for name, suites in gpus(results).items():
+        shapes, lines = set(), {}
+
+        def add(what, place, found, lines=lines, shapes=shapes):
+            if found:
+                shapes.add(place)
+                ends = [f"{end(found):.2f}x" for end in (min, max)]
+                lines.setdefault(what, {})[place] = ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+        gemm = [
+            row for row in select.rows_of(suites, "gemm") if row["dtype"] == DTYPE and row["format"] == "2:4"
+        ]
+        for place in {(row["d"], row["f"]) for row in gemm}:
+            own = [row for row in gemm if (row["d"], row["f"]) == place]
+            for what, program in PRODUCTS.items():
+                gains = [gain for row in own if (gain := rows.ratio(row, "dense", program)) is not None]
+                add(what, place, gains if any("torch dense" in row["ms"] for row in own) else [])
+        for suite, base, program, wanted in (
+            ("ffn", "dense both", "both", BLOCKS_BESIDE),
+            ("train-step", "dense step", "step", STEPS_BESIDE),
+        ):
+            for (layers, _, *place), by_method in of_methods(suites, suite).items():
+                if "torch dense" not in by_method or layers not in (None, 2):
+                    continue
+                for method, what in wanted.items():
+                    gain = rows.ratio(by_method[method], base, program) if method in by_method else None
+                    add(what, tuple(place), [] if gain is None else [gain])
+        if lines:
+            order = [*PRODUCTS, *BLOCKS_BESIDE.values(), *STEPS_BESIDE.values()]
+            header = [f"{name}: d, f", *(f"{d}, {f}" for d, f in sorted(shapes))]
+            cells = [
+                [what, *(lines[what].get(place, "-") for place in sorted(shapes))]
+                for what in order
+                if what in lines
+            ]
+            parts.append(rows.table(header, cells))
+    return "\n\n".join(parts) or "PyTorch was not measured."
+
+
+def of_a_copy(results: dict, recorded: list, here: str) -> str:
+    """docs/cpu-kernels.md: the share of a copy's speed that producers reach."""
+    parts = []
+    for suites in results.values():
+        found = [row for row in select.rows_of(suites, "producers") if "copy" in row["ms"]]
+        hardware = next(iter(suites.values()))["hardware"]
+        if hardware["platform"] != "cpu" or not found:
+            continue
+        places = sorted(
+            {(row["dtype"], row["T"], row["f"]) for row in found}, key=lambda p: (p[0] != "float32", p)
+        )
+        lines = {}
+        for row in found:
+            cells = lines.setdefault((row["producer"], producers.AXES[row["axis"]]), {})
+            cells[row["dtype"], row["T"], row["f"]] = producers.share_of_copy(row)
+        header = ["kernel", "groups along", *(f"{dtype}, {T} x {f}" for dtype, T, f in places)]
+        cells = [[*name, *(own.get(place, "-") for place in places)] for name, own in lines.items()]
+        files_of = ", ".join(f"`{source['file']}`" for source in suites["producers"]["sources"])
+        old = "; in rotating order" if any(map(stored.is_old, found)) else ""
+        parts.append(
+            f"Speed as a share of a copy's of the same bytes, {hardware['description']} ({files_of}{old}):"
+            f"\n\n{rows.table(header, cells)}"
+        )
+    return "\n\n".join(parts) or "Nothing was measured on a CPU."
+
+
+PRODUCTS = {
+    "dense products": "torch dense",
+    "2:4 products, packed before": "torch 2:4",
+    "the same products here": "2:4",
+}
+BLOCKS_BESIDE = {
+    "torch dense": "dense block, forward and backward",
+    "torch 2:4": "block with 2:4 weights, compressed in every step",
+    "torch 2:4, compressed once in 40": "the same, compressed once in 40 steps",
+    "FST-dense-wgrad": "the same products here (`FST-dense-wgrad`)",
+}
+STEPS_BESIDE = {"torch dense": "dense optimiser step, two blocks", "FST": "the step with `FST` here"}
+BLOCKS = {"speed": speed, "blocks": blocks, "torch": torch, "producers": of_a_copy}

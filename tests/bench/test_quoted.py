@@ -1,0 +1,52 @@
+"""Numbers of results on pages besides docs/benchmarks.md."""
+
+import re
+
+import pytest
+
+from experiments.ablate import reproduction
+from experiments.bench import quoted, report, session
+from experiments.bench.settings import Settings
+
+
+@pytest.mark.parametrize("name", quoted.PAGES)
+def test_what_pages_quote_is_what_the_results_give(name):
+    text = (quoted.REPOSITORY / name).read_text()
+    results = report.load(Settings().folder)
+    assert text == quoted.renewed(name, results, reproduction.recorded()), (
+        f"{name} differs from the stored results: run `python -m experiments.bench report`"
+    )
+
+
+@pytest.mark.parametrize("name", quoted.PAGES)
+def test_pages_hold_no_ratio_that_was_written_by_hand(name):
+    """A number of times, of milliseconds or of a share of a copy is in a block, or on no page."""
+    prose = quoted.BLOCK.sub("", (quoted.REPOSITORY / name).read_text())
+    if name == "README.md":
+        prose = prose.partition("## Speed")[2].partition("\n## ")[0]
+    assert re.findall(r"\d\.\d+x|\d ms\b|\d %|\d s\b", prose) == []
+
+
+def test_the_readme_says_first_where_sparsity_does_not_pay_and_at_what_loss():
+    block = quoted.BLOCK.search((quoted.REPOSITORY / "README.md").read_text())
+    pays, loss, *_ = block[0].partition("-->")[2].strip().split("\n\n")
+    assert (
+        pays.startswith("Whole training steps on an NVIDIA")
+        and "does not pay where layers are narrow" in pays
+    )
+    assert loss.startswith("At equal steps the loss is not that of dense training") and "`FST` +0." in loss
+
+
+def test_quoted_numbers_follow_the_results():
+    """Slower steps at one width are the ratio of that width, in the sentence and in the table."""
+    results = report.load(Settings().folder)
+    for row in quoted.gpus(results)["NVIDIA H200"]["train-step"]["rows"]:
+        if (row["method"], row["dtype"], row["d"]) == ("FST", "bfloat16", 2048):
+            t = {"median": 8.0, "low": 8.0, "high": 8.0, "rounds": [8.0] * 6, "joules": 4.0}
+            row["ms"] = {"dense step": t, "step": t | {"rounds": [16.0] * 6, "joules": 3.0}}
+            row["scheme"] = session.SCHEME
+    text = quoted.speed(results, [], "docs/")
+    narrow = text.partition("does not pay where layers are narrow: ")[2]
+    assert "at d, f = 2048, 8192 (2 blocks) `FST` 0.50x" in narrow
+    assert "| 0.50x (0.50-0.50) " in text and "| 0.75 " in text, "time, and energy"
+    assert "At equal steps" not in text, "there is no loss without a recorded one"
