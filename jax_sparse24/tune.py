@@ -110,7 +110,9 @@ def jobs_of(
             sampled = operand == "result"
             if sampled and (float8 or choose("sampled_matmul", jnp.dtype(dtype), None)[0] != "auto"):
                 continue
-            yield Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
+            job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
+            if _possible(job):
+                yield job
 
 
 # ---- the entries of one product
@@ -374,7 +376,8 @@ def ensure(
 
     It takes a few seconds per shape on a CPU and less than a minute on a GPU, once: what is measured is added
     to this machine's table, which later processes read. Where no kernels run, or all products are known, it
-    returns at once.
+    returns at once. The processes of one run must decide alike: where there are several, call it in none of
+    them, and `tune` on each machine before.
 
     Args:
       shapes: (T, d, f): tokens of a local batch, model width and FFN width.

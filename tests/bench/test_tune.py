@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import _products
-from jax_sparse24.ops import _measured, _table
+from jax_sparse24 import _nvml, _products
+from jax_sparse24.ops import _choose, _measured, _table
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
 
@@ -314,3 +315,34 @@ def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparsel
     (entry,) = [e for e in stored(own)["products"] if e["sparse"] == "right"]
     assert entry["status"] == "ok" and entry.get("algorithm") in (None, 1, 9)
     assert (entry["implementation"] == "cusparselt") == ("algorithm" in entry)
+
+
+def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cusparselt, own):
+    """The way of a GPU on a CPU: settled samples in a queue, a fake gauge, cuSPARSELt in jnp."""
+    here = _measured.Hardware("nvidia-h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "gpu", "", 8, "9.0")
+    started = time.perf_counter()
+
+    class Gauge:
+        def read(self):
+            at = time.perf_counter()
+            return _nvml.Reading(at, 1365.0, 700 * (at - started))
+
+    monkeypatch.setattr(_nvml, "gauge", lambda: (Gauge(), ""))
+    monkeypatch.setattr(_measured, "hardware", lambda: here)
+    monkeypatch.setattr(_choose, "platform", lambda: "cpu")  # where programs really run
+    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
+    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: [-1, 3])
+    monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ((64, 64, 128),)}})
+    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F2", "y2"),))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    s24.tune(patterns=[VNM(64, 16)], seconds=0.05, show=None)
+    content = stored(own)
+    assert content["capability"] == "9.0" and "50 ms of it" in content["order"]
+    entries = {e["pattern"]: e for e in content["products"] if e["sparse"] == "left"}
+    assert set(entries) == {"2:4", "64:2:16"}
+    for entry in entries.values():
+        assert entry["status"] == "ok" and entry["seed"] >= 0
+        assert set(entry["mhz"].values()) == {1365.0}
+        for name, joules in entry["joules"].items():
+            assert joules == pytest.approx(700e-6 * entry[f"{name}_us"], rel=0.1)
+    assert "pack_vnm 64:2:16" in entries["64:2:16"]["producers_us"]
