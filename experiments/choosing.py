@@ -12,7 +12,7 @@ from experiments import files
 from experiments.ablate import reproduction
 from experiments.ablate.text import verdict
 from experiments.bench import report as bench
-from experiments.bench import rows
+from experiments.bench import rows, select
 from experiments.bench.settings import Settings
 from experiments.cli import command
 from experiments.config import REPOSITORY
@@ -104,7 +104,7 @@ def time() -> str:
     lines = [["method", "hardware", "dtype", "shapes", "slowest", "fastest"]]
     for hardware, suites in bench.load(Settings().folder).items():
         speeds = {}
-        for row in suites.get("ffn", {"rows": []})["rows"]:
+        for row in select.current(suites, "ffn"):
             ratio = rows.ratio(row, "dense both", "both")
             if (
                 row["implementation"] not in ("torch", "xla")

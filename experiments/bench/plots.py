@@ -40,7 +40,7 @@ def _title(suites: dict) -> str:
 
 def _dtypes(suites: dict) -> list[str]:
     """Those of whole FFNs, where these were measured."""
-    found = select.rows_of(suites, "ffn") or select.rows_of(suites, "gemm")
+    found = select.current(suites, "ffn") or select.current(suites, "gemm")
     return list(dict.fromkeys(row["dtype"] for row in found))
 
 
@@ -98,11 +98,11 @@ def _speedup(suites: dict, cases, names, label: str):
 def _curves(suites: dict):
     """(label, rows, speed-up of a row, style), those of a kind in different colours."""
     kinds = {"-": [], "--": [], ":": []}
-    for method, found in select.by_method(select.rows_of(suites, "ffn")).items():
+    for method, found in select.by_method(select.current(suites, "ffn")).items():
         kind = ":" if method.startswith("torch") else "-"
         gain = partial(rows.ratio, base="dense both", name="both")
         kinds[kind].append((f"FFN forward + backward, {method}", found, gain))
-    for name, found in select.by_format(select.rows_of(suites, "gemm")).items():
+    for name, found in select.by_format(select.current(suites, "gemm")).items():
         gain = partial(rows.ratio, base="dense", name=name)
         kinds["--"].append((f"packed {name} product alone, median", found, gain))
     for kind, curves in kinds.items():
@@ -113,13 +113,14 @@ def _curves(suites: dict):
 
 def _cost(suites: dict):
     """Stacked shares of the dense block's time: producers, products, rest."""
-    dtypes = _dtypes(suites)
+    found = select.with_parts(suites)
+    dtypes = list(dict.fromkeys(row["dtype"] for row in found))
     figure, panels = _panels(suites, dtypes, figsize=(6.5 * len(dtypes), 4.2))
-    cases = select.widths(suites)
+    cases = select.widths({"ffn": {"rows": found}})
     for dtype, axes in panels.items():
         labels, at = [], 0
         for case in cases:
-            for row in select.rows_of(suites, "ffn"):
+            for row in found:
                 parts = ffn.part(row, "producer"), ffn.part(row, "product"), ffn.rest(row)
                 there = (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype) and None not in parts
                 if not there or rows.ratio(row, "dense both", "both") is None:

@@ -2,9 +2,23 @@
 
 from collections import Counter
 
+from experiments.bench import stored
+
 
 def rows_of(suites: dict, suite: str) -> list[dict]:
     return suites[suite]["rows"] if suite in suites else []
+
+
+def current(suites: dict, suite: str) -> list[dict]:
+    """Rows in random order, where the suite has some; otherwise the older ones. Never both."""
+    found = rows_of(suites, suite)
+    return [row for row in found if not stored.is_old(row)] or found
+
+
+def with_parts(suites: dict) -> list[dict]:
+    """Rows of feed-forward blocks whose producers and products were measured by themselves."""
+    found = [current(suites, "ffn"), rows_of(suites, "ffn")]
+    return next((own for rows in found if (own := [row for row in rows if "parts_ms" in row])), [])
 
 
 def by_dtype(found) -> dict:
@@ -33,7 +47,7 @@ def _by(found, key: str) -> dict:
 
 
 def _speed_rows(suites: dict) -> list[dict]:
-    return rows_of(suites, "ffn") + rows_of(suites, "gemm")
+    return current(suites, "ffn") + current(suites, "gemm")
 
 
 def widths(suites: dict) -> list[tuple[int, int, int]]:

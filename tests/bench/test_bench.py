@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments.bench import ffn, gated, gemm, producers, report, rows, session, xla_programs
+from experiments.bench import ffn, gated, gemm, producers, report, rows, select, session, xla_programs
 from experiments.bench.__main__ import main
 from experiments.bench.settings import PRESETS, Case, Settings
 from jax_sparse24 import _products
@@ -573,3 +573,15 @@ def test_old_and_new_ratios_of_a_product_side_by_side():
     assert cells[5:10] == ["1.20x", "1.50x (1.50-1.50)", "XLA", "64:2:16 with packing", "torch dense"]
     assert "1 were faster than without in rotating order, and 0 by more than noise" in text
     assert report.comparison.table(both[:1]) == ""
+
+
+def test_plots_never_mix_orders(tmp_path):
+    """Of what was measured in a random order these rows alone; the cost of parts where they were measured."""
+    old = fake_ffn_result()["rows"]
+    new = {**old[0], "scheme": session.SCHEME}
+    del new["parts_ms"]
+    suites = {"ffn": {"hardware": {"name": "a"}, "rows": [new, *old]}}
+    assert select.current(suites, "ffn") == [new]
+    assert select.with_parts(suites) == old
+    assert list(report.images(suites)) == ["bench-a-cost.png"], "one width is no sweep"
+    assert select.current({"ffn": {"rows": old}}, "ffn") == old
