@@ -2,7 +2,8 @@
 
 Dense: every product dense. Sparse: the method's own products with masks computed freshly from the weights;
 for a run without sparsity, a mask cut once from its dense weights: FST's transposable one, or two of every
-four along `in` if that is its `train.monitor_mask`.
+four along `in` if that is its `train.monitor_mask`. A sparse loss under masks that depend on later tokens is
+marked as no language model's, and how much they leak is measured (`experiments.monitor.Leak`).
 """
 
 import argparse
@@ -21,6 +22,7 @@ from experiments.cli import command
 from experiments.config import Config, require
 from experiments.data import VOCABULARY
 from experiments.models import decoder
+from experiments.monitor import Leak
 from experiments.step import Program, graphdefs_of, loss_of
 
 
@@ -72,6 +74,11 @@ def load_state(out: Path, step: int | None = None):
         return config, program, step, checkpoints.restore(step, program.abstract_state())
 
 
+def mark(method, name: str) -> str:
+    """What has to stand beside a method's loss "dense" or "sparse": "" for a language model's."""
+    return "" if name == "dense" or method.causal else " (no language-model loss: it depends on later tokens)"
+
+
 def bits(nats: float) -> float:
     """Bits per byte of a loss in nats per token; a token is a byte."""
     return nats / math.log(2)
@@ -96,7 +103,13 @@ def main(argv=None):
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
     for name, loss in losses.items():
-        print(f"  {name:<7} {loss:.4f} nats, {bits(loss):.4f} bits per byte")
+        print(f"  {name:<7} {loss:.4f} nats, {bits(loss):.4f} bits per byte{mark(config.method, name)}")
+    if not config.method.causal and len(batches) > 1:
+        found = Leak(program.graphdefs, batches)(state["params"], state["sparse"])
+        print(
+            f"  leak    {found['leak']:.4f} nats by which the sparse loss is lower for knowing later tokens; "
+            f"they change {found['leak_share']:.0%} of the logits before them"
+        )
     order1 = corpus.statistics["order1_nats"]
     print(f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits(order1):.4f} bits)")
 

@@ -12,7 +12,7 @@ import tyro
 from experiments import config as configs
 from experiments.cli import STOPPED, command
 from experiments.config import Config, UserError, require
-from experiments.evaluate import bits
+from experiments.evaluate import bits, mark
 
 USAGE = """usage: python -m experiments.launch CONFIG [options] [overrides]
 
@@ -156,7 +156,8 @@ def main(argv=None):
     if not result.losses:
         print(f"The run in {out} was already complete at step {result.step}.")
     for name, loss in result.losses.items():
-        print(f"validation loss, {name:<6} {loss:.4f} nats = {bits(loss):.4f} bits per byte")
+        said = f"validation loss, {name:<6} {loss:.4f} nats = {bits(loss):.4f} bits per byte"
+        print(said + mark(launch.config.method, name))
     print(f"Next: python -m experiments.report {out} --out {out}")
 
 

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.step import loss_of
+from experiments.step import loss_of, losses_of
 
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
@@ -63,6 +63,46 @@ class Monitor:
             "loss_change": change,
             "rising": float(change > 0),
         }
+
+
+class Leak:
+    """`leak(params, sparse)`: how much the sparse forward pass knows of tokens that are still to come.
+
+    Every second batch lends its text to the one before it: up to some position all tokens stay, and from the
+    next on they are replaced by the other batch's. What is then predicted at that position knows of no later
+    token; the masks are chosen from the prefix and from text that says nothing about it. `leak`: by how many
+    nats the loss there is higher than with the true continuation, mean over the sequences and over `CUTS`
+    positions; `leak_share`: the share of the logits up to there that change at all. Both are 0, exactly, for
+    a causal method. batches: int32 (B, L + 1), at least two."""
+
+    CUTS = 4
+
+    def __init__(self, graphdefs: dict, batches):
+        self.pairs = list(zip(batches[::2], batches[1::2], strict=False))
+        length = batches[0].shape[1] - 1
+        cuts = jnp.asarray([length * (2 * n + 1) // (2 * self.CUTS) for n in range(self.CUTS)])
+
+        def measure(params, sparse, tokens_BL, other_BL):
+            model = nnx.merge(graphdefs[True], params, sparse)
+            s24.refresh(model)  # on this copy only: the run keeps its masks
+            logits_BLV = model(tokens_BL[:, :-1])
+            loss_BL = losses_of(logits_BLV, tokens_BL)
+
+            def without_later(cut):
+                prefix = jnp.arange(length + 1) <= cut
+                blind_BLV = model(jnp.where(prefix, tokens_BL, other_BL)[:, :-1])
+                change = losses_of(blind_BLV, tokens_BL)[:, cut] - loss_BL[:, cut]
+                moved_BL = jnp.any(blind_BLV != logits_BLV, axis=-1) & prefix[:-1]
+                return change.mean(), moved_BL.sum() / (len(tokens_BL) * (cut + 1))
+
+            nats, share = jax.lax.map(without_later, cuts)
+            return {"leak": nats.mean(), "leak_share": share.mean()}
+
+        self._measure = jax.jit(measure)
+
+    def __call__(self, params, sparse) -> dict:
+        found = [self._measure(params, sparse, *pair) for pair in self.pairs]
+        return _floats(jax.tree.map(lambda *values: sum(values) / len(values), *found))
 
 
 class Probe:

@@ -4,13 +4,15 @@ import numpy as np
 
 from experiments.report import Run, descent, monitor_cost
 
-LOSSES = ("val_loss", "val_dense", "val_sparse", "sparse_gap", "train_loss")
+LOSSES = ("val_loss", "val_dense", "val_sparse", "sparse_gap", "leak", "val_causal", "train_loss")
 # Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
 METRICS = {
     "val_loss": "validation loss as the run ends: dense after a dense phase, else sparse (nats per token)",
     "val_dense": "validation loss with every product dense (nats per token)",
     "val_sparse": "validation loss with the method's sparse products and fresh masks (nats per token)",
     "sparse_gap": "val_sparse minus val_dense (nats per token)",
+    "leak": "how much lower val_sparse is for knowing later tokens; 0 by construction for a causal method",
+    "val_causal": "val_sparse plus leak: the sparse loss without knowledge of later tokens (nats per token)",
     "train_loss": "mean training loss of the last tenth (nats per token)",
     "flip_early": "mean flip rate of the first quarter",
     "flip_mid": "mean flip rate of the second and third quarter",
@@ -47,6 +49,7 @@ def outcome(run: Run) -> dict[str, float | None]:
     sparse_at_end = run.phases[-1][2].sparse
     early, late = over("monitor", "flip_rate", 0, 0.25), over("monitor", "flip_rate", 0.75)
     dense, sparse = evaluated[-1]["dense"], evaluated[-1]["sparse"]
+    leak = 0.0 if run.config.method.causal else run.last("eval", "leak")
     speeds = run.column("train", "steps_per_s")[1]
     (begin, end), *_ = [(b, e) for b, e, phase in run.phases if phase.sparse] or [(0, 0)]
 
@@ -59,6 +62,8 @@ def outcome(run: Run) -> dict[str, float | None]:
         "val_dense": dense,
         "val_sparse": sparse,
         "sparse_gap": None if dense is None or sparse is None else sparse - dense,
+        "leak": leak,
+        "val_causal": None if sparse is None or leak is None else sparse + leak,
         "train_loss": over("train", "loss", 0.9),
         "flip_early": early,
         "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),

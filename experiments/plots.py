@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 
 from experiments import files
+from experiments.evaluate import mark
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -80,9 +81,8 @@ def _loss(runs):
             heights += list(losses)
         for name, line in (("dense", "o-"), ("sparse", "v--")):
             steps, values = run.column("eval", name)
-            right.plot(
-                steps, values, line, color=colour, markersize=5, clip_on=False, label=f"{run.label}, {name}"
-            )
+            label = f"{run.label}, {name}{mark(run.config.method, name)}"
+            right.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
             heights += list(values)
     for order1 in sorted({run.order1 for run in runs if run.order1}):
         for axes in (left, right):

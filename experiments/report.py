@@ -16,6 +16,7 @@ from experiments.cli import command
 from experiments.config import Config, UserError, require
 from experiments.evaluate import bits
 
+LEAKS = " *"  # beside a loss that is no language model's
 EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
 
 
@@ -119,13 +120,15 @@ def summary(run: Run) -> dict:
     total = run.config.train.steps
     _, speed = run.column("train", "steps_per_s")
     dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
+    leaks = "" if run.config.method.causal else LEAKS
     return {
         "method": type(run.config.method).__name__,
         "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
         "val. loss, dense (nats)": dense,
-        "val. loss, sparse (nats)": sparse,
+        "val. loss, sparse (nats)": sparse and show(sparse) + leaks,
+        "leak of later tokens (nats)": run.last("eval", "leak"),
         "bits per byte, dense": dense and bits(dense),
-        "bits per byte, sparse": sparse and bits(sparse),
+        "bits per byte, sparse": sparse and show(bits(sparse)) + leaks,
         "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
         "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
         "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
@@ -174,6 +177,8 @@ def text(runs) -> str:
     """The table and, below it, what to compare the losses with."""
     lines = [table(runs), ""]
     lines += [f"{run.label} is not a whole run: {run.gap}.\n" for run in runs if run.gap]
+    if not all(run.config.method.causal for run in runs):
+        lines.append(f"{LEAKS.strip()} No language-model loss: it depends on later tokens.\n")
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
         lines.append(
@@ -187,14 +192,15 @@ def text(runs) -> str:
 NOTES = f"""\
 Losses are means over the same validation text, in nats per byte. *Dense* evaluates every product dense.
 *Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
-sparsity, its dense weights cut once by FST's transposable mask. The flip rate is the share of mask entries of
-all FFN kernels that one optimiser step changes: early is its mean over the first {EARLY:.0%} of the steps,
-late over the last {EARLY:.0%}. Flipped since start is the share that differs from the initial masks at the
-end. The kept share of abs(w) is what the mask keeps of the summed magnitudes at
-the last measurement. A step raises the loss if the loss of its own batch is higher after it, with the masks
-that the next step uses; the predicted change is the inner product of gradient and update. The cosine is of
-the sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse
-phases. The monitors' share is the median time of a measurement over its interval, against the median step.
+sparsity, its dense weights cut once by FST's transposable mask. Where it is marked it depends on later
+tokens; the leak is how much lower it is for that than where these are foreign text. The flip rate is the
+share of mask entries of all FFN kernels that one optimiser step changes: early is its mean over the first
+{EARLY:.0%} of the steps, late over the last {EARLY:.0%}. Flipped since start is the share that differs from
+the initial masks at the end. The kept share of abs(w) is what the mask keeps of the summed magnitudes at the
+last measurement. A step raises the loss if the loss of its own batch is higher after it, with the masks that
+the next step uses; the predicted change is the inner product of gradient and update. The cosine is of the
+sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse phases. The monitors' share is
+the median time of a measurement over its interval, against the median step.
 steps/s is the median, without evaluation, measurement and checkpoints."""
 
 

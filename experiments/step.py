@@ -29,7 +29,12 @@ def loss_of(model, tokens_BL):
 
 
 def cross_entropy(logits_BLV, tokens_BL):
-    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:]).mean()
+    return losses_of(logits_BLV, tokens_BL).mean()
+
+
+def losses_of(logits_BLV, tokens_BL):
+    """Cross entropy in nats (B, L) of each of `tokens_BL` (B, L + 1) but the first."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:])
 
 
 def distilled_loss(model, teacher, method: Method, tokens_BL):

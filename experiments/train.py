@@ -16,7 +16,7 @@ from experiments.config import Config, UserError
 from experiments.evaluate import Evaluator
 from experiments.lengthen import lengthen
 from experiments.metrics import Clock, Progress, Writer, summary_writer
-from experiments.monitor import Monitor, Probe
+from experiments.monitor import Leak, Monitor, Probe
 from experiments.optimiser import learning_rate
 from experiments.processes import first_process_first, wait_for_all
 from experiments.start import check_start, initial_state
@@ -127,6 +127,9 @@ class Loop:
         self.writer, self.progress = writer, progress
         self.clock, self.monitor = Clock(), Monitor(config.method, config.train.monitor_mask)
         self.probe = Probe(config, program.graphdefs, evaluator.batches[0])
+        self.leak = None
+        if not config.method.causal and len(evaluator.batches) > 1:
+            self.leak = Leak(program.graphdefs, evaluator.batches)
         self.entered = {
             start for start, _, phase in schedule.boundaries() if phase.sparse and (start or program.arranges)
         }
@@ -163,7 +166,7 @@ class Loop:
             state, metrics = self.program.advance(
                 state, batch, step, phase.sparse, phase.adapters, fresh=entered
             )
-            previous, self.pending = self.pending, (step, phase.name, metrics)
+            previous, self.pending = self.pending, (step, phase, metrics)
             self._log(previous)
             done = step + 1
             if watched:
@@ -183,7 +186,8 @@ class Loop:
                 self._flush()
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
-                    self.writer.write("eval", done, losses)
+                    leak = self.leak(state["params"], state["sparse"]) if self.leak else {}
+                    self.writer.write("eval", done, losses | leak | self._marks("sparse"))
             if due(done, train.checkpoint_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
@@ -216,6 +220,10 @@ class Loop:
         self._log(self.pending)
         self.pending = None
 
+    def _marks(self, loss: str) -> dict:
+        """What a row says of a sparse loss that depends on later tokens."""
+        return {} if self.config.method.causal else {"no_language_model_loss": [loss]}
+
     def _log(self, item):
         """Wait for a dispatched step and record it; a loss that is not finite ends the run."""
         if item is None:
@@ -228,13 +236,15 @@ class Loop:
             rate = self.clock.tick(self.unlogged)
             self.unlogged = 0
             speed = rate and rate * self.config.data.batch * self.config.data.seq
-            row = {"phase": phase, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
-            self.writer.write("train", step, {**row, "steps_per_s": rate, "tokens_per_s": speed})
-            self.progress.update(step + 1, phase, loss, speed)
+            row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
+            marks = self._marks("loss") if phase.sparse else {}
+            self.writer.write("train", step, {**row, "steps_per_s": rate, "tokens_per_s": speed, **marks})
+            said = f"{phase.name} (no language-model loss)" if marks else phase.name
+            self.progress.update(step + 1, said, loss, speed)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(
-                f"The loss became {loss} at step {step} (phase {phase}, gradient norm {norm}): the "
+                f"The loss became {loss} at step {step} (phase {phase.name}, gradient norm {norm}): the "
                 f"run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
                 "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
             )

@@ -5,12 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config, Model
 from experiments.models import decoder
+from experiments.monitor import Leak
 
 V, M, L, B, CUT = 16, 8, 32, 4, 20
 BLOCKS = {"v": V, "m": M, "clusters": 4}
@@ -81,3 +83,30 @@ def test_earlier_logits_are_the_same_bits_unless_the_method_leaks(name):
         if method.causal:
             assert not moved[:sequence].any() and not moved[sequence + 1 :].any(), "another sequence changed"
     assert leaks == (not method.causal)
+
+
+@pytest.mark.parametrize("name", ["FST", "Venom cluster", "Venom statistic", "Venom", "Venom not sorted"])
+def test_the_size_of_a_leak(name):
+    """Loss at single positions, where what follows is foreign text; against a loop over them."""
+    method = METHODS[name]
+    model = decoder.create(Config(model=Model(layers=1, d=16, f=64, heads=2), method=method), 256)
+    s24.nn.arrange(model)
+    model.embedding.embedding[...] *= 10  # logits that differ
+    graphdef, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
+    first, other = np.random.default_rng(1).integers(0, 256, (2, B, L + 1), np.int32)
+    found = Leak({True: graphdef}, [first, other])(params, sparse)
+    if method.causal:
+        assert found == {"leak": 0.0, "leak_share": 0.0}
+        return
+    logits = jax.jit(lambda tokens_BL: model(tokens_BL))
+    true, nats, moved = logits(first[:, :-1]), [], []
+    for cut in (4, 12, 20, 28):
+        blind = logits(np.concatenate([first[:, : cut + 1], other[:, cut + 1 : -1]], axis=1))
+        at = lambda logits_BLV, cut=cut: optax.softmax_cross_entropy_with_integer_labels(  # noqa: E731
+            logits_BLV[:, cut], first[:, cut + 1]
+        )
+        nats.append(np.mean(at(blind) - at(true)))
+        moved.append(np.mean(np.any(np.asarray(blind != true)[:, : cut + 1], axis=-1)))
+    np.testing.assert_allclose(found["leak"], np.mean(nats), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found["leak_share"], np.mean(moved), rtol=1e-5)
+    assert found["leak_share"] > 0.5 and found["leak"] != 0

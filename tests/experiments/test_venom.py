@@ -11,6 +11,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import evaluate, report
 from experiments.config import UserError
+from experiments.outcome import outcome
 from experiments.step import Program
 from experiments.train import train
 
@@ -46,6 +47,26 @@ def test_neurons_move_as_the_sparse_phase_begins(whole):
     probes = rows["probe"]
     assert all({"density", "density_0", "density_1", "F2_lost", "B2_lost"} <= set(p) for p in probes)
     assert [("cosine" in p) for p in probes] == [p["step"] == 6 for p in probes]
+
+
+def test_losses_that_depend_on_later_tokens_are_marked(whole, capsys):
+    """In the rows of a run, in what launch and evaluate print, and in a report."""
+    rows = report.read_run(whole, "venom").rows
+    for row in rows["train"]:
+        assert row.get("no_language_model_loss") == (["loss"] if row["phase"] == "sparse" else None)
+    assert all(row["no_language_model_loss"] == ["sparse"] for row in rows["eval"])
+    assert all(row["leak_share"] > 0 and row["leak"] != 0 for row in rows["eval"])
+    evaluate.main([str(whole), "--batches", "2"])
+    printed = capsys.readouterr().out.splitlines()
+    dense, sparse = (next(line for line in printed if line.startswith(f"  {n}")) for n in ("dense", "sparse"))
+    assert "no language-model loss" in sparse and "no language-model loss" not in dense
+    assert any(line.startswith("  leak") for line in printed)
+    text = report.text([report.read_run(whole, "venom")])
+    (row,) = [line for line in text.splitlines() if "loss, sparse" in line]
+    assert f"{rows['eval'][-1]['sparse']:.3f} *" in row
+    assert "* No language-model loss: it depends on later tokens." in text
+    measured = outcome(report.read_run(whole, "venom"))
+    assert measured["val_causal"] == measured["val_sparse"] + measured["leak"] != measured["val_sparse"]
 
 
 def test_neurons_may_move_again(venom, whole, tmp_path):
