@@ -100,7 +100,7 @@ def in_common(jobs) -> list[Job]:
     """The runs of several ablations, where all but the first with a config become copies."""
     first, found = {}, []
     for job in jobs:
-        known = first.setdefault(dataclasses.replace(job.config, name=""), job)
+        known = first.setdefault(dataclasses.replace(job.config, name="run"), job)
         found.append(job if known is job else dataclasses.replace(job, same_as=known))
     return found
 
