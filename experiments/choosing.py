@@ -32,7 +32,9 @@ code.
 
 - **A dense model, trained faster**: `FST`; for a squared-ReLU model whose weights should stay dense,
   `Activation24`, and where its activations are very sparse, `Venom`. All three pay only where the products
-  are large enough (see the times below).
+  are large enough (see the times below). A sparse loss of `Venom` is a language model's only with
+  `columns="statistic"` or `"cluster"`, one of `SSTE` in 8 bits only with `fp8="row"`: elsewhere a token is
+  told of later ones, by its mask or by the scale, and such losses are marked (`method.causal`).
 - **A 2:4 model for inference, from scratch**: `SSTE`, which has no decay to tune; `SLoPe` if masks must not
   move; `SRSTE`, `STEP` and `STE` to compare with.
 - **A 2:4 model from a trained dense one**: `AST`, with `train.start_from` in the launcher.

@@ -46,6 +46,7 @@ def ablation(size: Size) -> Ablation:
             "without any cut, although twice as much is cut. So a leak would look; but a gap alone proves "
             "none (see leak).",
         },
-        differs="A byte-level model with few neurons; the paper names no V, M, number of clusters or metric. "
+        differs="Columns are chosen by data, so that sparse losses are no language model's (see leak). A "
+        "byte-level model with few neurons; the paper names no V, M, number of clusters or metric. "
         "The model trains while its activations are cut, so what is kept is also what training made of it.",
     )

@@ -21,9 +21,10 @@ class SSTE(Method):
     scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
     current weight in every step; "unit", 1. mvue: estimator of the weight gradient along tokens,
     "approximate" (the paper's), "exact", or None for a dense product. fp8: both operands of every product are
-    rounded to 8-bit floats with a scale per "tensor" (as in the paper's code) or per "row", e4m3 forward and
-    e5m2 backward, after the estimate. With a scale per tensor, forward products run in e4m3 where cuSPARSELt
-    is chosen for them (`implementation="cusparselt"`, or a measured table); all others are simulated by dense
+    rounded to 8-bit floats with a scale per "tensor" (as in the paper's code; a token's rounding then depends
+    on later tokens, so that a sparse loss is no language model's) or per "row", e4m3 forward and e5m2
+    backward, after the estimate. With a scale per tensor, forward products run in e4m3 where cuSPARSELt is
+    chosen for them (`implementation="cusparselt"`, or a measured table); all others are simulated by dense
     products, which adds no speed. Trained sparse to the end and evaluated sparse."""
 
     when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
