@@ -153,6 +153,8 @@ def test_outcome_by_hand():
         "val_dense": 2.0,
         "val_sparse": 3.0,
         "sparse_gap": 1.0,
+        "leak": 0.0,
+        "val_causal": 3.0,
         "train_loss": 11.0,
         "flip_early": 0.3,
         "flip_mid": 0.2,
@@ -173,6 +175,12 @@ def test_outcome_by_hand():
         "steps_per_s": 10.0,
     }
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
+    leaking = dataclasses.replace(config, method=s24.methods.SSTE(fp8="tensor"))
+    found = outcome(run_of(leaking, monitor, probe, evaluated, train))
+    assert (found["leak"], found["val_causal"]) == (None, None)  # not measured
+    evaluated[-1]["leak"] = 0.25
+    found = outcome(run_of(leaking, monitor, probe, evaluated, train))
+    assert (found["leak"], found["val_causal"]) == (0.25, 3.25)
     dense_at_end = dataclasses.replace(config, method=s24.methods.FST(dense_fraction=1 / 6))
     assert outcome(run_of(dense_at_end, evaluated=evaluated))["val_loss"] == 2.0
     bare = outcome(run_of(config, evaluated=evaluated))
@@ -180,6 +188,8 @@ def test_outcome_by_hand():
         "val_loss",
         "val_dense",
         "sparse_gap",
+        "leak",
+        "val_causal",
         "val_sparse",
     }
 
