@@ -41,7 +41,7 @@ def ablation(size: Size) -> Ablation:
             ("cpu", "gpu"),
             "This was run for an earlier claim, when columns by cluster were those of a block's first token. "
             "Which token that was depended on how many tokens every cluster had in the whole batch, so both "
-            "arms leaked, and their sparse losses are no language model's. The present claim compares others.",
+            "arms leaked, and their sparse losses are no language model's. The present claim has others.",
         ),
         differs="A small byte-level model. Evaluation packs tokens into blocks as training does. The last "
         "block of a cluster is filled up with zeros: at this size that nearly doubles the rows of products.",
