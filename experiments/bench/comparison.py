@@ -28,16 +28,20 @@ def table(files: list[dict]) -> str:
 
 
 def products(files: list[dict], scheme: str) -> dict:
-    """Identity -> newest row of the 2:4 products in bfloat16 on an accelerator, with the file's name and with
-    the order of the programs that were measured with it."""
+    """Identity -> newest row of the 2:4 products in bfloat16 on an accelerator, with the file's name, the
+    order of the programs that were measured with it, and their times."""
     found = {}
     for result in files:
         there = result["suite"] == "gemm" and result["scheme"] == scheme
         if there and result["hardware"]["platform"] == "gpu":
             for row in result["rows"]:
                 if row["format"] == "2:4" and row["dtype"] == "bfloat16":
-                    order = order_of([other for other in result["rows"] if place(other) == place(row)])
-                    found[stored.identity(row)] = row | {"file": result["file"], "order": order}
+                    beside = [other for other in result["rows"] if place(other) == place(row)]
+                    found[stored.identity(row)] = row | {
+                        "file": result["file"],
+                        "order": order_of(beside),
+                        "others": {name: t for other in beside for name, t in other["ms"].items()},
+                    }
     return found
 
 
@@ -79,8 +83,20 @@ def of_hardware(name: str, pairs: list[tuple[dict, dict]]) -> str:
     return (
         f"{name}, {len(pairs)} products: {ends[0]} dense in rotating order, {ends[1]} in random order. With "
         f"packing {faster} were faster than without in rotating order, and {again} by more than noise in "
-        f"random order. From {links}.\n\n{rows.table(header, lines)}"
+        f"random order.{powers(pairs)} From {links}.\n\n{rows.table(header, lines)}"
     )
+
+
+def powers(pairs: list[tuple[dict, dict]]) -> str:
+    """A sentence on what the programs draw by themselves, at which clock."""
+    parts = []
+    for program in ("dense", "2:4", "2:4 with packing", "64:2:16", "64:2:16 with packing"):
+        drawn = [after["others"].get(program, {}) for _, after in pairs]
+        drawn = [t for t in drawn if {"watts", "mhz"} <= set(t)]
+        if drawn:
+            watts, mhz = (statistics.median(t[unit] for t in drawn) for unit in ("watts", "mhz"))
+            parts.append(f"*{program}* {watts:.0f} W at {mhz:.0f} MHz")
+    return f" In steady state (medians): {', '.join(parts)}." if parts else ""
 
 
 def spread(found) -> str:

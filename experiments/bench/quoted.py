@@ -106,23 +106,36 @@ def speed(results: dict, recorded: list, here: str) -> str:
 
 
 def where_it_pays(results: dict) -> str:
-    """A sentence for each GPU whose steps were measured."""
-    parts = []
+    """Whole steps of each GPU, the widths where they are faster first. Older measurements only of what there
+    is nothing newer of."""
+    wide, narrow = [], []  # (GPU, its places, whether they are older measurements)
     for name, suites in gpus(results).items():
-        too_narrow, fast = [], []
-        for (layers, _, d, f), by_method in of_methods(suites, "train-step").items():
-            gains = {m: rows.ratio(by_method[m], "dense step", "step") for m in METHODS if m in by_method}
-            gains = {m: gain for m, gain in gains.items() if gain is not None}
-            if not gains:
-                continue
-            list_of = ", ".join(f"`{m}` {gain:.2f}x" for m, gain in gains.items())
-            where = f"at d, f = {d}, {f} ({layers} blocks) {list_of}"
-            (too_narrow if gains.get("FST", max(gains.values())) < PAYS else fast).append(where)
-        if too_narrow or fast:
-            pays = f"Whole training steps on an {name}, dense time / time: {'; '.join(fast) or 'none pays'}."
-            narrow = f" Sparsity does not pay where layers are narrow: {'; '.join(too_narrow)}."
-            parts.append(pays + (narrow if too_narrow else ""))
+        for old in (False, True):
+            found = {True: [], False: []}
+            for (layers, _, d, f), by_method in of_methods(suites, "train-step").items():
+                own = {m: by_method[m] for m in METHODS if m in by_method}
+                own = {m: row for m, row in own.items() if stored.is_old(row) == old}
+                gains = {m: rows.ratio(row, "dense step", "step") for m, row in own.items()}
+                gains = {m: gain for m, gain in gains.items() if gain is not None}
+                if gains:
+                    listed = ", ".join(f"`{m}` {gain:.2f}x" for m, gain in gains.items())
+                    pays = gains.get("FST", max(gains.values())) >= PAYS
+                    found[pays].append(f"{listed} at d, f = {d}, {f} ({layers} blocks)")
+            wide += [(name, found[True], old)] if found[True] else []
+            narrow += [(name, found[False], old)] if found[False] else []
+    parts = []
+    for begin, places in (("Whole training steps, dense time / time", wide), (NARROW, narrow)):
+        newest = [place for place in places if not place[2]] or places
+        if newest:
+            parts.append(f"{begin}, {'; '.join(_said(*place) for place in newest)}.")
     return " ".join(parts)
+
+
+NARROW = "Sparsity does not pay where layers are narrow"
+
+
+def _said(name: str, places: list[str], old: bool) -> str:
+    return f"on an {name}{' (older, in rotating order)' if old else ''}: {'; '.join(places)}"
 
 
 def at_what_loss(recorded: list, here: str) -> str:

@@ -170,6 +170,8 @@ def spread(found, base: str, name: str) -> str:
     gains = [gain for gain in gains if gain is not None]
     if not gains:
         return "no valid result against"
+    if len(gains) == 1:
+        return f"{gains[0]:.2f}x{order}"
     return f"{min(gains):.2f}x to {max(gains):.2f}x (median {statistics.median(gains):.2f}x{order})"
 
 

@@ -30,10 +30,7 @@ def test_pages_hold_no_ratio_that_was_written_by_hand(name):
 def test_the_readme_says_first_where_sparsity_does_not_pay_and_at_what_loss():
     block = quoted.BLOCK.search((quoted.REPOSITORY / "README.md").read_text())
     pays, loss, *_ = block[0].partition("-->")[2].strip().split("\n\n")
-    assert (
-        pays.startswith("Whole training steps on an NVIDIA")
-        and "does not pay where layers are narrow" in pays
-    )
+    assert pays.startswith("Whole training steps, dense time / time, on an NVIDIA") and quoted.NARROW in pays
     assert loss.startswith("At equal steps the loss is not that of dense training") and "`FST` +0." in loss
 
 
@@ -46,7 +43,7 @@ def test_quoted_numbers_follow_the_results():
             row["ms"] = {"dense step": t, "step": t | {"rounds": [16.0] * 6, "joules": 3.0}}
             row["scheme"] = session.SCHEME
     text = quoted.speed(results, [], "docs/")
-    narrow = text.partition("does not pay where layers are narrow: ")[2]
-    assert "at d, f = 2048, 8192 (2 blocks) `FST` 0.50x" in narrow
+    wide, _, narrow = text.partition("\n")[0].partition(quoted.NARROW)
+    assert "`FST` 0.50x at d, f = 2048, 8192 (2 blocks)" in narrow and "0.50x" not in wide
     assert "| 0.50x (0.50-0.50) " in text and "| 0.75 " in text, "time, and energy"
     assert "At equal steps" not in text, "there is no loss without a recorded one"
