@@ -8,6 +8,7 @@ import platform
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24._entries import producer_name
 from jax_sparse24._products import product_of
 from jax_sparse24.activations import saved_bytes
 from jax_sparse24.kept import decide_sampled
@@ -19,7 +20,6 @@ from jax_sparse24.ops import _cusparselt, _ffi, _measured
 from jax_sparse24.ops._choose import choose, decide, decide_float8, library_obstacle
 from jax_sparse24.ops._measured import Decision
 from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
-from jax_sparse24.tune import producer_name
 
 _SYMBOLS = {
     "fwd": "X W", "dgrad": "dY Wᵀ", "wgrad": "Xᵀ dY",

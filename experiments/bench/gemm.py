@@ -10,13 +10,13 @@ from experiments.bench import rows, torch_programs, xla_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from experiments.config import require
+from jax_sparse24._entries import FLOAT8_PRODUCTS
 from jax_sparse24._measure import Program
 from jax_sparse24._products import FORMAT_24, formats_of, measure, products
 from jax_sparse24.ops import _cusparselt
 from jax_sparse24.ops._choose import choose, decide, library_obstacle
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import FLOAT8
-from jax_sparse24.tune import FLOAT8_PRODUCTS
 
 OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1

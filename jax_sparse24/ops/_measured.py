@@ -128,14 +128,14 @@ def tables() -> tuple[tuple[Table, ...], str]:
 
 @functools.cache
 def _stored() -> tuple[tuple[Table, ...], str]:
-    """This machine's own table, then the shipped one for this hardware, or else one for the like of it."""
+    """This machine's own table, then the shipped one for this hardware, then one for the like of it."""
     here = hardware()
     content, note = own()
     found = [] if content is None else [Table(content, "measured on this machine")]
     shipped, problem = _table.read(SHIPPED / f"{here.name}.json")
     if shipped is not None:
         found.append(Table(shipped, f"measured on {shipped['hardware']}"))
-    elif (other := _borrowed(here)) is not None:
+    if (other := _borrowed(here)) is not None:
         found.append(other)
     return tuple(found), note or problem
 
@@ -157,7 +157,8 @@ def _borrowed(here: Hardware) -> Table | None:
     like = {}
     for path in sorted(SHIPPED.glob("*.json")) if here.capability else ():
         content, _ = _table.read(path)
-        if content is not None and content.get("capability") == here.capability:
+        other = content is not None and path.stem != here.name
+        if other and content.get("capability") == here.capability:
             like[difflib.SequenceMatcher(None, _model(here.name), _model(path.stem)).ratio()] = content
     if not like:
         return None

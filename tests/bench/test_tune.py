@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import _nvml, _products
+from jax_sparse24 import _entries, _nvml, _products
 from jax_sparse24.ops import _choose, _measured, _table
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
@@ -278,9 +278,10 @@ def test_ensure_refuses_shapes_that_do_not_divide():
 
 def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
     """All are searched at the first product of a layout, those that were fast there at the next."""
+    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: list(range(-1, 20)))
-    monkeypatch.setattr(tuning, "SEARCHED", 2)
+    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: list(range(-1, 20)))
+    monkeypatch.setattr(_entries, "SEARCHED", 2)
     asked = []
 
     def search(product, dtype, algorithms):
@@ -288,8 +289,8 @@ def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
         times = {("cusparselt", a): 1.0 + 0.02 * abs(a - 7) for a in algorithms}
         return {("ffi", None): 2.0} | times
 
-    monkeypatch.setattr(tuning, "_search", search)
-    entries, product = tuning.Entries(3, 0.4), _products.product_of("F1", "w1", 64, 32, 48)
+    monkeypatch.setattr(_entries, "_search", search)
+    entries, product = _entries.Entries(3, 0.4), _products.product_of("F1", "w1", 64, 32, 48)
     forms = entries._candidates(product, jnp.dtype("bfloat16"))
     assert [form.algorithm for form in forms] == [7, 6] and forms[0].also == ("masked",) != forms[1].also
     entries._candidates(product, jnp.dtype("bfloat16"))
@@ -298,17 +299,18 @@ def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
 
 def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparselt, own):
     """cuSPARSELt in jnp; algorithm 5 is refused by the library."""
+    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: [1, 5, 9])
-    monkeypatch.setattr(tuning, "CLOSE", 100.0)
-    right = tuning.contract
+    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: [1, 5, 9])
+    monkeypatch.setattr(_entries, "CLOSE", 100.0)
+    right = _entries.contract
 
     def refusing(a, b, i, j, implementation=None, *args, algorithm=None):
         if algorithm == 5:
             raise RuntimeError("not supported")
         return right(a, b, i, j, implementation, *args, algorithm=algorithm)
 
-    monkeypatch.setattr(tuning, "contract", refusing)
+    monkeypatch.setattr(_entries, "contract", refusing)
     monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
     monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ()}})
     s24.tune([(32, 64, 96)], ["bfloat16"], patterns=(), show=None, **FAST)
@@ -330,8 +332,9 @@ def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cus
     monkeypatch.setattr(_nvml, "gauge", lambda: (Gauge(), ""))
     monkeypatch.setattr(_measured, "hardware", lambda: here)
     monkeypatch.setattr(_choose, "platform", lambda: "cpu")  # where programs really run
+    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "_algorithms", lambda product, dtype: [-1, 3])
+    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: [-1, 3])
     monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ((64, 64, 128),)}})
     monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F2", "y2"),))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

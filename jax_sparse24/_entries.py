@@ -1,0 +1,269 @@
+"""What is measured of one product of an FFN for a table, and the entries that this gives."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24._measure import Program, interleaved, random
+from jax_sparse24._products import (
+    FORMAT_24,
+    Format,
+    Measured,
+    Product,
+    compiled,
+    formats_of,
+    measure,
+    measure_sampled,
+    product_of,
+)
+from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
+from jax_sparse24.ops import _cusparselt
+from jax_sparse24.ops._choose import choose, platform
+from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.pack import pack24
+from jax_sparse24.patterns import FLOAT8, VNM
+from jax_sparse24.plan import Context, Sparsifier
+
+SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
+FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
+SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
+CLOSE = 1.03  # a second algorithm is measured with the first if the search cannot tell them apart
+BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One product to be measured, with one operand sparse by 2:4 and, if it is an activation, by `patterns`;
+    or, with sparse = "result", B1 at the entries of activations with `patterns`. whole: with the producers
+    of the operand, which `explain` shows."""
+
+    name: str
+    sparse: str
+    shape: tuple[int, int, int]  # (T, d, f)
+    dtype: str
+    patterns: tuple[VNM, ...]
+    whole: bool
+
+    def __str__(self):
+        sparse = "only at entries of y2" if self.sparse == "result" else f"with {self.sparse} sparse"
+        return f"{self.name} {sparse}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Shape and dtype, in words."""
+        T, d, f = self.shape
+        return f"T={T} d={d} f={f} {self.dtype}"
+
+    @property
+    def product(self) -> Product:
+        return product_of(self.name, self.sparse, *self.shape)
+
+    @property
+    def key(self) -> tuple[str, str, str, tuple[int, int, int]]:
+        """What its entries are called in a table, whatever their pattern."""
+        if self.sparse == "result":
+            return "dgrad", self.sparse, self.dtype, self.shape
+        product = self.product
+        return product.kind, product.side, self.dtype, product.shape
+
+
+def jobs_of(
+    shapes: Iterable[tuple[int, int, int]],
+    dtype: str,
+    patterns: Sequence[VNM],
+    operands: Sequence[tuple[str, str]],
+    whole: bool,
+) -> Iterator[Job]:
+    """The products of FFNs of these shapes. operands: (product, operand)."""
+    float8 = jnp.dtype(dtype) == FLOAT8
+    for shape in shapes:
+        for name, operand in operands:
+            if float8 and (name, operand) not in FLOAT8_PRODUCTS:
+                continue
+            sampled = operand == "result"
+            if sampled and (float8 or choose("sampled_matmul", jnp.dtype(dtype), None)[0] != "auto"):
+                continue
+            job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
+            if possible(job):
+                yield job
+
+
+def possible(job: Job) -> set[str]:
+    """The patterns for which a job makes entries."""
+    if job.sparse == "result":
+        return {str(p) for p in job.patterns if job.shape[0] % p.v == job.shape[2] % p.m == 0}
+    product = job.product
+    shape = product.a_shape if product.side == "left" else product.b_shape
+    return {form.name for form in formats_of(product, job.patterns) if form.fits(shape, product.axis)}
+
+
+def producer_name(by: Sparsifier) -> str:
+    """Name of a sparsifier in a table."""
+    if isinstance(by, Blocks):
+        return f"pack_vnm {by.pattern}"
+    return "stored mask" if isinstance(by, Masked) else str(by)
+
+
+class Entries:
+    """Makes the entries of a table, job by job. It remembers what serves further jobs: times of producers,
+    and which algorithms of cuSPARSELt were fastest in products of the same layout."""
+
+    def __init__(self, repeats: int, seconds: float):
+        self.repeats, self.seconds = repeats, seconds
+        self._producers: dict[tuple, Mapping[str, float]] = {}
+        self._searched: dict[tuple, list[int]] = {}
+
+    def of(self, job: Job) -> list[dict]:
+        """One entry per form of the sparse operand, or per pattern of sampled entries."""
+        if job.sparse == "result":
+            return list(self._sampled(job))
+        product, dtype = job.product, jnp.dtype(job.dtype)
+        blocks = formats_of(product, () if dtype == FLOAT8 else job.patterns)[1:]
+        blocks = [dataclasses.replace(form, also=("masked",)) for form in blocks]
+        candidates = self._candidates(product, dtype)
+        found = measure(
+            product, dtype, formats=[*candidates, *blocks], repeats=self.repeats, seconds=self.seconds
+        )
+        producers = self._timed_producers(product, dtype, blocks) if job.whole and dtype != FLOAT8 else {}
+
+        def entry(form, packed, names):
+            place = (product.kind, product.side, form.name, dtype, product.shape)
+            us = {name: producers[name] for name in names if name in producers}
+            choice = {"implementation": packed.implementation}
+            choice |= {} if packed.algorithm is None else {"algorithm": packed.algorithm}
+            return _entry(found, f"{form.name} masked", packed.name, place, choice, us)
+
+        best = min(candidates, key=lambda c: found.times[c.name].median if c.name in found.times else 1e9)
+        out = [entry(FORMAT_24, best, map(producer_name, SPARSIFIERS))]
+        for form in blocks:
+            if form.name in found.operand_bytes:
+                out.append(entry(form, form, [f"pack_vnm {form.name}"]))
+        return out
+
+    def _sampled(self, job: Job) -> Iterator[dict]:
+        T, d, f = job.shape
+        for pattern in job.patterns:
+            if str(pattern) in possible(job):
+                found = measure_sampled(
+                    T, d, f, pattern, job.dtype, repeats=self.repeats, seconds=self.seconds
+                )
+                place = ("dgrad", "result", str(pattern), job.dtype, job.shape)
+                yield _entry(found, "masked", "sampled", place, {"implementation": "ffi"})
+
+    def _timed_producers(self, product: Product, dtype, blocks: Sequence[Format]) -> Mapping[str, float]:
+        """Microseconds of the sparsifiers of an operand, which two products may share."""
+        shape = product.a_shape if product.side == "left" else product.b_shape
+        key = (shape, product.axis, dtype, tuple(form.name for form in blocks))
+        if key not in self._producers:
+            x = random(shape, dtype, 1)
+            state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
+            context = Context(state, jax.random.key_data(jax.random.key(0)), None, packed=True)
+            make = {
+                producer_name(by): lambda by=by: Program(lambda x: by(x, product.axis, context), x)
+                for by in SPARSIFIERS
+            }
+            make |= {
+                f"pack_vnm {form.name}": lambda form=form: Program(lambda x: form.pack(x, product.axis), x)
+                for form in blocks
+                if form.fits(shape, product.axis)
+            }
+            times = interleaved(compiled(make), 3, BRIEF)
+            self._producers[key] = {name: _us(t.median) for name, t in times.items()}
+        return self._producers[key]
+
+    def _candidates(self, product: Product, dtype) -> list[Format]:
+        """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search. Wrong
+        ones, and those that give another result when called again, are left out. At the first product of a
+        layout all algorithms are tried, at further ones those that were fastest there."""
+        first = dataclasses.replace(FORMAT_24, also=("masked",))
+        if platform() != "cuda":
+            return [first]
+        layout = (product.axes, product.side, dtype)
+        known = self._searched.get(layout)
+        algorithms = _algorithms(product, dtype)
+        times = _search(product, dtype, [a for a in algorithms if known is None or a in known])
+        ranked = sorted(times, key=times.get)
+        if known is None and algorithms:
+            self._searched[layout] = [algorithm for by, algorithm in ranked if by == "cusparselt"][:SEARCHED]
+        close = [choice for choice in ranked[:2] if times[choice] <= CLOSE * times[ranked[0]]]
+        forms = []
+        for implementation, algorithm in close or [("ffi", None)]:
+            form = dataclasses.replace(first, implementation=implementation, algorithm=algorithm)
+            named = form if not forms else dataclasses.replace(form, name=f"2:4 by {algorithm}", also=())
+            forms.append(named)
+        return forms
+
+
+def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
+    """Seconds of the implementations and algorithms whose results are right and repeat."""
+    (i, j), left = product.axes, product.side == "left"
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
+    packed = pack24(a if left else b, product.axis)
+    operands = (packed, b) if left else (a, packed)
+    truth = jax.jit(lambda a, b: contract(a, b, i, j, "ffi", jnp.float32))(*operands)
+
+    def error(result):
+        return jnp.linalg.norm(result.astype(jnp.float32) - truth) / jnp.linalg.norm(truth)
+
+    def valid(choice):
+        implementation, algorithm = choice
+        try:
+            program = Program(
+                lambda a, b: contract(a, b, i, j, implementation, algorithm=algorithm), *operands
+            )
+        except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
+            return None
+        right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
+        program.result = None  # dozens of them would fill the memory
+        return program.__call__ if right else None
+
+    choices = [("ffi", None), *(("cusparselt", algorithm) for algorithm in algorithms)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiling takes longer than running
+        checked = zip(choices, pool.map(valid, choices), strict=True)
+        calls = {choice: call for choice, call in checked if call is not None}
+    return {choice: t.median for choice, t in interleaved(calls, 3, BRIEF).items()}
+
+
+def _algorithms(product: Product, dtype) -> list[int]:
+    """What of cuSPARSELt may be tried for a product."""
+    try:
+        choose("tune", dtype, "cusparselt")
+    except RuntimeError:
+        return []
+    asked = _cusparselt.Product.of(product.axes, product.side, jnp.dtype(dtype), product.shape)
+    return [] if asked.misfit() else asked.algorithms()
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 2)
+
+
+def _entry(found: Measured, masked: str, packed: str, place, choice: dict, producers=None) -> dict:
+    """place: kind of product, what is sparse, its pattern, dtype and shape. masked, packed: programs."""
+    programs = {"dense": "dense", "masked": masked, "packed": packed}
+    times = {name: found.times[program] for name, program in programs.items() if program in found.times}
+    kind, sparse, pattern, dtype, shape = place
+    status = found.status[packed]
+    if status == "ok" and not {"dense", "masked"} <= times.keys():
+        status = "without a valid dense product"  # XLA's own failed the check
+    entry = {
+        "product": kind,
+        "sparse": sparse,
+        "pattern": pattern,
+        "dtype": str(jnp.dtype(dtype)),
+        "shape": list(shape),
+        **choice,
+        "status": status,
+        **{f"{name}_us": _us(times[name].median) if name in times else None for name in programs},
+        "producers_us": dict(producers or {}),
+    }
+    for field in ("joules", "mhz"):
+        values = {name: getattr(t, field) for name, t in times.items()}
+        if any(value is not None for value in values.values()):
+            entry[field] = {name: value and float(f"{value:.4g}") for name, value in values.items()}
+    return entry | ({"seed": times["dense"].seed} if "dense" in times else {})
