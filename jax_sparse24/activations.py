@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine import Execution, ffn_fwd, plan_of, prepare
+from jax_sparse24.engine import Execution, check_state, ffn_fwd, plan_of, prepare
 from jax_sparse24.ops.tokens import densest, inverse_of, permute
 from jax_sparse24.plan import ACTIVATIONS
 
@@ -34,6 +34,7 @@ def activation_stats(
     it keeps, the energy is the relative squared error."""
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
+    check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)
     run = Execution("activation_stats", "ffn", plan, None, activation)
     route = method.route(tokens, w1, state)
     real = jnp.ones((tokens.shape[0], 1), bool)

@@ -273,13 +273,18 @@ _ffn.defvjp(ffn_fwd, _ffn_bwd)
 
 
 def plan_of(op: str, method, name: str) -> Plan:
-    if isinstance(method, type) or not hasattr(method, name):
+    if isinstance(method, type):
+        raise TypeError(f"{op}: method must be an instance, got the class; call it: {method.__name__}().")
+    if not hasattr(method, name):
         raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
     return getattr(method, name)()
 
 
 def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     """Validates, promotes dtypes, flattens x to (tokens, features)."""
+    state = {} if state is None else state
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{op}: state must be a dict of arrays, got {type(state).__name__}.")
     x = patterns.as_array(op, "x", x)
     weights = {name: patterns.as_array(op, name, w) for name, w in weights.items()}
     for name, w in weights.items():
@@ -304,7 +309,7 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     if implementation is not None:  # a dense plan is no reason to accept a name that cannot run
         choose(op, dtype, implementation)
     tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
-    return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state or {}, key
+    return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
 
 
 def _check_bias(op: str, name: str, bias, weight_name: str, weight):
@@ -319,17 +324,28 @@ def _check_bias(op: str, name: str, bias, weight_name: str, weight):
     return reverse_only(op, jnp.asarray(bias).astype(weight.dtype))
 
 
-def _check_state(op: str, method, state, weight, role="w", place="state") -> None:
-    """Raises ValueError unless `state` has the entries and shapes that the method gives to this weight."""
-    for entry, like in jax.eval_shape(partial(method.init, role=role), weight).items():
-        if entry not in state:
-            raise ValueError(f"{op}: {place}[{entry!r}] is missing; build the state with method.init(w).")
-        shape, dtype = jnp.shape(state[entry]), jnp.result_type(state[entry])
-        if shape != like.shape or dtype != like.dtype:
-            raise ValueError(
-                f"{op}: {place}[{entry!r}] is {dtype} {shape}, a weight of shape {weight.shape} needs "
-                f"{like.dtype} {like.shape}; build the state with method.init(w)."
-            )
+def check_state(op: str, method, state, **weights) -> None:
+    """Raises ValueError or TypeError unless `state` has the entries and shapes that the method gives to `w`,
+    or, under their names, to `w1` and `w2`."""
+    single = "w" in weights
+    fix = "method.init(w)" if single else '{"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}'
+    fix = f"pass state={fix} of this {type(method).__name__}"
+    expected = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in weights.items()}
+    unknown = [] if single else [repr(role) for role in state if role not in weights]
+    for role, entries in expected.items():
+        own, place = (state, "state") if single else (state.get(role, {}), f"state[{role!r}]")
+        if not isinstance(own, Mapping):
+            raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
+        unknown += [f"{place}[{entry!r}]" for entry in own if entry not in entries]
+        for entry, like in entries.items():
+            if entry not in own:
+                raise ValueError(f"{op}: {place}[{entry!r}] is missing; {fix}.")
+            shape, dtype = jnp.shape(own[entry]), jnp.result_type(own[entry])
+            if shape != like.shape or dtype != like.dtype:
+                needs = f"a weight of shape {weights[role].shape} needs {like.dtype} {like.shape}"
+                raise ValueError(f"{op}: {place}[{entry!r}] is {dtype} {shape}, {needs}; {fix}.")
+    if unknown:
+        raise ValueError(f"{op}: {', '.join(unknown)} is no state that this method has; {fix}.")
 
 
 def sparse_dot(
@@ -347,7 +363,7 @@ def sparse_dot(
     plan = plan_of("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = _check_bias("sparse_dot", "bias", bias, "w", w)
-    _check_state("sparse_dot", method, state, w)
+    check_state("sparse_dot", method, state, w=w)
     run = Execution("sparse_dot", "linear", plan, implementation)
     out = _linear(run, tokens, w, bias, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")
@@ -383,8 +399,7 @@ def sparse_ffn(
         )
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     b1 = _check_bias("sparse_ffn", "b1", b1, "w1", w1)
-    for name, w in {"w1": w1, "w2": w2}.items():
-        _check_state("sparse_ffn", method, state.get(name, {}), w, name, f"state[{name!r}]")
+    check_state("sparse_ffn", method, state, w1=w1, w2=w2)
     run = Execution("sparse_ffn", "ffn", plan, implementation, activation)
     route = method.route(tokens, w1, state) if tokens.size else None
     if route is None:

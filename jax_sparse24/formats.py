@@ -5,9 +5,18 @@ import dataclasses
 import jax
 
 
+class Compressed:
+    """Base of what stands for an array and is none: NumPy would wrap it as an object, or unpack it where
+    nobody asked to spend the memory that it saves, so it refuses."""
+
+    def __array__(self, *_, **__):
+        name = type(self).__name__
+        raise TypeError(f"{name}: it stands for an array and is none; call todense() to unpack it.")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Packed24:
+class Packed24(Compressed):
     """A 2:4-sparse array, compressed along one axis.
 
     The compressed axis is stored last, whatever its place in the array it stands for: matrix products read it
@@ -76,7 +85,7 @@ class Packed24:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Compressed24:
+class Compressed24(Compressed):
     """A 2:4-sparse matrix of 16-bit floats as cuSPARSELt reads it on sm_90. Internal: what a kernel packs for
     one of its products is written here at once.
 
@@ -129,7 +138,7 @@ class Compressed24:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedVNM:
+class PackedVNM(Compressed):
     """A V:2:M-sparse array (2310.02065), compressed along one of its last two axes.
 
     As in Packed24 the compressed axis, of size K, is stored last. With `lead` the dimensions before the last

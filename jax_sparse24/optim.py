@@ -1,7 +1,6 @@
 """Optax transformations that sparse training needs."""
 
 import math
-import numbers
 from typing import Literal, NamedTuple
 
 import jax
@@ -9,16 +8,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from jax_sparse24.methods.base import is_number
+
 _MISSING = object()
 
 
-def _finite(value) -> bool:
-    """Whether an option is a finite number: no array, no bool."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _check_rate(op: str, rate) -> None:
-    if not callable(rate) and not (_finite(rate) and rate >= 0):
+    if not callable(rate) and not (is_number(rate) and rate >= 0):
         raise ValueError(
             f"{op}: rate={rate!r} must be 0 or positive: a finite number, or a schedule, which is a function "
             "of the count of earlier updates."
@@ -27,9 +23,9 @@ def _check_rate(op: str, rate) -> None:
 
 def _check_adam(op: str, b1, b2, eps) -> None:
     for name, value in (("b1", b1), ("b2", b2)):
-        if not (_finite(value) and 0 <= value < 1):
+        if not (is_number(value) and 0 <= value < 1):
             raise ValueError(f"{op}: {name}={value!r} must lie in [0, 1); at 1 the moment would never move.")
-    if not (_finite(eps) and eps >= 0):
+    if not (is_number(eps) and eps >= 0):
         raise ValueError(f"{op}: eps={eps!r} must be a finite number, 0 or positive.")
 
 
@@ -218,7 +214,7 @@ def step_adamw(
         raise ValueError(
             f"step_adamw: earliest={earliest!r} must be a whole number of optimiser steps, >= 0."
         )
-    if not callable(weight_decay) and not _finite(weight_decay):
+    if not callable(weight_decay) and not is_number(weight_decay):
         raise ValueError(f"step_adamw: weight_decay={weight_decay!r} must be a finite number, or a schedule.")
     # Never empty, which checkpoints cannot hold.
     window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)

@@ -40,14 +40,16 @@ def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
     """`x` as a JAX array; raises TypeError if it is not one or not of a supported floating dtype. float8:
     e4m3 is one."""
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
-        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}.")
+        fix = "; call todense()" if hasattr(x, "todense") else ""
+        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
     x = jnp.asarray(x)
     check_dtype(op, name, x.dtype, float8)
     return x
 
 
 def _converts(x) -> bool:
-    return hasattr(x, "dtype") and (hasattr(x, "__array__") or hasattr(x, "__jax_array__"))
+    dense = hasattr(x, "__array__") or hasattr(x, "__jax_array__")
+    return hasattr(x, "dtype") and dense and not hasattr(x, "todense")
 
 
 def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
@@ -75,10 +77,10 @@ def check_divides(
 ) -> None:
     if shape[axis] % multiple:
         size = shape[axis]
+        below, above = size - size % multiple, size - size % multiple + multiple
         raise ValueError(
             f"{op}: the {what} of shape {shape} has size {size} along axis {axis}, which is not a multiple "
-            f"of {multiple}. Groups never wrap or pad: use {size - size % multiple} or "
-            f"{size - size % multiple + multiple}."
+            f"of {multiple}. Groups never wrap or pad: use {f'{below} or ' if below else ''}{above}."
         )
 
 
@@ -145,9 +147,11 @@ class VNM:
     def __str__(self):
         return f"{self.v}:{self.n}:{self.m}"
 
-    def check(self, op: str, shape: tuple[int, ...], axis: int) -> int:
+    def check(
+        self, op: str, shape: tuple[int, ...], axis: int, what: str = "array", along=("rows", "columns")
+    ) -> int:
         """Checks that blocks with their M columns along `axis` fit an array; returns the axis counted from
-        the end."""
+        the end. along: what lies along the last two axes."""
         if len(shape) < 2:
             raise ValueError(f"{op}: {self} blocks need a matrix (..., rows, columns), got shape {shape}.")
         axis = negative_axis(op, shape, axis)
@@ -157,12 +161,13 @@ class VNM:
         if 0 < rows < self.v:
             fitting = [v for v in BLOCK_ROWS if rows % v == 0]
             fix = f"use v={max(fitting)} or" if fitting else "use"
+            them = along[-1 - axis]
             raise ValueError(
-                f"{op}: the array of shape {shape} has {rows} rows along axis {-3 - axis}, fewer than "
-                f"v={self.v}: {fix} more tokens."
+                f"{op}: the {what} of shape {shape} has {rows} {them} along axis {-3 - axis}, fewer than "
+                f"v={self.v}: {fix} more {them}."
             )
-        check_divides(op, shape, -3 - axis, self.v)
-        check_divides(op, shape, axis, self.m)
+        check_divides(op, shape, -3 - axis, self.v, what)
+        check_divides(op, shape, axis, self.m, what)
         return axis
 
     def check_search(self, op: str) -> None:

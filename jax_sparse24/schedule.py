@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
@@ -19,6 +21,13 @@ class Phase:
     adapters: bool = True
 
     def __post_init__(self):
+        if not isinstance(self.name, str):
+            raise ValueError(f"Phase: name={self.name!r} must be a string.")
+        for flag in ("sparse", "until_settled", "adapters"):
+            if not isinstance(getattr(self, flag), bool):
+                raise ValueError(
+                    f"Phase {self.name!r}: {flag}={getattr(self, flag)!r} must be True or False."
+                )
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ValueError(
                 f"Phase {self.name!r}: steps={self.steps!r} must be a whole number of optimiser steps, >= 1."
@@ -35,6 +44,11 @@ class Schedule:
     phases: tuple[Phase, ...]
 
     def __post_init__(self):
+        if not isinstance(self.phases, tuple) or not all(isinstance(p, Phase) for p in self.phases):
+            raise ValueError(
+                f"Schedule: phases={self.phases!r} must be a tuple of Phase, such as (Phase(...),): "
+                "schedules are static, so they are hashed."
+            )
         if not self.phases:
             raise ValueError("Schedule: needs at least one Phase.")
         if self.phases[-1].until_settled:
@@ -54,7 +68,11 @@ class Schedule:
 
     def phase_at(self, step: int, settled: bool = False) -> Phase:
         """The phase of optimiser step `step`, counted from 0; with `settled`, instead of one that then ends,
-        the next. Raises ValueError outside the schedule."""
+        the next. Raises ValueError outside the schedule, TypeError for a step that is not whole or traced."""
+        if isinstance(step, jax.core.Tracer) or not hasattr(step, "__index__"):
+            raise TypeError(
+                f"Schedule: step={step!r} must be an int on the host; phases are static, so ask before jit."
+            )
         for number, (start, end, phase) in enumerate(self.boundaries()):
             if start <= step < end:
                 return self.phases[number + 1] if settled and phase.until_settled else phase

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_sparse24 as s24
@@ -26,6 +29,31 @@ def test_steps_outside_raise(step):
 def test_steps_must_be_a_positive_whole_number(steps):
     with pytest.raises(ValueError, match=r"Phase 'x': steps=.*whole number of optimiser steps, >= 1"):
         s24.Phase("x", steps, sparse=True)
+
+
+@pytest.mark.parametrize("flag", ["sparse", "until_settled", "adapters"])
+def test_flags_are_true_or_false(flag):
+    """A word would count as true: Phase("warm", 2, sparse="dense") ran sparse."""
+    for value in ("dense", 1, None):
+        with pytest.raises(ValueError, match=rf"Phase 'x': {flag}={value!r} must be True or False"):
+            s24.Phase("x", 2, **{"sparse": True, flag: value})
+    with pytest.raises(ValueError, match=r"Phase: name=3 must be a string"):
+        s24.Phase(3, 2, sparse=True)
+
+
+def test_what_cannot_be_hashed_is_no_schedule():
+    for phases in ([A, B], A, (A, "dense"), {A: 1}, None):
+        with pytest.raises(ValueError, match=r"Schedule: phases=.* must be a tuple of Phase.*hashed"):
+            s24.Schedule(phases)
+
+
+def test_steps_are_whole_and_on_the_host():
+    assert SCHEDULE.phase_at(np.int32(3)) == SCHEDULE.phase_at(jnp.int32(3)) == B
+    for step in (2.5, "2", None):
+        with pytest.raises(TypeError, match=r"step=.* must be an int on the host"):
+            SCHEDULE.phase_at(step)
+    with pytest.raises(TypeError, match=r"ask before jit"):
+        jax.jit(lambda step: SCHEDULE.phase_at(step).steps)(1)
 
 
 def test_a_schedule_needs_a_phase():

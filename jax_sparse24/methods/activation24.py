@@ -3,7 +3,15 @@
 import dataclasses
 from typing import Literal
 
-from jax_sparse24.methods.base import Method, check_choice, check_field, check_share, check_steps, phases
+from jax_sparse24.methods.base import (
+    Method,
+    check_choice,
+    check_field,
+    check_flag,
+    check_share,
+    check_whole,
+    phases,
+)
 from jax_sparse24.methods.sparsifiers import MVUE, CausalBothWays, DenseValues, Kept, Soft, Top2
 from jax_sparse24.methods.sste import soft_scale
 from jax_sparse24.plan import FFN, LINEAR, Plan, Row
@@ -42,7 +50,7 @@ class Activation24(Method):
     soft_weights: bool = False
 
     def __post_init__(self):
-        check_steps(self, "dense_warmup", least=0)
+        check_whole(self, "dense_warmup", least=0)
         check_choice(self, "backward_mask", "keep", "redraw")
         check_choice(self, "forward", "top2", "causal")
         check_choice(self, "token_cut", "top2", "mvue", None)
@@ -50,6 +58,7 @@ class Activation24(Method):
         check_choice(self, "rank", "density", "lost")
         check_choice(self, "input_gradient", "kept", "token_cut")
         check_share(self, "dense_share")
+        check_flag(self, "soft_weights")
         possible = self.input_gradient == "kept" or self.token_cut is not None
         check_field(self, "input_gradient", possible, "needs a token_cut")
 

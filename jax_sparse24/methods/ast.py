@@ -9,9 +9,11 @@ from jax_sparse24 import patterns
 from jax_sparse24.methods.base import (
     Method,
     check_field,
+    check_flag,
     check_positive,
     check_share,
-    check_steps,
+    check_whole,
+    is_number,
     where_finite,
 )
 from jax_sparse24.methods.sparsifiers import DenseValues, Masked
@@ -46,12 +48,13 @@ class AST(Method):
 
     def __post_init__(self):
         check_positive(self, "decay")
-        check_steps(self, "decay_steps", least=0)
-        check_steps(self, "refresh_every")
+        check_whole(self, "decay_steps", least=0)
+        check_whole(self, "refresh_every")
         check_share(self, "distill")
-        check_field(self, "temperature", self.temperature > 0, "must be positive")
-        whole = isinstance(self.slorb, int) and not isinstance(self.slorb, bool)
-        check_field(self, "slorb", whole and self.slorb >= 0, "must be a number of inputs, or 0 for none")
+        warm = is_number(self.temperature) and self.temperature > 0
+        check_field(self, "temperature", warm, "must be positive, a finite number")
+        check_whole(self, "slorb", least=0, of="inputs")
+        check_flag(self, "train_projection")
         possible = bool(self.slorb) or not self.train_projection
         check_field(self, "train_projection", possible, "needs slorb > 0")
 

@@ -1,6 +1,8 @@
 """What a method is: a plan, its state and its hooks."""
 
 import dataclasses
+import math
+import numbers
 from typing import ClassVar, Literal
 
 import jax
@@ -128,23 +130,34 @@ def check_field(method: Method, field: str, good: bool, rule: str) -> None:
 
 
 def check_choice(method: Method, field: str, *choices) -> None:
-    named = ", ".join(map(repr, choices))
-    check_field(method, field, getattr(method, field) in choices, f"is unknown; use one of {named}")
+    value, named = getattr(method, field), ", ".join(map(repr, choices))
+    known = isinstance(value, str | None) and value in choices
+    check_field(method, field, known, f"is unknown; use one of {named}")
+
+
+def is_number(value) -> bool:
+    """Whether an option is a finite number, and no bool or array: a method is static, so it is hashed."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_positive(method: Method, field: str) -> None:
-    check_field(method, field, getattr(method, field) >= 0, "must be 0 or positive")
+    value = getattr(method, field)
+    check_field(method, field, is_number(value) and value >= 0, "must be 0 or positive, a finite number")
 
 
 def check_share(method: Method, field: str) -> None:
-    check_field(method, field, 0 <= getattr(method, field) <= 1, "must lie in [0, 1]")
+    value = getattr(method, field)
+    check_field(method, field, is_number(value) and 0 <= value <= 1, "must lie in [0, 1], a number")
 
 
-def check_steps(method: Method, field: str, least: int = 1) -> None:
-    steps = getattr(method, field)
-    whole = isinstance(steps, int) and not isinstance(steps, bool)
-    rule = f"must be a whole number of optimiser steps, >= {least}"
-    check_field(method, field, whole and steps >= least, rule)
+def check_flag(method: Method, field: str) -> None:
+    check_field(method, field, isinstance(getattr(method, field), bool), "must be True or False")
+
+
+def check_whole(method: Method, field: str, least: int = 1, of: str = "optimiser steps") -> None:
+    value = getattr(method, field)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    check_field(method, field, whole and value >= least, f"must be a whole number of {of}, >= {least}")
 
 
 def phases(**steps: int) -> Schedule:

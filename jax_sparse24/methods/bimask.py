@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_positive, check_steps, where_finite
+from jax_sparse24.methods.base import Method, check_positive, check_whole, where_finite
 from jax_sparse24.methods.sparsifiers import DenseValues, Top2
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.patterns import GROUP, KEPT
@@ -51,8 +51,8 @@ class BiMask(Method):
 
     def __post_init__(self):
         check_positive(self, "decay")
-        check_steps(self, "refresh_every")
-        check_steps(self, "trials")
+        check_whole(self, "refresh_every")
+        check_whole(self, "trials", of="orders to try")
 
     def linear_plan(self):
         return Plan.of(LINEAR, fwd=Row("w", Top2()), dgrad=Row("w", Reordered(Top2(), axis=-1)))

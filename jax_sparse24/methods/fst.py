@@ -10,7 +10,7 @@ from jax_sparse24.methods.base import (
     check_choice,
     check_positive,
     check_share,
-    check_steps,
+    check_whole,
     phases,
     where_finite,
 )
@@ -56,7 +56,7 @@ class FST(Method):
         check_choice(self, "mask", "transposable", "greedy", "double-pruned", "top-2")
         check_choice(self, "mvue", *GRADIENT_CUTS, None)
         check_positive(self, "decay")
-        check_steps(self, "refresh_every")
+        check_whole(self, "refresh_every")
         check_share(self, "dense_fraction")
 
     def linear_plan(self):

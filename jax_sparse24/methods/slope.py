@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.methods.base import Method, check_choice, check_field, check_steps, where_finite
+from jax_sparse24.methods.base import Method, check_choice, check_field, check_whole, is_number, where_finite
 from jax_sparse24.methods.sparsifiers import Masked
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.plan import LINEAR, Plan, Row
@@ -40,11 +40,12 @@ class SLoPe(Method):
 
     def __post_init__(self):
         check_choice(self, "mask", "magnitude", "random")
-        check_steps(self, "refresh_every")
+        check_whole(self, "refresh_every")
         number = isinstance(self.rank, int) and not isinstance(self.rank, bool) and self.rank >= 0
         share = isinstance(self.rank, float) and 0 <= self.rank <= 1
         check_field(self, "rank", number or share, "must be a whole number >= 0 or a share in [0, 1]")
-        check_field(self, "adapter_share", 0 < self.adapter_share <= 1, "must lie in (0, 1]; rank=0 for none")
+        some = is_number(self.adapter_share) and 0 < self.adapter_share <= 1
+        check_field(self, "adapter_share", some, "must lie in (0, 1]; rank=0 for none")
 
     def linear_plan(self):
         return Plan.of(

@@ -134,7 +134,7 @@ class Blocks:
         return self.m
 
     def check(self, op, shape, axis, what):
-        VNM(self.v, self.m).check(op, shape, axis)
+        VNM(self.v, self.m).check(op, shape, axis, what, ("tokens", "neurons"))
 
     def __call__(self, x, axis, context: Context):
         chosen = axis == -1 and "allowed" in context.state

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jax_sparse24.methods.base import check_field, check_share
+from jax_sparse24.methods.base import check_field, check_share, is_number
 from jax_sparse24.methods.ste import STE
 from jax_sparse24.schedule import Phase, Schedule
 
@@ -24,10 +24,10 @@ class STEP(STE):
     latest: float = 0.5
 
     def __post_init__(self):
-        if isinstance(self.switch, (int, float)):
+        if is_number(self.switch):
             check_share(self, "switch")
         else:
-            known = self.switch in ("arithmetic", "geometric")
+            known = isinstance(self.switch, str) and self.switch in ("arithmetic", "geometric")
             check_field(self, "switch", known, "must be 'arithmetic', 'geometric' or a share of the steps")
         check_share(self, "earliest")
         check_share(self, "latest")

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.methods.activation24 import soft_weights
-from jax_sparse24.methods.base import Method, check_choice, check_field, check_share, check_steps, phases
+from jax_sparse24.methods.base import (
+    Method,
+    check_choice,
+    check_field,
+    check_flag,
+    check_share,
+    check_whole,
+    phases,
+)
 from jax_sparse24.methods.routing import (
     Layout,
     Metric,
@@ -80,6 +88,7 @@ class Venom(Method):
 
     def __post_init__(self):
         VNM(self.v, self.m)
+        check_flag(self, "exact")
         if self.exact:
             VNM(self.v, self.m).check_search("Venom")
         check_choice(self, "metric", "cosine", "l2")
@@ -89,9 +98,9 @@ class Venom(Method):
         check_choice(self, "transposed", "regrouped", "plain")
         check_choice(self, "weights", "soft", "dense")
         check_choice(self, "dense_operand", "soft", "dense")
-        check_steps(self, "clusters")
-        check_steps(self, "dense_warmup", least=0)
-        check_steps(self, "arrange_every", least=0)
+        check_whole(self, "clusters", of="clusters")
+        check_whole(self, "dense_warmup", least=0)
+        check_whole(self, "arrange_every", least=0)
         check_share(self, "sparse_share")
         routed = self.columns == "data" or self.routing != "none"
         check_field(self, "columns", routed, "needs tokens to be routed")

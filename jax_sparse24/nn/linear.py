@@ -51,6 +51,10 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.method = Dense() if method is None else method
+        if isinstance(method, type):
+            raise TypeError(
+                f"Linear: method must be an instance, got the class; call it: {method.__name__}()."
+            )
         if not isinstance(self.method, Method):
             raise TypeError(f"Linear: method must be one of s24.methods, such as FST(), got {method!r}.")
         if role == "w" and self.method.ffn_plan().rows and not self.method.linear_plan().rows:

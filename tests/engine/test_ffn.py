@@ -235,7 +235,7 @@ BAD = {
     "groups": (
         ValueError,
         r"operand w2 of product F2 of shape \(22, 8\) has size 22 along axis -2",
-        {"w1": jnp.ones((d, 22)), "w2": jnp.ones((22, out)), "method": s24.methods.STE()},
+        {"w1": jnp.ones((d, 22)), "w2": jnp.ones((22, out)), "method": s24.methods.STE(), "state": None},
     ),
 }
 

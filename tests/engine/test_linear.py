@@ -298,7 +298,11 @@ BAD = {
         r"method must be one of s24.methods, such as FST\(\), got 'FST'",
         {"method": "FST"},
     ),
-    "method without parentheses": (TypeError, r"such as FST\(\), got <class", {"method": s24.methods.FST}),
+    "method without parentheses": (
+        TypeError,
+        r"got the class; call it: FST\(\)",
+        {"method": s24.methods.FST},
+    ),
     "unknown implementation": (ValueError, r"'gpu' is unknown", {"implementation": "gpu"}),
     "absent implementation": (RuntimeError, r"cusparselt", {"implementation": "cusparselt"}),
 }

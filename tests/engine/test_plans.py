@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24 import patterns
@@ -319,3 +320,48 @@ def test_a_plan_knows_whether_it_draws():
     assert not Plan.of(LINEAR, fwd=Row("w", Top2())).stochastic
     assert not Plan().stochastic
     assert Plan.of(LINEAR).row("fwd") is None
+
+
+# ---- states that do not belong
+
+
+def test_states_that_do_not_belong_are_refused_with_the_right_call():
+    x, w1, w2 = jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((16, 8))
+    fst, soft = s24.methods.AST(), s24.methods.SSTE(mvue=None)
+    both = {"w1": fst.init(w1, "w1"), "w2": fst.init(w2, "w2")}
+    of_one = r"pass state=method.init\(w\) of this AST"
+    of_two = r'pass state=\{"w1": method.init\(w1, "w1"\), "w2": method.init\(w2, "w2"\)\} of this AST'
+    for state, message in (
+        (None, rf"state\['mask'\] is missing; {of_one}"),
+        (soft.init(w1), rf"state\['mask'\] is missing; {of_one}"),
+        ({"mask": jnp.ones((16, 8), bool)}, rf"is bool \(16, 8\), a weight of shape \(8, 16\).*{of_one}"),
+        (fst.init(w1) | soft.init(w1), rf"state\['scale'\] is no state that this method has; {of_one}"),
+    ):
+        with pytest.raises(ValueError, match=f"sparse_dot: .*{message}"):
+            s24.sparse_dot(x, w1, fst, state)
+    for state, message in (
+        (None, rf"state\['w1'\]\['mask'\] is missing; {of_two}"),
+        (fst.init(w1), rf"state\['w1'\]\['mask'\] is missing; {of_two}"),
+        ({"w1": both["w1"]}, rf"state\['w2'\]\['mask'\] is missing; {of_two}"),
+        (both | {"w3": {}}, rf"'w3' is no state that this method has; {of_two}"),
+    ):
+        with pytest.raises(ValueError, match=f"sparse_ffn: .*{message}"):
+            s24.sparse_ffn(x, w1, w2, fst, state)
+    with pytest.raises(ValueError, match=r"state\['mask'\] is no state that this method has; .* of this STE"):
+        s24.sparse_dot(x, w1, s24.methods.STE(), fst.init(w1))
+    for state in (both["w1"]["mask"], [both], "mask"):
+        with pytest.raises(TypeError, match=r"sparse_dot: state must be a dict of arrays, got"):
+            s24.sparse_dot(x, w1, fst, state)
+    with pytest.raises(TypeError, match=r"state\['w1'\] must be a dict of arrays, got .*; pass state="):
+        s24.sparse_ffn(x, w1, w2, fst, {"w1": both["w1"]["mask"], "w2": both["w2"]})
+    with pytest.raises(ValueError, match=r"activation_stats: state\['w1'\]\['mask'\] is missing"):
+        s24.activation_stats(x, w1, fst)
+
+
+def test_a_class_is_no_method():
+    for call in (
+        lambda: s24.sparse_dot(jnp.ones((4, 8)), jnp.ones((8, 8)), s24.methods.FST),
+        lambda: s24.nn.Linear(8, 8, method=s24.methods.FST, rngs=nnx.Rngs(0)),
+    ):
+        with pytest.raises(TypeError, match=r"got the class; call it: FST\(\)"):
+            call()

@@ -339,3 +339,44 @@ def test_causal_activations_under_strict_promotion():
         w1, w2 = weight(8, 16), weight(16, 8)
         g = jax.grad(lambda w1: jnp.sum(s24.sparse_ffn(jnp.ones((8, 8)), w1, w2, method)))(w1)
     assert jnp.isfinite(g).all()
+
+
+NUMBERS = {
+    "FST": ("decay", "dense_fraction"),
+    "SRSTE": ("decay",),
+    "BiMask": ("decay",),
+    "AST": ("decay", "distill", "temperature"),
+    "SLoPe": ("rank", "adapter_share"),
+    "STEP": ("switch", "earliest", "latest"),
+    "Activation24": ("dense_share",),
+    "Venom": ("sparse_share",),
+}
+
+
+@pytest.mark.parametrize(("name", "field"), [(n, f) for n, fields in NUMBERS.items() for f in fields])
+def test_numbers_that_are_none_are_refused_where_they_are_written(name, field):
+    """Arrays cannot be hashed, and what is not finite trains nothing."""
+    for value in (math.inf, math.nan, jnp.float32(0.1), np.full(2, 0.1), True, None, "half", [0.1]):
+        with pytest.raises(ValueError, match=rf"{name}: {field}="):
+            getattr(s24.methods, name)(**{field: value})
+
+
+OPTIONED = [*METHODS[1:], s24.methods.Venom(v=16, m=8)]
+
+
+@pytest.mark.parametrize("method", OPTIONED, ids=lambda m: type(m).__name__)
+def test_every_option_is_checked(method):
+    """No field of any method takes an array, an unhashable value or an object."""
+    for field in dataclasses.fields(method):
+        for value in (np.zeros(2), {}, object(), jnp.zeros(())):
+            with pytest.raises((ValueError, TypeError), match=f"{field.name}"):
+                dataclasses.replace(method, **{field.name: value})
+
+
+def test_counts_are_called_what_they_count():
+    with pytest.raises(ValueError, match=r"clusters=0 must be a whole number of clusters, >= 1"):
+        s24.methods.Venom(clusters=0)
+    with pytest.raises(ValueError, match=r"trials=0 must be a whole number of orders to try, >= 1"):
+        s24.methods.BiMask(trials=0)
+    with pytest.raises(ValueError, match=r"slorb=-1 must be a whole number of inputs, >= 0"):
+        s24.methods.AST(slorb=-1)

@@ -306,7 +306,7 @@ def test_dense_mode_is_the_plain_block(block, method):
         (
             lambda **k: s24.nn.Linear(8, 8, method=s24.methods.FST, **k),
             TypeError,
-            r"such as FST\(\), got <class",
+            r"got the class; call it: FST\(\)",
         ),
         (
             lambda **k: s24.nn.FFN(8, 8, activation="tanh", **k),

@@ -211,3 +211,21 @@ def test_packed_arrays():
         _ = s24.pack24(jnp.ones((4, 4, 4)), 0).T
     with raises(ValueError, "Packed24.T", "(4,)"):
         _ = s24.pack24(jnp.ones(4), 0).T
+
+
+def test_packed_arrays_are_no_arrays():
+    """NumPy neither wraps them as objects nor unpacks them unasked."""
+    for packed in (P, s24.pack_vnm(jnp.ones((16, 8)), 16, 8)):
+        kind = type(packed).__name__
+        for convert in (np.asarray, jnp.asarray, lambda p: np.ones((8, 8)) @ p, np.sum):
+            with raises(TypeError, f"{kind}: it stands for an array", "todense()"):
+                convert(packed)
+        with raises(TypeError, "mask24: x must be an array", f"{kind}; call todense()"):
+            s24.mask24(packed, 1)
+
+
+def test_a_size_below_the_multiple_names_the_multiple_alone():
+    with raises(ValueError, "size 2 along axis -1", "not a multiple of 4", "pad: use 4."):
+        s24.mask24(jnp.ones((8, 2)), 1)
+    with raises(ValueError, "size 16 along axis -1", "not a multiple of 32", "pad: use 32."):
+        s24.mask_nm(jnp.ones((8, 16)), 2, 32, 1)

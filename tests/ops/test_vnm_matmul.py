@@ -233,10 +233,10 @@ def test_errors_of_the_pattern():
         with raises(ValueError, op.__name__, "size 48 along axis -2", "multiple of 32"):
             op(jnp.ones((48, 64)), 32, 8)
         with raises(
-            ValueError, op.__name__, "48 rows along axis -1, fewer than v=64", "use v=16 or more tokens"
+            ValueError, op.__name__, "48 columns along axis -1, fewer than v=64", "use v=16 or more columns"
         ):
             op(x, 64, 8, axis=0)
-        with raises(ValueError, "24 rows along axis -2, fewer than v=32: use more tokens"):
+        with raises(ValueError, "24 rows along axis -2, fewer than v=32: use more rows"):
             op(jnp.ones((24, 16)), 32, 8)
         with raises(ValueError, "need a matrix", r"\(16,\)"):
             op(jnp.ones(16), 16, 8)
