@@ -85,6 +85,14 @@ def test_earlier_logits_are_the_same_bits_unless_the_method_leaks(name):
     assert leaks == (not method.causal)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "ffi"])
+@pytest.mark.parametrize("columns", ["cluster", "statistic"])
+def test_no_implementation_leaks(columns, implementation):
+    method = methods.Venom(**BLOCKS, columns=columns)
+    moved = changed(logits_of(method, implementation=implementation), 1)
+    assert moved[1, CUT:].any() and not moved[1, :CUT].any() and not moved[[0, 2, 3]].any()
+
+
 @pytest.mark.parametrize("name", ["FST", "Venom cluster", "Venom statistic", "Venom", "Venom not sorted"])
 def test_the_size_of_a_leak(name):
     """Loss at single positions, where what follows is foreign text; against a loop over them."""
