@@ -106,9 +106,10 @@ def main(argv=None):
         print(f"  {name:<7} {loss:.4f} nats, {bits(loss):.4f} bits per byte{mark(config.method, name)}")
     if not config.method.causal and len(batches) > 1:
         found = Leak(program.graphdefs, batches)(state["params"], state["sparse"])
+        error = "" if found["leak_error"] is None else f" ± {found['leak_error']:.4f}"
         print(
-            f"  leak    {found['leak']:.4f} nats by which the sparse loss is lower for knowing later tokens; "
-            f"they change {found['leak_share']:.0%} of the logits before them"
+            f"  leak    {found['leak']:.4f}{error} nats by which the sparse loss is lower for knowing later "
+            f"tokens; they change {found['leak_share']:.0%} of the logits before them"
         )
     order1 = corpus.statistics["order1_nats"]
     print(f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits(order1):.4f} bits)")

@@ -8,6 +8,7 @@ alike. Rising loss and predicted against actual change are two more diagnostics 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -72,8 +73,9 @@ class Leak:
     next on they are replaced by the other batch's. What is then predicted at that position knows of no later
     token; the masks are chosen from the prefix and from text that says nothing about it. `leak`: by how many
     nats the loss there is higher than with the true continuation, mean over the sequences and over `CUTS`
-    positions; `leak_share`: the share of the logits up to there that change at all. Both are 0, exactly, for
-    a causal method. batches: int32 (B, L + 1), at least two."""
+    positions; `leak_error`: its standard error over the pairs of batches, None for one pair; `leak_share`:
+    the share of the logits up to there that change at all. All are 0, exactly, for a causal method. batches:
+    int32 (B, L + 1), at least two."""
 
     CUTS = 4
 
@@ -101,8 +103,10 @@ class Leak:
         self._measure = jax.jit(measure)
 
     def __call__(self, params, sparse) -> dict:
-        found = [self._measure(params, sparse, *pair) for pair in self.pairs]
-        return _floats(jax.tree.map(lambda *values: sum(values) / len(values), *found))
+        found = jax.device_get([self._measure(params, sparse, *pair) for pair in self.pairs])
+        nats, shares = (np.array([float(one[name]) for one in found]) for name in ("leak", "leak_share"))
+        error = float(nats.std(ddof=1) / np.sqrt(len(nats))) if len(nats) > 1 else None
+        return {"leak": float(nats.mean()), "leak_error": error, "leak_share": float(shares.mean())}
 
 
 class Probe:
