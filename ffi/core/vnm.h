@@ -9,7 +9,10 @@
 namespace s24 {
 
 constexpr int kVnmLanes = 16;
-constexpr int kVnmMaxV = 256, kVnmMaxM = 32, kVnmMaxExactM = 16;
+constexpr int kVnmMinV = 16, kVnmMaxV = 256, kVnmMinM = 4, kVnmMaxM = 32, kVnmMaxExactM = 16;
+
+// Kernels add a block's rows 16, 32 or 64 at a time, so that V is a power of two.
+S24_HD bool is_vnm_height(int64_t v) { return v >= kVnmMinV && v <= kVnmMaxV && (v & (v - 1)) == 0; }
 
 // The sum of 16 partial sums that lie `step` apart.
 S24_HD float add_lanes(const float* s, int64_t step) {

@@ -68,6 +68,7 @@ struct MapCall : Call {
     MapCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
+    const bool best = check.flag("exact", exact);
     check.type("key", key, ffi::DataType::U32, "uint32");
     check.require(out.element_type() == x.element_type(), "the result must have the dtype of x");
     const KeyedBatch keyed = KeyedBatch::of(check, key, x, trailing);
@@ -76,7 +77,7 @@ struct MapCall : Call {
     c.batch = keyed.batch;
     c.keys = {key.untyped_data(), 0};
     c.x = {x.untyped_data(), 1};
-    c.first = {exact ? MapOp::kMvueExact : MapOp::kMvueSequential, dtype, nullptr, out.untyped_data(),
+    c.first = {best ? MapOp::kMvueExact : MapOp::kMvueSequential, dtype, nullptr, out.untyped_data(),
                {keyed.batch.rest(), keyed.group.len, keyed.group.inner_size()}, {0, 0}};
     return c;
   }
@@ -119,10 +120,9 @@ struct TileCall : Call {
   }
 
   static TileCall double_prune(const char* target, int64_t first, const ffi::AnyBuffer& w, const ffi::AnyBuffer& out) {
-    TileCall c = of(target, first == 0 ? TileOp::kPruneColumnsFirst : TileOp::kPruneRowsFirst, w, out);
     Check check(target);
-    if (!check.require(first == 0 || first == 1, "first must be 0 or 1, got " + std::to_string(first)))
-      c.error = check.error();
+    TileCall c = of(target, check.flag("first", first) ? TileOp::kPruneRowsFirst : TileOp::kPruneColumnsFirst, w, out);
+    if (!check.ok()) c.error = check.error();
     return c;
   }
 };
@@ -179,13 +179,14 @@ struct PackCall : Call {
     c.strided = strided;
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
+    const bool best = check.flag("exact", exact);
     check.type("key", key, ffi::DataType::U32, "uint32");
     const KeyedBatch keyed = KeyedBatch::of(check, key, x, trailing);
     if (check.ok()) c.check_packed(check, keyed.group, keyed.lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.keys = {key.untyped_data(), 0};
     c.dense = {x.untyped_data(), 1};
-    return c.set(exact ? PackOp::kMvueExact : PackOp::kMvueSequential, dtype, keyed.group, keyed.batch,
+    return c.set(best ? PackOp::kMvueExact : PackOp::kMvueSequential, dtype, keyed.group, keyed.batch,
                  values.untyped_data(), metadata.untyped_data());
   }
 
@@ -299,15 +300,15 @@ struct Product : Call {
   MatmulArgs args{};  // of the first element
   using Call::Call;
 
-  static Product of(const char* target, bool dense_k_last, bool out_packed_last, const ffi::AnyBuffer& values,
+  static Product of(const char* target, int64_t dense_k_last, int64_t out_packed_last, const ffi::AnyBuffer& values,
                     const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
     Product p(target);
     Check check(target);
     MatmulArgs& a = p.args;
     a.in = check.dtype("values", values);
     a.out_dtype = check.dtype("the result", out);
-    a.dense_k_last = dense_k_last;
-    a.out_packed_last = out_packed_last;
+    a.dense_k_last = check.flag("dense_k_last", dense_k_last);
+    a.out_packed_last = check.flag("out_packed_last", out_packed_last);
     check.require(dense.element_type() == values.element_type(), "values and dense must have the same dtype");
     check.require(a.out_dtype == a.in || a.out_dtype == Dtype::kF32,
                   "the result must have the dtype of values, or float32");

@@ -36,9 +36,10 @@ struct Entries {
   uint16_t offsets[kChunk][kBlock / 2];
 };
 
+// Panels follow each other: the sums of number p begin at row p * kRows, its part of D at row p * kDepth.
 struct Scratch {
-  float sums[kCols / kPanel][kRows][kPanel];
-  float panels[kCols / kPanel][kDepth][kPanel];
+  float sums[kCols / kPanel * kRows][kPanel];
+  float panels[kCols / kPanel * kDepth][kPanel];
   float stripe[kWidth][kDepth];
   Entries entries;
 };
@@ -134,7 +135,7 @@ void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t 
       const auto* row = dense + (k0 + k) * a.cols + m.col0;
       for (int64_t c = 0; c < cols; c += kPanel) {
         const int64_t n = cols - c < kPanel ? cols - c : kPanel;
-        float* to = s.panels[c / kPanel][k];
+        float* to = s.panels[c / kPanel * kDepth + k];
         const auto* from = row + c;
         if (n == kPanel) {
           widen<T>(from, kPanel, to);
@@ -154,7 +155,7 @@ void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t 
         for (int64_t k = 0; k < depth; ++k) s.stripe[i][k] = 0.0f;
       }
     }
-    float* to = &s.panels[c / kPanel][0][c % kPanel];
+    float* to = &s.panels[c / kPanel * kDepth][c % kPanel];
     for (int64_t k = 0; k < depth; k += kWidth) transpose(s.stripe[0] + k, kDepth, to + k * kPanel, kPanel);
   }
 }
@@ -243,9 +244,9 @@ void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
       const int64_t r1 = rows - r0 < kChunk ? rows : r0 + kChunk;
       decode<T>(a, m.row0 + r0, m.row0 + r1, k0, k1, s);
       for (int64_t c = 0; c < cols; c += kPanel) {
-        float(*sums)[kPanel] = s.sums[c / kPanel] + r0;
+        float(*sums)[kPanel] = s.sums + c / kPanel * kRows + r0;
         for (int64_t r = 0; r < r1 - r0; r += kTileRows)
-          multiply_tile(s.entries, r, (k1 - k0) / 2, s.panels[c / kPanel][0], sums[r], cols - c, k0 > 0);
+          multiply_tile(s.entries, r, (k1 - k0) / 2, s.panels[c / kPanel * kDepth], sums[r], cols - c, k0 > 0);
         if (k1 == a.depth)
           write_any(a, sums, m.row0 + r0, r1 - r0, m.col0 + c, cols - c < kPanel ? cols - c : kPanel);
       }

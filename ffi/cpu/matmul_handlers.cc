@@ -39,7 +39,8 @@ struct Grid {
 
 ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
                   ffi::AnyBuffer metadata, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
-  const Product p = Product::of("s24_matmul", dense_k_last != 0, out_packed_last != 0, values, metadata, dense, *out);
+  constexpr const char* kName = "s24_matmul";
+  const Product p = Product::of(kName, dense_k_last, out_packed_last, values, metadata, dense, *out);
   if (p.error.failure()) return p.error;
   if (p.empty()) return ffi::Error::Success();
   const MatmulArgs& a = p.args;
@@ -49,8 +50,7 @@ ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed
   }
   const Grid grid(p.batch.count(), a.rows, a.cols, pool.num_threads());
   const int64_t tasks = grid.row_blocks * grid.col_blocks;
-  parallel_for(pool, p.batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch();
+  return parallel_for_with_scratch(kName, pool, p.batch.count() * tasks, [&](int64_t begin, int64_t end, void* scratch) {
     for_each_batch(begin, end, tasks, [&](int64_t b, int64_t task0, int64_t task1) {
       const MatmulArgs one = p.at(b);
       for (int64_t t = task0; t < task1; ++t) {
@@ -63,7 +63,6 @@ ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed
       }
     });
   });
-  return ffi::Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER(kMatmul, Matmul,

@@ -49,6 +49,12 @@ class Check {
     return Dtype::kF32;
   }
 
+  // An attribute that is a choice of two.
+  bool flag(const char* name, int64_t value) {
+    require(value == 0 || value == 1, std::string(name) + " must be 0 or 1, got " + std::to_string(value));
+    return value != 0;
+  }
+
   void type(const char* name, const ffi::AnyBuffer& b, ffi::DataType want, const char* want_name) {
     require(b.element_type() == want, std::string(name) + " must be " + want_name);
   }

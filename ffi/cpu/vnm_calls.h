@@ -15,8 +15,9 @@ struct VnmShape {
   static VnmShape of(Check& check, const Dims& dense, int64_t trailing, int64_t v, int64_t m) {
     VnmShape s;
     check.require(trailing == 0 || trailing == 1, "trailing must be 0 or 1, got " + std::to_string(trailing));
-    check.require(v >= kVnmLanes && v <= kVnmMaxV && v % kVnmLanes == 0 && m >= 4 && m <= kVnmMaxM,
-                  "no kernels for v=" + std::to_string(v) + ", m=" + std::to_string(m));
+    check.require(is_vnm_height(v), "v=" + std::to_string(v) + " has no kernels; v must be 16, 32, 64, 128 or 256");
+    check.require(m >= kVnmMinM && m <= kVnmMaxM, "m=" + std::to_string(m) + " has no kernels; m must be from " +
+                                                      std::to_string(kVnmMinM) + " to " + std::to_string(kVnmMaxM));
     if (!check.require(dense.size() >= 2, "needs two dimensions, got " + text(dense)) || !check.ok()) return s;
     s.depth_last = trailing == 0;
     s.rows = dense[dense.size() - 1 - (s.depth_last ? 1 : 0)];
@@ -78,11 +79,11 @@ struct VnmCall : Call {
     const VnmShape s = VnmShape::of(check, dims_of(x), trailing, v, m);
     check.shape("the result", mask, dims_of(x));
     check.type("the result", mask, ffi::DataType::PRED, "bool");
-    check_exact(check, s, exact != 0);
+    const bool best = check_exact(check, s, exact);
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data()};
     c.mask = {mask.untyped_data()};
-    return c.set(VnmOp::kMask, dtype, exact != 0, s, Batch(leading(dims_of(x), 2), {}));
+    return c.set(VnmOp::kMask, dtype, best, s, Batch(leading(dims_of(x), 2), {}));
   }
 
   static VnmCall pack(const char* target, int64_t trailing, int64_t v, int64_t m, int64_t exact, const ffi::AnyBuffer& x,
@@ -92,11 +93,11 @@ struct VnmCall : Call {
     const Dtype dtype = check.dtype("x", x);
     const VnmShape s = VnmShape::of(check, dims_of(x), trailing, v, m);
     const Dims lead = leading(dims_of(x), 2);
-    check_exact(check, s, exact != 0);
+    const bool best = check_exact(check, s, exact);
     if (check.ok()) parts.check(check, s, lead, lead, lead, x.element_type());
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data()};
-    return c.set(VnmOp::kPack, dtype, exact != 0, s, Batch(lead, {}), &parts);
+    return c.set(VnmOp::kPack, dtype, best, s, Batch(lead, {}), &parts);
   }
 
   static VnmCall pack_masked(const char* target, int64_t trailing, int64_t v, int64_t m, const ffi::AnyBuffer& x,
@@ -192,8 +193,11 @@ struct VnmCall : Call {
     return *this;
   }
 
-  static void check_exact(Check& check, const VnmShape& s, bool exact) {
-    check.require(!exact || s.m <= kVnmMaxExactM, "no exhaustive search for m=" + std::to_string(s.m));
+  static bool check_exact(Check& check, const VnmShape& s, int64_t exact) {
+    const bool best = check.flag("exact", exact);
+    check.require(!best || s.m <= kVnmMaxExactM, "an exhaustive search takes m up to " + std::to_string(kVnmMaxExactM) +
+                                                      ", got m=" + std::to_string(s.m) + "; use exact=0");
+    return best;
   }
 };
 
@@ -202,15 +206,15 @@ struct VnmProduct : Call {
   VnmShape shape;
   using Call::Call;
 
-  static VnmProduct of(const char* target, int64_t v, int64_t m, bool dense_k_last, bool out_packed_last,
+  static VnmProduct of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                        const VnmParts& parts, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
     VnmProduct c(target);
     Check check(target);
     MatmulArgs& p = c.args.product;
     p.in = check.dtype("values", parts.values);
     p.out_dtype = check.dtype("the result", out);
-    p.dense_k_last = dense_k_last;
-    p.out_packed_last = out_packed_last;
+    p.dense_k_last = check.flag("dense_k_last", dense_k_last);
+    p.out_packed_last = check.flag("out_packed_last", out_packed_last);
     check.require(p.out_dtype == p.in || p.out_dtype == Dtype::kF32, "the result must have the dtype of values, or float32");
     const Dims d = dims_of(dense), values = dims_of(parts.values);
     check.require(values.size() >= 2 && d.size() >= 2, "operands need two dimensions");

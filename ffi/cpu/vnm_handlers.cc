@@ -56,7 +56,7 @@ ffi::Error VnmUnpack(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t 
 ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
                      ffi::Result<ffi::AnyBuffer> out) {
-  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last != 0, out_packed_last != 0,
+  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
                                       {values, metadata, columns}, dense, *out);
   if (c.error.failure()) return c.error;
   if (c.empty()) return ffi::Error::Success();
@@ -71,8 +71,7 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
   while (height > v && c.batch.count() * col_blocks * ceil_div(p.rows, height) < 4 * pool.num_threads())
     height = ceil_div(height / v, 2) * v;
   const int64_t row_blocks = ceil_div(p.rows, height), tasks = row_blocks * col_blocks;
-  parallel_for(pool, c.batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch();
+  return parallel_for_with_scratch(c.target, pool, c.batch.count() * tasks, [&](int64_t begin, int64_t end, void* scratch) {
     for_each_batch(begin, end, tasks, [&](int64_t b, int64_t task0, int64_t task1) {
       const VnmMatmulArgs one = c.at(b);
       for (int64_t t = task0; t < task1; ++t) {
@@ -82,7 +81,6 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
       }
     });
   });
-  return ffi::Error::Success();
 }
 
 ffi::Error VnmSampled(ffi::ThreadPool pool, int64_t v, int64_t m, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer metadata,
@@ -93,8 +91,7 @@ ffi::Error VnmSampled(ffi::ThreadPool pool, int64_t v, int64_t m, ffi::AnyBuffer
   const int64_t height = std::min(v, kSampledRows), per_block = ceil_div(v, height), strips = p.rows / v * per_block;
   const int64_t groups = p.cols / m, tasks = strips * ceil_div(groups, kSampledGroups);
   if (tasks == 0) return ffi::Error::Success();
-  parallel_for(pool, c.batch.count() * tasks, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch();
+  return parallel_for_with_scratch(c.target, pool, c.batch.count() * tasks, [&](int64_t begin, int64_t end, void* scratch) {
     for_each_batch(begin, end, tasks, [&](int64_t n, int64_t task0, int64_t task1) {
       const SampledArgs one = c.at(n);
       for (int64_t t = task0; t < task1; ++t) {
@@ -106,7 +103,6 @@ ffi::Error VnmSampled(ffi::ThreadPool pool, int64_t v, int64_t m, ffi::AnyBuffer
       }
     });
   });
-  return ffi::Error::Success();
 }
 
 #define S24_VNM_BINDING \

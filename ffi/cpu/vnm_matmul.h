@@ -19,7 +19,7 @@ constexpr int kGatheredGroups = 24;
 constexpr int kFills = kCols / kPanel;
 
 struct VnmScratch {
-  Scratch parts;  // its panels are one that is kFills times as deep, its sums are those of one panel
+  Scratch parts;  // its panels are one that is kFills times as deep, its sums those of as many times the rows
   float gathered[4 * kGatheredGroups][kPanel];
 };
 
@@ -111,7 +111,7 @@ void fill_deep_panel(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int6
   for (int64_t i = ceil_div(k1 - k0, kDepth) - 1; i >= 0; --i) {
     const int64_t from = k0 + i * kDepth;
     fill_panels<T>(a, m, from, k1 - from < kDepth ? k1 : from + kDepth, s);
-    if (i > 0) __builtin_memcpy(s.panels[i], s.panels[0], sizeof s.panels[0]);
+    if (i > 0) __builtin_memcpy(s.panels[i * kDepth], s.panels[0], kDepth * sizeof s.panels[0]);
   }
 }
 
@@ -125,13 +125,13 @@ void vnm_matmul_panel(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& 
     const int64_t g1 = groups - g0 < deep ? groups : g0 + deep;
     fill_deep_panel<T>(p, m, g0 * a.m, g1 * a.m, s);
     for (int64_t row = m.row0; row < m.row1; row += a.v) {
-      float(*sums)[kPanel] = s.sums[0] + (groups > deep ? row - m.row0 : 0);
+      float(*sums)[kPanel] = s.sums + (groups > deep ? row - m.row0 : 0);
       for (int64_t g = g0; g < g1; g += kGatheredGroups) {
         const int64_t end = g1 - g < kGatheredGroups ? g1 : g + kGatheredGroups;
         const uint8_t* columns = a.columns + (row / a.v * groups + g) * 4;
         for (int64_t i = 0; i < 4 * (end - g); ++i) {
           const int64_t column = columns[i] < a.m ? columns[i] : a.m - 1;
-          __builtin_memcpy(scratch.gathered[i], s.panels[0][(g - g0 + i / 4) * a.m + column], sizeof scratch.gathered[i]);
+          __builtin_memcpy(scratch.gathered[i], s.panels[(g - g0 + i / 4) * a.m + column], sizeof scratch.gathered[i]);
         }
         for (int64_t r = row; r < row + a.v; r += kVnmTileRows) {
           const PackedRows<typename T::Bits> rows = {

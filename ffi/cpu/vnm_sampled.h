@@ -19,7 +19,7 @@ constexpr int kSampledVectors = 8;
 struct SampledScratch {
   Scratch parts;  // its panels hold A, its sums those of all columns
   float wide[kSampledVectors][kBlock];
-  float* sums(int64_t column) { return parts.sums[0][0] + column * kPanel; }
+  float* sums(int64_t column) { return parts.sums[column]; }
 };
 
 static_assert(sizeof(SampledScratch) <= kMatmulScratch, "scratch");
@@ -77,7 +77,7 @@ void sample_groups(const SampledArgs& a, const uint8_t* columns, int64_t groups,
       const char* const next = reinterpret_cast<const char*>(row_of(i + kColumns + c < all ? i + kColumns + c : i));
       for (int64_t n = 0; n < depth * int64_t(sizeof(Bits)); n += 64) __builtin_prefetch(next + n, 0, 3);
     }
-    sample<kVectors>(s.parts.panels[0][0], depth, rows, s.sums(i), k0 > 0);
+    sample<kVectors>(s.parts.panels[0], depth, rows, s.sums(i), k0 > 0);
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <dlfcn.h>
 
-#include <list>
 #include <map>
 #include <mutex>
 
@@ -70,6 +69,7 @@ struct Plan {
   Opaque sparse{}, dense{}, out{}, product{}, selection{}, plan{};
   int made = 0;  // of the above, in this order
   Needs needs;
+  std::mutex launching;
 
   ~Plan() {
     if (made > 5) library->MatmulPlanDestroy(&plan);
@@ -79,6 +79,11 @@ struct Plan {
   }
 
   void make(const PlanKey& k) {
+    if (k.activation < Epilogue::kNone || k.activation > Epilogue::kGelu) {
+      needs.error = "cuSPARSELt: activation=" + std::to_string(int64_t(k.activation)) +
+                    " is unknown; use 0 (none), 1 (ReLU) or 2 (GELU)";
+      return;
+    }
     const Library& L = *library;
     const int d_order = k.dense_k_last ? kColumnMajor : kRowMajor, o_order = k.out_packed_last ? kColumnMajor : kRowMajor;
     Calls calls;
@@ -103,6 +108,11 @@ struct Plan {
     if (ready) {
       calls(L.MatmulAlgGetAttribute(handle, &selection, kAlgorithmMaxId, &needs.algorithms, sizeof(int)),
             "MatmulAlgGetAttribute");
+      if (calls.ok() && (k.algorithm < -1 || k.algorithm >= needs.algorithms)) {
+        needs.error = "cuSPARSELt: algorithm=" + std::to_string(k.algorithm) + " does not exist for this product; use -1 (" +
+                      "its own choice) or 0 to " + std::to_string(needs.algorithms - 1);
+        return;
+      }
       const int id = int(k.algorithm);
       if (id >= 0) calls(L.MatmulAlgSetAttribute(handle, &selection, kAlgorithmId, &id, sizeof id), "MatmulAlgSetAttribute");
       size_t workspace = 0, compressed = 0, temporary = 0;
@@ -128,21 +138,13 @@ struct Plan {
   }
 };
 
-constexpr size_t kMostPlans = 1024;
-
-// Of the process, with the lock under which every function of the library is called, products too: whether two threads may
-// use one plan at once is not documented. Never destroyed: at exit the driver may be gone before this module.
+// Of the process. Never destroyed: at exit the driver may be gone before this module.
 struct State {
-  std::mutex mutex;
+  std::mutex making;  // held while the library is opened, starts or makes a plan
   Library functions;
-  std::string problem;
   std::map<int, std::unique_ptr<Opaque>> handles;  // by device
-  struct Entry {
-    std::unique_ptr<Plan> plan;
-    std::list<PlanKey>::iterator place;
-  };
-  std::map<PlanKey, Entry> plans;
-  std::list<PlanKey> order;  // used longest ago first
+  std::mutex finding;                              // never held while the library works
+  std::map<PlanKey, std::unique_ptr<Plan>> plans;
 };
 
 State& state() {
@@ -150,7 +152,7 @@ State& state() {
   return *s;
 }
 
-// These with the lock held.
+// These two while making.
 std::string open_library(State& s, const char* path) {
   if (s.functions.opened != nullptr) return "";
   void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -181,13 +183,17 @@ const Opaque* handle_of(State& s, int device, std::string& error) {
   return handle.get();
 }
 
-// Null, and an error, if there can be none. It may be gone when the lock is released.
-const Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
+Plan* find_plan(State& s, const PlanKey& key) {
+  std::lock_guard<std::mutex> lock(s.finding);
   const auto found = s.plans.find(key);
-  if (found != s.plans.end()) {
-    s.order.splice(s.order.end(), s.order, found->second.place);
-    return found->second.plan.get();
-  }
+  return found == s.plans.end() ? nullptr : found->second.get();
+}
+
+// Null, and an error, if there can be none.
+Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
+  if (Plan* const known = find_plan(s, key)) return known;
+  std::lock_guard<std::mutex> making(s.making);
+  if (Plan* const known = find_plan(s, key)) return known;  // made while this thread waited
   error = open_library(s, nullptr);
   if (!error.empty()) return nullptr;
   const Opaque* handle = handle_of(s, key.device, error);
@@ -198,26 +204,21 @@ const Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   plan->make(key);
   error = plan->needs.error;
   if (!error.empty()) return nullptr;
-  if (s.plans.size() >= kMostPlans) {
-    s.plans.erase(s.order.front());
-    s.order.pop_front();
-  }
-  const Plan* made = plan.get();
-  s.plans[key] = {std::move(plan), s.order.insert(s.order.end(), key)};
-  return made;
+  std::lock_guard<std::mutex> finding(s.finding);
+  return (s.plans[key] = std::move(plan)).get();
 }
 
 }  // namespace
 
 std::string load_cusparselt(const char* path) {
   State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  std::lock_guard<std::mutex> lock(s.making);
   return open_library(s, path);
 }
 
 int cusparselt_version() {
   State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  std::lock_guard<std::mutex> lock(s.making);
   int device = 0, version = 0;
   std::string error = open_library(s, nullptr);
   if (!error.empty() || cudaGetDevice(&device) != cudaSuccess) return 0;
@@ -226,21 +227,20 @@ int cusparselt_version() {
 }
 
 Needs cusparselt_needs(const PlanKey& key) {
-  State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
   Needs failed;
-  const Plan* plan = plan_of(s, key, failed.error);
+  const Plan* plan = plan_of(state(), key, failed.error);
   return plan == nullptr ? failed : plan->needs;
 }
 
-std::string cusparselt_matmul(const PlanKey& key, const void* compressed, const void* dense, void* out, void* workspace,
-                              cudaStream_t stream) {
-  State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);
+std::string cusparselt_matmul(const PlanKey& key, const void* compressed, int64_t compressed_bytes, const void* dense, void* out,
+                              void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   std::string error;
-  const Plan* plan = plan_of(s, key, error);
+  Plan* const plan = plan_of(state(), key, error);
   if (plan == nullptr) return error;
+  error = plan->needs.misfit(compressed_bytes, workspace_bytes);
+  if (!error.empty()) return error;
   const float one = 1.0f, zero = 0.0f;
+  std::lock_guard<std::mutex> lock(plan->launching);
   Calls calls;
   calls(plan->library->Matmul(plan->handle, &plan->plan, &one, compressed, dense, &zero, out, out, workspace, &stream, 1),
         "Matmul");

@@ -86,24 +86,27 @@ struct LibraryCall {
 
   static LibraryCall of(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
                         int64_t algorithm, const ffi::AnyBuffer& compressed, const ffi::AnyBuffer& dense,
-                        const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out) {
+                        const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out, const ffi::AnyBuffer& workspace) {
     LibraryCall call;
     Check check(kMatmul);
     const Dims c = dims_of(compressed), d = dims_of(dense), o = dims_of(out);
     if (!check.require(c.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions"))
       return call.error = check.error(), call;
-    const int64_t depth = 2 * c.back(), rows = out_packed_last ? o.back() : o[o.size() - 2];
-    const int64_t cols = out_packed_last ? o[o.size() - 2] : o.back();
+    const bool k_last = check.flag("dense_k_last", dense_k_last), packed_last = check.flag("out_packed_last", out_packed_last);
+    const int64_t depth = 2 * c.back(), rows = packed_last ? o.back() : o[o.size() - 2];
+    const int64_t cols = packed_last ? o[o.size() - 2] : o.back();
     const Type in = operands_type(check, "the compressed matrix", compressed, depth);
     const Type result = Type::of(check, "the result", out);
     check.require(dense.element_type() == compressed.element_type(), "both operands must have the same dtype");
     check.require(in.float8() ? !result.float8() : result.type == in.type,
                   "the result must have the dtype of the operands, or of 8-bit ones a wider one");
-    check.require(!in.float8() || dense_k_last != 0, "float8_e4m3fn needs both operands contiguous along K");
+    check.require(!in.float8() || k_last, "float8_e4m3fn needs both operands contiguous along K");
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2);
+    check.require(rest.size() <= 1, "takes one bias after both operands, got " + std::to_string(rest.size()));
+    check.type("the workspace", workspace, ffi::DataType::U8, "uint8");
     const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
     check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(rows, in.bytes), depth / 2));
-    check.shape("dense", d, dense_k_last ? of_lead(d_lead, cols, depth) : of_lead(d_lead, depth, cols));
+    check.shape("dense", d, k_last ? of_lead(d_lead, cols, depth) : of_lead(d_lead, depth, cols));
     Dims lead = check.broadcast("both operands", c_lead, d_lead), b_lead = lead;
     if (rest.size() > 0) {
       const ffi::AnyBuffer b = *rest.get<ffi::AnyBuffer>(0);
@@ -125,8 +128,8 @@ struct LibraryCall {
     call.dense_bytes = depth * cols * in.bytes;
     call.bias_bytes = rows * result.bytes;
     call.out_bytes = rows * cols * result.bytes;
-    call.key = {device, rows, depth, cols, dense_k_last != 0, out_packed_last != 0, in.type, result.type,
-                Epilogue(activation), call.bias.data, algorithm};
+    call.key = {device,      rows,        depth, cols, k_last, packed_last, in.type, result.type, Epilogue(activation),
+                call.bias.data, algorithm};
     return call;
   }
 
@@ -141,18 +144,15 @@ struct LibraryCall {
 ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation, int64_t algorithm,
                       ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c =
-      LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out);
+  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
+                                        *workspace);
   if (c.error.failure() || c.empty() || c.key.depth == 0) return c.error;
   Check check(kMatmul);
   for (int64_t b = 0; b < (c.bias.data == nullptr ? 1 : c.batch.count()); ++b) {
     const Needs needs = cusparselt_needs(c.key_at(b));
     if (!needs.error.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + needs.error);
-    check.require(c.compressed_bytes >= needs.compressed, "the compressed matrix needs " + std::to_string(needs.compressed) +
-                                                              " bytes, got " + std::to_string(c.compressed_bytes));
-    check.require(int64_t(workspace->size_bytes()) >= needs.workspace,
-                  "the workspace needs " + std::to_string(needs.workspace) + " bytes, got " +
-                      std::to_string(workspace->size_bytes()));
+    const std::string misfit = needs.misfit(c.compressed_bytes, int64_t(workspace->size_bytes()));
+    check.require(misfit.empty(), misfit);
   }
   return check.ok() ? ffi::Error::Success() : check.error();
 }
@@ -160,14 +160,14 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
 ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
                    int64_t algorithm, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c =
-      LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out);
+  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
+                                        *workspace);
   if (c.error.failure() || c.empty()) return c.error;
   if (c.key.depth == 0) return status(kMatmul, cudaMemsetAsync(c.out, 0, size_t(c.batch.count() * c.out_bytes), stream));
   for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const std::string why = cusparselt_matmul(c.key_at(b), c.compressed.at(c.batch, b, c.compressed_bytes),
+    const std::string why = cusparselt_matmul(c.key_at(b), c.compressed.at(c.batch, b, c.compressed_bytes), c.compressed_bytes,
                                               c.dense.at(c.batch, b, c.dense_bytes), at_bytes(c.out, b * c.out_bytes),
-                                              workspace->untyped_data(), stream);
+                                              workspace->untyped_data(), int64_t(workspace->size_bytes()), stream);
     if (!why.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + why);
   }
   return ffi::Error::Success();

@@ -18,7 +18,8 @@ struct GatedCall : Call {
     GatedCall c(target);
     Check check(target);
     const size_t tail = matrices || transposed || dz_transposed ? 2 : 0;
-    c.args = {check.dtype("gate", gate), gelu ? Activation::kGelu : Activation::kSilu, transposed != 0, dz_transposed != 0,
+    c.args = {check.dtype("gate", gate), check.flag("gelu", gelu) ? Activation::kGelu : Activation::kSilu,
+              check.flag("transposed", transposed), check.flag("dz_transposed", dz_transposed),
               gate.untyped_data(), up.untyped_data(), nullptr, nullptr, nullptr, nullptr, 1, 1};
     check.require(dims_of(gate).size() >= tail, "gate needs two dimensions, got shape " + text(dims_of(gate)));
     if (!check.ok()) return c.error = check.error(), c;

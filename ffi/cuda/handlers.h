@@ -41,5 +41,14 @@ inline cudaError_t finish(const PackCall& c, int64_t b, cudaStream_t stream) {
   return c.rows == 0 ? cudaSuccess : write_behind(a.values, a.metadata, c.rows, c.depth, stream);
 }
 
+// One array packed along its rows and along its columns: the loop over its batch is one, and compressed matrices have a
+// batch of their own.
+inline ffi::Error check_both(const PackCall& rows, const PackCall& columns) {
+  if (rows.error.failure()) return rows.error;
+  if (columns.error.failure()) return columns.error;
+  if (rows.batch.count() == columns.batch.count()) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument(std::string(rows.target) + ": both values must be compressed matrices, or neither");
+}
+
 }  // namespace cuda
 }  // namespace s24

@@ -35,19 +35,22 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t (&slots)[k
   return within - own + (warp == 0 ? 0 : before);
 }
 
-// A thread takes the scores from `begin`, as many as are in registers.
+// A thread takes the scores from `begin`, as many as are in registers. Scores count as the nearest number of [0, 2^bits), so
+// that there are always n places: more than n scores above all bits would be written past the end, negative ones nowhere.
 __global__ void __launch_bounds__(kSearchers) highest(const int32_t* scores, int32_t* places, unsigned count, unsigned n,
                                                     int bits) {
   __shared__ uint32_t slots[2][kWarps];
   const unsigned each = (count + kSearchers - 1) / kSearchers;
   const unsigned begin = min(threadIdx.x * each, count), end = min(begin + each, count);
+  const int32_t most = int32_t((uint32_t{1} << bits) - 1u);
+  const auto score_at = [&](unsigned i) { return min(max(scores[i], 0), most); };
   int32_t held[kHeld];
   S24_UNROLL
-  for (unsigned i = 0; i < kHeld; ++i) held[i] = begin + i < end ? scores[begin + i] : -1;
+  for (unsigned i = 0; i < kHeld; ++i) held[i] = begin + i < end ? score_at(begin + i) : -1;
   const auto for_own = [&](auto work) {
     S24_UNROLL
     for (unsigned i = 0; i < kHeld; ++i) work(begin + i, held[i]);
-    for (unsigned i = begin + kHeld; i < end; ++i) work(i, scores[i]);
+    for (unsigned i = begin + kHeld; i < end; ++i) work(i, score_at(i));
   };
   // The largest number that n scores reach, from its highest bit down.
   int32_t least = 0;

@@ -96,7 +96,10 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
   const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
   KeptInput next;
   if (inside) next.read(a, first_at(n), step);
-  if (threadIdx.x < S::kInner) ranks[threadIdx.x] = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
+  if (threadIdx.x < S::kInner) {
+    const int32_t rank = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
+    ranks[threadIdx.x] = rank < a.dense_rows ? rank : -1;
+  }
   __syncthreads();
   uint32_t dense = 0;
   S24_UNROLL

@@ -73,8 +73,8 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   KeptCall c = KeptCall::of(check, kName, values, metadata);
   if (!check.ok()) return check.error();
   KeptArgs& a = c.args;
-  a.slope = relu ? Slope::kRelu : Slope::kSquaredRelu;
-  a.strided = strided != 0;
+  a.slope = check.flag("relu", relu) ? Slope::kRelu : Slope::kSquaredRelu;
+  a.strided = check.flag("strided", strided);
   const Dims d = dims_of(dy2), r = dims_of(ranks), few = dims_of(*y2_dense);
   check.type("ranks", ranks, ffi::DataType::S32, "int32");
   if (!check.require(d.size() >= 2 && !r.empty() && few.size() >= 2, "dy2 and dense rows need two dimensions, ranks one"))
@@ -99,6 +99,7 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
   for (const ffi::AnyBuffer& b : {dy2, *dy1, *y2_values, *dy1_values, *y2_dense, *dy1_dense})
     check.require(b.element_type() == values.element_type(), "all arrays must have the dtype of values");
   if (!check.ok()) return check.error();
+  a.dense_rows = dense;
   c.batch = Batch(lead, {v_lead, m_lead, d_lead, r_lead}, lead.size());
   const int64_t total = a.tokens * a.features;  // bytes of packed values
   const auto along = [&](int64_t b, const Values& form, ffi::AnyBuffer& v, ffi::AnyBuffer& m, ffi::AnyBuffer& few) {

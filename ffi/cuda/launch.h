@@ -36,7 +36,7 @@ struct PackedGradients {
 // What follows from a packed Y2 that was kept for the backward pass, (tokens, features) along its features, and dY2 of the
 // same shape: dY1 on its support, with its metadata; and both cut to the two largest of four tokens, packed along these.
 // Tokens of a group are neighbours or, if strided, a quarter of all apart. Features with ranks[i] >= 0 also go dense to
-// row ranks[i] of (ranks, tokens), in the order of packed tokens.
+// row ranks[i] of (dense_rows, tokens), in the order of packed tokens; ranks without such a row count as negative.
 // behind: the metadata in cuSPARSELt's order for sm_90, rows padded to 64; null: not asked for.
 struct AlongTokens {
   void* values;
@@ -49,7 +49,7 @@ struct KeptArgs {
   Dtype dtype;
   Slope slope;
   bool strided;
-  int64_t tokens, features;
+  int64_t tokens, features, dense_rows;
   const void* values;
   const uint8_t* metadata;
   const void* dy2;
@@ -68,7 +68,8 @@ cudaError_t launch_kept(const KeptArgs& args, cudaStream_t stream);
 cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, uint8_t* behind,
                                 cudaStream_t stream);
 
-// places: ascending, those of the n largest of `count` scores below 2^bits and not negative; of equal ones the first.
+// places: ascending, those of the n largest of `count` scores, from 0 to 2^bits - 1 (others count as the nearest of these); of
+// equal ones the first.
 cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
 
 // V:N:M activations (tokens, features), packed along their features, packed to the same pattern along their tokens: tokens of

@@ -12,8 +12,7 @@ ffi::Error run(cudaStream_t stream, const char* target, const ffi::AnyBuffer& x,
                const ffi::AnyBuffer& metadata, F pack) {
   const PackCall rows = PackCall::masked(target, 0, x, mask, row_values, row_metadata);
   const PackCall columns = PackCall::masked(target, 1, x, mask, values, metadata);
-  if (rows.error.failure()) return rows.error;
-  if (columns.error.failure()) return columns.error;
+  if (ffi::Error error = check_both(rows, columns); error.failure()) return error;
   for (int64_t b = 0; b < columns.batch.count(); ++b) {
     cudaError_t e = pack(rows.at(b), columns.at(b));
     if (e == cudaSuccess) e = finish(rows, b, stream);

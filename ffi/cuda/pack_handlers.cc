@@ -35,9 +35,10 @@ ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer
 ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                        ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> counts) {
   constexpr const char* kName = "s24_pack_counted";
-  const PackCall c = PackCall::plain(kName, squared ? PackOp::kSquaredRelu : PackOp::kPlain, 0, x, *values, *metadata);
-  if (c.error.failure()) return c.error;
   Check check(kName);
+  const PackOp op = check.flag("squared", squared) ? PackOp::kSquaredRelu : PackOp::kPlain;
+  const PackCall c = PackCall::plain(kName, op, 0, x, *values, *metadata);
+  if (c.error.failure()) return c.error;
   Dims parts = dims_of(x);
   const int64_t features = parts.back(), tokens = parts.size() < 2 ? 0 : parts[parts.size() - 2];
   check.require(c.dtype != Dtype::kF32 && parts.size() >= 2 && tokens % kKeptTokens == 0 && features % 8 == 0,
@@ -65,10 +66,7 @@ ffi::Error SquaredReluPackBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::Resul
   constexpr const char* kName = "s24_squared_relu_pack_both";
   const PackCall rows = PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata);
   const PackCall columns = PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata);
-  if (rows.error.failure()) return rows.error;
-  if (columns.error.failure()) return columns.error;
-  if (rows.batch.count() != columns.batch.count())
-    return ffi::Error::InvalidArgument(std::string(kName) + ": both results must be compressed matrices, or neither");
+  if (ffi::Error error = check_both(rows, columns); error.failure()) return error;
   for (int64_t b = 0; b < rows.batch.count(); ++b) {
     cudaError_t e = launch_squared_relu_both(rows.at(b), columns.at(b), stream);
     if (e == cudaSuccess) e = finish(rows, b, stream);

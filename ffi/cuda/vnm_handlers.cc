@@ -59,7 +59,7 @@ ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m
 ffi::Error VnmMatmul(cudaStream_t stream, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
                      ffi::Result<ffi::AnyBuffer> out) {
-  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last != 0, out_packed_last != 0,
+  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
                                       {values, metadata, columns}, dense, *out);
   if (c.error.failure()) return c.error;
   if (c.empty()) return ffi::Error::Success();
@@ -80,8 +80,8 @@ ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided,
   Check check(target);
   RepackArgs a{};
   a.dtype = check.dtype("values", values);
-  a.strided = strided != 0;
-  a.collected = collected != 0;
+  a.strided = check.flag("strided", strided);
+  a.collected = check.flag("collected", collected);
   a.v = v;
   a.m = m;
   const VnmParts from = {values, metadata, columns}, to = {*along_values, *along_metadata, *along_columns};

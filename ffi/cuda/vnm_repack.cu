@@ -104,6 +104,7 @@ bool fits_vnm_repack(const RepackArgs& a) {
 }
 
 cudaError_t launch_vnm_repack(const RepackArgs& a, cudaStream_t stream) {
+  if (a.tokens * a.features == 0) return cudaSuccess;
   return a.dtype == Dtype::kBF16 ? launch<BF16>(a, stream) : launch<F16>(a, stream);
 }
 

@@ -207,6 +207,7 @@ cudaError_t launch_vnm_tiles(const VnmArgs& a, cudaStream_t stream) {
 }
 
 cudaError_t launch_vnm_squared_relu(const VnmArgs& a, cudaStream_t stream) {
+  if (a.outer * a.rows * a.depth == 0) return cudaSuccess;
   return a.dtype == Dtype::kBF16 ? launch<VnmOp::kPack, true, BF16, true>(a, stream)
                                  : launch<VnmOp::kPack, true, F16, true>(a, stream);
 }

@@ -1,28 +1,66 @@
-"""Programs in C++ that check themselves."""
+"""Programs in C++ that check themselves, and what they are linked with."""
 
+import functools
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
+KERNELS = ["-O0", "-fPIC", "-x", "c++", "-include", str(HERE / "emulated/instructions.h")]
 
 
 @pytest.fixture(scope="session")
-def counts(tmp_path_factory):
-    """`counts(source, *flags)`: compiles and runs a program; the number after each name that it prints."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+def compiler() -> list[str]:
+    """The command of a C++ compiler, and flags for all that is compiled here."""
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if found is None:
         pytest.skip("needs a C++ compiler")
+    return [*found.split(), *FLAGS]
+
+
+def compile_to(output: Path, *command) -> Path:
+    """Runs a compiler; its messages are those of the failure."""
+    done = subprocess.run([*map(str, command), "-o", str(output)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture(scope="session")
+def kernels(compiler, tmp_path_factory):
+    """`kernels(*names)`: objects of CUDA kernels for a CPU, each compiled once."""
+    folder = tmp_path_factory.mktemp("kernels")
+
+    @functools.cache
+    def compile_one(name):
+        source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
+        return compile_to(folder / f"{name}.o", *compiler, *KERNELS, "-c", source)
+
+    def compile_all(*names):
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(compile_one, names))
+
+    return compile_all
+
+
+@pytest.fixture(scope="session")
+def fake_cusparselt(compiler, tmp_path_factory) -> Path:
+    """A library with the functions of cuSPARSELt, which says how it was used."""
+    output = tmp_path_factory.mktemp("fake") / "libcusparseLt.so.0"
+    return compile_to(output, *compiler, "-O1", "-shared", "-fPIC", HERE / "fake_cusparselt.cc")
+
+
+@pytest.fixture(scope="session")
+def counts(compiler, tmp_path_factory):
+    """`counts(source, *flags)`: compiles and runs a program; the number after each name that it prints."""
 
     def run(source, *flags):
-        program = tmp_path_factory.mktemp("native") / Path(source).stem
-        fixed = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas"]
-        command = [*compiler.split(), *fixed, *flags, str(HERE / source), "-o", str(program)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        output = tmp_path_factory.mktemp("native") / Path(source).stem
+        program = compile_to(output, *compiler, "-O1", HERE / source, *flags)
         printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
         return {name: int(wrong) for name, wrong in (line.rsplit(" ", 1) for line in printed.splitlines())}
 

@@ -32,6 +32,7 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
   std::vector<uint8_t> metadata(all / 8, 0);
   std::vector<int32_t> ranks(size_t(features), -1);
   for (int32_t r = 0; r < int32_t(dense); ++r) ranks[size_t(features - 1 - 3 * (dense - r))] = r;
+  ranks[1] = int32_t(dense), ranks[2] = INT32_MAX;  // no rows of the result
   for (uint16_t& d : dy2) d = draw<T>(false);
   std::vector<uint16_t> want_dy1(all / 2);
   for (size_t n = 0; n < all / 4; ++n) {
@@ -57,7 +58,7 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
         uint16_t x[4], keep[4];
         for (int64_t j = 0; j < 4; ++j) {
           x[j] = from[size_t((strided ? q + j * (tokens / 4) : 4 * q + j) * features + f)];
-          if (ranks[size_t(f)] >= 0) r.dense[size_t(ranks[size_t(f)] * tokens + 4 * q + j)] = x[j];
+          if (ranks[size_t(f)] >= 0 && size_t(ranks[size_t(f)]) < dense) r.dense[size_t(ranks[size_t(f)] * tokens + 4 * q + j)] = x[j];
         }
         keep24<T>(x, keep);
         take_kept<uint16_t>(x, keep, &r.values[size_t(f * (tokens / 2) + 2 * q)]);
@@ -76,7 +77,7 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
   const auto to = [](Results& r) {
     return cuda::AlongTokens{r.values.data(), r.metadata.data(), r.dense.data(), r.behind.data()};
   };
-  cuda::launch_kept({dtype, slope, strided, tokens, features, values.data(), metadata.data(), dy2.data(), ranks.data(),
+  cuda::launch_kept({dtype, slope, strided, tokens, features, int64_t(dense), values.data(), metadata.data(), dy2.data(), ranks.data(),
                      got_dy1.data(), to(got[0]), to(got[1])},
                     nullptr);
   long wrong = got_dy1 != want_dy1;
@@ -125,14 +126,19 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
   report(name + " counted", wrong);
 }
 
-static void highest_case(const std::string& name, size_t count, size_t n, int bits) {
-  std::vector<int32_t> scores(count), places(n, -7), want(count);
-  for (int32_t& s : scores) s = int32_t(random_bits() % (1u << bits));
+// wild: most scores are negative or have more bits than said; they count as the nearest that have not.
+static void highest_case(const std::string& name, size_t count, size_t n, int bits, bool wild = false) {
+  constexpr size_t kBehind = 4096;  // what is not a result
+  std::vector<int32_t> scores(count), places(n + kBehind, -7), want(count), given;
+  for (int32_t& s : scores) s = wild ? int32_t(random_bits()) : int32_t(random_bits() % (1u << bits));
+  given = scores;
+  for (int32_t& s : scores) s = std::clamp(s, 0, int32_t((1u << bits) - 1));
   for (size_t i = 0; i < count; ++i) want[i] = int32_t(i);
   std::stable_sort(want.begin(), want.end(), [&](int32_t a, int32_t b) { return scores[size_t(a)] > scores[size_t(b)]; });
   want.resize(n);
   std::sort(want.begin(), want.end());
-  cuda::launch_highest(scores.data(), places.data(), int64_t(count), int64_t(n), bits, nullptr);
+  want.resize(n + kBehind, -7);
+  cuda::launch_highest(given.data(), places.data(), int64_t(count), int64_t(n), bits, nullptr);
   report(name + " highest", places != want);
 }
 
@@ -141,6 +147,9 @@ int main() {
   highest_case("7 of 7", 7, 7, 5);
   highest_case("3 of 17000", 17000, 3, 15);
   highest_case("300 zeros of 600", 600, 300, 0);
+  highest_case("300 of 600 too large", 600, 300, 1, true);
+  highest_case("17 of 1100 too large", 1100, 17, 30, true);
+  highest_case("900 of 1100 of 31 bits or negative", 1100, 900, 31, true);
 
   // So many tokens that blocks repeat their work, and the last one ends early.
   kept_case<BF16, Slope::kSquaredRelu>("bfloat16 1152x136 strided", Dtype::kBF16, 1152, 136, true);

@@ -1,28 +1,22 @@
 """CUDA kernels as they are written, run thread by thread on a CPU: the bits of the shared core's definitions,
 and exact products. Indices, layouts, synchronisation points and fragments are those of the device."""
 
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-KERNELS = HERE.parent.parent / "ffi/cuda"
 SOURCES = (
     *("maps", "pack_rows", "pack_columns"),
     *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_repack", "vnm_matmul"),
 )
-EMULATED = ["-O0", "-x", "c++", f"-I{HERE / 'emulated'}", "-include", str(HERE / "emulated/instructions.h")]
 
 
 @pytest.fixture(scope="module")
-def report(counts) -> dict[str, int]:
-    return counts("kernel_test.cc", *EMULATED, *(str(KERNELS / f"{name}.cu") for name in SOURCES))
+def report(counts, kernels) -> dict[str, int]:
+    return counts("kernel_test.cc", *kernels(*SOURCES))
 
 
 @pytest.fixture(scope="module")
-def tiles(counts) -> dict[str, int]:
-    names = ("tiles", "pack_both", "pack_rows", "pack_columns")
-    return counts("tile_test.cc", *EMULATED, *(str(KERNELS / f"{name}.cu") for name in names))
+def tiles(counts, kernels) -> dict[str, int]:
+    return counts("tile_test.cc", *kernels("tiles", "pack_both", "pack_rows", "pack_columns"))
 
 
 def of(report, *words) -> dict[str, int]:
@@ -67,8 +61,8 @@ def test_blocks_packed_again_along_the_other_axis(report):
 
 
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
-def test_metadata_for_cusparselt(counts, width):
-    found = of(counts("metadata_test.cc", *EMULATED, str(KERNELS / "metadata.cu")), f"metadata {width}")
+def test_metadata_for_cusparselt(counts, kernels, width):
+    found = of(counts("metadata_test.cc", *kernels("metadata")), f"metadata {width}")
     assert len(found) == 4
     assert not any(found.values()), found
 
@@ -83,18 +77,16 @@ def test_products_are_exact_in_every_layout(report, dtype, kind):
     assert not any(found.values()), found
 
 
-def test_gated_activations_in_either_order_of_memory(counts):
+def test_gated_activations_in_either_order_of_memory(counts, kernels):
     """Values against float64; packed gradients have the bits that packing them by itself gives."""
-    kernels = (str(KERNELS / f"{name}.cu") for name in ("gated", "pack_rows", "pack_columns"))
-    found = counts("gated_test.cc", *EMULATED, *kernels)
+    found = counts("gated_test.cc", *kernels("gated", "pack_rows", "pack_columns"))
     assert len(found) == 8
     assert not any(found.values()), found
 
 
-def test_what_follows_from_kept_activations(counts):
+def test_what_follows_from_kept_activations(counts, kernels):
     """How they are packed and counted; dY1 along features, both cut along tokens, their dense features, and
-    how these are chosen."""
-    kernels = (str(KERNELS / f"{name}.cu") for name in ("pack_counted", "kept_columns", "highest"))
-    found = counts("kept_test.cc", *EMULATED, *kernels)
-    assert len(found) == 13
+    how these are chosen, also of scores that should not be there."""
+    found = counts("kept_test.cc", *kernels("pack_counted", "kept_columns", "highest"))
+    assert len(found) == 16
     assert not any(found.values()), found

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -21,8 +22,9 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+using cudaStream_t = struct CUstream_st*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
+enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct dim3 {
   unsigned x, y, z;
@@ -32,6 +34,16 @@ struct dim3 {
 template <class F>
 cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes) {
   return bytes <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaErrorInvalidConfiguration ? "invalid configuration" : "invalid value"; }
+
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t n, cudaStream_t) { return std::memset(to, byte, n), cudaSuccess; }
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
+  return std::memcpy(to, from, n), cudaSuccess;
 }
 
 namespace emulated {
@@ -190,4 +202,9 @@ T __ldg(const T* p) {
 template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   return a < b ? a : b;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
 }

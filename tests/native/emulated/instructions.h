@@ -10,6 +10,7 @@ namespace cuda {
 
 template <class... P, class... A>
 cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
   emulated::dynamic.assign(shared + 1024, 0xcd);  // what nobody wrote is not zero
   auto body = [&] { kernel(args...); };
   for (unsigned z = 0; z < grid.z; ++z)

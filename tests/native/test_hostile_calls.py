@@ -1,0 +1,96 @@
+"""Every FFI target called with what it must refuse, past the Python layer: an error that names something,
+never a crash. The calls are made in processes of their own, so that a crash is a failure with its name."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jaxlib
+import pytest
+
+from tests.native.conftest import compile_to
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+HANDLERS = ("producer", "pack", "kept", "pack_both", "gated", "matmul", "vnm", "cusparselt")
+# What XLA says before a handler is reached.
+BINDING = re.compile(r"Wrong number of (arguments|results|attributes)|Wrong (attribute|scalar data) type")
+
+
+def outcomes(*libraries) -> dict:
+    """What every call did, in as many processes as it takes to come to the end."""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    made, head, number = [], None, 0
+    while True:
+        command = [sys.executable, "-m", "tests.native.hostile", str(number), *map(str, libraries)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert lines, done.stderr
+        head = lines[0]
+        for line in lines[1:]:
+            if "begun" in line:
+                made.append(line | {"raised": None})
+                number = line["begun"]
+            elif "raised" in line:
+                made[-1]["raised"] = line["raised"]
+        if "all" in lines[-1]:
+            assert len(made) == lines[-1]["all"]
+            return head | {"calls": made}
+        assert made and made[-1]["raised"] is None, done.stderr
+        made[-1]["status"] = done.returncode
+
+
+def check(found: dict) -> None:
+    assert not found["missing"], f"targets without a case in tests/native/hostile.py: {found['missing']}"
+    wrong = []
+    for call in found["calls"]:
+        name, raised = f"{call['target']}: {call['call']}", call["raised"]
+        if raised is None:
+            wrong.append(f"{name}: the process ended with {call['status']}")
+        elif call["right"] and raised:
+            wrong.append(f"{name}: refused: {raised}")
+        elif not call["right"] and not raised:
+            wrong.append(f"{name}: accepted")
+        elif raised and call["target"] not in raised and not BINDING.search(raised):
+            wrong.append(f"{name}: names nothing: {raised}")
+    counted = len(found["calls"])
+    print(f"{counted} calls of {len(found['targets'])} targets")
+    assert not wrong, f"{len(wrong)} of {counted} calls\n" + "\n".join(wrong)
+
+
+def test_targets_of_the_cpu():
+    check(outcomes())
+
+
+@pytest.fixture(scope="module")
+def cuda_targets(compiler, kernels, tmp_path_factory):
+    """A library of CUDA's handlers for a CPU."""
+    folder = tmp_path_factory.mktemp("targets")
+    flags = ["-O0", "-fPIC", "-isystem", Path(jaxlib.__file__).parent / "include"]
+    flags += ["-include", HERE / "emulated/stream.h", "-c"]
+    sources = [ROOT / f"ffi/cuda/{name}_handlers.cc" for name in HANDLERS]
+    sources += [ROOT / "ffi/cuda/cusparselt.cc", HERE / "targets.cc"]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        objects = list(pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *compiler, *flags, s), sources))
+    names = sorted(p.stem for p in (ROOT / "ffi/cuda").glob("*.cu"))
+    return compile_to(
+        folder / "targets.so", *compiler, "-shared", *objects, *kernels(*names), "-ldl", "-pthread"
+    )
+
+
+def test_targets_of_cuda(cuda_targets, fake_cusparselt):
+    """By their kernels run thread by thread on a CPU, and a cuSPARSELt that multiplies nothing."""
+    found = outcomes(cuda_targets, fake_cusparselt)
+    written = {
+        name
+        for source in (ROOT / "ffi/cuda").glob("*_handlers.cc")
+        for name in re.findall(r'"(s24_\w+)"', source.read_text())
+    }
+    assert set(found["targets"]) == written
+    check(found)
