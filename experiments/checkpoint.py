@@ -22,25 +22,35 @@ def plain(tree):
 
 
 def _is_worth_printing(record) -> bool:
-    return "exception was never retrieved" not in record.getMessage()
+    """Not the traceback of a failure in one of orbax's threads, which is raised here as well."""
+    return not record.exc_info and "exception was never retrieved" not in record.getMessage()
 
 
 @contextlib.contextmanager
 def quiet_failure():
-    """Inside, a read that fails does not make the reads that orbax then abandons print a traceback each.
+    """Inside, a read or write that fails does not make those that orbax then abandons print a traceback each.
 
-    These are collected at any later time, so after a failure the silence stays."""
-    before, asyncio_logger = sys.unraisablehook, logging.getLogger("asyncio")
+    These end at any later time, so after a failure the silence stays."""
+    before, loggers = (
+        (sys.unraisablehook, sys.excepthook),
+        [logging.getLogger(n) for n in ("asyncio", "absl")],
+    )
 
-    def hook(unraisable):
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
+    def unraisable(what):
+        if str(what.exc_value) != "Event loop is closed":
+            before[0](what)
 
-    sys.unraisablehook = hook
-    asyncio_logger.addFilter(_is_worth_printing)
+    def raised(kind, value, trace):
+        if str(value) != "Event loop is closed":
+            before[1](kind, value, trace)
+
+    sys.unraisablehook, sys.excepthook = unraisable, raised
+    for logger in loggers:
+        logger.addFilter(_is_worth_printing)
     yield
-    sys.unraisablehook = before
-    asyncio_logger.removeFilter(_is_worth_printing)
+    sys.unraisablehook, sys.excepthook = before
+    for logger in loggers:
+        logger.removeFilter(_is_worth_printing)
 
 
 class Checkpoints:
@@ -58,6 +68,8 @@ class Checkpoints:
         )
 
     def __enter__(self):
+        self._quiet = quiet_failure()
+        self._quiet.__enter__()
         return self
 
     def __exit__(self, kind, *_):
@@ -68,6 +80,8 @@ class Checkpoints:
         except UserError:
             if kind is None:  # else what ended the block says more
                 raise
+        else:
+            self._quiet.__exit__(None, None, None)
 
     @contextlib.contextmanager
     def _writing(self):

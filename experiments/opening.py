@@ -70,11 +70,15 @@ def _why(group: list[Choice]) -> str:
 def text(config: Config, corpus: Corpus) -> str:
     """Files, tokens and parameters, in one line."""
     known, data = corpus.statistics, config.data
-    params = nnx.state(nnx.eval_shape(lambda: decoder.create(config, VOCABULARY)), nnx.Param)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
     reads = config.train.steps * data.batch * data.seq
     return (
         f"{corpus.name}: {known['files']:,} files, {known['bytes']:,} tokens for training, "
         f"{known['validation_bytes']:,} for validation; the run reads {reads:,}, "
-        f"{reads / known['bytes']:.2g} times the text; {count:,} parameters"
+        f"{reads / known['bytes']:.2g} times the text; {parameters(config):,} parameters"
     )
+
+
+def parameters(config: Config) -> int:
+    """How many the model has."""
+    params = nnx.state(nnx.eval_shape(lambda: decoder.create(config, VOCABULARY)), nnx.Param)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -51,8 +51,8 @@ def check_new(out: Path, config: Config, resume: bool):
 def alone(out: Path):
     """Holds the run folder, which need not exist yet, against every other process (process 0 only).
 
-    The lock is that of a file beside the folder, and ends with this process however that ends. Raises
-    UserError at once if another one holds it.
+    The lock is that of a file beside the folder. The system gives it up when this process ends, however that
+    happens, so that a file left behind locks nothing. Raises UserError at once if another process holds it.
     """
     if jax.process_index() != 0:
         yield
@@ -60,19 +60,31 @@ def alone(out: Path):
     out = out.resolve()
     path = out.with_name(f".{out.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(
-                f"{holder} is training into {out}. Wait for its end, or choose another folder with --out."
-            ) from error
+    with contextlib.ExitStack() as stack:
+        file = None
+        while file is None or not _is(path, file):  # else its holder has deleted it before it was locked here
+            file = stack.enter_context(path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise UserError(
+                    f"{file.read() or 'Another process'} is training into {out}. Wait for its end, or choose "
+                    "another folder with --out."
+                ) from error
+        stack.callback(path.unlink, missing_ok=True)  # while it is locked
         file.truncate(0)
         file.write(f"Process {os.getpid()} on {platform.node()}")
         file.flush()
-        yield  # the file stays: if it were deleted, another process could hold the lock of a deleted file
+        yield
+
+
+def _is(path: Path, file) -> bool:
+    """Whether an open file is the one that the path names now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def check_resumable(out: Path, statistics: dict):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import jax_sparse24 as s24
 from experiments import data as datas
 from experiments import files, launch, report, rundir
+from experiments.checkpoint import Checkpoints
 from experiments.config import UserError
 from experiments.metrics import Writer
 from experiments.step import Program
@@ -71,8 +73,10 @@ def test_a_lock_ends_with_its_process(tmp_path):
             os._exit(9)
     """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert (tmp_path / ".run.lock").exists()
     with rundir.alone(tmp_path / "run"):
         pass
+    assert not list(tmp_path.iterdir())
 
 
 # ---- what a run goes on with
@@ -223,6 +227,19 @@ def test_rows_written_twice(config, finished):
 
 
 # ---- full and read-only disks
+
+
+def test_the_threads_that_write_checkpoints_print_no_tracebacks(tmp_path, caplog):
+    absl = logging.getLogger("absl")
+    with Checkpoints(tmp_path), pytest.raises(ZeroDivisionError):
+        try:
+            _ = 1 / 0
+        except ZeroDivisionError:
+            absl.exception("a thread failed")
+            absl.error("a word of its own")
+            raise
+    assert [record.message for record in caplog.records if record.name == "absl"] == ["a word of its own"]
+    assert not absl.filters
 
 
 def test_a_full_disk_under_the_metrics(config, tmp_path):
