@@ -7,15 +7,24 @@ two cores, `gpu` is a model of 25M parameters that sees 16M bytes.
 
 import dataclasses
 import difflib
+import hashlib
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.config import REPOSITORY, Config, Data, Model, Optim, Train, UserError, require
 from experiments.outcome import METRICS
 from experiments.verdicts import Predicate
+
+REPLICATE = "replicate"
+# Programs that differ in the order of their sums differ by the rounding of float32 (6e-8) times the root of
+# the number of summands, some hundred here: about 1e-6 of a value. Another compiler, another number of
+# threads or another commit changes as much.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,10 @@ class Size:
             model=dataclasses.replace(self.base.model, **(model or {})),
             train=dataclasses.replace(self.base.train, **train),
         )
+
+    def seeds(self, **counts: int) -> range:
+        """Three seeds, or as many as are given for the size of this name: `size.seeds(cpu=8)`."""
+        return range(counts.get(self.name, 3))
 
     @property
     def warmup(self) -> int:
@@ -105,7 +118,10 @@ SIZES = {
 class Ablation:
     """A claim about training, with everything that is needed to test it.
 
-    All arms see the same batches in the same order, and start from the same parameters for equal seeds.
+    All arms see the same batches in the same order, and start from the same parameters for equal seeds. One
+    more arm is added to every ablation: the replicate, which is the first sparse arm (the first one if all
+    are dense) from parameters perturbed by rounding. Its distance from that arm is the noise floor: masks
+    that flip amplify rounding, so that a dense arm would show too little of it.
     Raises UserError for what cannot be compared.
     """
 
@@ -126,13 +142,15 @@ class Ablation:
     start: str = ""
     """the first arm, if the others start from its trained parameters of the same seed; it may have another
     number of steps"""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Sequence[int] = (0, 1, 2)
+    """more than three where the effect that the claim states needs them"""
     curve: tuple[str, str] = ("monitor", "flip_rate")
     """rows and column of metrics.jsonl that show the mechanism"""
 
     def __post_init__(self):
         require(bool(self.arms), "The ablation has no arms: give at least one.")
         leading = next(iter(self.arms))
+        require(REPLICATE not in self.arms, f"No arm may be called {REPLICATE!r}: it is added to every one.")
         require(
             self.start in ("", leading) and not (self.start and len(self.arms) == 1),
             f"The arms cannot start from {self.start!r}: it must be the first of several arms, {leading!r}.",
@@ -160,13 +178,39 @@ class Ablation:
         unknown = set(self.found) - set(SIZES)
         require(not unknown, f"`found` is by size: {', '.join(SIZES)}; got {', '.join(map(repr, unknown))}.")
 
+    @property
+    def replicated(self) -> str:
+        """The arm that the replicate repeats."""
+        names = [name for name in self.arms if name != self.start]
+        sparse = [name for name in names if not isinstance(self.arms[name].method, s24.methods.Dense)]
+        return (sparse or names)[0]
+
+    @property
+    def all_arms(self) -> dict[str, Config]:
+        """The arms and the replicate."""
+        base = self.arms[self.replicated]
+        train = dataclasses.replace(base.train, perturb=ROUNDING)
+        return {**self.arms, REPLICATE: dataclasses.replace(base, train=train)}
+
     def runs(self, seeds) -> list[tuple[str, int, Config]]:
         """(arm, seed, config) of every run, seed by seed, so that early results already compare arms."""
         return [
-            (arm, seed, dataclasses.replace(config, name=f"{arm}-seed{seed}", seed=seed))
+            (arm, seed, dataclasses.replace(config, name=f"{folder_of(arm)}-seed{seed}", seed=seed))
             for seed in check_seeds(seeds)
-            for arm, config in self.arms.items()
+            for arm, config in self.all_arms.items()
         ]
+
+    @property
+    def statement(self) -> dict:
+        """What is stated before the first run, as JSON data: claim, expectation, comparisons, their hash."""
+        words = {
+            "claim": self.claim,
+            "expects": self.expects,
+            "comparisons": [
+                str(c) if c.effect is None else f"{c} by {c.effect:g}" for c in self.verdict.comparisons()
+            ],
+        }
+        return words | {"hash": hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]}
 
 
 def folder_of(arm: str) -> str:

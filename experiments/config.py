@@ -155,6 +155,8 @@ class Train:
     start_from: str = ""
     """folder of a finished run, or one of its checkpoints (RUN/checkpoints/STEP), whose parameters training
     starts from; they also teach a method that distils"""
+    perturb: float = 0.0
+    """noise on the initial parameters, relative to each: at 1e-6, that of rounding, the run is a replicate"""
     dense_first: float = 0.0
     """share of the steps, at the start, that are dense; the method's own phases share the rest"""
     monitor_every: int = 10
@@ -178,6 +180,10 @@ class Train:
             require(
                 getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}."
             )
+        require(
+            0 <= self.perturb < 1,
+            f"train.perturb is relative to each parameter and below 1, got {self.perturb}.",
+        )
         require(
             0 <= self.dense_first < 1,
             f"train.dense_first is a share below 1, got {self.dense_first}.",

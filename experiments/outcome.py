@@ -4,7 +4,24 @@ import numpy as np
 
 from experiments.report import Run, descent, monitor_cost
 
-LOSSES = ("val_loss", "val_dense", "val_sparse", "sparse_gap", "leak", "val_causal", "train_loss")
+SHARE, ENERGY = (0.0, 1.0), (0.0, None)
+# Floor and ceiling of metrics that have them: an arm that stays there exercises nothing.
+LIMITS = {
+    **dict.fromkeys(("flip_early", "flip_mid", "flip_late", "flipped_since_start", "kept_share"), SHARE),
+    **dict.fromkeys(("rising", "density_start", "density", "cut_f", "cut_T", "overflow_T"), SHARE),
+    **dict.fromkeys(("noise", "flip_fade"), ENERGY),
+    "cosine": (-1.0, 1.0),
+}
+LOSSES = (
+    "val_loss",
+    "val_dense",
+    "val_sparse",
+    "sparse_gap",
+    "leak",
+    "val_causal",
+    "early_loss",
+    "train_loss",
+)
 # Quarters of the run: after the warm-up, and before a last dense phase of up to a quarter.
 METRICS = {
     "val_loss": "validation loss as the run ends: dense after a dense phase, else sparse (nats per token)",
@@ -13,6 +30,7 @@ METRICS = {
     "sparse_gap": "val_sparse minus val_dense (nats per token)",
     "leak": "how much lower val_sparse is for knowing later tokens; 0 by construction for a causal method",
     "val_causal": "val_sparse plus leak: the sparse loss without knowledge of later tokens (nats per token)",
+    "early_loss": "mean training loss of the first quarter (nats per token)",
     "train_loss": "mean training loss of the last tenth (nats per token)",
     "flip_early": "mean flip rate of the first quarter",
     "flip_mid": "mean flip rate of the second and third quarter",
@@ -35,11 +53,10 @@ METRICS = {
 
 
 def outcome(run: Run) -> dict[str, float | None]:
-    """METRICS of a run; None where it was not measured, and everywhere unless the run reached its end."""
-    total = run.config.train.steps
-    evaluated = run.rows.get("eval", [])
-    if not evaluated or evaluated[-1]["step"] != total:
+    """METRICS of a run; None where it was not measured, and everywhere unless its rows cover its steps."""
+    if run.gap:
         return dict.fromkeys(METRICS)
+    total, evaluated = run.config.train.steps, run.rows["eval"]
 
     def over(kind, name, first=0.0, last=1.0):
         at, values = run.column(kind, name)
@@ -64,6 +81,7 @@ def outcome(run: Run) -> dict[str, float | None]:
         "sparse_gap": None if dense is None or sparse is None else sparse - dense,
         "leak": leak,
         "val_causal": None if sparse is None or leak is None else sparse + leak,
+        "early_loss": over("train", "loss", 0, 0.25),
         "train_loss": over("train", "loss", 0.9),
         "flip_early": early,
         "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),

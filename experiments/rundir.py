@@ -146,6 +146,7 @@ def environment() -> dict:
         "platform": platform.platform(),
         "devices": [device.device_kind for device in jax.devices()],
         "processes": jax.process_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: version(name) for name in names},
     }
 

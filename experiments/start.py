@@ -14,7 +14,25 @@ from experiments.step import Program
 
 def initial_state(program: Program):
     """The state before the first step. From another run come the parameters; masks and adapters are made for
-    them, and moments start at zero. Raises UserError if there is no such run or its parameters do not fit."""
+    them, and moments start at zero. Raises UserError if there is no such run or its parameters do not fit.
+    With `train.perturb` every parameter is off by that much, at random, relative to its size."""
+    return _perturbed(_unperturbed(program), program)
+
+
+def _perturbed(state, program: Program):
+    noise = program.config.train.perturb
+    if not noise:
+        return state
+    leaves, tree = jax.tree.flatten(state["params"])
+    keys = jax.random.split(jax.random.key(program.config.seed), len(leaves))
+    moved = [
+        leaf * (1 + noise * jax.random.normal(key, leaf.shape, leaf.dtype))
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.device_put(state | {"params": jax.tree.unflatten(tree, moved)}, program.replicated)
+
+
+def _unperturbed(program: Program):
     check_start(program.config)
     state, source = program.initial_state(), program.config.train.start_from
     if not source:

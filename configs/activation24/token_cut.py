@@ -2,7 +2,7 @@
 
 import jax_sparse24 as s24
 from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.verdicts import all_of, between, less, no_worse
 
 FIXES = {
     "neither": {"tokens": "consecutive", "dense_share": 0.0},
@@ -26,9 +26,9 @@ def ablation(size: Size) -> Ablation:
         arms={"uncut": arm(token_cut=None)} | {name: arm(**fix) for name, fix in FIXES.items()},
         verdict=all_of(
             less("split", "neither", "cut_T"),
-            less("permutation", "neither", "overflow_T"),
+            less("permutation", "neither", "cut_T"),
             less("both", "neither", "cut_T"),
-            less("neither", "both", "cosine"),
+            between("both", "cosine", above=0.9),
             no_worse("both", "uncut", 0.01),
         ),
         curve=("probe", "B2_lost_energy"),

@@ -33,9 +33,9 @@ def ablation(size: Size) -> Ablation:
         },
         start="dense",
         verdict=all_of(
-            less("ste + decay", "dense", "val_sparse"),
+            less("ste + decay", "dense", "val_sparse", effect=0.1),
             less("+ distillation", "ste + decay", "val_sparse"),
-            less("+ slorb", "+ distillation", "val_sparse"),
+            less("+ slorb", "+ distillation", "val_sparse", effect=0.01),
         ),
         curve=("eval", "sparse"),
         expects="Cutting once costs some tenths of a nat; retraining wins all of that back and may end below "

@@ -2,7 +2,7 @@
 
 import jax_sparse24 as s24
 from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.verdicts import all_of, less
 
 SHARES = {"none": 0.0, "1/12": 1 / 12, "1/6": 1 / 6, "1/3": 1 / 3}
 
@@ -19,11 +19,13 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2404.01847, section 4 (dense fine-tuning at the end of pre-training)",
         arms={"dense": size.arm(s24.methods.Dense()), **arms},
         verdict=all_of(
-            less("last 1/12", "last none"),
-            less("last 1/6", "last none"),
-            no_worse("last 1/6", "last 1/3", 0.01),
+            less("last 1/12", "last none", effect=0.01),
+            less("last 1/6", "last none", effect=0.01),
+            less("last 1/3", "last none", effect=0.01),
+            less("last 1/6", ("last none", "last 1/3")),  # more than half of the way
         ),
         curve=("eval", "dense"),
+        seeds=size.seeds(cpu=8),
         expects="A gain of 0.01 to 0.05 nats from no dense steps to the last sixth, and less than 0.01 nats "
         "more with the last third. `last none` is the sparse model's loss, the others the dense model's.",
         differs="A small byte-level model of source code and a short run; the share of the steps is the "
@@ -31,8 +33,9 @@ def ablation(size: Size) -> Ablation:
         found={
             "cpu": "At the cpu size the training loss jumps up when the dense phase begins: masked decay "
             "has not brought the pruned weights near zero in so few steps, so the dense model is "
-            "another function than the sparse one, as its loss before the switch shows. A twelfth of "
-            "the steps is too short to recover, and a third is clearly better than a sixth. The "
-            "paper's quick drop probably needs longer sparse training before it.",
+            "another function than the sparse one, as its loss before the switch shows. A twelfth "
+            "of the steps is too short to recover, and a third is better than a sixth by 0.015 "
+            "nats in every seed, so that the sixth has little of the gain. The paper's quick drop "
+            "probably needs longer sparse training before it.",
         },
     )

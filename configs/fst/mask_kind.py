@@ -21,9 +21,10 @@ def ablation(size: Size) -> Ablation:
         verdict=all_of(
             less("transposable", "top-2", "kept_share"),
             less("greedy", "transposable", "kept_share"),
-            less("top-2", "transposable"),
+            less("top-2", "transposable", effect=0.02),
             no_worse("transposable", "greedy", 0.01),
         ),
+        seeds=size.seeds(cpu=8),
         expects="The shares kept are ordered as claimed, above those of random weights (0.745, 0.702, "
         "0.692), because decay has shrunk what is pruned. Top-2 is ahead by about 0.02 nats; exact and "
         "greedy cannot be told apart.",

@@ -15,12 +15,13 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2409.09099, section 5 (FP8 training)",
         arms={name: size.arm(s24.methods.SSTE(fp8=scales)) for name, scales in SCALES.items()},
         verdict=all_of(within("per tensor", "none", 0.03), within("per row", "none", 0.03)),
+        seeds=size.seeds(cpu=8),
         expects="Within 0.02 nats of each other, the scale per row a little nearer.",
         differs="Simulated: operands are rounded as the casts would and multiplied in the model's dtype. "
         "Only the FFN is in 8 bits.",
         found={
-            "cpu": "At the cpu size a scale per row stays within the margin. A scale per tensor is behind "
-            "it on average, as expected, still within the margin, but three seeds do not show that. "
-            "Flip rates are equal.",
+            "cpu": "At the cpu size a scale per row is on average 0.006 nats behind full precision and a "
+            "scale per tensor 0.014, as expected the farther, but three seeds do not show either "
+            "to be within the margin. Flip rates are equal.",
         },
     )

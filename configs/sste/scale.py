@@ -13,11 +13,12 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2409.09099, section 4 (fixed weight rescaling)",
         arms={scale: size.arm(s24.methods.SSTE(scale=scale)) for scale in ("frozen", "dynamic", "unit")},
         verdict=all_of(
-            less("frozen", "dynamic"),
-            less("frozen", "unit"),
+            less("frozen", "dynamic", effect=0.02),
+            less("frozen", "unit", effect=0.02),
             less("frozen", "dynamic", "flip_mid"),
             less("frozen", "dynamic", "flip_late"),
         ),
+        seeds=size.seeds(cpu=8),
         expects="Differences of loss below 0.02 nats, within the noise of three seeds: normalisation before "
         "each FFN and 800 steps of Adam make up for a constant factor. Flip rates of frozen and dynamic "
         "within a few per cent of each other, the dynamic one higher.",
@@ -25,8 +26,9 @@ def ablation(size: Size) -> Ablation:
         "dynamic scale explode in the later layers of deep models after long training. The weights start "
         "normal, so that every layer's frozen scale is close to 1.48.",
         found={
-            "cpu": "At the cpu size no scale at all costs 0.02 nats, more than expected. Frozen and dynamic "
-            "cannot be told apart, in loss or in flips: what the paper sees in deep models after "
-            "long training does not show in two layers and 800 steps.",
+            "cpu": "At the cpu size no scale at all costs 0.02 nats on average and in every seed, more "
+            "than expected. Frozen and dynamic cannot be told apart, in loss or in flips: what "
+            "the paper sees in deep models after long training does not show in two layers and "
+            "800 steps.",
         },
     )

@@ -17,8 +17,8 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2602.06183 (sparse:dense from 1:1 for 1B to 1:3.5 for 7B)",
         arms={"dense": size.arm(s24.methods.Dense()), **arms},
         verdict=all_of(
-            less("20% sparse", "50% sparse"),
-            less("50% sparse", "80% sparse"),
+            less("20% sparse", "50% sparse", effect=0.02),
+            less("50% sparse", "80% sparse", effect=0.02),
             no_worse("50% sparse", "dense", 0.02),
         ),
         curve=("eval", "dense"),

@@ -20,10 +20,9 @@ def ablation(size: Size) -> Ablation:
             "both, sparse to the end": size.arm(venom(size, sparse_share=1.0)),
         },
         verdict=all_of(
-            less("dense", "both, sparse to the end"),
-            less("both", "both, sparse to the end"),
+            less("S-STE", "both, sparse to the end", effect=0.1),
+            less("both", "both, sparse to the end", effect=0.05),
             no_worse("both", "dense", 0.02),
-            no_worse("activations", "both", 0.01),
         ),
         curve=("eval", "dense"),
         expects="Sparse to the end costs a tenth of a nat or more in a model this small; with half of the "

@@ -2,12 +2,16 @@
 
 import argparse
 import dataclasses
+import datetime
+import math
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import ablation as ablations
+from experiments import files
 from experiments.ablate import result as results
 from experiments.ablate import runs, text
 from experiments.ablation import Named
@@ -16,9 +20,10 @@ from experiments.config import UserError, require
 from experiments.step import graphdefs_of
 
 ROOT = Path("runs/ablate")
-DESCRIPTION = """Trains every arm with every seed, then writes report.md, curves.png, metrics.csv and
-result.json, with the verdict on the claim: confirmed, refuted or inconclusive. Sizes are smoke, cpu and gpu.
---resume continues what was interrupted; finished runs are kept."""
+ROUND = 3  # seeds of every ablation that are trained before more of any
+DESCRIPTION = """Trains every arm with every seed, and the replicate that gives the noise floor, then writes
+report.md, curves.png, metrics.csv and result.json, with the verdict on the claim (experiments/verdicts.py).
+Sizes are smoke, cpu and gpu. --resume continues what was interrupted; finished runs are kept."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +34,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="CONFIG[:size]",
         help="such as configs/fst/decay_grid.py:cpu, or a folder for all in it: configs/fst:cpu",
     )
-    p.add_argument("--seeds", help="comma-separated (default: those of the ablation, 0,1,2)")
+    p.add_argument("--seeds", help="comma-separated (default: those of the ablation, mostly 0,1,2)")
+    p.add_argument(
+        "--more-seeds",
+        type=int,
+        metavar="COUNT",
+        help="extend the result in that folder to seeds 0 to COUNT - 1; what it has is not run again",
+    )
     p.add_argument(
         "--out",
         type=Path,
@@ -48,10 +59,24 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         help="runs at a time, each in its own process; several may share a GPU (default: 1)",
     )
+    p.add_argument("--minutes", type=float, help="stop after this time; complete seeds are reported")
+    p.add_argument("--until", metavar="HH:MM", help="the same, at this time of the local day")
+    p.add_argument("--compiled", type=Path, metavar="DIR", help="where runs share their compiled programs")
+    p.add_argument(
+        "--cores",
+        type=int,
+        default=0,
+        help="with --jobs: cores that each run has for itself; small runs need one (default: all share all)",
+    )
     p.add_argument("--only", metavar="ARM/SEED", help="train this run and write no report")
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
     p.add_argument("--list", action="store_true", help="all claims with their last verdict")
     p.add_argument("--write-docs", action="store_true", help="write docs/reproduction.md from the results")
+    p.add_argument(
+        "--rejudge",
+        action="store_true",
+        help="decide all recorded results anew from their metrics, by the claims and rules of today",
+    )
     return p
 
 
@@ -67,14 +92,29 @@ def seeds_of(argument: str | None, named: Named) -> tuple[int, ...]:
         raise UserError(f"--seeds takes whole numbers with commas between, got {argument!r}.") from error
 
 
+def deadline(args) -> float:
+    """When to stop, as time.time() counts; infinite without a limit."""
+    require(not (args.until and args.minutes), "Give --until or --minutes, not both.")
+    if args.minutes is not None:
+        require(args.minutes > 0, f"--minutes must be positive, got {args.minutes}.")
+        return time.time() + 60 * args.minutes
+    if not args.until:
+        return math.inf
+    try:
+        at = datetime.datetime.combine(datetime.date.today(), datetime.time.fromisoformat(args.until))
+    except ValueError as error:
+        raise UserError(f"--until takes a time such as 22:30, got {args.until!r}.") from error
+    return (at if at > datetime.datetime.now() else at + datetime.timedelta(days=1)).timestamp()
+
+
 def report(named: Named, jobs, out: Path, record: bool) -> str:
     """Write the files of a complete ablation; returns the verdict and where they are.
 
     Raises UserError after writing the tables when matplotlib is missing.
     """
-    result = results.result_of(named, jobs)
+    result = results.result_of(named, jobs, out)
     results.write(result, out / "result.json")
-    (out / "metrics.csv").write_text(results.table(result))
+    files.write(out / "metrics.csv", results.table(result))
     title = f"# {named.paper}: {named.claim}, {named.size}\n\n"
     image, problem = "curves.png", ""
     try:
@@ -84,18 +124,18 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
             raise
         image, problem = None, "The curves need matplotlib: pip install '.[plots]', then --resume."
     else:
-        arms = {arm: [job.read() for job in jobs if job.arm == arm] for arm in named.ablation.arms}
+        arms = {arm: [job.read() for job in jobs if job.arm == arm] for arm in named.ablation.all_arms}
         plots.write(named, arms, out / image)
     page = f"{title}{text.body(result, image, named.found)}\n\n{text.RULE}\n"
-    (out / "report.md").write_text(page)
+    files.write(out / "report.md", page)
     summary = f"{named.ablation.claim}\n{text.verdict(result)}\n\n{text.findings(result)}\n"
     require(not problem, f"{summary}\n{out / 'report.md'} holds more. {problem}")
-    files = [str(out / "report.md")]
+    written = [str(out / "report.md")]
     if record:
         from experiments.ablate import reproduction
 
-        files += reproduction.record(named, result, out)
-    return "\n".join([summary, *files])
+        written += reproduction.record(named, result, out)
+    return "\n".join([summary, *written])
 
 
 @dataclass(frozen=True)
@@ -112,11 +152,17 @@ class Claim:
         return all(job.done for job in self.jobs)
 
     @property
-    def command(self) -> list[str]:
+    def complete(self) -> list[runs.Job]:
+        """The runs of those seeds that all arms have."""
+        open_seeds = {job.seed for job in self.jobs if not job.done}
+        return [job for job in self.jobs if job.seed not in open_seeds]
+
+    def command(self, compiled: Path) -> list[str]:
         """What trains one of its runs, but for --only."""
         seeds = ",".join(map(str, self.seeds))
         spec = f"{self.named.file}:{self.named.size}"
-        return [sys.executable, "-m", "experiments.ablate", spec, "--out", str(self.out), "--seeds", seeds]
+        own = ["--out", str(self.out), "--seeds", seeds, "--compiled", str(compiled)]
+        return [sys.executable, "-m", "experiments.ablate", spec, *own]
 
 
 def claims_of(args) -> list[Claim]:
@@ -130,8 +176,11 @@ def claims_of(args) -> list[Claim]:
         )
         for config in named.ablation.arms.values():
             graphdefs_of(config)
-        seeds = seeds_of(args.seeds, named)
         out = (args.out or ROOT) / named.slug if several or not args.out else args.out
+        seeds = seeds_of(args.seeds, named)
+        if args.more_seeds:
+            require((out / "result.json").exists(), f"There is no result in {out} that could be extended.")
+            seeds = sorted({*results.read(out / "result.json")["seeds"], *range(args.more_seeds)})
         jobs = runs.jobs_of(named.ablation, seeds, out)
         if several:
             jobs = [dataclasses.replace(job, claim=named.claim) for job in jobs]
@@ -153,39 +202,70 @@ class Reports:
             except UserError as error:  # the others go on
                 self.problems.append(str(error))
 
+    def rest(self):
+        """At the end of the time: reports of the seeds that are complete, if there are as many as usual."""
+        for claim in list(self.waiting):
+            seeds = {job.seed for job in claim.complete}
+            if len(seeds) < min(ROUND, len(claim.seeds)):
+                print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds, no report", flush=True)
+                continue
+            print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds are complete", flush=True)
+            try:
+                print(report(claim.named, claim.complete, claim.out, self.record), flush=True)
+            except UserError as error:
+                self.problems.append(str(error))
+
 
 def start(args, argv) -> int:
     require(args.jobs > 0, f"--jobs must be positive, got {args.jobs}.")
+    require(args.cores >= 0, f"--cores must not be negative, got {args.cores}.")
+    require(args.jobs > 1 or not args.cores, "--cores is for several runs at a time: give --jobs too.")
+    until = deadline(args)
+    require(not (args.seeds and args.more_seeds), "Give --seeds or --more-seeds, not both.")
     claims = claims_of(args)
+    compiled = args.compiled or (claims[0].out if len(claims) == 1 else args.out or ROOT)
     if args.only:
         require(len(claims) == 1, "--only is for one ablation.")
         labels = {job.label: job for job in claims[0].jobs}
         require(args.only in labels, f"There is no run {args.only!r}; there are: {', '.join(labels)}.")
-        runs.share_compilations(claims[0].out)
+        runs.register(claims[0].named, claims[0].out)
+        runs.share_compilations(compiled)
         return 0 if runs.run_one(labels[args.only]) != "stopped" else 1
     for claim in claims:
-        runs.check_folder(claim.jobs, claim.out, args.resume)
-    jobs = runs.in_common([job for claim in claims for job in claim.jobs])
-    if args.reuse and (copied := runs.reuse(jobs, args.reuse)):
+        runs.check_folder(claim.jobs, claim.out, args.resume or bool(args.more_seeds))
+        if not claim.done:
+            runs.one_commit(claim.jobs, runs.code_now())
+    jobs = [job for claim in claims for job in claim.jobs]
+    first = {claim.out: set(claim.seeds[:ROUND]) for claim in claims}
+    jobs.sort(key=lambda job: job.seed not in first[job.out.parents[1]])  # more of any after the first of all
+    jobs = runs.in_common(jobs)
+    slots = runs.slots(args.jobs, args.cores) if args.jobs > 1 else []
+    copied = runs.reuse(jobs, args.reuse) if args.reuse else []
+    for claim in claims:
+        runs.register(claim.named, claim.out)
+    if copied:
         print(f"Reused, with the same config, from {args.reuse}: {', '.join(copied)}", flush=True)
-    again = shlex.join([*argv, *([] if args.resume else ["--resume"])])
+    again = shlex.join([*argv, *([] if args.resume or args.more_seeds else ["--resume"])])
     reports = Reports(claims, args.record)
     reports()
-    if args.jobs > 1:
-        commands = {job.out: claim.command for claim in claims for job in claim.jobs}
-        slots = runs.slots(args.jobs)
-        failed = runs.run_in_parallel(jobs, lambda job: commands[job.out], slots, ended=reports)
-        if failed:
+    if slots:
+        commands = {job.out: claim.command(compiled) for claim in claims for job in claim.jobs}
+        failed = runs.run_in_parallel(jobs, lambda job: commands[job.out], slots, ended=reports, until=until)
+        if failed and time.time() < until:
             names = ", ".join(job.name for job in failed)
             logs = ", ".join(str(job.out.with_suffix(".log")) for job in failed)
             print(f"These runs failed or were stopped: {names}. See {logs}.", file=sys.stderr)
             print(f"Continue with: python -m experiments.ablate {again}")
             return 1
+        finished = not failed
     else:
-        runs.share_compilations(claims[0].out if len(claims) == 1 else args.out or ROOT)
-        if not runs.run_in_turn(jobs, ended=reports):
-            print(f"Stopped and saved. Continue with: python -m experiments.ablate {again}")
-            return 1
+        runs.share_compilations(compiled)
+        finished = runs.run_in_turn(jobs, ended=reports, until=until)
+    if not finished:
+        if until < math.inf:
+            reports.rest()
+        print(f"Stopped and saved. Continue with: python -m experiments.ablate {again}")
+        return 1 if until == math.inf or reports.problems else 0
     require(not reports.problems, "\n".join(reports.problems))
     return 0
 
@@ -194,10 +274,12 @@ def start(args, argv) -> int:
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_intermixed_args(argv)
-    if args.list or args.write_docs:
+    if args.list or args.write_docs or args.rejudge:
         from experiments.ablate import reproduction
 
-        print(reproduction.write_docs() if args.write_docs else reproduction.overview())
+        if args.rejudge:
+            print("\n".join(reproduction.rejudge()))
+        print(reproduction.overview() if args.list else "\n".join(reproduction.write_docs()))
         return 0
     require(bool(args.config), f"Give a CONFIG, or --list.\n\n{parser().format_help()}")
     return start(args, argv)

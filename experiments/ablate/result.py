@@ -9,24 +9,32 @@ import math
 from pathlib import Path
 
 from experiments import config as configs
-from experiments.ablation import Named
+from experiments import files
+from experiments.ablate import runs
+from experiments.ablation import REPLICATE, Ablation, Named
 from experiments.bench import environment
-from experiments.config import UserError
-from experiments.outcome import LOSSES, METRICS, outcome
-from experiments.verdicts import CONFIDENCE, Comparison, Interval, combine
+from experiments.config import UserError, require
+from experiments.outcome import LIMITS, LOSSES, METRICS, outcome
+from experiments.verdicts import CONFIDENCE, Comparison, Interval, combine, judge
 
-FORMAT = 1
+FORMAT = 2
 
 
-def result_of(named: Named, jobs) -> dict:
-    """What the runs say about the claim; needs every run to be done."""
+def result_of(named: Named, jobs, out: Path) -> dict:
+    """What the runs say about the claim; needs every run to be done. out: their folder.
+
+    Raises UserError for runs of several commits or on several texts: they are no seeds of one experiment.
+    """
     ablation = named.ablation
-    metrics = {arm: {} for arm in ablation.arms}
+    arms, read = ablation.all_arms, {job.label: job.read() for job in jobs}
+    metrics = {arm: {} for arm in arms}
     for job in jobs:
-        metrics[job.arm][job.seed] = outcome(job.read())
-    found = [comparison.finding(metrics) for comparison in ablation.verdict.comparisons()]
-    here, (first, *others) = environment.describe(), ablation.arms.values()
-    return {
+        metrics[job.arm][job.seed] = outcome(read[job.label])
+    here, (first, *others) = environment.describe(), arms.values()
+    commit = runs.one_commit(jobs)
+    texts = {json.dumps(run.corpus, sort_keys=True) for run in read.values()}
+    require(len(texts) == 1, f"The runs of {named.slug} saw different texts: {', '.join(sorted(texts))}.")
+    result = {
         "format": FORMAT,
         "paper": named.paper,
         "name": named.claim,
@@ -35,20 +43,57 @@ def result_of(named: Named, jobs) -> dict:
         "seeds": sorted({job.seed for job in jobs}),
         "date": datetime.date.today().isoformat(),
         **here,
+        "corpus": json.loads(texts.pop()),
         "config": configs.to_dict(first),
         "arms": {
             arm: configs.differences(first, config)
-            for arm, config in zip(ablation.arms, [first, *others], strict=True)
+            for arm, config in zip(arms, [first, *others], strict=True)
         },
-        "commits": sorted({job.commit or (here["commit"] or "")[:12] for job in jobs} - {""}),
+        "commits": [commit or (here["commit"] or "")[:12]],
         "diverged": [job.label for job in jobs if job.diverged],
+        "incomplete": {
+            job.label: read[job.label].gap for job in jobs if not job.diverged and read[job.label].gap
+        },
+        "cores per run": sorted({job.environment.get("cores") or here["hardware"]["cores"] for job in jobs}),
+        "replicates": ablation.replicated,
         "metrics": metrics,
+        "registered": runs.registered(out),
+    }
+    return judged(result, ablation)
+
+
+def judged(result: dict, ablation: Ablation) -> dict:
+    """The result with findings and verdicts of its metrics under the claim's predicate and rules of today."""
+    metrics = {
+        arm: {int(seed): values for seed, values in seeds.items()} for arm, seeds in result["metrics"].items()
+    }
+    replicate = metrics.pop(REPLICATE, None)
+    noise = replicate and replicate_noise(replicate, metrics[result["replicates"]])
+    found = judge(ablation.verdict, metrics, LIMITS, noise)
+    return result | {
         "confidence": CONFIDENCE,
+        "statement": ablation.statement,
+        "noise": noise and {metric: rms(values) for metric, values in noise.items()},
         "findings": [finding(f) for f in found],
         "verdict": combine(f.verdict for f in found),
         "on the mechanism": _part(f.verdict for f in found if f.metric not in LOSSES),
         "on loss": _part(f.verdict for f in found if f.metric in LOSSES),
     }
+
+
+def replicate_noise(replicate, base) -> dict:
+    """metric -> differences of the replicate from its base over the seeds that both have."""
+    both = [seed for seed in replicate if seed in base]
+    pairs = {
+        metric: [(replicate[seed].get(metric), base[seed].get(metric)) for seed in both] for metric in METRICS
+    }
+    known = {metric: [p for p in own if None not in p] for metric, own in pairs.items()}
+    return {metric: [one - other for one, other in own] for metric, own in known.items() if own}
+
+
+def rms(values) -> float:
+    """Standard deviation of values whose mean is known to be zero."""
+    return math.sqrt(sum(value * value for value in values) / len(values))
 
 
 def _part(verdicts):
@@ -59,19 +104,21 @@ def _part(verdicts):
 def finding(found) -> dict:
     """A finding as JSON data."""
     data = dataclasses.asdict(found)
-    return {**data, **data.pop("interval")}
+    interval = data.pop("interval")
+    return data | interval
 
 
 def spread(result: dict, arm: str, metric: str) -> Interval:
     """Mean and interval of a metric over the seeds of an arm that have it."""
-    values = [seed[metric] for seed in result["metrics"][arm].values()]
+    values = [seed.get(metric) for seed in result["metrics"][arm].values()]
     return Interval.of([v for v in values if v is not None])
 
 
 def difference(result: dict, arm: str, metric: str) -> Interval:
     """The paired difference of an arm from the first one."""
-    metrics, first = result["metrics"], next(iter(result["metrics"]))
-    values = Comparison(arm, metric, first, below=math.inf, above=-math.inf).finding(metrics).values
+    first = next(iter(result["metrics"]))
+    metrics = {name: result["metrics"][name] for name in {arm, first}}
+    values, _ = Comparison(arm, metric, first).values(metrics)
     return Interval.of(list(values.values()))
 
 
@@ -92,7 +139,7 @@ def table(result: dict) -> str:
 
 def write(result: dict, path: Path):
     """Write the result as JSON, without whatever is not finite."""
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    files.write(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> dict:

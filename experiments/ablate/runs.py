@@ -1,7 +1,10 @@
 """The runs of an ablation: where each stands, one after the other or several at a time."""
 
+import contextlib
 import dataclasses
+import datetime
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,8 +17,9 @@ from pathlib import Path
 import jax
 
 from experiments import config as configs
-from experiments import rundir
-from experiments.ablation import folder_of
+from experiments import files, rundir
+from experiments.ablation import Named, folder_of
+from experiments.bench.environment import git, tree
 from experiments.config import REPOSITORY, Config, require
 from experiments.report import Run, read_run
 from experiments.train import Diverged, train
@@ -66,12 +70,16 @@ class Job:
         return any(row.get("event") == "diverged" for row in self.rows)
 
     @property
+    def environment(self) -> dict:
+        """What the run wrote of where it began; {} before that."""
+        path = self.out / "environment.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @property
     def commit(self) -> str:
         """The commit that started the run, with `+ changes` if files differed from it; `` if unknown."""
-        path = self.out / "environment.json"
-        environment = json.loads(path.read_text()) if path.exists() else {}
-        changed = " + changes" if environment.get("tree") not in (None, "clean") else ""
-        return (environment.get("commit") or "")[:12] + changed
+        environment = self.environment
+        return _code(environment.get("commit"), environment.get("tree"))
 
     @property
     def done(self) -> bool:
@@ -96,6 +104,54 @@ def jobs_of(ablation, seeds, out: Path) -> list[Job]:
     return jobs
 
 
+def _code(commit: str | None, state: str | None) -> str:
+    return (commit or "")[:12] + (" + changes" if state not in (None, "clean") else "")
+
+
+def one_commit(jobs, now: str | None = None) -> str:
+    """The commit of all runs that were begun, and of the code as it is, if `now` says it.
+
+    Raises UserError if there are two: runs of different code do not belong into one result.
+    """
+    found = {} if now is None else {now: "the code here"}
+    for job in jobs:
+        if (job.out / "config.json").exists():
+            found.setdefault(job.commit, str(job.out))
+    known = ", ".join(f"{commit or 'an unknown commit'} ({where})" for commit, where in found.items())
+    require(
+        len(found) < 2,
+        f"These runs are of different commits: {known}. One result is of one commit: give another --out, or "
+        "check that commit out.",
+    )
+    return next(iter(found), "")
+
+
+def code_now() -> str:
+    """The commit of this repository, as `Job.commit` names it."""
+    return _code(git("rev-parse", "HEAD"), tree())
+
+
+def register(named: Named, out: Path):
+    """Write down, once, what the ablation states, before its first run."""
+    path = out / "statement.json"
+    if path.exists():
+        return
+    begun = len(list(out.glob("*/seed*/config.json")))
+    words = named.ablation.statement | {
+        "written": datetime.datetime.now().isoformat(timespec="seconds"),
+        "commit": code_now(),
+        "runs before": begun,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    files.write(path, json.dumps(words, indent=1) + "\n")
+
+
+def registered(out: Path) -> dict | None:
+    """What `register` wrote; None if it never did."""
+    path = out / "statement.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
 def in_common(jobs) -> list[Job]:
     """The runs of several ablations, where all but the first with a config become copies."""
     first, found = {}, []
@@ -112,21 +168,29 @@ def check_folder(jobs, out: Path, resume: bool):
         require(not occupied, f"{out} is not empty. Continue it with --resume, or choose another --out.")
     for job in jobs:
         if (job.out / "config.json").exists():
-            rundir.check_new(job.out, job.config, resume=True)
+            changed = configs.differences(configs.read(job.out / "config.json"), job.config)
+            require(
+                not changed,
+                f"The run in {job.out} has another config, and runs of an ablation cannot be lengthened, "
+                "since their arms would see different schedules. Different:\n  "
+                + "\n  ".join(changed)
+                + "\nGive another --out.",
+            )
 
 
 def reuse(jobs, folder: Path) -> list[str]:
     """Copy finished runs with the very config of a job (but for its name) from below a folder; their labels.
 
-    A run is determined by its config, on one machine and with the same code. Raises UserError if the folder
-    does not exist.
+    A run is determined by its config, on one machine and with the same code: runs of another commit are left
+    where they are. Raises UserError if the folder does not exist.
     """
     require(folder.is_dir(), f"There is no folder {folder} to reuse runs from.")
     known = [(configs.read(path), path.parent) for path in sorted(folder.rglob("config.json"))]
-    copied = []
+    copied, here = [], code_now()
     for job in jobs:
         same = [out for c, out in known if dataclasses.replace(c, name=job.config.name) == job.config]
         ended = [out for out in same if (out / "checkpoints" / str(job.config.train.steps)).is_dir()]
+        ended = [out for out in ended if dataclasses.replace(job, out=out).commit == here]
         if ended and _copy(job, ended[0]):
             copied.append(job.name)
     return copied
@@ -168,16 +232,22 @@ def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
     return "finished" if result.finished and not result.stopped else "stopped"
 
 
-def run_in_turn(jobs, show: bool | None = None, ended=lambda: None) -> bool:
-    """All runs in this process, with a bar for each on a terminal; False if a signal stopped one.
+def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float = math.inf) -> bool:
+    """All runs in this process, with a bar for each on a terminal; False if a signal or the end of the time
+    stopped them.
 
-    ended: called after each run."""
+    ended: called after each run. until: as time.time() counts; a run that would last longer, as the longest
+    one so far did, is not begun."""
     bar = sys.stderr.isatty() if show is None else show
-    begin, todo = time.perf_counter(), [job for job in jobs if not job.done]
+    begin, longest, todo = time.perf_counter(), 0.0, [job for job in jobs if not job.done]
     for number, job in enumerate(todo):
+        if time.time() + longest > until:
+            return False
+        started = time.perf_counter()
         state = "copied" if adopt(job) else run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.name}")
         if state == "stopped":
             return False
+        longest = max(longest, time.perf_counter() - started)
         if show is not False:
             spent = time.perf_counter() - begin
             left = spent / (number + 1) * (len(todo) - number - 1)
@@ -240,19 +310,36 @@ def table(lines) -> str:
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
 
 
-def slots(count: int) -> list[dict]:
-    """The environment of each of `count` runs at a time: GPUs are dealt round-robin, and
-    runs that share one do not reserve its memory.
+@dataclass(frozen=True)
+class Slot:
+    """What one of several runs at a time may use."""
+
+    environment: dict
+    cores: tuple[int, ...] = ()
+    """() for any"""
+
+
+def slots(count: int, each: int = 0) -> list[Slot]:
+    """A slot for each of `count` runs at a time, with `each` cores of its own (0: all share all). GPUs are
+    dealt round-robin, and runs that share one do not reserve its memory.
 
     Raises UserError if there are fewer cores than that.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    require(count <= cores, f"--jobs {count} is more than the {cores} cores of this machine.")
+    pinned = hasattr(os, "sched_setaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if pinned else list(range(os.cpu_count() or 1))
+    require(count <= len(cores), f"--jobs {count} is more than the {len(cores)} cores of this machine.")
+    require(
+        count * each <= len(cores),
+        f"--jobs {count} with --cores {each} is more than the {len(cores)} cores of this machine.",
+    )
+    require(pinned or not each, "--cores needs Linux: this system gives processes no cores of their own.")
     question = "import jax; print(jax.default_backend(), jax.local_device_count())"
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
     require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
     backend, devices = asked.stdout.split()
-    return [{}] * count if backend == "cpu" else shares(count, int(devices))
+    if backend != "cpu":
+        return [Slot(environment) for environment in shares(count, int(devices))]
+    return [Slot({}, tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
 
 
 def shares(count: int, devices: int) -> list[dict]:
@@ -262,22 +349,25 @@ def shares(count: int, devices: int) -> list[dict]:
     return [{"CUDA_VISIBLE_DEVICES": visible[i % devices], **shared} for i in range(count)]
 
 
-def run_in_parallel(jobs, command, environments, show: bool | None = None, ended=lambda: None) -> list[Job]:
-    """Each run in its own process, as many at a time as there are environments; returns those that failed.
+def run_in_parallel(
+    jobs, command, slots, show: bool | None = None, ended=lambda: None, until: float = math.inf
+) -> list[Job]:
+    """Each run in its own process, as many at a time as there are slots; returns those that failed or were
+    not run to their end.
 
     `command(job)` is the command line that `--only LABEL` is added to. Output goes to a .log file next to
-    each run folder. ended: called after each run. When this process is interrupted or told to end, its
-    children are asked to save and stop.
+    each run folder. ended: called after each run. until: as time.time() counts; then what runs is asked to
+    save and stop, as it is when this process is interrupted or told to end.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     waiting = [job for job in jobs if not job.done]
-    free, running, failed = list(environments), {}, []
+    free, running, failed = list(slots), {}, []
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if job.ready]
-            if not running and not ready:  # what they wait for has failed
-                return failed + waiting
+            if time.time() > until or (not running and not ready):  # what they wait for has failed
+                return failed + waiting + [job for job, _ in running.values()]
             while ready and free:
                 job = ready.pop(0)
                 waiting.remove(job)
@@ -285,19 +375,12 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None, ended
                 if adopt(job):
                     ended()
                     continue
-                environment = free.pop(0)
-                with job.out.with_suffix(".log").open("a") as log:
-                    child = subprocess.Popen(
-                        [*command(job), "--only", job.label],
-                        env=os.environ | environment,
-                        stdout=log,
-                        stderr=log,
-                    )
-                running[child] = job, environment
+                slot = free.pop(0)
+                running[_begin(job, command(job), slot)] = job, slot
             time.sleep(0.5)
             for child in [child for child in running if child.poll() is not None]:
-                job, environment = running.pop(child)
-                free.append(environment)
+                job, slot = running.pop(child)
+                free.append(slot)
                 if not job.done:
                     failed.append(job)
                 ended()
@@ -313,6 +396,17 @@ def run_in_parallel(jobs, command, environments, show: bool | None = None, ended
             child.wait()
         signal.signal(signal.SIGTERM, before)
     return failed
+
+
+def _begin(job: Job, command, slot: Slot) -> subprocess.Popen:
+    with job.out.with_suffix(".log").open("a") as log:
+        child = subprocess.Popen(
+            [*command, "--only", job.label], env=os.environ | slot.environment, stdout=log, stderr=log
+        )
+    if slot.cores:  # before Python has started: all threads of the child inherit it
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(child.pid, slot.cores)
+    return child
 
 
 def _show(lines, shown, terminal: bool):

@@ -1,16 +1,35 @@
 """A result in words: verdict, comparisons, arms; for report.md and for docs/reproduction.md."""
 
 from experiments.ablate.result import difference, spread
+from experiments.ablation import REPLICATE
 from experiments.outcome import LOSSES, METRICS
 from experiments.report import markdown
+from experiments.verdicts import MOST_SEEDS
 
 RULE = """\
 A comparison is a number per seed: a metric of an arm, or its difference from, or ratio to, another arm with
-the same seed, which has the same initial parameters and sees the same batches. Its interval is the mean over
-seeds ± t sd / sqrt(n), with Student's t at 95 %. It is **confirmed** if the interval lies inside the stated
-range, **refuted** if it has no point of it, else **inconclusive**; with one seed, or where a run diverged, it
-is inconclusive. The comparisons are not corrected for their number. A claim is confirmed if all its
-comparisons are, and refuted if one is."""
+the same seed, which has the same initial parameters and sees the same batches. Its interval is the mean
+over seeds ± t sd / sqrt(n), with Student's t at 95 %.
+
+**Noise floor.** Training amplifies rounding, so that the same run made again by another compiler, thread
+count or commit ends elsewhere. Every ablation has an arm `replicate`: one of its arms with the same seed
+and text, from parameters that are off by 1e-6 of their size, as reordered float32 sums are. The root mean
+square of the differences from its base is the standard deviation of a paired difference that has no cause,
+and the noise floor of a comparison is t times that over sqrt(n). An interval is at least that wide on
+either side. Where no replicate was run, the page says that the floor was not measured.
+
+**Verdicts.** The p-values are of Student's t test against the bound of the range, the larger of the one
+from the spread over seeds and the one from the replicate, corrected by Holm and Bonferroni for the number
+of comparisons of the claim: the chance that any of them is decided wrongly is below 5 %, for the claim, not
+for the page. A comparison with p <= 0.05 is **confirmed** if the mean lies in the stated range, else
+**refuted**; the interval beside it is not corrected. **Not exercised**: the number is the same for every
+seed, or an arm stays at the floor or ceiling of a share, so that nothing was tested. **Cannot be decided**
+at this size: not decided, and the effect that the claim states, or its margin, is smaller than what these
+seeds *resolve*, the effect that they would find in 80 % of repetitions. **No verdict**: a run diverged, is
+not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds that
+would resolve the stated effect, or, where the claim states a direction only, the effect seen. A claim is
+confirmed if all its comparisons are, and refuted if one is; else it has the verdict that stands most in its
+way."""
 # Shown for every arm; others where a comparison names them.
 ALWAYS = (
     "val_dense",
@@ -24,11 +43,21 @@ ALWAYS = (
 )
 
 
-def body(result: dict, image: str | None, found: str) -> str:
-    """Everything about a result but its title, as Markdown. found: what its author found, "" for nothing."""
-    parts = [f"{result['claim']} ({result['source']}.)", f"**{verdict(result)}**", findings(result)]
+def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
+    """Everything about a result but its title, as Markdown. found: what its author found, "" for nothing;
+    shared: what other results have the same runs."""
+    parts = [
+        f"{result['claim']} ({result['source']}.)",
+        f"**{verdict(result)}**",
+        findings(result),
+        noise(result),
+        statement(result),
+    ]
     if result["diverged"]:
         parts.append(f"Diverged, and stopped there: {', '.join(result['diverged'])}.")
+    if result.get("incomplete"):
+        lacking = "; ".join(f"{label}: {rows}" for label, rows in result["incomplete"].items())
+        parts.append(f"Rows are missing, so that these runs count for nothing: {lacking}.")
     if image:
         parts.append(f"![{result['name']}: curves of every arm]({image})")
     parts += [
@@ -36,25 +65,97 @@ def body(result: dict, image: str | None, found: str) -> str:
         f"Expected before the run: {result['expects']}",
         *([f"Found: {found}"] if found else []),
         f"What differs from the paper, and why: {result['differs']}",
+        *([shared] if shared else []),
         provenance(result),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def verdict(result: dict) -> str:
     """`Refuted (on the mechanism: confirmed; on loss: refuted)`."""
     names = ("on the mechanism", "on loss")
-    parts = "; ".join(f"{name}: {result[name]}" for name in names if result[name])
-    return f"{result['verdict'].capitalize()} ({parts})"
+    parts = "; ".join(f"{name}: {long(result[name])}" for name in names if result[name])
+    return f"{long(result['verdict']).capitalize()} ({parts})"
+
+
+def long(verdict: str) -> str:
+    """A verdict as it is read."""
+    return {"cannot be decided": "cannot be decided at this size"}.get(verdict, verdict)
 
 
 def findings(result: dict) -> str:
     """The comparisons as a table."""
-    lines = [["comparison", "mean", "95 % interval", "verdict"]]
+    lines = [
+        ["comparison", "mean", "95 % interval", "p, corrected", "states", "resolves", "needs", "verdict"]
+    ]
+    if measured := result.get("noise"):
+        lines[0].insert(3, "noise floor")
     for f in result["findings"]:
         interval = f["note"] if f["low"] is None or f["note"] else f"{f['low']:.4g} to {f['high']:.4g}"
-        lines.append([f["claim"], _show(f["mean"]), interval, f["verdict"]])
-    return markdown(lines)
+        undecided = f["verdict"] in ("inconclusive", "cannot be decided") and f["p"] is not None
+        needs = (str(f["seeds_needed"] or f"> {MOST_SEEDS}")) if undecided else "-"
+        cells = [f["p"], f["states"], f["resolves"]]
+        line = [
+            f["claim"],
+            _show(f["mean"]),
+            interval,
+            *(_short(cell) for cell in cells),
+            needs,
+            f["verdict"],
+        ]
+        if measured:
+            line.insert(3, _short(f["floor"]))
+        lines.append(line)
+    count = len(result["findings"])
+    corrected = f"p is corrected for {count} comparisons." if count > 1 else "One comparison: no correction."
+    return f"{markdown(lines)}\n\n{corrected}"
+
+
+def noise(result: dict) -> str:
+    """What the replicate says."""
+    if not result.get("noise"):
+        ended = "the replicate did not reach its end" if REPLICATE in result["metrics"] else "none was run"
+        return f"Noise floor: not measured, for lack of a replicate: {ended}."
+    runs = len(result["metrics"][REPLICATE])
+    named = [m for m in dict.fromkeys(f["metric"] for f in result["findings"]) if m in result["noise"]]
+    words = ", ".join(f"{m} {result['noise'][m]:.2g}" for m in named)
+    return (
+        f"Replicate of {result['replicates']}, {runs} seeds: paired differences that rounding alone makes "
+        f"have a standard deviation of: {words}."
+    )
+
+
+def statement(result: dict) -> str:
+    """When claim, expectation and comparisons were written down, and whether they have changed since."""
+    judged, written = result["statement"], result.get("registered")
+    if not written:
+        return (
+            f"Predicate {judged['hash']}: it was not stored before the first run. {_changed(result)}".strip()
+        )
+    when = f"written {written['written']}, before the first run"
+    if written["runs before"]:
+        when = f"written {written['written']}, after {written['runs before']} runs had begun"
+    if written["hash"] == judged["hash"]:
+        return f"Predicate {judged['hash']}, {when}."
+    return f"Recorded under an earlier predicate, {written['hash']}, {when}; judged by {judged['hash']}."
+
+
+def _changed(result: dict) -> str:
+    """How the comparisons differ from those that the result was recorded with."""
+    before, now = result.get("recorded with"), [f["claim"] for f in result["findings"]]
+    if before is None:
+        return ""
+    gone, new = [c for c in before if c not in now], [c for c in now if c not in before]
+    if not (gone or new):
+        return (
+            "Recorded under an earlier predicate with the same comparisons; the effects that they state were "
+            "written down after the runs, from the expectation."
+        )
+    parts = [
+        f"no longer compared: {'; '.join(gone)}" if gone else "",
+        f"new: {'; '.join(new)}" if new else "",
+    ]
+    return f"Recorded under an earlier predicate; {'; '.join(filter(None, parts))}."
 
 
 def arms(result: dict) -> str:
@@ -80,6 +181,10 @@ def arms(result: dict) -> str:
     )
 
 
+def _short(value) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
 def _show(value) -> str:
     return "-" if value is None else f"{value:.4g}"
 
@@ -98,8 +203,20 @@ def provenance(result: dict) -> str:
     )
     known = result["commits"] or ["unknown"]
     commit = f"commit{'s' * (len(known) > 1)} {', '.join(known)}"
+    if len(known) > 1:
+        commit += " (combined before one result had to be of one commit)"
+    cores = " and ".join(map(str, result.get("cores per run", [])))
+    cores = f" ({cores} for each run)" if result["hardware"]["platform"] == "cpu" and cores else ""
+    text = result.get("corpus")
+    if not text:
+        fingerprint = "its fingerprint was not stored"
+    elif "digest" in text:
+        fingerprint = f"fingerprint {text['digest'][:12]}"
+    else:
+        fingerprint = f"{text.get('bytes', 0)} bytes in {text.get('records', 0)} records"
     return (
         f"Size {result['size']}: {model['layers']} layers, d={model['d']}, f={model['f']}, {model['ffn']}, "
-        f"{train['steps']} steps of {data['batch']} x {data['seq']} bytes of {data['corpus']}. "
-        f"{result['date']}, {result['hardware']['description']}, {packages}; {commit}."
+        f"{train['steps']} steps of {data['batch']} x {data['seq']} bytes of {data['corpus']} "
+        f"({fingerprint}). {result['date']}, {result['hardware']['description']}{cores}, {packages}; "
+        f"{commit}."
     )

@@ -1,8 +1,10 @@
 """The command: files, resuming after a kill, divergence, several processes, the list and the page."""
 
 import csv
+import datetime
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,7 @@ from experiments import config as configs
 from experiments import rundir
 from experiments.ablate import __main__ as ablate
 from experiments.ablate import reproduction, result, runs, text
-from experiments.config import REPOSITORY
+from experiments.config import REPOSITORY, UserError
 from experiments.outcome import METRICS
 from experiments.train import Result
 from tests.experiments.conftest import python
@@ -55,7 +57,7 @@ def ablation(size):
         claim="STE ends at a higher loss.", source="arXiv 0000.00000",
         expects="Nothing.", differs="All.", found={{"smoke": "Something."}},
         arms=arms, seeds=(0, 1),
-        verdict=all_of(less("dense", "ste"), between("ste", "kept_share", above=0.5, below=1), {more}),
+        verdict=all_of(less("dense", "ste"), between("ste", "kept_share", above=0.1, below=2), {more}),
     )
 '''
 
@@ -112,7 +114,7 @@ def test_what_it_leaves(done):
     out = done[1]
     found = json.loads((out / "result.json").read_text())
     assert {"claim", "source", "expects", "differs", "hardware", "packages", "commit", "date"} <= set(found)
-    assert found["seeds"] == [0, 1] and list(found["metrics"]) == ["dense", "ste"]
+    assert found["seeds"] == [0, 1] and list(found["metrics"]) == ["dense", "ste", "replicate"]
     for arm in ("dense", "ste"):
         for seed in ("0", "1"):
             rows = [
@@ -122,17 +124,162 @@ def test_what_it_leaves(done):
             assert found["metrics"][arm][seed]["val_loss"] == rows[-1]["sparse" if sparse else "dense"]
     assert [f["claim"] for f in found["findings"]] == [
         "val_loss of dense minus ste < 0",
-        "kept_share of ste in (0.5, 1)",
+        "kept_share of ste in (0.1, 2)",
     ]
+    assert found["replicates"] == "ste" and "train.perturb: 0.0 -> 1e-06" in found["arms"]["replicate"]
+    ste, again = ([found["metrics"][arm][seed]["val_loss"] for seed in "01"] for arm in ("ste", "replicate"))
+    squares = [(a - b) ** 2 for a, b in zip(ste, again, strict=True)]
+    assert found["noise"]["val_loss"] == pytest.approx((sum(squares) / 2) ** 0.5) and sum(squares) > 0
+    assert found["findings"][0]["floor"] > 0
+    assert found["corpus"]["bytes"] > 0 and len(found["commits"]) == 1
     assert found["findings"][1]["verdict"] == found["on the mechanism"] == "confirmed"
     assert found["arms"]["ste"] == [
         "train.monitor_mask: top-2 -> transposable",
         "method.class: Dense -> STE",
     ]
     report = (out / "report.md").read_text()
-    for part in (found["claim"], "Nothing.", "Something.", "All.", "curves.png", "Student's t", "kept_share"):
+    for part in (
+        found["claim"],
+        "Nothing.",
+        "Something.",
+        "All.",
+        "curves.png",
+        "Student's t",
+        "kept_share",
+        "Replicate of ste",
+    ):
         assert part in report
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_statement_is_stored_before_the_first_run(done, tmp_path, capsys, monkeypatch):
+    path, out = done
+    written = json.loads((out / "statement.json").read_text())
+    now = ablations.load(f"{path}:smoke").ablation.statement
+    assert {key: written[key] for key in now} == now and written["runs before"] == 0
+    assert json.loads((out / "result.json").read_text())["registered"] == written
+    assert (
+        f"Predicate {now['hash']}, written {written['written']}, before the first run."
+        in (out / "report.md").read_text()
+    )
+
+    begun = []
+    monkeypatch.setattr(
+        runs, "train", lambda config, out, **_: begun.append((tmp_path / "out/statement.json").exists())
+    )
+    monkeypatch.setattr(runs, "run_in_turn", lambda jobs, **_: runs.train(None, None))
+    run(capsys, f"{path}:smoke", "--out", tmp_path / "out")
+    assert begun == [True]
+
+
+def test_a_predicate_that_changed_after_the_runs(done, tmp_path, capsys):
+    path, out = done
+    changed = tmp_path / "paper" / path.name
+    changed.parent.mkdir()
+    changed.write_text(path.read_text().replace("above=0.1", "above=0.2"))
+    copy = shutil.copytree(out, tmp_path / "copy")
+    assert run(capsys, f"{changed}:smoke", "--out", copy, "--resume")[0] == 0
+    found = json.loads((copy / "result.json").read_text())
+    assert found["registered"]["hash"] != found["statement"]["hash"]
+    page = (copy / "report.md").read_text()
+    assert f"Recorded under an earlier predicate, {found['registered']['hash']}" in page
+
+
+def test_runs_of_two_commits_are_not_combined(done, tmp_path, capsys):
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    other = copy / "ste/seed1/environment.json"
+    other.write_text(
+        json.dumps(json.loads(other.read_text()) | {"commit": "0123456789abcdef", "tree": "clean"})
+    )
+    before = (copy / "result.json").read_text()
+    status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
+    assert status == 2 and "different commits" in printed and "0123456789ab" in printed
+    assert (copy / "result.json").read_text() == before
+    shutil.rmtree(copy / "ste/seed0")  # nor is a run begun that could not be combined
+    status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
+    assert status == 2 and "different commits" in printed and not (copy / "ste/seed0").exists()
+    status, printed = run(
+        capsys, f"{path}:smoke", "--out", tmp_path / "new", "--reuse", copy, "--minutes", "1e-9"
+    )
+    assert "ste/1" not in printed.split("Reused")[1] and "dense/0" in printed
+
+
+def test_runs_on_two_texts_are_not_combined(done, tmp_path, capsys):
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    rows = copy / "ste/seed1/metrics.jsonl"
+    rows.write_text(re.sub(r'"bytes": \d+', '"bytes": 1', rows.read_text(), count=1))
+    status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
+    assert status == 2 and "saw different texts" in printed
+
+
+def test_a_run_with_missing_rows_gives_no_verdict(done, tmp_path, capsys):
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    file = copy / "ste/seed1/metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [row for row in rows if not (row["kind"] == "train" and 20 <= row["step"] < 30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert run(capsys, f"{path}:smoke", "--out", copy, "--resume")[0] == 0
+    found = json.loads((copy / "result.json").read_text())
+    gap = f"rows of 10 of {STEPS} steps are missing, the first is step 20"
+    assert found["incomplete"] == {"ste/1": gap}
+    assert found["verdict"] == "no verdict" and {f["verdict"] for f in found["findings"]} == {"no verdict"}
+    assert f"ste/1: {gap}" in (copy / "report.md").read_text()
+
+
+def test_more_seeds_extend_a_result(done, tmp_path, capsys, monkeypatch):
+    path, out = done
+    copy, asked = shutil.copytree(out, tmp_path / "copy"), []
+
+    def in_turn(jobs, **_):
+        asked.extend(job.label for job in jobs if not job.done)
+        return False
+
+    monkeypatch.setattr(runs, "run_in_turn", in_turn)
+    status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--more-seeds", 3)
+    assert asked == ["dense/2", "ste/2", "replicate/2"] and "Stopped and saved" in printed
+    for arguments, words in (
+        (["--out", tmp_path / "empty", "--more-seeds", 3], "no result in"),
+        (["--out", copy, "--more-seeds", 3, "--seeds", "0"], "not both"),
+    ):
+        status, printed = run(capsys, f"{path}:smoke", *arguments)
+        assert status == 2 and words in printed
+
+
+def test_at_the_end_of_its_time_it_reports_the_seeds_that_are_complete(done, tmp_path, capsys, monkeypatch):
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    (copy / "report.md").unlink()
+    arguments = (f"{path}:smoke", "--out", copy, "--resume", "--seeds", "0,1,2,3", "--minutes")
+    status, printed = run(capsys, *arguments, "1e-9")
+    assert status == 0 and "2 of 4 seeds, no report" in printed and "Continue with" in printed
+    monkeypatch.setattr(ablate, "ROUND", 2)
+    status, printed = run(capsys, *arguments, "1e-9")
+    assert status == 0 and "2 of 4 seeds are complete" in printed
+    assert json.loads((copy / "result.json").read_text())["seeds"] == [0, 1]
+    assert (copy / "report.md").exists() and not (copy / "dense/seed2").exists()
+    for words, message in ((["--minutes", "0"], "must be positive"), (["--until", "25:99"], "22:30")):
+        status, printed = run(capsys, f"{path}:smoke", "--out", tmp_path / "x", *words)
+        assert status == 2 and message in printed
+
+
+def test_until_is_the_next_such_time():
+    for minutes, expected in ((5, 300), (-5, 24 * 3600 - 300)):
+        at = datetime.datetime.now() + datetime.timedelta(minutes=minutes)
+        args = ablate.parser().parse_args(["x", "--until", at.strftime("%H:%M")])
+        assert abs(ablate.deadline(args) - time.time() - expected) <= 61
+
+
+def test_the_first_seeds_of_all_come_before_more_of_any(done, shared, tmp_path, capsys, monkeypatch):
+    path = write_claim(shared, tmp_path / "paper")
+    other = path.with_name("other.py")
+    other.write_text(path.read_text().replace("above=0.1", "above=0.2").replace("d=8", "d=16"))
+    seen = []
+    monkeypatch.setattr(runs, "run_in_turn", lambda jobs, **_: seen.extend(jobs))
+    run(capsys, f"{path}:smoke", f"{other}:smoke", "--out", tmp_path / "out", "--seeds", "0,1,2,3")
+    assert [job.seed for job in seen] == [0] * 3 + [1] * 3 + [2] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [3] * 6
 
 
 def test_csv(done):
@@ -179,7 +326,7 @@ def test_killed_in_the_middle_and_resumed(done, tmp_path):
         assert process.wait(timeout=60) == -signal.SIGKILL
     finally:
         process.kill()
-    first, half = runs.jobs_of(ablations.load(f"{path}:smoke").ablation, (0,), out)
+    first, half, _ = runs.jobs_of(ablations.load(f"{path}:smoke").ablation, (0,), out)
     assert first.finished and not half.finished
     kept = (first.out / "metrics.jsonl").read_bytes()
     assert ablate.main(arguments) == 0
@@ -216,12 +363,13 @@ def test_an_arm_that_diverges(done, shared, tmp_path, capsys):
     status, printed = run(capsys, *arguments)
     assert status == 0
     assert "Reused, with the same config" in printed and "1/2 wild/0" in printed and "/4" not in printed
+    assert "replicate/1" in printed.split("Reused")[1]
     assert "wild/0 diverged" in printed and "The loss became nan" in printed
     found = json.loads((tmp_path / "out/result.json").read_text())
     assert found["diverged"] == ["wild/0", "wild/1"]
     assert set(found["metrics"]["wild"]["0"].values()) == {None}
     assert found["metrics"]["ste"] == json.loads((done[1] / "result.json").read_text())["metrics"]["ste"]
-    assert found["findings"][2]["verdict"] == "inconclusive"
+    assert found["findings"][2]["verdict"] == "no verdict"
     assert found["findings"][2]["note"] == "no kept_share: wild of seed 0, wild of seed 1"
     assert "Diverged, and stopped there: wild/0, wild/1." in (tmp_path / "out/report.md").read_text()
     before = (tmp_path / "out/wild/seed0/metrics.jsonl").read_bytes()
@@ -252,7 +400,7 @@ def test_several_ablations_have_runs_in_common(done, shared, tmp_path, capsys, m
     path = write_claim(shared, tmp_path / "paper")
     shutil.copy(path, path.with_name("other.py"))
     shutil.copytree(done[1], tmp_path / "out/paper/other_smoke")
-    monkeypatch.setattr(runs, "slots", lambda count: [{}] * count)
+    monkeypatch.setattr(runs, "slots", lambda count, each: [runs.Slot({})] * count)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))  # nothing is trained
     arguments = (f"{tmp_path / 'paper'}:smoke", "--out", tmp_path / "out", "--jobs", count, "--resume")
     status, printed = run(capsys, *arguments)
@@ -262,6 +410,22 @@ def test_several_ablations_have_runs_in_common(done, shared, tmp_path, capsys, m
     assert stable(one) == stable(other)
     assert "# paper: tiny_claim, smoke" in (other / "report.md").read_text()
     assert configs.read(other / "ste/seed1/config.json") == configs.read(one / "ste/seed1/config.json")
+
+
+def test_runs_have_cores_of_their_own(tmp_path, done, monkeypatch):
+    """If asked for; a child runs on no others."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    assert [slot.cores for slot in runs.slots(2, 2)] == [(0, 1), (2, 3)]
+    assert [slot.cores for slot in runs.slots(2)] == [(), ()]
+    with pytest.raises(UserError, match="--jobs 3 with --cores 2 is more than the 5 cores"):
+        runs.slots(3, 2)
+    monkeypatch.undo()
+    (job, *_) = runs.jobs_of(ablations.load(f"{done[0]}:smoke").ablation, (0,), tmp_path / "out")
+    note = "import os, pathlib; pathlib.Path('cores').write_text(str(sorted(os.sched_getaffinity(0))))"
+    command = ["env", "--chdir", str(tmp_path), sys.executable, "-c", note]
+    core = max(os.sched_getaffinity(0))
+    runs.run_in_parallel([job], lambda job: command, [runs.Slot({}, (core,))], show=False)
+    assert (tmp_path / "cores").read_text() == f"[{core}]"
 
 
 def test_runs_share_gpus(monkeypatch):
@@ -274,11 +438,11 @@ def test_runs_share_gpus(monkeypatch):
 
 
 def test_a_process_that_fails(done, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(runs, "slots", lambda count: [{}] * count)
+    monkeypatch.setattr(runs, "slots", lambda count, each: [runs.Slot({})] * count)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     status, printed = run(capsys, f"{done[0]}:smoke", "--out", tmp_path / "out", "--jobs", 2, "--seeds", 0)
     assert status == 1
-    assert "failed or were stopped: dense/0, ste/0" in printed and "seed0.log" in printed
+    assert "failed or were stopped: dense/0, ste/0, replicate/0" in printed and "seed0.log" in printed
     assert "dense/0  failed" in printed
     assert "--resume" in printed
     assert not (tmp_path / "out/result.json").exists()
@@ -299,7 +463,7 @@ def test_children_end_with_their_parent(done, tmp_path):
 
     threading.Thread(target=terminate, daemon=True).start()
     with pytest.raises(SystemExit) as stop:
-        runs.run_in_parallel(jobs, lambda job: command, [{}, {}], show=False)
+        runs.run_in_parallel(jobs, lambda job: command, [runs.Slot({})] * 2, show=False)
     assert stop.value.code == 143
     for file in files:
         with pytest.raises(ProcessLookupError):
@@ -314,7 +478,8 @@ def test_children_end_with_their_parent(done, tmp_path):
         (["--seeds", "1,1"], ["given twice"]),
         (["--jobs", "0"], ["--jobs must be positive"]),
         (["--jobs", "10000"], ["--jobs 10000 is more than"]),
-        (["--only", "fst/0"], ["no run 'fst/0'", "dense/0, ste/0, dense/1"]),
+        (["--cores", "1"], ["give --jobs too"]),
+        (["--only", "fst/0"], ["no run 'fst/0'", "dense/0, ste/0, replicate/0, dense/1"]),
         (["--only", "dense/0", "configs/fst:smoke"], ["--only is for one ablation"]),
         (["tests:smoke"], ["No file in tests defines ablation(size)"]),
         (["--record"], ["smoke size shows only"]),
@@ -351,6 +516,7 @@ def elsewhere(tmp_path, monkeypatch):
     """A place of its own for recorded results and their page."""
     monkeypatch.setattr(reproduction, "FOLDER", tmp_path / "docs/reproduction")
     monkeypatch.setattr(reproduction, "PAGE", tmp_path / "docs/reproduction.md")
+    monkeypatch.setattr(reproduction, "COMPARED", tmp_path / "docs/verdicts.md")
     (tmp_path / "docs/reproduction").mkdir(parents=True)
     return tmp_path / "docs"
 
@@ -383,8 +549,55 @@ def test_a_file_that_is_no_result(elsewhere, capsys):
     assert status == 2 and "thing.json is not a result" in printed
 
 
-def test_the_page_is_what_the_recorded_results_say():
-    assert reproduction.PAGE.read_text() == reproduction.page(reproduction.recorded())
+def test_the_pages_are_what_the_recorded_results_say():
+    found = reproduction.recorded()
+    assert reproduction.PAGE.read_text() == reproduction.page(found)
+    assert reproduction.COMPARED.read_text() == reproduction.comparison(found)
+
+
+def test_recorded_results_are_judged_by_the_claims_and_rules_of_today():
+    """python -m experiments.ablate --rejudge makes them so; a statement stored before the runs stays."""
+    for path, found in reproduction.recorded():
+        named = ablations.load(f"configs/{found['paper']}/{found['name']}.py:{found['size']}")
+        again = json.loads(json.dumps(result.judged(found, named.ablation)))
+        assert {key: again[key] for key in ("verdict", "statement")} == {
+            key: found[key] for key in ("verdict", "statement")
+        }, path
+        assert [f["verdict"] for f in again["findings"]] == [f["verdict"] for f in found["findings"]], path
+        assert "recorded with" in found or found["registered"]["runs before"] == 0
+
+
+def test_rejudging_keeps_the_metrics(done, elsewhere, capsys):
+    old = json.loads((done[1] / "result.json").read_text())
+    for key in ("statement", "registered", "noise"):
+        del old[key]
+    old |= {"paper": "fst", "name": "ste_flip_rate", "size": "cpu", "format": 1, "verdict": "refuted"}
+    del old["metrics"]["replicate"]
+    file = elsewhere / "reproduction/fst/ste_flip_rate_cpu_x.json"
+    file.parent.mkdir()
+    result.write(old, file)
+    assert run(capsys, "--rejudge")[0] == 0
+    new = result.read(file)
+    assert new["metrics"] == old["metrics"] and new["claim"] == old["claim"] and new["noise"] is None
+    assert new["statement"] == ablations.load("configs/fst/ste_flip_rate.py:cpu").ablation.statement
+    assert new["recorded with"] == [f["claim"] for f in old["findings"]]
+    page = (elsewhere / "reproduction.md").read_text()
+    for words in (
+        "it was not stored before the first run",
+        "no longer compared: kept_share of ste",
+        "not measured",
+    ):
+        assert words in page
+    run(capsys, "--rejudge")
+    assert result.read(file) == new
+
+
+def test_shared_runs_are_said(done):
+    found = json.loads((done[1] / "result.json").read_text()) | {"paper": "paper"}
+    other = found | {"name": "other", "metrics": {"first": found["metrics"]["ste"]}}
+    words = reproduction.shared_runs([(Path("a"), found), (Path("b"), other)])
+    assert words[Path("a")] == "Runs that other results have too: paper/other (ste, there first)."
+    assert words[Path("b")] == "Runs that other results have too: paper/tiny_claim (first, there ste)."
 
 
 def test_recorded_results_are_of_claims_that_exist():

@@ -11,7 +11,7 @@ import jax_sparse24 as s24
 from experiments import ablation as ablations
 from experiments.ablation import SIZES, Ablation
 from experiments.config import Data, UserError
-from experiments.outcome import METRICS, outcome
+from experiments.outcome import LIMITS, METRICS, outcome
 from experiments.report import Run
 from experiments.step import Program
 from experiments.verdicts import all_of, less
@@ -35,7 +35,7 @@ def test_every_claim_says_what_it_must(spec):
     named = ablations.load(spec)
     ablation = named.ablation
     assert f"configs/{named.paper}/{named.claim}.py:{named.size}" == spec
-    assert len(ablation.arms) > 1 and len(ablation.seeds) == 3
+    assert len(ablation.arms) > 1 and len(ablation.seeds) in (3, 8)
     assert all(len(text) > 40 for text in (ablation.claim, ablation.expects, ablation.differs))
     assert "arXiv" in ablation.source
     assert not any(text.endswith(".") for text in (ablation.source,))
@@ -59,21 +59,62 @@ def test_arms_of_a_seed_start_equal_and_others_do_not():
 
 
 def test_runs_set_the_seed_and_nothing_else():
+    arms = make().all_arms
     for arm, seed, config in make().runs((5, 3)):
-        assert dataclasses.replace(config, seed=0, name=ARMS[arm].name) == ARMS[arm]
+        assert dataclasses.replace(config, seed=0, name=arms[arm].name) == arms[arm]
         assert config.seed == seed
     assert [(arm, seed) for arm, seed, _ in make().runs((5, 3))] == [
         ("dense", 5),
         ("fst", 5),
+        ("replicate", 5),
         ("dense", 3),
         ("fst", 3),
+        ("replicate", 3),
     ]
+
+
+WIDE = {"wide": SIZE.arm(s24.methods.Dense(), {"f": 64})}
+
+
+@pytest.mark.parametrize(
+    ("arms", "start", "base"),
+    [
+        (ARMS, "", "fst"),
+        (ARMS, "dense", "fst"),
+        (dict(reversed(ARMS.items())), "fst", "dense"),
+        ({"dense": ARMS["dense"], **WIDE}, "", "dense"),
+        ({**WIDE, "dense": ARMS["dense"]}, "wide", "dense"),
+    ],
+)
+def test_the_replicate_is_a_sparse_arm_off_by_rounding(arms, start, base):
+    ablation = make(arms=arms, start=start, verdict=less("dense", next(a for a in arms if a != "dense")))
+    train = dataclasses.replace(arms[base].train, perturb=1e-6)
+    assert ablation.replicated == base
+    assert ablation.all_arms == {**arms, "replicate": dataclasses.replace(arms[base], train=train)}
+
+
+def test_seeds_by_size():
+    assert SIZE.seeds(cpu=8) == range(3) and SIZES["cpu"].seeds(cpu=8) == range(8)
+
+
+def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
+    known = make().statement
+    assert known["comparisons"] == ["val_loss of dense minus fst < 0"]
+    assert make(found={"cpu": "Much."}, seeds=range(8)).statement == known
+    for fields in (
+        {"verdict": less("dense", "fst", effect=0.02)},
+        {"verdict": less("dense", "fst", by=0.01)},
+        {"expects": "Other words."},
+        {"claim": "Other words."},
+    ):
+        assert make(**fields).statement["hash"] != known["hash"]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"arms": {}}, "no arms"),
+        ({"arms": {**ARMS, "replicate": ARMS["fst"]}}, "No arm may be called 'replicate'"),
         ({"verdict": less("dense", "fts")}, r"arm 'fts'; there are: dense, fst\. Did you mean 'fst'\?"),
         (
             {"verdict": less("dense", "fst", "flip_rat")},
@@ -118,16 +159,14 @@ def test_load_wants_an_ablation(tmp_path):
 
 
 def run_of(config, monitor=(), probe=(), evaluated=(), train=()):
-    def numbered(rows):
-        return [dict(row) for row in rows]
-
     kinds = {"monitor": monitor, "probe": probe, "eval": evaluated, "train": train}
-    return Run("run", None, config, {kind: numbered(rows) for kind, rows in kinds.items()})
+    rows = {kind: [{**row, "kind": kind} for row in own] for kind, own in kinds.items()}
+    return Run("run", None, config, rows)
 
 
 def test_outcome_by_hand():
     config = SIZE.arm(s24.methods.FST(dense_fraction=0))  # 12 steps: quarters are 0-2, 3-8, 9-11
-    flips = {0: 0.4, 2: 0.2, 4: 0.1, 8: 0.3, 10: 0.06}
+    flips = {0: 0.4, 2: 0.2, 4: 0.1, 6: 0.2, 8: 0.3, 10: 0.06}
     monitor = [
         {"step": step, "flip_rate": r, "flipped_since_start": r + 0.5, "kept_share": 0.7}
         | {
@@ -140,11 +179,13 @@ def test_outcome_by_hand():
     ]
     evaluated = [{"step": 6, "dense": 9.0, "sparse": 9.0}, {"step": 12, "dense": 2.0, "sparse": 3.0}]
     probe = [
-        {"step": 0, "cosine": 0.8, "noise": 0.1, "seconds": 0.06, "density": 0.5, "F2_lost_energy": 0.9},
-        {"step": 6, "cosine": 0.6, "noise": 0.3, "seconds": 0.06, "density": 0.1, "F2_lost_energy": 0.4},
+        {"step": 0, "cosine": 0.8, "noise": 0.1, "density": 0.5, "F2_lost_energy": 0.9},
+        {"step": 3, "cosine": 0.8, "noise": 0.1, "density": 0.5, "F2_lost_energy": 0.9},
+        {"step": 6, "cosine": 0.6, "noise": 0.3, "density": 0.1, "F2_lost_energy": 0.4},
+        {"step": 9, "cosine": 0.6, "noise": 0.3, "density": 0.1, "F2_lost_energy": 0.4},
     ]
     for row in probe:
-        row |= {"B2_lost_energy": row["density"] / 2, "B2_lost": row["density"] / 4}
+        row |= {"B2_lost_energy": row["density"] / 2, "B2_lost": row["density"] / 4, "seconds": 0.06}
     train = [{"step": step, "loss": float(step), "steps_per_s": 10.0} for step in range(12)]
     found = outcome(run_of(config, monitor, probe, evaluated, train))
     assert set(found) == set(METRICS)
@@ -155,6 +196,7 @@ def test_outcome_by_hand():
         "sparse_gap": 1.0,
         "leak": 0.0,
         "val_causal": 3.0,
+        "early_loss": 1.0,
         "train_loss": 11.0,
         "flip_early": 0.3,
         "flip_mid": 0.2,
@@ -162,8 +204,8 @@ def test_outcome_by_hand():
         "flip_fade": 0.2,
         "flipped_since_start": 0.56,
         "kept_share": 0.7,
-        "rising": 0.2,
-        "descent": 0.1,
+        "rising": 1 / 6,
+        "descent": 1 / 6,
         "cosine": 0.7,
         "noise": 0.2,
         "density_start": 0.5,
@@ -182,8 +224,9 @@ def test_outcome_by_hand():
     found = outcome(run_of(leaking, monitor, probe, evaluated, train))
     assert (found["leak"], found["val_causal"]) == (0.25, 3.25)
     dense_at_end = dataclasses.replace(config, method=s24.methods.FST(dense_fraction=1 / 6))
-    assert outcome(run_of(dense_at_end, evaluated=evaluated))["val_loss"] == 2.0
-    bare = outcome(run_of(config, evaluated=evaluated))
+    assert outcome(run_of(dense_at_end, monitor, probe, evaluated, train))["val_loss"] == 2.0
+    config = without_measurements(config)
+    bare = outcome(run_of(config, evaluated=evaluated, train=[{"step": s, "loss": 1.0} for s in range(12)]))
     assert {name for name, value in bare.items() if value is not None} == {
         "val_loss",
         "val_dense",
@@ -191,13 +234,33 @@ def test_outcome_by_hand():
         "leak",
         "val_causal",
         "val_sparse",
+        "early_loss",
+        "train_loss",
     }
 
 
+def without_measurements(config):
+    train = dataclasses.replace(config.train, monitor_every=0, probe_every=0)
+    return dataclasses.replace(config, train=train)
+
+
+@pytest.mark.parametrize(("kind", "step"), [("train", 4), ("train", 11), ("evaluated", 12)])
+def test_rows_that_do_not_cover_the_steps_give_no_outcome(kind, step):
+    config = without_measurements(SIZE.arm(s24.methods.Dense()))
+    steps = {"train": range(12), "evaluated": (6, 12)}
+    filled = {"loss": 1.0, "dense": 2.0, "sparse": 2.0}
+    rows = {name: [{"step": s, **filled} for s in own] for name, own in steps.items()}
+    assert outcome(run_of(config, **rows))["val_loss"] == 2.0
+    rows[kind] = [row for row in rows[kind] if row["step"] != step]
+    assert set(outcome(run_of(config, **rows)).values()) == {None}
+
+
 def test_a_last_evaluation_that_is_not_finite_is_not_replaced_by_an_earlier_one():
-    config = SIZE.arm(s24.methods.FST(dense_fraction=0))
+    config = without_measurements(SIZE.arm(s24.methods.FST(dense_fraction=0)))
     evaluated = [{"step": 6, "dense": 2.0, "sparse": 2.0}, {"step": 12, "dense": 2.0, "sparse": None}]
-    assert outcome(run_of(config, evaluated=evaluated))["val_loss"] is None
+    train = [{"step": step, "loss": 1.0} for step in range(12)]
+    found = outcome(run_of(config, evaluated=evaluated, train=train))
+    assert (found["val_loss"], found["val_dense"]) == (None, 2.0)
 
 
 @pytest.mark.parametrize("evaluated", [[], [{"step": 6, "dense": 2.0, "sparse": 2.0}]])
@@ -205,3 +268,7 @@ def test_an_unfinished_run_has_no_outcome(evaluated):
     config = SIZE.arm(s24.methods.Dense())
     found = outcome(run_of(config, evaluated=evaluated, train=[{"step": 0, "loss": math.inf}]))
     assert set(found.values()) == {None}
+
+
+def test_limits_are_of_metrics():
+    assert set(LIMITS) <= set(METRICS)

@@ -14,7 +14,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import rundir
 from experiments import start as starts
-from experiments.ablate.runs import jobs_of, run_in_parallel
+from experiments.ablate.runs import Slot, jobs_of, run_in_parallel
 from experiments.ablation import SIZES, Ablation
 from experiments.config import Model, UserError
 from experiments.data import VOCABULARY
@@ -47,6 +47,24 @@ def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
     assert [phase for _, phase, _ in losses(rows)] == ["sparse"] * 4 + ["adapters"] * 2
     jax.tree.map(np.testing.assert_array_equal, trained, load_state(out, 6)[3])
     check_adapters(waiting, trained)
+
+
+def test_perturbed_parameters_are_off_by_rounding(config):
+    def start(perturb, seed=0):
+        own = dataclasses.replace(config, seed=seed, train=dataclasses.replace(config.train, perturb=perturb))
+        return starts.initial_state(Program(own))["params"]
+
+    exact, moved, again, other = start(0.0), start(1e-6), start(1e-6), start(1e-6, seed=1)
+    jax.tree.map(np.testing.assert_array_equal, moved, again)
+    for a, b, c in zip(*map(jax.tree.leaves, (exact, moved, other)), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        relative = (np.asarray(b, np.float64) - np.asarray(a, np.float64)) / np.abs(np.asarray(a)).max()
+        assert 0 < np.abs(relative).max() < 1e-5
+        assert a.ndim < 2 or not np.array_equal(b, c)
+    flat = np.concatenate(
+        [np.ravel(b / a - 1) for a, b in zip(*map(jax.tree.leaves, (exact, moved)), strict=True)]
+    )
+    assert np.std(flat) == pytest.approx(1e-6, rel=0.05)
 
 
 def losses(rows):
@@ -159,7 +177,7 @@ def test_arms_start_from_the_first_one_of_their_seed(jobs):
         dense, ast = jobs[f"dense/{seed}"], jobs[f"ast/{seed}"]
         assert ast.needs == dense and dense.needs is None
         assert ast.config.train.start_from == str(dense.out) and not dense.config.train.start_from
-    arms = {job.arm: job.config for job in jobs.values()}
+    arms = {arm: jobs[f"{arm}/0"].config for arm in ("dense", "ast")}
     for start, order in (("ast", arms), ("none", arms), ("dense", {"dense": arms["dense"]})):
         with pytest.raises(UserError, match=f"cannot start from {start!r}: it must be the first"):
             Ablation(**WORDS, arms=order, verdict=less("dense", "dense"), start=start)
@@ -178,7 +196,8 @@ if label != "dense/1":
     (folder / arm / f"seed{{seed}}" / "checkpoints" / ("8" if arm == "dense" else "12")).mkdir(parents=True)
 """
     command = [sys.executable, "-c", program]
-    failed = run_in_parallel(list(jobs.values()), lambda job: command, [{}, {}], show=False)
-    assert [job.label for job in failed] == ["dense/1", "ast/1"]
+    failed = run_in_parallel(list(jobs.values()), lambda job: command, [Slot({})] * 2, show=False)
+    assert [job.label for job in failed] == ["dense/1", "ast/1", "replicate/1"]
     order = (tmp_path / "order").read_text().split()
-    assert sorted(order) == ["ast/0", "dense/0", "dense/1"] and order.index("ast/0") > order.index("dense/0")
+    assert sorted(order) == ["ast/0", "dense/0", "dense/1", "replicate/0"]
+    assert order.index("dense/0") < min(order.index("ast/0"), order.index("replicate/0"))
