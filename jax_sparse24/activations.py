@@ -32,6 +32,10 @@ def activation_stats(
     the cut drops, and "F2_lost_energy" and "B2_lost_energy", that of their squares. B2 is given what F2 kept
     if the plan keeps that support; features that stay dense in it lose nothing. With MVUE, which scales what
     it keeps, the energy is the relative squared error."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation_stats: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
+        )
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)

@@ -321,7 +321,7 @@ def _check_bias(op: str, name: str, bias, weight_name: str, weight):
             f"{op}: {name} has shape {jnp.shape(bias)}, {weight_name} of shape {weight.shape} needs "
             f"({weight.shape[1]},)."
         )
-    return reverse_only(op, jnp.asarray(bias).astype(weight.dtype))
+    return reverse_only(op, patterns.as_array(op, name, bias).astype(weight.dtype))
 
 
 def check_state(op: str, method, state, **weights) -> None:
@@ -336,11 +336,18 @@ def check_state(op: str, method, state, **weights) -> None:
         own, place = (state, "state") if single else (state.get(role, {}), f"state[{role!r}]")
         if not isinstance(own, Mapping):
             raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
-        unknown += [f"{place}[{entry!r}]" for entry in own if entry not in entries]
+        others = [entry for entry in own if entry not in entries]
+        if others and single:  # a layer of an FFN, called alone, brings what it has there
+            w = weights[role]
+            there = [jax.eval_shape(partial(method.init, role=r), w) for r in ("w1", "w2")]
+            others = [entry for entry in others if not any(entry in state for state in there)]
+        unknown += [f"{place}[{entry!r}]" for entry in others]
         for entry, like in entries.items():
             if entry not in own:
                 raise ValueError(f"{op}: {place}[{entry!r}] is missing; {fix}.")
-            shape, dtype = jnp.shape(own[entry]), jnp.result_type(own[entry])
+            if not hasattr(own[entry], "dtype"):
+                raise TypeError(f"{op}: {place}[{entry!r}] must be an array, got {own[entry]!r:.40}; {fix}.")
+            shape, dtype = jnp.shape(own[entry]), own[entry].dtype
             if shape != like.shape or dtype != like.dtype:
                 needs = f"a weight of shape {weights[role].shape} needs {like.dtype} {like.shape}"
                 raise ValueError(f"{op}: {place}[{entry!r}] is {dtype} {shape}, {needs}; {fix}.")

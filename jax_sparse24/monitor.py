@@ -14,6 +14,9 @@ def flip_rate(old, new) -> jax.Array:
     if jax.tree.structure(old) != jax.tree.structure(new) or not old_leaves:
         raise ValueError("flip_rate: needs two non-empty trees of masks with the same structure.")
     for a, b in zip(old_leaves, new_leaves, strict=True):
+        if not (hasattr(a, "dtype") and hasattr(b, "dtype")):
+            kinds = f"{type(a).__name__} and {type(b).__name__}"
+            raise ValueError(f"flip_rate: masks must be arrays, got {kinds}.")
         if a.shape != b.shape or a.dtype != jnp.bool_ or b.dtype != jnp.bool_:
             raise ValueError(
                 f"flip_rate: masks must be bool of equal shape, got {a.dtype} {a.shape} "
@@ -31,7 +34,15 @@ def density(x) -> jax.Array:
 
 def kept_share(w, mask) -> jax.Array:
     """`sum |w| mask / sum |w|`, the share of magnitude a mask keeps, over all leaves; 1 for all-zero weights.
-    A float32 scalar."""
+    A float32 scalar. Raises ValueError if the trees or shapes differ, or a mask is not bool."""
+    if jax.tree.structure(w) != jax.tree.structure(mask):
+        raise ValueError("kept_share: needs trees of weights and of masks with the same structure.")
+    for a, m in zip(jax.tree.leaves(w), jax.tree.leaves(mask), strict=True):
+        if jnp.shape(a) != jnp.shape(m) or jnp.result_type(m) != jnp.bool_:
+            raise ValueError(
+                f"kept_share: a mask must be bool of its weight's shape {jnp.shape(a)}, got "
+                f"{jnp.result_type(m)} {jnp.shape(m)}."
+            )
     leaves = list(zip(jax.tree.leaves(w), jax.tree.leaves(mask), strict=True))
     total = sum(jnp.sum(jnp.abs(a), dtype=jnp.float32) for a, _ in leaves)
     kept = sum(jnp.sum(jnp.where(m, jnp.abs(a), 0), dtype=jnp.float32) for a, m in leaves)

@@ -42,7 +42,10 @@ def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         fix = "; call todense()" if hasattr(x, "todense") else ""
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
-    x = jnp.asarray(x)
+    try:
+        x = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be an array of numbers: {error}") from error
     check_dtype(op, name, x.dtype, float8)
     return x
 
@@ -59,6 +62,12 @@ def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
             f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {supported} "
             f"(and float64 with jax_enable_x64, by the reference implementation). Cast it first."
         )
+
+
+def check_flag(op: str, name: str, value) -> None:
+    """Raises TypeError unless a static option is True or False: any word would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
 def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:

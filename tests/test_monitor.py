@@ -114,3 +114,17 @@ def test_monitors_do_not_depend_on_the_scale_of_the_weights():
     w = jax.random.normal(jax.random.key(1), (16, 16))
     m = s24.transposable_mask24(w)
     np.testing.assert_allclose(s24.kept_share(w, m), s24.kept_share(w * 1024, m), rtol=1e-6)
+
+
+def test_kept_share_compares_like_with_like():
+    """A tree under other names or a mask that broadcasts would give a share of something else."""
+    w = jnp.ones((8, 4))
+    for weights, mask, message in (
+        ({"a": w}, {"b": w > 0}, "same structure"),
+        (w, jnp.ones((8, 1), bool), r"bool of its weight's shape \(8, 4\), got bool \(8, 1\)"),
+        (w, w, r"got float32 \(8, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"kept_share: .*{message}"):
+            s24.kept_share(weights, mask)
+    with pytest.raises(ValueError, match=r"flip_rate: masks must be arrays, got bool and bool"):
+        s24.flip_rate([True, False], [True, True])

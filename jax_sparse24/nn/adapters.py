@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.nn.state import sparse_layers
+from jax_sparse24.patterns import check_flag
 from jax_sparse24.plan import Context
 
 
@@ -12,6 +13,7 @@ def set_adapting(model: nnx.Module, adapting: bool) -> None:
 
     Static like `s24.nn.set_sparse`. Layers begin with them: adapters that were never trained may add nothing
     (`SLoPe`)."""
+    check_flag("set_adapting", "adapting", adapting)
     for _, layer in sparse_layers(model):
         layer.adapting = bool(adapting)
 

@@ -47,11 +47,14 @@ class MoE(nnx.Module):
         rngs: nnx.Rngs,
         **ffn,
     ):
+        for name, value in (("experts", experts), ("top_k", top_k)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"MoE: {name}={value!r} must be an int.")
         if not 1 <= top_k <= experts:
             raise ValueError(f"MoE: top_k={top_k} must lie between 1 and experts={experts}.")
-        if capacity_factor is not None and not capacity_factor > 0:
+        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
             raise ValueError(
-                f"MoE: capacity_factor={capacity_factor} must be positive, or None for dropless."
+                f"MoE: capacity_factor={capacity_factor} must be finite and positive, or None for dropless."
             )
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)

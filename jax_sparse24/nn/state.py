@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jax_sparse24.nn.linear import Linear, SparseState
+from jax_sparse24.patterns import check_flag
 
 FORGETTING = 0.01  # share of a running statistic that an optimiser step replaces
 
@@ -12,6 +14,8 @@ FORGETTING = 0.01  # share of a running statistic that an optimiser step replace
 def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
     """(path, layer) of every `Linear` of this package in the model whose method is not dense, in the order of
     the graph."""
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"s24.nn: needs the model, an nnx.Module, got {type(model).__name__}.")
     return [
         (path, m) for path, m in nnx.iter_modules(model) if isinstance(m, Linear) and m.method.ffn_plan().rows
     ]
@@ -26,6 +30,11 @@ def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
     decides on the device, and a GPU's host waits for each such decision. Layers in dense mode only record the
     step. A weight matrix that holds NaN or Inf keeps the state it has: a mask chosen by them would outlive
     them. Never call it in evaluation or per micro-batch. Works inside jit and with stacked layers."""
+    whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
+    if not whole or (isinstance(step, int | np.integer) and step < 0):
+        raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
+    if due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
+        raise TypeError(f"refresh: due={due!r} must be True, False or None.")
     for _, layer in sparse_layers(model):
         layer.refresh(step, due)
 
@@ -36,6 +45,7 @@ def set_sparse(model: nnx.Module, sparse: bool) -> None:
 
     The mode is static: a compiled function is compiled anew after a switch.
     """
+    check_flag("set_sparse", "sparse", sparse)
     for _, layer in sparse_layers(model):
         layer.sparse = bool(sparse)
 

@@ -63,6 +63,7 @@ def transposable_mask24(w, exact: bool = True, *, implementation: str | None = N
     takes the entries of a tile in descending |w|, ties from the lower row-major index on, wherever row and
     column still have room (2102.08124's 2-approximation): of a tile it may keep seven only, and there is no
     kernel for it. Not differentiable (no gradient flows). Raises like `mask24`."""
+    patterns.check_flag("transposable_mask24", "exact", exact)
     w = patterns.as_array("transposable_mask24", "w", w)
     patterns.check_matrix("transposable_mask24", w)
     w = lax.stop_gradient(w)

@@ -26,6 +26,7 @@ def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None 
     same bits in every implementation. A group with NaN or Inf is cut by magnitude, unscaled, so that it
     reaches the loss; float32 subnormals count as zero. It estimates gradients and has no derivative of its
     own: differentiating raises. Raises like `mask24`; TypeError for a key that is none."""
+    patterns.check_flag("mvue24", "exact", exact)
     words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
     return _mvue(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
@@ -33,6 +34,7 @@ def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None 
 
 def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> Packed24:
     """`pack24(mvue24(key, g, axis, exact), axis)` in one pass."""
+    patterns.check_flag("mvue24", "exact", exact)
     words = key_words("mvue24", key)
     g = patterns.as_array("mvue24", "g", g)
     return _mvue_pack(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)

@@ -44,6 +44,7 @@ def pack24(
     a tuple of them. Differentiable in `x`. Raises like `mask24`; TypeError or ValueError for a mask of
     another dtype or shape, or traced though checked; ValueError for other pairs of axes and for a checked
     mask that is not 2:4."""
+    patterns.check_flag("pack24", "checked", checked)
     x = patterns.as_array("pack24", "x", x, float8=True)
     both = isinstance(axis, tuple) and len(axis) == 2
     axis = (patterns.check_both if both else patterns.check_grouped)("pack24", x, axis)
@@ -265,8 +266,18 @@ def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Arra
 
 
 def check_packed(op: str, packed: Packed24) -> None:
-    """Raises TypeError (dtype) or ValueError if values and metadata do not belong together."""
+    """Raises TypeError (types, dtype) or ValueError if values and metadata do not belong together."""
+    for name in ("values", "metadata"):
+        part = getattr(packed, name)
+        if not hasattr(part, "dtype"):
+            kind = type(part).__name__
+            raise TypeError(f"{op}: {name} must be an array, got {kind}. Build it with pack24.")
     patterns.check_dtype(op, "values", packed.dtype, float8=True)
+    if not isinstance(packed.axis, int) or not -packed.ndim <= packed.axis < 0:
+        raise ValueError(
+            f"{op}: axis={packed.axis!r} of a Packed24 must be counted from the end of its {packed.ndim} "
+            f"dimensions, -1 for the last. Build it with pack24."
+        )
     *lead, half = packed.values.shape
     if half % 2 or packed.metadata.shape != (*lead, -(-half // 4)) or packed.metadata.dtype != jnp.uint8:
         raise ValueError(

@@ -74,6 +74,7 @@ def pack_vnm(
 
 
 def _checked(op, x, v, m, n, axis, exact):
+    patterns.check_flag(op, "exact", exact)
     x = patterns.as_array(op, "x", x)
     pattern = VNM(v, m, n)
     if exact:

@@ -354,8 +354,19 @@ def test_states_that_do_not_belong_are_refused_with_the_right_call():
             s24.sparse_dot(x, w1, fst, state)
     with pytest.raises(TypeError, match=r"state\['w1'\] must be a dict of arrays, got .*; pass state="):
         s24.sparse_ffn(x, w1, w2, fst, {"w1": both["w1"]["mask"], "w2": both["w2"]})
+    with pytest.raises(TypeError, match=r"state\['mask'\] must be an array, got None; pass state="):
+        s24.sparse_dot(x, w1, fst, {"mask": None})
+    with pytest.raises(ValueError, match=r"activation_stats: activation 'tanh' is unknown"):
+        s24.activation_stats(x, w1, fst, both, activation="tanh")
+    with pytest.raises(TypeError, match=r"sparse_dot: bias has dtype int32"):
+        s24.sparse_dot(x, w1, fst, both["w1"], bias=jnp.ones(16, int))
     with pytest.raises(ValueError, match=r"activation_stats: state\['w1'\]\['mask'\] is missing"):
         s24.activation_stats(x, w1, fst)
+
+
+def test_a_layer_of_an_ffn_runs_alone_with_its_state():
+    ffn = s24.nn.FFN(8, 16, method=s24.methods.Activation24(soft_weights=True), rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(ffn.up(jnp.ones((4, 8))), jnp.ones((4, 8)) @ ffn.up.kernel[...], rtol=1e-5)
 
 
 def test_a_class_is_no_method():

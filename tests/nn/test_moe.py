@@ -116,8 +116,12 @@ def test_capacity_is_a_multiple_of_what_the_method_needs():
 def test_bad_sizes():
     with pytest.raises(ValueError, match="top_k=5 must lie between 1 and experts=4"):
         build(top_k=5)
-    with pytest.raises(ValueError, match="capacity_factor=0 must be positive, or None"):
+    with pytest.raises(ValueError, match="capacity_factor=0 must be finite and positive, or None"):
         build(capacity_factor=0)
+    with pytest.raises(ValueError, match="capacity_factor=inf must be finite"):
+        build(capacity_factor=float("inf"))
+    with pytest.raises(TypeError, match=r"top_k=1.5 must be an int"):
+        build(top_k=1.5)
     with pytest.raises(ValueError, match="size 30 along axis"):
         build(FST(), f=30)
 

@@ -360,3 +360,23 @@ def test_fold_key_leaves_other_variables_named_key_alone():
     folded = s24.nn.fold_key(state, 3)
     different = changed(arrays(state), arrays(folded))
     assert different == {("out", "key")}
+
+
+def test_wrong_calls_change_nothing_and_say_so():
+    """refresh(state) did nothing, set_sparse(model, "dense") switched to sparse, step 2.5 was cut to 2."""
+    model = s24.nn.Linear(8, 8, method=s24.methods.FST(), rngs=nnx.Rngs(0))
+    for call in (s24.refresh, s24.nn.masks, lambda m: s24.nn.set_sparse(m, True)):
+        for value in (None, nnx.state(model)):
+            with pytest.raises(TypeError, match=r"needs the model, an nnx.Module, got"):
+                call(value)
+    for step in (2.5, -1, jnp.arange(2)):
+        with pytest.raises(ValueError, match=r"refresh: step=.* must be the number of the optimiser step"):
+            s24.refresh(model, step)
+    for due in ("no", 1):
+        with pytest.raises(TypeError, match=r"refresh: due=.* must be True, False or None"):
+            s24.refresh(model, 2, due=due)
+    for call, name in ((s24.nn.set_sparse, "sparse"), (s24.nn.set_adapting, "adapting")):
+        with pytest.raises(TypeError, match=rf"{name} must be True or False, got 'dense'"):
+            call(model, "dense")
+    s24.refresh(model, jnp.int32(4), due=jnp.asarray(True))
+    assert int(model.step[...]) == 4

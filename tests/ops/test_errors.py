@@ -229,3 +229,38 @@ def test_a_size_below_the_multiple_names_the_multiple_alone():
         s24.mask24(jnp.ones((8, 2)), 1)
     with raises(ValueError, "size 16 along axis -1", "not a multiple of 32", "pad: use 32."):
         s24.mask_nm(jnp.ones((8, 16)), 2, 32, 1)
+
+
+def test_flags_take_no_words():
+    """exact="approximate" would run the exact estimator."""
+    square = jnp.ones((16, 16))
+    for call in (
+        lambda exact: s24.mvue24(KEY, X, 1, exact),
+        lambda exact: mvue_pack24(KEY, X, 1, exact),
+        lambda exact: s24.transposable_mask24(square, exact),
+        lambda exact: s24.vnm_mask(square, 16, 8, exact=exact),
+    ):
+        for value in ("approximate", 1, None, np.zeros(2)):
+            with raises(TypeError, "exact must be True or False, got", repr(value)):
+                call(value)
+        with raises(TypeError, "exact must be True or False, got"):
+            jax.jit(call)(True)
+    with raises(TypeError, "pack24: checked must be True or False, got 'yes'"):
+        s24.pack24(X, 1, checked="yes")
+
+
+def test_what_makes_no_array():
+    for value in ([[1.0, 2.0], [3.0]], ["a", "b", "c", "d"]):
+        with raises(TypeError, "mask24: x must be an array of numbers"):
+            s24.mask24(value, 0)
+
+
+def test_packed_arrays_made_by_hand():
+    values, metadata = jnp.ones((8, 8)), jnp.zeros((8, 2), jnp.uint8)
+    for axis in (1, -3, "rows", None):
+        with raises(ValueError, f"todense: axis={axis!r} of a Packed24", "Build it with pack24"):
+            s24.Packed24(values, metadata, axis).todense()
+    with raises(TypeError, "todense: values must be an array, got list"):
+        s24.Packed24([1.0, 2.0], metadata, -1).todense()
+    with raises(ValueError, "axis=-1 of a Packed24 must be counted from the end of its 0"):
+        s24.Packed24(jnp.float32(1), jnp.uint8(1), -1).todense()
