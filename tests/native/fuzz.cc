@@ -1,0 +1,290 @@
+// The CPU kernels on random calls under the address and undefined-behaviour sanitizers, which end the program at the first
+// finding. Arguments: seconds, number of the first call. Calls depend on their number alone.
+//
+// Buffers have the size of their array, to the byte, and the alignment of their elements; work is split at random. Instruction
+// sets, where several are compiled in, give the same bits, but for sums, which differ in rounding. Prints how many calls of each kernel were made, and in
+// how many the bits differed.
+#include <sanitizer/common_interface_defs.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "../../ffi/core/vnm.h"
+#include "../../ffi/cpu/kernels.h"
+#include "checks.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+using namespace s24;
+
+#define S24_DECLARE(isa) \
+  namespace s24::isa {   \
+  extern const Kernels kKernels; \
+  }
+S24_FUZZED(S24_DECLARE)
+#define S24_ADDRESS(isa) &s24::isa::kKernels,
+static const Kernels* const kAll[] = {S24_FUZZED(S24_ADDRESS)};
+
+static std::string now;  // what the call is
+
+static int64_t upto(int64_t n) { return int64_t(random_bits() % uint64_t(n + 1)); }
+template <class T>
+static T one_of(std::initializer_list<T> all) {
+  return all.begin()[upto(int64_t(all.size()) - 1)];
+}
+
+// Sizes around those at which kernels change their way, and small ones.
+static int64_t size(int64_t most) {
+  const int64_t near = one_of<int64_t>({1, 4, 8, 16, 32, 48, 64, 128, 256, 384, 512, 1024});
+  return std::clamp<int64_t>(upto(2) == 0 ? 1 + upto(40) : near + upto(4) - 2, 1, most);
+}
+
+static int64_t bytes_of(Dtype d) { return d == Dtype::kF32 ? 4 : 2; }
+
+// An array that ends where its memory ends.
+class Array {
+ public:
+  Array(int64_t n, int64_t size) : bytes_(n * size), offset_(upto(16) * size), memory_(new char[size_t(bytes_ + offset_)]) {}
+  char* data() { return memory_.get() + offset_; }
+  uint8_t* bytes() { return reinterpret_cast<uint8_t*>(data()); }
+  Array& floats(Dtype d) {
+    if (d == Dtype::kF32) return fill([] { return draw<uint32_t>(); });
+    return fill([d] { return uint16_t(draw<uint16_t>() ^ (d == Dtype::kF16 ? random_bits() & 0x4000 : 0)); });
+  }
+  Array& random(uint32_t modulus = 256) {
+    return fill([modulus] { return uint8_t(random_bits() % modulus); });
+  }
+  bool operator==(Array& o) { return std::memcmp(data(), o.data(), size_t(bytes_)) == 0; }
+
+ private:
+  template <class F>
+  Array& fill(F f) {
+    for (int64_t i = 0; i < bytes_; i += int64_t(sizeof f())) {
+      const auto value = f();
+      std::memcpy(data() + i, &value, sizeof value);
+    }
+    return *this;
+  }
+  int64_t bytes_, offset_;
+  std::unique_ptr<char[]> memory_;
+};
+
+// work(begin, end) over [0, n) in pieces, in any order.
+template <class F>
+static void in_pieces(int64_t n, F work) {
+  std::vector<int64_t> borders = {0, n};
+  for (int64_t i = upto(3); i > 0; --i) borders.push_back(upto(n));
+  std::sort(borders.begin(), borders.end());
+  std::vector<size_t> order(borders.size() - 1);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), random_bits);
+  for (size_t i : order)
+    if (borders[i] < borders[i + 1]) work(borders[i], borders[i + 1]);
+}
+
+static std::string say(std::initializer_list<int64_t> numbers) {
+  std::string all;
+  for (int64_t n : numbers) all += " " + std::to_string(n);
+  return all;
+}
+
+static Groups groups(int64_t most) {
+  Groups g;
+  g.inner = upto(2) == 0 ? 1 : size(most);
+  g.len = 4 * size(std::max<int64_t>(1, most / g.inner));
+  g.outer = 1 + upto(std::min<int64_t>(3, most / (g.inner * g.len)));
+  return g;
+}
+
+static Dtype dtype() { return one_of({Dtype::kF32, Dtype::kBF16, Dtype::kF16}); }
+
+// Each: a call for every instruction set; whether bits differ.
+
+static bool maps() {
+  const MapOp op = one_of({MapOp::kMask, MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential});
+  const Dtype d = dtype();
+  const Groups g = groups(6000);
+  const int64_t n = 4 * g.count(), out = op == MapOp::kMask ? 1 : bytes_of(d);
+  now = "map" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
+  Array x(n, bytes_of(d));
+  x.floats(d);
+  std::vector<Array> results;
+  for (const Kernels* k : kAll) {
+    MapArgs a = {op, d, x.data(), results.emplace_back(n, out).data(), g, Key{kKey[0], kKey[1]}};
+    in_pieces(g.count(), [&](int64_t begin, int64_t end) { k->map(a, begin, end); });
+  }
+  return !(results.front() == results.back());
+}
+
+static bool tiles() {
+  const TileOp op = one_of({TileOp::kTransposableMask, TileOp::kPruneColumnsFirst, TileOp::kPruneRowsFirst});
+  const Dtype d = dtype();
+  const int64_t rows = 4 * (1 + upto(8)), cols = 4 * size(100), out = op == TileOp::kTransposableMask ? 1 : bytes_of(d);
+  now = "tile" + say({int64_t(op), int64_t(d), rows, cols});
+  Array w(rows * cols, bytes_of(d));
+  w.floats(d);
+  std::vector<Array> results;
+  for (const Kernels* k : kAll) {
+    TileArgs a = {op, d, w.data(), results.emplace_back(rows * cols, out).data(), rows, cols};
+    in_pieces(rows / 4, [&](int64_t begin, int64_t end) { k->tile(a, begin, end); });
+  }
+  return !(results.front() == results.back());
+}
+
+static bool packs() {
+  const PackOp op = one_of({PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential,
+                            PackOp::kGather, PackOp::kUnpack});
+  const Dtype d = dtype();
+  const Groups g = groups(12000);
+  const int64_t n = 4 * g.count(), metadata = g.outer * g.inner * ceil_div(g.len, 8);
+  now = "pack" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
+  Array x(n, bytes_of(d)), mask(n, 1), values(n / 2, bytes_of(d)), places(metadata, 1);
+  x.floats(d), mask.random(2), values.floats(d), places.random();
+  std::vector<Array> dense, kept, made;
+  for (const Kernels* k : kAll) {
+    const bool unpacks = op == PackOp::kUnpack, reads = unpacks || op == PackOp::kGather;
+    dense.emplace_back(n, bytes_of(d)), kept.emplace_back(n / 2, bytes_of(d)), made.emplace_back(metadata, 1);
+    PackArgs a = {op, d, unpacks ? dense.back().data() : x.data(), mask.bytes(), unpacks ? values.data() : kept.back().data(),
+                  reads ? places.bytes() : made.back().bytes(), g, Key{kKey[0], kKey[1]}};
+    in_pieces(pack_units(g), [&](int64_t begin, int64_t end) { k->pack(a, begin, end); });
+  }
+  if (op == PackOp::kUnpack) return !(dense.front() == dense.back());
+  return !(kept.front() == kept.back()) || (op != PackOp::kGather && !(made.front() == made.back()));
+}
+
+static int64_t height() { return one_of<int64_t>({16, 32, 64, 128, 256}); }
+static int64_t width(int64_t most) { return 4 + upto(most - 4); }
+
+static bool blocks() {
+  VnmArgs a{};
+  a.op = one_of({VnmOp::kMask, VnmOp::kPack, VnmOp::kPackMasked, VnmOp::kGather, VnmOp::kUnpack});
+  a.dtype = dtype();
+  a.exact = (a.op == VnmOp::kMask || a.op == VnmOp::kPack) && upto(7) == 0;
+  a.depth_last = upto(1) != 0;
+  a.v = a.exact ? 16 : height();
+  a.m = upto(1) != 0 ? one_of<int64_t>({8, 16, a.exact ? 4 : 32}) : width(a.exact ? 8 : kVnmMaxM);
+  a.outer = 1 + upto(1);
+  a.rows = a.v * (1 + upto(256 / a.v));
+  a.depth = a.m * (a.exact ? 1 + upto(3) : size(std::max<int64_t>(1, 30000 / a.rows / a.m)));
+  const int64_t all = a.depth / a.m, n = a.outer * a.rows * a.depth, size = bytes_of(a.dtype);
+  const int64_t values = a.outer * a.rows * 2 * all, metadata = a.outer * a.rows * ceil_div(all, 2);
+  const int64_t columns = a.outer * a.rows / a.v * all * 4;
+  now = "vnm" + say({int64_t(a.op), int64_t(a.dtype), a.exact, a.depth_last, a.v, a.m, a.outer, a.rows, a.depth});
+  Array x(n, size), allowed(n, 1), given_values(values, size), given_metadata(metadata, 1), given_columns(columns, 1);
+  x.floats(a.dtype), allowed.random(2), given_values.floats(a.dtype), given_metadata.random(), given_columns.random(40);
+  std::vector<Array> dense, mask, kept, places, chosen;
+  for (const Kernels* k : kAll) {
+    const bool unpacks = a.op == VnmOp::kUnpack, reads = unpacks || a.op == VnmOp::kGather;
+    VnmArgs b = a;
+    b.dense = unpacks ? dense.emplace_back(n, size).data() : x.data();
+    b.mask = a.op == VnmOp::kMask ? mask.emplace_back(n, 1).bytes() : allowed.bytes();
+    b.values = unpacks ? given_values.data() : kept.emplace_back(values, size).data();
+    b.metadata = reads ? given_metadata.bytes() : places.emplace_back(metadata, 1).bytes();
+    b.columns = reads ? given_columns.bytes() : chosen.emplace_back(columns, 1).bytes();
+    in_pieces(vnm_units(b), [&](int64_t begin, int64_t end) { k->vnm(b, begin, end); });
+  }
+  const auto differ = [](std::vector<Array>& r) { return !r.empty() && !(r.front() == r.back()); };
+  if (a.op == VnmOp::kMask) return differ(mask);
+  if (a.op == VnmOp::kUnpack) return differ(dense);
+  return differ(kept) || (a.op != VnmOp::kGather && (differ(places) || differ(chosen)));
+}
+
+static void* scratch() {
+  static void* const memory = std::aligned_alloc(64, kMatmulScratch);
+  return memory;
+}
+
+static MatmulArgs product(int64_t rows, int64_t depth, int64_t cols) {
+  MatmulArgs a{};
+  a.in = dtype(), a.out_dtype = upto(1) != 0 ? a.in : Dtype::kF32;
+  a.rows = rows, a.depth = depth, a.cols = cols;
+  a.dense_k_last = upto(1) != 0, a.out_packed_last = upto(1) != 0;
+  return a;
+}
+
+static bool products() {
+  MatmulArgs a = product(size(400), 4 * size(upto(9) == 0 ? 300 : 40), size(upto(9) == 0 ? 600 : 80));
+  now = "matmul" + say({int64_t(a.in), int64_t(a.out_dtype), a.rows, a.depth, a.cols, a.dense_k_last, a.out_packed_last});
+  Array values(a.rows * a.depth / 2, bytes_of(a.in)), metadata(a.rows * ceil_div(a.depth, 8), 1);
+  Array dense(a.depth * a.cols, bytes_of(a.in)), out(a.rows * a.cols, bytes_of(a.out_dtype));
+  a.values = values.floats(a.in).data(), a.metadata = metadata.random().bytes(), a.dense = dense.floats(a.in).data();
+  a.out = out.data();
+  const int64_t rows = 16 * (1 + upto(kMatmulRows / 16 - 1)), cols = 64 * (1 + upto(kMatmulCols / 64 - 1));
+  for (const Kernels* k : kAll)
+    for (int64_t r = 0; r < a.rows; r += rows)
+      for (int64_t c = 0; c < a.cols; c += cols)
+        k->matmul(a, {r, std::min(a.rows, r + rows), c, std::min(a.cols, c + cols)}, scratch());
+  return false;
+}
+
+static bool block_products() {
+  const int64_t v = height(), m = upto(1) != 0 ? one_of<int64_t>({4, 8, 16, 32}) : width(kVnmMaxM);
+  const bool deep = upto(19) == 0;  // more than one panel
+  const int64_t groups = deep ? 1 + upto(5000 / m) : size(600 / m), rows = v * (deep ? 1 + upto(1) : 1 + upto(512 / v));
+  VnmMatmulArgs a{product(rows, groups * m, size(deep ? 20 : 80)), nullptr, v, m};
+  MatmulArgs& p = a.product;
+  now = "vnm_matmul" + say({int64_t(p.in), int64_t(p.out_dtype), rows, p.depth, p.cols, v, m, p.dense_k_last, p.out_packed_last});
+  Array values(rows * 2 * groups, bytes_of(p.in)), metadata(rows * ceil_div(groups, 2), 1), columns(rows / v * groups * 4, 1);
+  Array dense(p.depth * p.cols, bytes_of(p.in)), out(rows * p.cols, bytes_of(p.out_dtype));
+  p.values = values.floats(p.in).data(), p.metadata = metadata.random().bytes(), p.dense = dense.floats(p.in).data();
+  a.columns = columns.random(40).bytes(), p.out = out.data();
+  const int64_t most = (p.depth > kVnmMatmulDepth ? kVnmMatmulRows / 2 : kVnmMatmulRows) / v, high = v * (1 + upto(most - 1));
+  for (const Kernels* k : kAll)
+    for (int64_t r = 0; r < rows; r += high)
+      for (int64_t c = 0; c < p.cols; c += kVnmMatmulCols)
+        k->vnm_matmul(a, {r, std::min(rows, r + high), c, std::min(p.cols, c + kVnmMatmulCols)}, scratch());
+  return false;
+}
+
+static bool samples() {
+  const int64_t v = height(), m = width(kVnmMaxM), rows = v * (1 + upto(128 / v));
+  const int64_t groups = size(upto(9) == 0 ? 140 : 12), cols = groups * m;
+  SampledArgs a{};
+  a.dtype = dtype(), a.rows = rows, a.depth = upto(9) == 0 ? 0 : size(140), a.cols = cols, a.v = v, a.m = m;
+  now = "sampled" + say({int64_t(a.dtype), rows, a.depth, cols, v, m});
+  Array x(rows * a.depth, bytes_of(a.dtype)), y(cols * a.depth, bytes_of(a.dtype)), values(rows * 2 * groups, bytes_of(a.dtype));
+  Array metadata(rows * ceil_div(groups, 2), 1), columns(rows / v * groups * 4, 1);
+  a.a = x.floats(a.dtype).data(), a.b = y.floats(a.dtype).data(), a.values = values.data();
+  a.metadata = metadata.random().bytes(), a.columns = columns.random(40).bytes();
+  const int64_t high = std::min(v, kSampledRows);
+  for (const Kernels* k : kAll)
+    for (int64_t r = 0; r < rows; r += high)
+      for (int64_t g = 0; g < groups; g += kSampledGroups)
+        k->sampled(a, r, r + high, g, std::min(groups, g + kSampledGroups), scratch());
+  return false;
+}
+
+int main(int, char** arguments) {
+  __sanitizer_set_death_callback([] { std::fprintf(stderr, "the call: %s\n", now.c_str()); });
+#if defined(__x86_64__)
+  _mm_setcsr(_mm_getcsr() | 0x8040u);  // as in handlers
+#endif
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::atof(arguments[1]));
+  struct Kind {
+    const char* name;
+    bool (*run)();
+    long calls, wrong;
+  } kinds[] = {{"maps", maps, 0, 0},         {"tiles", tiles, 0, 0},
+               {"packs", packs, 0, 0},       {"blocks", blocks, 0, 0},
+               {"products", products, 0, 0}, {"products of blocks", block_products, 0, 0},
+               {"samples", samples, 0, 0}};
+  for (uint32_t number = uint32_t(std::atoi(arguments[2])); std::chrono::steady_clock::now() < end; ++number) {
+    random_bits.seed(number);
+    Kind& kind = kinds[number % 7];
+    const bool differs = kind.run();
+    ++kind.calls;
+    if (differs && kind.wrong++ == 0) std::fprintf(stderr, "bits differ: number %u, %s\n", number, now.c_str());
+  }
+  for (const Kind& kind : kinds) {
+    report(std::string(kind.name) + " called", kind.calls);
+    report(std::string(kind.name) + " that differ", kind.wrong);
+  }
+  return 0;
+}
