@@ -1,5 +1,5 @@
-"""The CPU kernels on random calls, NaN, infinities and subnormals among the numbers, under the address and the
-undefined-behaviour sanitizer: what they read or write outside an array ends the program."""
+"""The CPU kernels on random calls, NaN, infinities and subnormals among the numbers, under the address and
+the undefined-behaviour sanitizer: what they read or write outside an array ends the program."""
 
 import os
 import subprocess
