@@ -110,7 +110,7 @@ def deadline(args) -> float:
 def report(named: Named, jobs, out: Path, record: bool) -> str:
     """Write the files of a complete ablation; returns the verdict and where they are.
 
-    Raises UserError after writing the tables when matplotlib is missing.
+    Raises UserError after all else is written, and recorded, when matplotlib is missing.
     """
     result = results.result_of(named, jobs, out)
     results.write(result, out / "result.json")
@@ -129,12 +129,12 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     page = f"{title}{text.body(result, image, named.found)}\n\n{text.RULE}\n"
     files.write(out / "report.md", page)
     summary = f"{named.ablation.claim}\n{text.verdict(result)}\n\n{text.findings(result)}\n"
-    require(not problem, f"{summary}\n{out / 'report.md'} holds more. {problem}")
     written = [str(out / "report.md")]
     if record:
         from experiments.ablate import reproduction
 
         written += reproduction.record(named, result, out)
+    require(not problem, f"{summary}\n{', '.join(written)} hold more. {problem}")
     return "\n".join([summary, *written])
 
 

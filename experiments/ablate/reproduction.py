@@ -48,9 +48,12 @@ def record(named: Named, result: dict, out: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{named.claim}_{named.size}_{result['hardware']['name']}"
     results.write(result, folder / f"{stem}.json")
-    shutil.copy(out / "metrics.csv", folder / f"{stem}.csv")
-    shutil.copy(out / "curves.png", folder / f"{stem}.png")
-    return [str(folder / f"{stem}{kind}") for kind in (".json", ".csv", ".png")]
+    written = [folder / f"{stem}.json"]
+    for name in ("metrics.csv", "curves.png"):
+        if (out / name).exists():  # without matplotlib there are no curves yet
+            written.append(folder / f"{stem}{Path(name).suffix}")
+            shutil.copy(out / name, written[-1])
+    return list(map(str, written))
 
 
 def recorded(folder: Path | None = None) -> list[tuple[Path, dict]]:
@@ -100,7 +103,7 @@ def page(found) -> str:
         image = path.with_suffix(".png").relative_to(path.parents[2])
         parts += [
             f"### {_heading(r)}",
-            text.body(r, str(image), _found(r), shared[path]),
+            text.body(r, str(image) if path.with_suffix(".png").exists() else None, _found(r), shared[path]),
             f"[Numbers]({image.with_suffix('.csv')})",
         ]
     return "\n\n".join(parts) + "\n"

@@ -567,6 +567,19 @@ def test_recorded_results_are_judged_by_the_claims_and_rules_of_today():
         assert "recorded with" in found or found["registered"]["runs before"] == 0
 
 
+def test_a_result_without_curves_is_recorded(done, elsewhere, tmp_path):
+    """They need matplotlib, and can be drawn later."""
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    (copy / "curves.png").unlink()
+    named = ablations.load(f"{path}:smoke")
+    named = type(named)(Path("fst/decay_grid.py"), "cpu", named.ablation)
+    found = result.read(copy / "result.json") | {"paper": "fst", "name": "decay_grid", "size": "cpu"}
+    files = reproduction.record(named, found, copy)
+    assert [Path(file).suffix for file in files] == [".json", ".csv"]
+    assert "curves of every arm" not in reproduction.page(reproduction.recorded())
+
+
 def test_rejudging_keeps_the_metrics(done, elsewhere, capsys):
     old = json.loads((done[1] / "result.json").read_text())
     for key in ("statement", "registered", "noise"):
