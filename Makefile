@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   train a small language model dense and sparse, with a report (about 7 minutes)"
+	@echo "make demo   train a small language model dense and sparse, with a report (some minutes)"
 	@echo "make test   run the whole test suite"
 	@echo "make lint   check style;  make format  apply it"
 	@echo "make clean  remove .venv and everything built"

@@ -13,7 +13,9 @@ def dense() -> Config:
         model=Model(layers=4, d=128, f=512, heads=2),
         data=Data(seq=128, batch=12),
         optim=Optim(lr=3e-3, warmup=100),
-        train=Train(steps=480, eval_every=80, eval_batches=16, monitor_every=5, checkpoint_every=240),
+        train=Train(
+            steps=400, eval_every=100, eval_batches=16, monitor_every=10, probe_every=0, checkpoint_every=0
+        ),
     )
 
 
@@ -31,5 +33,5 @@ def fst() -> Config:
 def venom() -> Config:
     """The demo's fastest arm: 2:4 weights and V:N:M activations in the middle of the run, dense before and
     after."""
-    method = s24.methods.Venom(v=64, m=16, clusters=16, dense_warmup=120, sparse_share=0.5)
+    method = s24.methods.Venom(v=64, m=16, clusters=16, dense_warmup=100, sparse_share=0.5)
     return dataclasses.replace(dense(), name="demo-venom", method=method)

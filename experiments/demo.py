@@ -4,18 +4,26 @@ All arms share initialisation and data order. Each call makes a new folder (runs
 """
 
 import argparse
+import datetime
+import json
+import shutil
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from experiments import config as configs
-from experiments import generate, report
-from experiments.bench import rows, train_step
-from experiments.cli import command
-from experiments.config import UserError
+from experiments import demo_page, files, generate, opening, report
+from experiments.ablate.runs import share_compilations
+from experiments.bench import environment, train_step
+from experiments.cli import STOPPED, command
+from experiments.config import REPOSITORY, UserError
 from experiments.train import train
 
 PROMPT = "def "
 ARMS = ("dense", "fst", "venom")
+PICTURES = {"loss.png": "docs/images/demo-loss.png", "flip_rate.png": "docs/images/demo-flip-rate.png"}
 
 
 def new_folder(base: Path) -> Path:
@@ -36,38 +44,46 @@ def samples(out: Path, tokens: int) -> str:
     return "".join(parts)
 
 
-def speed() -> str:
-    """How fast a step of each arm is, measured in turn, and what to expect of it, as Markdown.
+def result_of(out: Path, arms: dict, seconds: float) -> dict:
+    """What came out, as JSON data: losses of each arm, and how fast their steps are, measured in turn, since
+    those of the runs were taken minutes apart, in which a shared machine changes by more."""
+    losses = {}
+    for arm, config in arms.items():
+        run = report.read_run(out / arm, arm)
+        speeds = run.column("train", "steps_per_s")[1]
+        losses[arm] = {
+            "config": configs.to_dict(config),
+            "products": opening.products(config),
+            "dense": run.last("eval", "dense"),
+            "sparse": run.last("eval", "sparse"),
+            "steps_per_s": float(np.median(speeds)) if len(speeds) else None,
+            "gap": run.gap,
+        }
+    return {
+        "format": 1,
+        "date": datetime.date.today().isoformat(),
+        **environment.describe(),
+        "parameters": opening.parameters(arms["dense"]),
+        "corpus": run.corpus,
+        "arms": losses,
+        "speed": train_step.compare(arms, repeats=9, seconds=1.0),
+        "seconds": round(seconds),
+    }
 
-    The steps/s of the training runs were taken minutes apart, in which a shared machine changes by more."""
-    found = train_step.compare({arm: configs.load(f"configs/demo.py:{arm}") for arm in ARMS})
-    header = ["arm, sparse phase", "steps/s", "step", "its FFNs alone", "expected of the step"]
-    lines = [
-        [
-            row["method"],
-            f"{1e3 / row['ms']['step']['median']:.1f}" if "step" in row["ms"] else "-",
-            rows.show_ratio(row, "dense step", "step"),
-            rows.show_ratio(row, "dense ffn", "ffn"),
-            "-" if (gain := train_step.expected(row)) is None else f"{gain:.2f}x",
-        ]
-        for row in found
-    ]
-    dense, part, why = found[0], train_step.share(found[0]), ""
-    if part is not None:
-        why = (
-            f"At this width, d = {dense['d']}, the FFNs are {part:.0%} of a dense step, and only they become "
-            f"sparse: infinitely fast ones would give {1 / (1 - part):.2f}x. Their share and their gain grow "
-            "with the width; docs/benchmarks.md has wider models."
-        )
-    return f"""
-## Speed of the arms
 
-Whole optimiser steps in one process, in turn, medians; dense time / time, above 1 is faster than dense.
-
-{rows.table(header, lines)}
-
-{why}
-"""
+def record(result: dict, out: Path) -> list[Path]:
+    """Put a result into docs/demo and what it says into the README; the files."""
+    path = REPOSITORY / demo_page.FOLDER / f"{result['hardware']['name']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, json.dumps(result, indent=1) + "\n")
+    readme = REPOSITORY / "README.md"
+    files.write(readme, demo_page.replaced(readme.read_text(), path.name, result))
+    pictures = [REPOSITORY / place for name, place in PICTURES.items() if (out / name).exists()]
+    for name, place in PICTURES.items():
+        if (out / name).exists():
+            with files.replacing(REPOSITORY / place) as partial:
+                shutil.copyfile(out / name, partial)
+    return [path, readme, *pictures]
 
 
 @command
@@ -79,19 +95,42 @@ def main(argv=None):
         default=Path("runs/demo"),
         help="run folder (default: %(default)s, then -2, -3, ...)",
     )
+    parser.add_argument(
+        "--no-tune",
+        dest="tune",
+        action="store_false",
+        help="do not measure the demo's products first where no table of this machine knows them; they then "
+        "run dense",
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="also put the result into docs/demo and its table into README.md",
+    )
     args = parser.parse_args(argv)
     begin, out = time.perf_counter(), new_folder(args.out)
+    arms = {arm: configs.load(f"configs/demo.py:{arm}") for arm in ARMS}
     print(f"{len(ARMS)} arms, {', '.join(ARMS)}, into {out}/", flush=True)
-    for arm in ARMS:
-        result = train(configs.load(f"configs/demo.py:{arm}"), out / arm, label=arm)
+    if args.tune:
+        for config in arms.values():
+            opening.ensure_measured(config, show=lambda line: print(line, flush=True))
+    share_compilations(out)
+    for arm, config in arms.items():
+        result = train(
+            config,
+            out / arm,
+            label=arm,
+            begins=lambda config, corpus: opening.opening(config, corpus, measure=False),
+        )
         if not result.finished:
             print(
-                f"Stopped and saved. `python -m experiments.launch configs/demo.py:{arm} --out "
-                f"{result.out} --resume` continues this arm."
+                f"Stopped and saved. `python -m experiments.launch --resume {out / arm}` continues this arm."
             )
-            return
+            sys.exit(STOPPED)
     print("Timing a step of each arm in turn ...", flush=True)
-    text = speed() + samples(out, tokens=240)
+    found = result_of(out, arms, time.perf_counter() - begin)
+    files.write(out / "demo.json", json.dumps(found, indent=1) + "\n")
+    text = demo_page.speed(found) + samples(out, tokens=240)
     try:
         table = report.write_report(
             [out / arm for arm in ARMS], out, title="Dense, FST and Venom, the same start", extra=text
@@ -99,6 +138,8 @@ def main(argv=None):
     except UserError as error:  # the table without plots
         table = str(error)
     print(f"\n{table}\n{text}\nReport and curves: {out / 'report.md'}  ({time.perf_counter() - begin:.0f} s)")
+    if args.record:
+        print("\n".join(map(str, record(found, out))))
 
 
 if __name__ == "__main__":
