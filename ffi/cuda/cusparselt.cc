@@ -196,6 +196,11 @@ Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   if (Plan* const known = find_plan(s, key)) return known;  // made while this thread waited
   error = open_library(s, nullptr);
   if (!error.empty()) return nullptr;
+  // The library works in the context of the calling thread, and a thread that only traces a program has none.
+  if (cudaSetDevice(key.device) != cudaSuccess) {
+    error = "cuSPARSELt: there is no CUDA device " + std::to_string(key.device);
+    return nullptr;
+  }
   const Opaque* handle = handle_of(s, key.device, error);
   if (handle == nullptr) return nullptr;
   auto plan = std::make_unique<Plan>();

@@ -40,6 +40,15 @@ inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaErrorInva
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 
+namespace emulated {
+inline thread_local bool has_context = false;
+}
+
+inline cudaError_t cudaSetDevice(int device) {
+  emulated::has_context = true;
+  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t n, cudaStream_t) { return std::memset(to, byte, n), cudaSuccess; }
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
