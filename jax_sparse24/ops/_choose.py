@@ -113,7 +113,7 @@ def decide(
 def float8_sums(dtype):
     """The dtype in which cuSPARSELt gives a product of scaled e4m3 operands whose result is to have `dtype`:
     the scaled sums are beyond float16."""
-    return jnp.float32 if dtype == jnp.float16 else dtype
+    return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 
 def decide_float8(

@@ -407,8 +407,9 @@ def test_tune_measures_8_bits_forward_and_of_weights_only(monkeypatch, tmp_path)
     assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("by", ["cusparselt", "ffi"])
-def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cusparselt, by):
+def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cusparselt, by, dtype):
     entry = {
         **{"product": "fwd", "sparse": "right", "pattern": "2:4", "dtype": "float8_e4m3fn"},
         **{"shape": [32, 64, 96], "implementation": by, "algorithm": 3, "status": "ok"},
@@ -417,8 +418,8 @@ def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cuspar
     content = {"versions": _measured.versions(), "products": [entry], "hardware": "mock"}
     monkeypatch.setattr(_measured, "_adopted", _measured.Table(content, "here"))
     method = s24.methods.SSTE(fp8="tensor", mvue=None)
-    w = jax.random.normal(jax.random.key(1), (64, 96))
-    s24.sparse_dot(jnp.ones((32, 64)), w, method, method.init(w))
+    w = jax.random.normal(jax.random.key(1), (64, 96)).astype(dtype)
+    s24.sparse_dot(jnp.ones((32, 64), dtype), w, method, method.init(w))
     assert len(documented_cusparselt) == (by == "cusparselt")
 
 
