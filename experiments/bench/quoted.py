@@ -205,7 +205,8 @@ def table(results: dict, suites: tuple[str, ...], here: str) -> str:
 def torch(results: dict, recorded: list, here: str) -> str:
     """docs/gpu.md: beside PyTorch."""
     parts = []
-    for name, suites in gpus(results).items():
+    for name, all_suites in gpus(results).items():
+        suites = {suite: own | {"rows": own["beside_torch"]} for suite, own in all_suites.items()}
         shapes, lines = set(), {}
 
         def add(what, place, found, lines=lines, shapes=shapes):

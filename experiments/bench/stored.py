@@ -16,7 +16,8 @@ ROTATING = "rotating order"  # of format 1: each program followed the same other
 
 def load(folder: Path) -> dict:
     """Hardware name -> suite -> {"hardware", "rows", "sources"}: every row that was measured, the newest of
-    each, and the results that they come from, each with its own rows that are left.
+    each, and the results that they come from, each with its own rows that are left; "beside_torch": the same
+    of sessions with PyTorch alone.
 
     A row of the present scheme has the older ones of its scheme as "sessions"; one of format 1 is there only
     until it is measured in that scheme. Raises UserError for a file that is no result."""
@@ -25,7 +26,10 @@ def load(folder: Path) -> dict:
         suites = found.setdefault(result["hardware"]["name"], {})
         suites.setdefault(result["suite"], []).append(result)
     return {
-        hardware: {suite: merged(found[hardware][suite]) for suite in sorted(found[hardware])}
+        hardware: {
+            suite: merged(results) | {"beside_torch": beside_torch(results)}
+            for suite, results in sorted(found[hardware].items())
+        }
         for hardware in sorted(found)
     }
 
@@ -66,6 +70,18 @@ def merged(results: list[dict]) -> dict:
         "rows": [row for row, _ in newest.values()],
         "sources": [result for result in left if result["rows"]],
     }
+
+
+def beside_torch(results: list[dict]) -> list[dict]:
+    """The newest rows of the sessions in which PyTorch took part, of which a page may compare with it."""
+
+    def took_part(result):
+        return any(
+            name.startswith("torch") for row in result["rows"] for name in (*row["ms"], row.get("method", ""))
+        )
+
+    there = [result for result in results if took_part(result)]
+    return merged(there)["rows"] if there else []
 
 
 def identity(row: dict) -> tuple:
