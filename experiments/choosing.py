@@ -5,11 +5,11 @@ benchmarks; no number is written here.
 """
 
 import argparse
-import math
 
 import jax_sparse24 as s24
 from experiments import files
 from experiments.ablate import reproduction
+from experiments.ablate.leaks import NOTE, config_of, leaking, marked
 from experiments.ablate.text import verdict
 from experiments.bench import report as bench
 from experiments.bench import rows, select
@@ -123,28 +123,19 @@ def time() -> str:
 def loss() -> str:
     lines = [["method", "claim", "arm", "size", "seeds", "loss minus dense", "95 % interval", "verdict"]]
     for _, result in reproduction.recorded():
-        methods = _methods(result)
+        methods = {arm: type(config_of(result, arm).method).__name__ for arm in result["arms"]}
+        leaks = leaking(result)
         dense = next((arm for arm, method in methods.items() if method == "Dense"), None)
         for arm, method in methods.items():
             if dense in (None, arm):
                 continue
-            values = Comparison(arm, "val_loss", dense, below=math.inf).finding(result["metrics"]).values
+            values, _ = Comparison(arm, "val_loss", dense).values(result["metrics"])
             found = Interval.of(list(values.values()))
             cells = [f"`{method}`", f"{result['paper']}/{result['name']}", arm, result["size"], str(found.n)]
-            mean = "-" if found.mean is None else f"{found.mean:+.3f}"
+            mean = "-" if found.mean is None else f"{found.mean:+.3f}{marked(arm, 'val_loss', leaks)}"
             ends = "-" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
             lines.append([*cells, mean, ends, verdict(result)])
-    return _left([lines[0], *sorted(lines[1:])])
-
-
-def _methods(result) -> dict[str, str]:
-    """Arm -> name of its method."""
-    first = result["config"]["method"]["class"]
-    changed = {
-        arm: [line.split(" -> ")[1] for line in lines if line.startswith("method.class: ")]
-        for arm, lines in result["arms"].items()
-    }
-    return {arm: (names or [first])[0] for arm, names in changed.items()}
+    return f"{_left([lines[0], *sorted(lines[1:])])}\n\n{NOTE}"
 
 
 @command

@@ -15,7 +15,7 @@ from experiments import files
 from experiments.ablate import result as results
 from experiments.ablate import runs, text
 from experiments.ablation import Named
-from experiments.cli import command
+from experiments.cli import STOPPED, command
 from experiments.config import UserError, require
 from experiments.step import graphdefs_of
 
@@ -24,10 +24,13 @@ ROUND = 3  # seeds of every ablation that are trained before more of any
 DESCRIPTION = """Trains every arm with every seed, and the replicate that gives the noise floor, then writes
 report.md, curves.png, metrics.csv and result.json, with the verdict on the claim (experiments/verdicts.py).
 Sizes are smoke, cpu and gpu. --resume continues what was interrupted; finished runs are kept."""
+STATUS = """Exit status: 0 when all is done, or the time of --minutes or --until is over; 75 when a signal
+(SIGTERM, Ctrl-C) stopped it: what was trained is kept, and --resume continues it; 1 when a run with --jobs
+failed: its log says why; 2 for a mistake or a full disk: one sentence says which."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m experiments.ablate", description=DESCRIPTION)
+    p = argparse.ArgumentParser(prog="python -m experiments.ablate", description=DESCRIPTION, epilog=STATUS)
     p.add_argument(
         "config",
         nargs="*",
@@ -216,7 +219,7 @@ class Reports:
                 self.problems.append(str(error))
 
 
-def start(args, argv) -> int:
+def start(args, again: str) -> int:
     require(args.jobs > 0, f"--jobs must be positive, got {args.jobs}.")
     require(args.cores >= 0, f"--cores must not be negative, got {args.cores}.")
     require(args.jobs > 1 or not args.cores, "--cores is for several runs at a time: give --jobs too.")
@@ -230,7 +233,8 @@ def start(args, argv) -> int:
         require(args.only in labels, f"There is no run {args.only!r}; there are: {', '.join(labels)}.")
         runs.register(claims[0].named, claims[0].out)
         runs.share_compilations(compiled)
-        return 0 if runs.run_one(labels[args.only]) != "stopped" else 1
+        runs.run_one(labels[args.only])
+        return 0
     for claim in claims:
         runs.check_folder(claim.jobs, claim.out, args.resume or bool(args.more_seeds))
         if not claim.done:
@@ -245,7 +249,6 @@ def start(args, argv) -> int:
         runs.register(claim.named, claim.out)
     if copied:
         print(f"Reused, with the same config, from {args.reuse}: {', '.join(copied)}", flush=True)
-    again = shlex.join([*argv, *([] if args.resume or args.more_seeds else ["--resume"])])
     reports = Reports(claims, args.record)
     reports()
     if slots:
@@ -255,17 +258,16 @@ def start(args, argv) -> int:
             names = ", ".join(job.name for job in failed)
             logs = ", ".join(str(job.out.with_suffix(".log")) for job in failed)
             print(f"These runs failed or were stopped: {names}. See {logs}.", file=sys.stderr)
-            print(f"Continue with: python -m experiments.ablate {again}")
+            print(f"Continue with: {again}")
             return 1
         finished = not failed
     else:
         runs.share_compilations(compiled)
         finished = runs.run_in_turn(jobs, ended=reports, until=until)
     if not finished:
-        if until < math.inf:
-            reports.rest()
-        print(f"Stopped and saved. Continue with: python -m experiments.ablate {again}")
-        return 1 if until == math.inf or reports.problems else 0
+        reports.rest()
+        print(f"The time is over; what was trained is kept. Continue with: {again}")
+        return 1 if reports.problems else 0
     require(not reports.problems, "\n".join(reports.problems))
     return 0
 
@@ -282,7 +284,14 @@ def main(argv=None):
         print(reproduction.overview() if args.list else "\n".join(reproduction.write_docs()))
         return 0
     require(bool(args.config), f"Give a CONFIG, or --list.\n\n{parser().format_help()}")
-    return start(args, argv)
+    known = args.resume or args.more_seeds or args.only
+    again = shlex.join(["python", "-m", "experiments.ablate", *argv, *([] if known else ["--resume"])])
+    try:
+        with runs.interruptible():
+            return start(args, again)
+    except KeyboardInterrupt:
+        print(f"Stopped by a signal; what was trained is kept. Continue with: {again}")
+        return STOPPED
 
 
 if __name__ == "__main__":

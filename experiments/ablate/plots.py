@@ -20,8 +20,12 @@ def write(named, runs: dict, path: Path):
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
         kind, name = named.ablation.curve
-        _curves(left, runs, "train", "loss", windows=40)
-        _curves(right, runs, kind, name, windows=15 if kind == "monitor" else None)
+        labels = {
+            arm: arm if config.method.causal else f"{arm} (where sparse, no language-model loss)"
+            for arm, config in named.ablation.all_arms.items()
+        }
+        _curves(left, runs, "train", "loss", windows=40, labels=labels)
+        _curves(right, runs, kind, name, windows=15 if kind == "monitor" else None, labels=labels)
         left.set(xlabel="optimiser step", ylabel="training loss (nats per byte)")
         right.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
         seeds = max(map(len, runs.values()))
@@ -33,7 +37,7 @@ def write(named, runs: dict, path: Path):
         return save(figure, path)
 
 
-def _curves(axes, runs, kind, name, windows):
+def _curves(axes, runs, kind, name, windows, labels):
     """Mean over seeds and the band between the lowest and the highest, smoothed over a share of the curve."""
     for index, (arm, own) in enumerate(runs.items()):
         curves = [run.column(kind, name) for run in own]
@@ -44,7 +48,7 @@ def _curves(axes, runs, kind, name, windows):
         window = max(length // windows, 1) if windows else 1
         values = np.array([smooth(v[:length], window) for _, v in curves])
         colour, marker = COLOURS[index % len(COLOURS)], "" if windows else "."
-        axes.plot(steps, values.mean(0), color=colour, label=arm, linewidth=1.3, marker=marker)
+        axes.plot(steps, values.mean(0), color=colour, label=labels[arm], linewidth=1.3, marker=marker)
         axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 

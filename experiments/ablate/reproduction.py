@@ -154,7 +154,7 @@ def shared_runs(found) -> dict[Path, str]:
 
 
 def rejudge() -> list[str]:
-    """Decide every recorded result anew from its metrics; the files written.
+    """Decide every recorded result anew from its metrics, and write its table; the files written.
 
     Claims and metrics stay; findings and verdicts become those of today's predicate and rules.
     """
@@ -163,8 +163,10 @@ def rejudge() -> list[str]:
         named = ablations.load(f"configs/{result['paper']}/{result['name']}.py:{result['size']}")
         if not result.get("registered"):
             result.setdefault("recorded with", [f["claim"] for f in result["findings"]])
-        results.write(results.judged(result, named.ablation), path)
-        written.append(str(path))
+        result = results.judged(result, named.ablation)
+        results.write(result, path)
+        files.write(path.with_suffix(".csv"), results.table(result))
+        written += [str(path), str(path.with_suffix(".csv"))]
     return written
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments import config as configs
 from experiments import files
 from experiments.ablate import runs
+from experiments.ablate.leaks import leaking
 from experiments.ablation import REPLICATE, Ablation, Named
 from experiments.bench import environment
 from experiments.config import UserError, require
@@ -123,17 +124,22 @@ def difference(result: dict, arm: str, metric: str) -> Interval:
 
 
 def table(result: dict) -> str:
-    """CSV: one line per arm and metric, with mean, spread and paired difference from the first arm."""
+    """CSV: one line per arm and metric, with mean, spread and paired difference from the first arm; where a
+    loss is no language model's, the last column says so."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     own = ("n", "mean", "sd")
-    writer.writerow(["arm", "metric", *own, "difference", "difference_low", "difference_high"])
+    leaks = leaking(result)
+    differences = ["difference", "difference_low", "difference_high"]
+    writer.writerow(["arm", "metric", *own, *differences, *(["note"] if any(leaks.values()) else [])])
     for arm in result["metrics"]:
         for metric in METRICS:
             values, paired = spread(result, arm, metric), difference(result, arm, metric)
             if values.n:
                 cells = [getattr(values, key) for key in own] + [paired.mean, paired.low, paired.high]
-                writer.writerow([arm, metric, *("" if c is None else f"{c:.6g}" for c in cells)])
+                note = ["no language-model loss" if metric in leaks[arm] else ""]
+                shown = ["" if c is None else f"{c:.6g}" for c in cells]
+                writer.writerow([arm, metric, *shown, *(note if any(leaks.values()) else [])])
     return out.getvalue()
 
 

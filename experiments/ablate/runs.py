@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,8 +220,23 @@ def share_compilations(out: Path):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
+@contextlib.contextmanager
+def interruptible():
+    """Inside, SIGTERM raises KeyboardInterrupt as Ctrl-C does (in the main thread); a step loop, which takes
+    both signals for itself, saves first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
-    """Start or continue a run; returns finished, diverged or stopped (by a signal)."""
+    """Start or continue a run; returns finished or diverged. Raises KeyboardInterrupt when a signal asked to
+    stop; the run is saved then."""
     if job.done:
         return "diverged" if job.diverged else "finished"
     try:
@@ -229,12 +245,13 @@ def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
     except Diverged as error:
         print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
         return "diverged"
-    return "finished" if result.finished and not result.stopped else "stopped"
+    if result.stopped or not result.finished:
+        raise KeyboardInterrupt
+    return "finished"
 
 
 def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float = math.inf) -> bool:
-    """All runs in this process, with a bar for each on a terminal; False if a signal or the end of the time
-    stopped them.
+    """All runs in this process, with a bar for each on a terminal; False if the end of the time stopped them.
 
     ended: called after each run. until: as time.time() counts; a run that would last longer, as the longest
     one so far did, is not begun."""
@@ -245,8 +262,6 @@ def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float
             return False
         started = time.perf_counter()
         state = "copied" if adopt(job) else run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.name}")
-        if state == "stopped":
-            return False
         longest = max(longest, time.perf_counter() - started)
         if show is not False:
             spent = time.perf_counter() - begin
@@ -357,9 +372,8 @@ def run_in_parallel(
 
     `command(job)` is the command line that `--only LABEL` is added to. Output goes to a .log file next to
     each run folder. ended: called after each run. until: as time.time() counts; then what runs is asked to
-    save and stop, as it is when this process is interrupted or told to end.
+    save and stop, as it is when this process is interrupted.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     waiting = [job for job in jobs if not job.done]
     free, running, failed = list(slots), {}, []
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
@@ -394,7 +408,6 @@ def run_in_parallel(
             child.terminate()
         for child in running:
             child.wait()
-        signal.signal(signal.SIGTERM, before)
     return failed
 
 

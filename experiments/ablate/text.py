@@ -1,5 +1,8 @@
 """A result in words: verdict, comparisons, arms; for report.md and for docs/reproduction.md."""
 
+import re
+
+from experiments.ablate.leaks import NOTE, leaking, marked
 from experiments.ablate.result import difference, spread
 from experiments.ablation import REPLICATE
 from experiments.outcome import LOSSES, METRICS
@@ -88,6 +91,7 @@ def findings(result: dict) -> str:
     lines = [
         ["comparison", "mean", "95 % interval", "p, corrected", "states", "resolves", "needs", "verdict"]
     ]
+    leaks = leaking(result)
     if measured := result.get("noise"):
         lines[0].insert(3, "noise floor")
     for f in result["findings"]:
@@ -97,7 +101,7 @@ def findings(result: dict) -> str:
         cells = [f["p"], f["states"], f["resolves"]]
         line = [
             f["claim"],
-            _show(f["mean"]),
+            _show(f["mean"]) + ("" if f["mean"] is None else _mark(f, leaks)),
             interval,
             *(_short(cell) for cell in cells),
             needs,
@@ -108,7 +112,14 @@ def findings(result: dict) -> str:
         lines.append(line)
     count = len(result["findings"])
     corrected = f"p is corrected for {count} comparisons." if count > 1 else "One comparison: no correction."
-    return f"{markdown(lines)}\n\n{corrected}"
+    note = f" {NOTE}" if any(_mark(f, leaks) for f in result["findings"]) else ""
+    return f"{markdown(lines)}\n\n{corrected}{note}"
+
+
+def _mark(finding: dict, leaks: dict) -> str:
+    """The mark of a comparison: that of any arm that it names."""
+    named = [arm for arm in leaks if re.search(rf" {re.escape(arm)} (minus|/|and|<|>|in) ", finding["claim"])]
+    return next(filter(None, (marked(arm, finding["metric"], leaks) for arm in named)), "")
 
 
 def noise(result: dict) -> str:
@@ -166,18 +177,18 @@ def arms(result: dict) -> str:
         for m in METRICS
         if (m in ALWAYS or m in named) and any(spread(result, arm, m).n for arm in result["metrics"])
     ]
-    first = next(iter(result["metrics"]))
+    first, leaks = next(iter(result["metrics"])), leaking(result)
     lines = [["", *result["metrics"]]]
     for metric in shown:
-        values = [spread(result, arm, metric) for arm in result["metrics"]]
-        lines.append([metric, *(_cell(value) for value in values)])
+        marks = {arm: marked(arm, metric, leaks) for arm in result["metrics"]}
+        lines.append([metric, *(_cell(spread(result, arm, metric), marks[arm]) for arm in marks)])
         if metric in named and metric in LOSSES:
-            paired = [difference(result, arm, metric) for arm in result["metrics"]]
-            lines.append([f"{metric} minus {first}", *(_cell(value) for value in paired)])
+            paired = [_cell(difference(result, arm, metric), marks[arm] or marks[first]) for arm in marks]
+            lines.append([f"{metric} minus {first}", *paired])
     words = "; ".join(f"*{metric}*: {METRICS[metric]}" for metric in shown)
     return (
         f"{markdown(lines)}\n\nMeans over seeds {', '.join(map(str, result['seeds']))}, ± sample standard "
-        f"deviation. {words}."
+        f"deviation. {words}.{f' {NOTE}' if any(leaks.values()) else ''}"
     )
 
 
@@ -189,10 +200,10 @@ def _show(value) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _cell(interval) -> str:
+def _cell(interval, mark: str = "") -> str:
     if interval.sd is None:
-        return _show(interval.mean)
-    return f"{interval.mean:.4g} ± {interval.sd:.2g}"
+        return _show(interval.mean) + (mark if interval.n else "")
+    return f"{interval.mean:.4g} ± {interval.sd:.2g}{mark}"
 
 
 def provenance(result: dict) -> str:

@@ -51,3 +51,10 @@ def test_help_writes_nothing(monkeypatch, tmp_path, capsys):
         choosing.main(["--help"])
     assert stop.value.code == 0 and "usage:" in capsys.readouterr().out
     assert not choosing.PAGE.exists()
+
+
+def test_losses_under_a_leaking_mask_are_marked():
+    rows = [line.split(" | ") for line in choosing.loss().split("\n") if line.startswith("| `Venom`")]
+    marked = {row[2] for row in rows if row[5].endswith("*")}
+    assert marked == {"both, sparse to the end"} and {"both", "activations"} < {row[2] for row in rows}
+    assert "no language-model loss" in choosing.loss()

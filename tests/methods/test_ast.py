@@ -61,7 +61,7 @@ def test_slorb_blocks_must_fit():
         ({"decay_steps": -1}, "decay_steps=-1 must be a whole number of optimiser steps, >= 0"),
         ({"distill": 1.5}, r"distill=1.5 must lie in \[0, 1\]"),
         ({"temperature": 0.0}, "temperature=0.0 must be positive"),
-        ({"slorb": -16}, "slorb=-16 must be a number of inputs"),
+        ({"slorb": -16}, "slorb=-16 must be a whole number of inputs"),
         ({"train_projection": True}, "train_projection=True needs slorb > 0"),
     ],
 )
