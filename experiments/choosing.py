@@ -18,8 +18,8 @@ from experiments.cli import command
 from experiments.config import REPOSITORY
 from experiments.report import markdown
 from experiments.verdicts import Comparison, Interval
-from jax_sparse24.activations import saved_bytes
-from jax_sparse24.plan import FFN
+from jax_sparse24.engine.plan import FFN
+from jax_sparse24.engine.stats import saved_bytes
 
 PAGE = REPOSITORY / "docs/methods.md"
 WIDTHS = (768, 3072)  # of the FFN whose bytes are listed

@@ -4,9 +4,10 @@ import importlib
 
 from jax_sparse24 import methods as methods
 from jax_sparse24 import patterns as patterns
-from jax_sparse24.activations import activation_stats as activation_stats
-from jax_sparse24.engine import sparse_dot as sparse_dot
-from jax_sparse24.engine import sparse_ffn as sparse_ffn
+from jax_sparse24.engine import sparsifiers as sparsifiers
+from jax_sparse24.engine.ffn import sparse_ffn as sparse_ffn
+from jax_sparse24.engine.linear import sparse_dot as sparse_dot
+from jax_sparse24.engine.stats import activation_stats as activation_stats
 from jax_sparse24.formats import Packed24 as Packed24
 from jax_sparse24.formats import PackedVNM as PackedVNM
 from jax_sparse24.monitor import density as density

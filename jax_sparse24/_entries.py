@@ -20,14 +20,15 @@ from jax_sparse24._products import (
     measure_sampled,
     product_of,
 )
-from jax_sparse24.methods.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
-from jax_sparse24.ops import _cusparselt
-from jax_sparse24.ops._choose import choose, platform
+from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch.decision import decide, named
+from jax_sparse24.dispatch.hardware import platform
+from jax_sparse24.engine.operand import Request, Sparsifier
+from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
 from jax_sparse24.patterns import FLOAT8, VNM
-from jax_sparse24.plan import Context, Sparsifier
 
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
@@ -86,7 +87,7 @@ def jobs_of(
             if float8 and (name, operand) not in FLOAT8_PRODUCTS:
                 continue
             sampled = operand == "result"
-            if sampled and (float8 or choose("sampled_matmul", jnp.dtype(dtype), None)[0] != "auto"):
+            if sampled and (float8 or decide("sampled_matmul", jnp.dtype(dtype), None).runs != "auto"):
                 continue
             job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
             if possible(job):
@@ -162,9 +163,9 @@ class Entries:
         if key not in self._producers:
             x = random(shape, dtype, 1)
             state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
-            context = Context(state, jax.random.key_data(jax.random.key(0)), None, packed=True)
+            request = Request(state, jax.random.key_data(jax.random.key(0)), None, "packed")
             make = {
-                producer_name(by): lambda by=by: Program(lambda x: by(x, product.axis, context), x)
+                producer_name(by): lambda by=by: Program(lambda x: by(x, product.axis, request), x)
                 for by in SPARSIFIERS
             }
             make |= {
@@ -194,8 +195,8 @@ class Entries:
         forms = []
         for implementation, algorithm in close or [("ffi", None)]:
             form = dataclasses.replace(first, implementation=implementation, algorithm=algorithm)
-            named = form if not forms else dataclasses.replace(form, name=f"2:4 by {algorithm}", also=())
-            forms.append(named)
+            other = dataclasses.replace(form, name=f"2:4 by {algorithm}", also=())
+            forms.append(other if forms else form)
         return forms
 
 
@@ -214,7 +215,7 @@ def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[st
         implementation, algorithm = choice
         try:
             program = Program(
-                lambda a, b: contract(a, b, i, j, implementation, algorithm=algorithm), *operands
+                lambda a, b: contract(a, b, i, j, decision=named(implementation, algorithm)), *operands
             )
         except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
             return None
@@ -232,10 +233,10 @@ def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[st
 def _algorithms(product: Product, dtype) -> list[int]:
     """What of cuSPARSELt may be tried for a product."""
     try:
-        choose("tune", dtype, "cusparselt")
+        decide("tune", dtype, "cusparselt")
     except RuntimeError:
         return []
-    asked = _cusparselt.Product.of(product.axes, product.side, jnp.dtype(dtype), product.shape)
+    asked = cusparselt.Descriptor.of(product.key(dtype))
     return [] if asked.misfit() else asked.algorithms()
 
 

@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
+from jax_sparse24.dispatch.decision import decide, named
+from jax_sparse24.dispatch.product import KINDS
+from jax_sparse24.dispatch.product import Product as Key
+from jax_sparse24.engine.plan import FFN
 from jax_sparse24.formats import Compressed24
 from jax_sparse24.ops import compressed
-from jax_sparse24.ops._table import KINDS
-from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.matmul import contract, gather, with_values
 from jax_sparse24.ops.pack import pack24
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.vnm import pack_vnm
 from jax_sparse24.patterns import FLOAT8, VNM
-from jax_sparse24.plan import FFN
 
 # Operands that methods cut, per product of an FFN.
 SPARSE_OPERANDS = (
@@ -51,6 +52,10 @@ class Product:
     def kind(self) -> str:
         """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
         return KINDS[self.axes]
+
+    def key(self, dtype, pattern: str = "2:4") -> Key:
+        """What decisions and tables know it by."""
+        return Key(self.axes, self.side, jnp.dtype(dtype), self.shape, pattern)
 
     @property
     def axis(self) -> int:
@@ -145,8 +150,8 @@ def measure(
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
 
-    def multiply(sparse, y, implementation, algorithm=None):
-        return contract(*((sparse, y) if left else (y, sparse)), i, j, implementation, algorithm=algorithm)
+    def multiply(sparse, y, by=None):
+        return contract(*((sparse, y) if left else (y, sparse)), i, j, decision=by)
 
     def oracle(x):
         a, b = (x, y) if left else (y, x)
@@ -154,14 +159,15 @@ def measure(
         return Oracle(a if i == -1 else a.T, b if j == -2 else b.T, unit)
 
     status, operand_bytes = {}, {}
-    make = {"dense": partial(Program, lambda x, y: multiply(x, y, None), x, y)}
+    make = {"dense": partial(Program, lambda x, y: multiply(x, y), x, y)}
     others = {} if rivals is None else rivals.dense(a, b, product.axes)
     expected = dict.fromkeys([*make, *others], oracle(x))
 
     def prepared(form):
         """The operand packed by the reference, packed for the product, and what packs it so."""
         # For cuSPARSELt as layers pack for it.
-        at_once = reads(product.axes, product.side, dtype, product.shape, form.implementation)
+        decision = decide(product.key(dtype), implementation=form.implementation)
+        at_once = decision.form == "compressed"
         pack = compressed.pack if at_once else partial(form.pack, implementation=form.implementation)
         return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack
 
@@ -169,12 +175,12 @@ def measure(
     with ThreadPoolExecutor(2) as pool:  # all of it is compiled; more at once would take much memory
         done = list(pool.map(prepared, formats))
     for form, (truth, packed, pack) in zip(formats, done, strict=True):
-        name, kernel, algorithm = form.name, form.implementation, form.algorithm
+        name = form.name
         operand_bytes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(packed))
-        multiplied = partial(multiply, implementation=kernel, algorithm=algorithm)
+        multiplied = partial(multiply, by=named(form.implementation, form.algorithm))
         variants = {
             "": partial(Program, multiplied, packed, y),
-            "masked": partial(Program, lambda p, y: multiply(p.todense(), y, None), packed, y),
+            "masked": partial(Program, lambda p, y: multiply(p.todense(), y), packed, y),
             "with packing": partial(
                 Program, lambda x, y, pack=pack, by=multiplied: by(pack(x, product.axis), y), x, y
             ),

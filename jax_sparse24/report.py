@@ -10,16 +10,15 @@ import jax.numpy as jnp
 
 from jax_sparse24._entries import producer_name
 from jax_sparse24._products import product_of
-from jax_sparse24.activations import saved_bytes
-from jax_sparse24.kept import decide_sampled
+from jax_sparse24.dispatch import cusparselt, native, table
+from jax_sparse24.dispatch.decision import Decision, decide, library_obstacle
+from jax_sparse24.engine.float8 import Float8
+from jax_sparse24.engine.fusions import SAMPLED_B1, decide_eight_bits
+from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
+from jax_sparse24.engine.sparsifiers import DenseValues
+from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.float8 import Float8
-from jax_sparse24.methods.sparsifiers import DenseValues
-from jax_sparse24.ops import _cusparselt, _ffi, _measured
-from jax_sparse24.ops._choose import choose, decide, decide_float8, library_obstacle
-from jax_sparse24.ops._measured import Decision
-from jax_sparse24.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 
 _SYMBOLS = {
     "fwd": "X W", "dgrad": "dY Wᵀ", "wgrad": "Xᵀ dY",
@@ -74,7 +73,8 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
 
 
 def _method_table(method: Method, dtype, implementation) -> str:
-    name, reason = choose("explain", jnp.dtype(dtype), implementation)
+    decision = decide("explain", jnp.dtype(dtype), implementation)
+    name, reason = decision.runs, decision.reason
     runs_sparse = f"{name}: {reason}"
     if implementation is None:
         runs_sparse = (
@@ -108,7 +108,7 @@ def _method_table(method: Method, dtype, implementation) -> str:
 
 def _eight_bits(implementation) -> str:
     """What runs a forward product with a scale per tensor."""
-    obstacle = library_obstacle() or _cusparselt.float8_problem()
+    obstacle = library_obstacle() or cusparselt.float8_problem()
     if implementation not in (None, "cusparselt") or obstacle:
         return f"simulated by XLA's dense product{f': {obstacle}' if obstacle else ''}"
     if implementation is None:
@@ -137,7 +137,8 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
     """What runs each product of an FFN (T, d, f) with this method. Raises like `explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
-    name, reason = choose("explain", jnp.dtype(dtype), implementation)
+    decision = decide("explain", jnp.dtype(dtype), implementation)
+    name, reason = decision.runs, decision.reason
     found = []
     for product in FFN:
         row = method.ffn_plan().row(product)
@@ -146,15 +147,16 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
             continue
         place = product_of(product, row.operand, *shape)
         if row.eight_bits:
-            decision = decide_float8(place.axes, place.side, jnp.dtype(dtype), place.shape, implementation)
-            runs = "cuSPARSELt, e4m3" if decision.packed else "simulated, dense"
+            decision = decide_eight_bits(place.key(dtype), implementation)
+            runs = "cuSPARSELt, e4m3" if decision.sparse else "simulated, dense"
             found.append(Choice(product, runs, decision.reason))
         elif implementation is not None:
             found.append(Choice(product, name, reason))
         else:
-            decision = decide(place.axes, place.side, jnp.dtype(dtype), place.shape, row.by.pattern)
-            runs = "packed" if decision.packed else "masked dense"
-            if product == "B1" and (at := decide_sampled(method.ffn_plan(), jnp.dtype(dtype), shape)).packed:
+            decision = decide(place.key(dtype, row.by.pattern))
+            runs = "packed" if decision.sparse else "masked dense"
+            at = SAMPLED_B1.decide(method.ffn_plan(), jnp.dtype(dtype), shape)
+            if product == "B1" and at.sparse:
                 decision, runs = at, "only at entries of Y2"
             found.append(Choice(product, runs, decision.reason, decision))
     return found
@@ -184,7 +186,7 @@ def _numbers(decision, by) -> list[str]:
     if entry is None or entry["status"] != "ok":
         return ["-"] * 4
     producer = entry["producers_us"].get(producer_name(by))
-    route = entry["packed_us" if decision.packed else "dense_us"]
+    route = entry["packed_us" if decision.sparse else "dense_us"]
     ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
     times = (entry["dense_us"], entry["packed_us"], producer)
     return [ratio, *("-" if us is None else f"{us / 1e3:.3g}" for us in times)]
@@ -226,25 +228,25 @@ def _info_lines() -> list[str]:
         lines.append("  JAX_PLATFORMS=cpu leaves the accelerator alone")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"  CPU cores usable: {cores}")
-    available, reason = _ffi.available()
+    available, reason = native.available()
     lines.append("implementations:")
     lines.append("  reference   on    jnp, any device")
-    built = _ffi.versions()
+    built = native.versions()
     detail = (
         f"CPU kernels for {built.get('isa')}, FFI API {_dotted(built.get('ffi_built'))}"
         if available
         else reason
     )
     lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
-    cuda, reason = _ffi.available("cuda")
-    detail = f"CUDA kernels, cuSPARSELt {_dotted(_cusparselt.OLDEST)} or newer" if cuda else reason
+    cuda, reason = native.available("cuda")
+    detail = f"CUDA kernels, cuSPARSELt {_dotted(cusparselt.OLDEST)} or newer" if cuda else reason
     lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
     if unreachable:
         return [*lines, *(f"  {name:<11} off   {unreachable}" for name in ("None", "cusparselt"))]
-    found, note = _measured.tables()
+    found, note = table.tables()
     decided = f"products {found[0].origin}" if found else "XLA's dense product everywhere; run s24.tune()"
     lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
     obstacle = library_obstacle()
-    detail = obstacle or f"version {_dotted(_cusparselt.version())}"
+    detail = obstacle or f"version {_dotted(cusparselt.version())}"
     lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
     return lines

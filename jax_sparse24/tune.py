@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax_sparse24._entries import Entries, Job, jobs_of, possible
 from jax_sparse24._measure import SETTLED, SHORTEST, SHORTEST_QUEUED
 from jax_sparse24._products import ACTIVATIONS, PATTERNS, SPARSE_OPERANDS
+from jax_sparse24.dispatch import table, table_file
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.hardware import hardware, platform
+from jax_sparse24.dispatch.product import KINDS
+from jax_sparse24.dispatch.product import Product as Key
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import DenseValues
-from jax_sparse24.ops import _measured, _table
-from jax_sparse24.ops._choose import choose, platform
 from jax_sparse24.patterns import FLOAT8, VNM
 
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
@@ -81,7 +83,7 @@ def tune(
       RuntimeError: no kernels can be measured here.
       ValueError: a shape does not fit.
       OSError: the folder cannot be written, said before anything is measured."""
-    choose("tune", jnp.bfloat16, "ffi")
+    decide("tune", jnp.bfloat16, "ffi")
     defaults = SHAPES[platform()]
     if shapes is None and budget is None:
         budget = BUDGET
@@ -154,15 +156,15 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
     """The products (T, d, f) of FFNs with these methods that kernels could run packed, and which this
     machine's tables do not know."""
     dtype = jnp.dtype(dtype)
-    if dtype == FLOAT8 or choose("matmul", dtype, None)[0] != "auto" or platform() not in SHAPES:
+    if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
     wanted: dict[tuple[str, str], set[str]] = {}
     for method in methods:
         plan = method.ffn_plan()
         for name, row in plan.rows:
-            if not isinstance(row.by, DenseValues) and hasattr(row.by, "pattern"):
+            if "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
-        if plan.keep and plan.row("F2").by.pattern != "2:4":
+        if plan.save_packed and plan.row("F2").by.pattern != "2:4":
             wanted.setdefault(("B1", "result"), set()).add(plan.row("F2").by.pattern)
     return [
         job
@@ -179,7 +181,8 @@ def _blocks(patterns: Iterable[str]) -> list[VNM]:
 
 def _known(job: Job, pattern: str) -> bool:
     kind, side, dtype, shape = job.key
-    near = _measured.find(kind, side, dtype, shape, pattern)
+    (axes,) = (axes for axes, name in KINDS.items() if name == kind)
+    near = table.find(Key(axes, side, dtype, shape, pattern))
     return near is not None and not near[0].borrowed
 
 
@@ -191,7 +194,7 @@ def check_shapes(op: str, shapes: Sequence) -> None:
 
 
 def _path(folder: str | os.PathLike | None) -> Path:
-    return (_measured.user_folder() if folder is None else Path(folder)) / f"{_measured.hardware().name}.json"
+    return (table.user_folder() if folder is None else Path(folder)) / f"{hardware().name}.json"
 
 
 def _run(
@@ -212,11 +215,11 @@ def _run(
         if job.key not in unique or job.sparse in ACTIVATIONS:  # which have more patterns
             unique[job.key] = job
     entries = Entries(ROUNDS[platform()] if repeats is None else repeats, seconds)
-    before, _ = _table.read(path)
-    if before is not None and before["versions"] != _measured.versions():
+    before, _ = table_file.read(path)
+    if before is not None and before["versions"] != table.versions():
         before = None
     content = _head() | {"products": list(before["products"]) if before else []}
-    known = {_table.identity(entry)[:4] for entry in content["products"]}
+    known = {table_file.identity(entry)[:4] for entry in content["products"]}
     jobs = sorted(unique.values(), key=lambda job: job.key in known)
     begin, refused = time.perf_counter(), None
     for count, job in enumerate(jobs):
@@ -226,11 +229,11 @@ def _run(
             say(f"tune: after {took:.0f} s {len(jobs) - count} products are left for another call, of {left}")
             break
         found = entries.of(job)
-        new = {_table.identity(entry) for entry in found}
-        kept = [entry for entry in content["products"] if _table.identity(entry) not in new]
+        new = {table_file.identity(entry) for entry in found}
+        kept = [entry for entry in content["products"] if table_file.identity(entry) not in new]
         content = content | {"products": kept + found}
         try:
-            _table.write(content, path)
+            table_file.write(content, path)
         except OSError as error:
             if not keep_going:
                 raise
@@ -240,12 +243,12 @@ def _run(
         say(f"tune: {count + 1} of {len(jobs)}, {_told(found)}: {job}; {took:.0f} s, about {left:.0f} s left")
     if refused is not None:
         say(f"tune: {path} cannot be written ({refused}); the measurements serve this process alone.")
-    _measured.use(content)
+    table.use(content)
     return content
 
 
 def _head() -> dict:
-    here = _measured.hardware()
+    here = hardware()
     if here.platform == "cpu":
         order = f"random in every round; samples of {SHORTEST * 1e3:.0f} ms, an untimed call before each call"
     else:
@@ -254,11 +257,11 @@ def _head() -> dict:
         )
         order += " ms of it that are timed"
     return {
-        "format": _table.FORMAT,
+        "format": table_file.FORMAT,
         "hardware": here.description,
         "isa": here.isa,
         **({"capability": here.capability} if here.capability else {}),
-        "versions": _measured.versions(),
+        "versions": table.versions(),
         "date": datetime.date.today().isoformat(),
         "order": order,
     }
@@ -280,7 +283,7 @@ def _told(entries: Sequence[dict]) -> str:
 def _summary(entries: Sequence[dict]) -> str:
     gains = [e["masked_us"] / e["packed_us"] for e in entries if e["status"] == "ok"]
     bad = len(entries) - len(gains)
-    chosen = sum(gain >= _measured.TIE for gain in gains)
+    chosen = sum(gain >= table.TIE for gain in gains)
     text = f"{chosen} of {len(entries)} products run packed"
     if gains:
         text += f" ({min(gains):.2f}x to {max(gains):.2f}x masked dense)"

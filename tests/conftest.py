@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_sparse24.ops import _choose, _cusparselt, _ffi
+from jax_sparse24.dispatch import cusparselt, decision, native
 from tests.ops import library
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
@@ -39,7 +39,7 @@ def implementation(request) -> str:
     if jax.default_backend() == "cpu":
         return request.param
     try:
-        _choose.choose("the tests", np.float32, request.param)
+        decision.decide("the tests", np.float32, request.param)
     except RuntimeError as error:
         pytest.skip(str(error))
     return request.param
@@ -48,7 +48,7 @@ def implementation(request) -> str:
 @pytest.fixture
 def no_cusparselt(monkeypatch):
     """cuSPARSELt cannot be used, also where it is installed."""
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: "cuSPARSELt is not here")
+    monkeypatch.setattr(decision, "library_obstacle", lambda: "cuSPARSELt is not here")
 
 
 class LibraryCall(NamedTuple):
@@ -60,7 +60,7 @@ class LibraryCall(NamedTuple):
 @pytest.fixture
 def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
     """cuSPARSELt 0.10.0 in jnp, in place of the custom calls; the products that were made."""
-    calls, kernels = [], _ffi.call
+    calls, kernels = [], native.call
 
     def call(name, out_types, *args, **flags):
         if name != "s24_cusparselt_matmul":
@@ -71,9 +71,9 @@ def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
         packed = library.decompress(compressed, out.shape[-1 if flags["out_packed_last"] else -2])
         return [library.multiply(packed, dense, *bias, **flags).astype(out.dtype)]
 
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
-    monkeypatch.setattr(_cusparselt, "version", lambda: (0, 10, 0))
-    monkeypatch.setattr(_ffi, "call", call)
+    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
+    monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
+    monkeypatch.setattr(native, "call", call)
     return calls
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.ops import _ffi, reference
+from jax_sparse24.dispatch import native
+from jax_sparse24.ops import reference
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
 
@@ -40,8 +41,8 @@ TARGETS = {
 
 
 def test_available_and_versions():
-    assert _ffi.available() == (True, "")
-    versions = _ffi.versions()
+    assert native.available() == (True, "")
+    versions = native.versions()
     assert set(versions["targets"]) == set(_cpu.registrations()) == TARGETS
     assert versions["isa"] in ("avx512", "avx2", "generic")
     assert versions["ffi_built"] == _cpu.ffi_api_version()
@@ -53,35 +54,37 @@ def test_available_and_versions():
 @pytest.mark.parametrize("built", [(0, 4), (1, 0), (1, 3)])
 def test_newer_build_is_refused(built):
     with pytest.raises(ImportError, match=rf"{built[0]}\.{built[1]}.*0\.3.*[Rr]einstall"):
-        _ffi.check_versions(built, (0, 3))
+        native.check_versions(built, (0, 3))
 
 
 def test_older_build_is_accepted():
-    _ffi.check_versions((0, 3), (0, 3))
-    _ffi.check_versions((0, 3), (0, 5))
+    native.check_versions((0, 3), (0, 3))
+    native.check_versions((0, 3), (0, 5))
 
 
 def test_mismatch_registers_nothing(monkeypatch):
     """A refused handler would keep the CPU backend from starting: the check comes first."""
     registered = []
     monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append(a))
-    monkeypatch.setattr(_ffi, "_runtime_version", lambda: (0, 2))
+    monkeypatch.setattr(native, "_runtime_version", lambda: (0, 2))
     with pytest.raises(ImportError, match=r"built with XLA FFI 0\.3 .* has 0\.2"):
-        _ffi._load()
+        native._load()
     assert not registered
 
 
 def test_missing_module_says_how_to_build(monkeypatch):
-    monkeypatch.setitem(_ffi._MODULES, "cpu", ("jax_sparse24._absent", "cpu", "build it with `pip install`"))
-    module, reason = _ffi._load("cpu")
+    monkeypatch.setitem(
+        native._MODULES, "cpu", ("jax_sparse24._absent", "cpu", "build it with `pip install`")
+    )
+    module, reason = native._load("cpu")
     assert module is None
     assert "not built" in reason and "pip install" in reason
-    for platform in _ffi.PLATFORMS:
-        monkeypatch.setitem(_ffi._loaded, platform, (None, reason))
-    assert _ffi.available() == (False, reason)
-    assert _ffi.versions()["built"] is False
+    for platform in native.PLATFORMS:
+        monkeypatch.setitem(native._loaded, platform, (None, reason))
+    assert native.available() == (False, reason)
+    assert native.versions()["built"] is False
     with pytest.raises(RuntimeError, match=r"cannot call s24_prune: .*not built"):
-        _ffi.call("s24_prune", jax.ShapeDtypeStruct((4,), jnp.float32), jnp.zeros(4), trailing=0)
+        native.call("s24_prune", jax.ShapeDtypeStruct((4,), jnp.float32), jnp.zeros(4), trailing=0)
 
 
 def test_philox_known_answers():
@@ -108,10 +111,10 @@ def test_tile_patterns():
 def test_backstop_errors_name_the_value():
     like = jax.ShapeDtypeStruct((6,), jnp.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"s24_prune.*\(6,\).*multiple of 4"):
-        jax.block_until_ready(_ffi.call("s24_prune", like, jnp.zeros(6), trailing=0))
+        jax.block_until_ready(native.call("s24_prune", like, jnp.zeros(6), trailing=0))
     integers = jax.ShapeDtypeStruct((8,), jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="x must be float32, bfloat16 or float16"):
-        jax.block_until_ready(_ffi.call("s24_prune", integers, jnp.zeros(8, jnp.int32), trailing=0))
+        jax.block_until_ready(native.call("s24_prune", integers, jnp.zeros(8, jnp.int32), trailing=0))
 
 
 @pytest.fixture(params=_cpu.isas())
@@ -167,15 +170,15 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
     x, want = _expected(shape, dtype)
     like = jax.ShapeDtypeStruct(shape, x.dtype)
     packed_types = [jax.ShapeDtypeStruct(want[k].shape, want[k].dtype) for k in ("values", "metadata")]
-    values, metadata = _ffi.call("s24_pack", packed_types, x, trailing=1)
+    values, metadata = native.call("s24_pack", packed_types, x, trailing=1)
     got = {
-        "prune": _ffi.call("s24_prune", like, x, trailing=1),
-        "soft": _ffi.call("s24_soft", like, x, trailing=1),
-        "mvue exact": _ffi.call("s24_mvue", like, KEY, x, trailing=1, exact=1),
-        "mvue sequential": _ffi.call("s24_mvue", like, KEY, x, trailing=1, exact=0),
+        "prune": native.call("s24_prune", like, x, trailing=1),
+        "soft": native.call("s24_soft", like, x, trailing=1),
+        "mvue exact": native.call("s24_mvue", like, KEY, x, trailing=1, exact=1),
+        "mvue sequential": native.call("s24_mvue", like, KEY, x, trailing=1, exact=0),
         "values": values,
         "metadata": metadata,
-        "unpack": _ffi.call("s24_unpack", like, values, metadata, trailing=1),
+        "unpack": native.call("s24_unpack", like, values, metadata, trailing=1),
     }
     for name, result in got.items():
         assert np.asarray(result).tobytes() == np.asarray(want[name]).tobytes(), name
@@ -184,9 +187,9 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_tiles_of_every_isa_agree(isa, dtype):
     w = _adversarial_bits(dtype, (2, 12, 332))
-    mask = _ffi.call("s24_transposable_mask", jax.ShapeDtypeStruct(w.shape, jnp.bool_), w)
+    mask = native.call("s24_transposable_mask", jax.ShapeDtypeStruct(w.shape, jnp.bool_), w)
     np.testing.assert_array_equal(mask, reference.transposable_mask24(w))
-    twice = _ffi.call("s24_double_prune", jax.ShapeDtypeStruct(w.shape, w.dtype), w, first=0)
+    twice = native.call("s24_double_prune", jax.ShapeDtypeStruct(w.shape, w.dtype), w, first=0)
     assert np.asarray(twice).tobytes() == np.asarray(reference.double_prune24(w, -2)).tobytes()
 
 
@@ -199,7 +202,7 @@ def test_matmul_of_every_isa(isa, dense_k_last, out_packed_last):
     values, metadata = _pack(p)
     out = jax.ShapeDtypeStruct((85, 101) if out_packed_last else (101, 85), jnp.float32)
     flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
-    got = np.asarray(_ffi.call("s24_matmul", out, values, metadata, dense, **flags), np.float64)
+    got = np.asarray(native.call("s24_matmul", out, values, metadata, dense, **flags), np.float64)
     kept = np.asarray(reference.prune24(p, -1), np.float64)
     right = np.asarray(dense, np.float64)
     right = right.T if dense_k_last else right
@@ -215,7 +218,7 @@ def _pack(x):
         jax.ShapeDtypeStruct((rows, length // 2), x.dtype),
         jax.ShapeDtypeStruct((rows, -(-length // 8)), jnp.uint8),
     )
-    return _ffi.call("s24_pack", types, x, trailing=0)
+    return native.call("s24_pack", types, x, trailing=0)
 
 
 def test_concurrent_calls():
@@ -237,7 +240,7 @@ def test_nested_vmap_over_different_operands():
     result = jax.ShapeDtypeStruct((7, 9), jnp.float32)
 
     def product(values, metadata, dense):
-        return _ffi.call("s24_matmul", result, values, metadata, dense, dense_k_last=0, out_packed_last=0)
+        return native.call("s24_matmul", result, values, metadata, dense, dense_k_last=0, out_packed_last=0)
 
     over_packed = jax.vmap(product, in_axes=(0, 0, None))
     got = jax.jit(jax.vmap(over_packed, in_axes=(None, None, 0)))(values, metadata, dense)
@@ -259,7 +262,7 @@ def test_matmul_does_not_depend_on_the_split(dense_k_last, out_packed_last):
         rows = values.shape[0]
         shape = (600, rows) if out_packed_last else (rows, 600)
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
-        out = _ffi.call("s24_matmul", out, values, metadata, dense, **flags)
+        out = native.call("s24_matmul", out, values, metadata, dense, **flags)
         return np.asarray(out.T if out_packed_last else out)
 
     whole = product(values, metadata)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch import native
 
 TRANSPOSABLE = "transposable mask"
 
@@ -99,9 +100,9 @@ def test_explain_names_the_implementation_and_the_reason(capsys):
 
 
 def test_explain_of_a_method_whose_ffn_differs_prints_both_tables(capsys):
+    from jax_sparse24.engine.plan import FFN, Plan, Row
+    from jax_sparse24.engine.sparsifiers import Top2
     from jax_sparse24.methods.base import Method
-    from jax_sparse24.methods.sparsifiers import Top2
-    from jax_sparse24.plan import FFN, Plan, Row
 
     class Activations(Method):
         def ffn_plan(self):
@@ -239,10 +240,9 @@ def test_info_when_no_device_answers():
 
 
 def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):
-    from jax_sparse24.ops import _ffi
 
     reason = "the native module jax_sparse24._cpu is not built; build it with `pip install -e .`"
-    monkeypatch.setattr(_ffi, "_loaded", dict.fromkeys(_ffi.PLATFORMS, (None, reason)))
+    monkeypatch.setattr(native, "_loaded", dict.fromkeys(native.PLATFORMS, (None, reason)))
     s24.info()
     assert re.search(rf"^  ffi +off +{re.escape(reason)}", capsys.readouterr().out, re.MULTILINE)
     s24.explain(s24.methods.FST())

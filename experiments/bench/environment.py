@@ -6,7 +6,7 @@ import platform
 import subprocess
 
 from experiments.config import REPOSITORY
-from jax_sparse24.ops._measured import hardware
+from jax_sparse24.dispatch.hardware import hardware
 
 PACKAGES = ("jax_sparse24", "jax", "jaxlib", "flax", "numpy", "torch")
 # Results and pages change while benchmarks run; they change no measurement.

@@ -14,11 +14,12 @@ import jax_sparse24 as s24
 from experiments.bench import check, rows, torch_programs, xla_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
-from jax_sparse24 import kept as kept_plans
 from jax_sparse24._measure import Oracle, Program, interleaved, random
-from jax_sparse24.engine import Execution
+from jax_sparse24.engine import fusions
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.engine.operand import Request
+from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.sampled import sampled_matmul
-from jax_sparse24.plan import FFN, Context
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
@@ -258,46 +259,42 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     """Medians of each product alone, and of what makes its sparse operand, by product. One pass that makes
     the operands of several is counted at B3."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
-    kept, cuts, features, programs = None, {}, None, {}
-    if run.plan.keep:
-        counted = kept_plans.counted(run, operands["dy1"])
-        given = {"y2": operands["dy1"], "w2": operands["w2"]}
-        made = run.cut("F2", given, states, KEY, packed=True, counted=counted)
-        kept, others = made.left, [made.counts, *(operands[name] for name in ("dy1", "x", "dy3"))]
-        if kept_plans.in_one_pass(run, kept, operands["x"], operands["dy3"]):
-            programs["producer", "B3"] = Program(partial(kept_plans.backward, run), kept, *others)
-            kept, cuts, features = programs["producer", "B3"].result
-        else:
-            args = kept, operands["x"], operands["dy3"]
-
-            def again(kept, x, dy3):
-                return kept_plans.recut(run, kept, kept, x, dy3)
-
-            for name in jax.eval_shape(again, *args):
-                programs["producer", name] = Program(lambda *args, name=name: again(*args)[name], *args)
-                cuts[name] = programs["producer", name].result
+    saved, made, features, programs = None, {}, None, {}
+    x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
+    if run.plan.save_packed:
+        given = {"y2": dy1, "w2": operands["w2"]}
+        first = run.cut("F2", given, states, KEY, packed=True, counts=fusions.COUNTS.matches(run, dy1))
+        saved = first.left
+        if decisions := fusions.SAVED_24.matches(run, saved, x, dy3):
+            one_pass = partial(fusions.SAVED_24.run, decisions, run)
+            programs["producer", "B3"] = Program(one_pass, saved, first.counts, dy1, x, dy3)
+            saved, made, features = programs["producer", "B3"].result
+        for name, dense in (("B2", dy3), ("B4", x)):
+            if decision := fusions.SAVED_VNM.matches(run, name, saved, x, dy3):
+                again = partial(fusions.SAVED_VNM.run, decision, run, name)
+                programs["producer", name] = Program(again, saved, dense)
+                made[name] = programs["producer", name].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
+        sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, saved, dy3, operands["w2"])
 
-        sampled = name == "B1" and kept_plans.samples(run, kept, operands["dy3"], operands["w2"])
-        context = {"kept": kept} if name == "B3" else {"packed": False} if sampled else {}
-
-        def cut(own, name=name, context=context):
-            return run.cut(name, own, states, KEY, **context)
+        def cut(own, name=name, sampled=sampled):
+            if sampled:
+                return run.cut(name, own, states, KEY, decision=fusions.DENSE)
+            return run.cut(name, own, states, KEY, saved=saved if name == "B3" else None)
 
         def made_only(own, cut=cut):
             done = cut(own)  # an operand that stays as it is would be copied to be a result
             return [x for x in (done.left, done.right) if not any(x is given for given in own.values())]
 
-        made = cuts.get(name) or jax.jit(cut)(own)
-        if run.plan.row(name) is not None and name not in cuts and ("producer", name) not in programs:
+        done = made.get(name) or jax.jit(cut)(own)
+        if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
             programs["producer", name] = Program(made_only, own)
         if sampled:
             at = partial(sampled_matmul, implementation=implementation)
-            programs["product", name] = Program(at, made.left, made.right, kept)
+            programs["product", name] = Program(at, done.left, done.right, saved)
         else:
-            multiply = partial(run.multiply, name, features=features)
-            programs["product", name] = Program(multiply, made)
+            programs["product", name] = Program(partial(run.multiply, name, features=features), done)
     seed = settings.seed_of("parts", *case, type(method).__name__)
     times = interleaved(programs, settings.repeats, settings.seconds, seed=seed)
     found = {kind: {} for kind in KINDS}
@@ -315,8 +312,9 @@ def weight_bytes(method, operands, states) -> dict:
         if row is None or row.operand != weight:
             total["packed"] += w.nbytes
         else:
-            context = Context(states[weight], None, "reference", packed=True)
-            made = jax.eval_shape(lambda w, row=row, context=context: row.by(w, -2, context), w)
+            form = "packed" if "packed" in row.by.forms else "dense"
+            request = Request(states[weight], None, "reference", form)
+            made = jax.eval_shape(lambda w, row=row, request=request: row.by(w, -2, request), w)
             total["packed"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
     return total
 

@@ -10,8 +10,8 @@ import numpy as np
 import jax_sparse24 as s24
 from experiments.bench.settings import Case, kernels
 from jax_sparse24._measure import Program, random, same_bits
+from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.ops import reference
-from jax_sparse24.ops._choose import choose
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
 
@@ -53,7 +53,7 @@ OPERATIONS = (
 def there(dtype) -> bool:
     """Whether a kernel for gated activations can run here."""
     try:
-        choose("gated", jnp.dtype(dtype), "ffi")
+        decide("gated", jnp.dtype(dtype), "ffi")
     except RuntimeError:
         return False
     return True

@@ -13,8 +13,8 @@ from experiments.config import require
 from jax_sparse24._entries import FLOAT8_PRODUCTS
 from jax_sparse24._measure import Program
 from jax_sparse24._products import FORMAT_24, formats_of, measure, products
-from jax_sparse24.ops import _cusparselt
-from jax_sparse24.ops._choose import choose, decide, library_obstacle
+from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch.decision import decide, library_obstacle
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import FLOAT8
 
@@ -31,7 +31,7 @@ def formats(product, dtype: str, settings: Settings) -> list:
     """Compressed forms to measure, each against the same dense product. On CUDA: 2:4 by cuSPARSELt, blocks by
     our kernels, and 2:4 by these where the library has none or the settings ask for it."""
     try:
-        choose("bench", jnp.dtype(dtype), "cusparselt")
+        decide("bench", jnp.dtype(dtype), "cusparselt")
     except RuntimeError:
         forms = formats_of(product, settings.patterns)
         return [dataclasses.replace(form, implementation=kernels()) for form in forms]
@@ -74,7 +74,7 @@ def dense(a, b, axes):
 
 def dtypes_of(settings: Settings) -> tuple[str, ...]:
     """Those asked for; by default also e4m3 where the device can. UserError where it cannot."""
-    obstacle = library_obstacle() or _cusparselt.float8_problem()
+    obstacle = library_obstacle() or cusparselt.float8_problem()
     if FLOAT8.name in settings.dtype:
         require(not obstacle, f"--dtype {FLOAT8.name}: {obstacle}")
     return settings.dtypes if settings.dtype or obstacle else (*settings.dtypes, FLOAT8.name)
@@ -96,7 +96,7 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
 def decision_of(product, dtype: str, form):
     """What `implementation=None` does with an operand packed in that form."""
     pattern = "2:4" if form.name == OWN_KERNEL else form.name
-    return decide(product.axes, product.side, jnp.dtype(dtype), product.shape, pattern, "masked")
+    return decide(product.key(dtype, pattern), alternative="masked")
 
 
 def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
@@ -104,7 +104,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
     forms = formats(product, dtype, settings)
     decisions = {form.name: decision_of(product, dtype, form) for form in forms}
     also = {
-        name: ("with packing",) if decision.packed else ("masked", "with packing")
+        name: ("with packing",) if decision.sparse else ("masked", "with packing")
         for name, decision in decisions.items()
     }
     forms = [dataclasses.replace(form, also=also[form.name]) for form in forms]
@@ -140,7 +140,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
                 "ms": rows.times(take(done.times)),
                 "bytes": {"dense": done.operand_bytes["dense"], "packed": done.operand_bytes[form.name]},
                 "xla_bytes": take(done.memory),
-                "default": "packed" if decision.packed else "masked dense",
+                "default": "packed" if decision.sparse else "masked dense",
                 "default_reason": decision.reason,
             }
         )

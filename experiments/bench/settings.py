@@ -15,7 +15,7 @@ import tyro
 import jax_sparse24 as s24
 from experiments.config import REPOSITORY, UserError, require
 from jax_sparse24._products import PATTERNS
-from jax_sparse24.ops._choose import choose
+from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SUITES = ("gemm", "producers", "ffn", "train-step")
@@ -192,7 +192,7 @@ class Settings:
 def kernels() -> str:
     """The implementation whose kernels are measured: the reference stands in where there are none."""
     try:
-        return choose("bench", jnp.bfloat16, "ffi")[0]
+        return decide("bench", jnp.bfloat16, "ffi").runs
     except RuntimeError:
         return "reference"
 

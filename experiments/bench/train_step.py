@@ -20,7 +20,7 @@ from experiments.config import Config
 from experiments.data import VOCABULARY
 from experiments.step import Program as StepProgram
 from jax_sparse24._measure import Program, interleaved, untuned
-from jax_sparse24.ops._choose import platform
+from jax_sparse24.dispatch.hardware import platform
 
 HEAD = 64
 RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width

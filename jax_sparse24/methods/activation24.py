@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from jax_sparse24.engine.plan import FFN, LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import MVUE, CausalBothWays, DenseValues, SavedSupport, Soft, Top2
 from jax_sparse24.methods.base import (
     Method,
     check_choice,
@@ -12,9 +14,7 @@ from jax_sparse24.methods.base import (
     check_whole,
     phases,
 )
-from jax_sparse24.methods.sparsifiers import MVUE, CausalBothWays, DenseValues, Kept, Soft, Top2
 from jax_sparse24.methods.sste import soft_scale
-from jax_sparse24.plan import FFN, LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Activation24(Method):
     def ffn_plan(self):
         keep = self.backward_mask == "keep"
         forward = CausalBothWays() if self.forward == "causal" else Top2()
-        rows = {"F2": Row("y2", forward), "B3": Row("dy1", Kept(forward) if keep else Top2())}
+        rows = {"F2": Row("y2", forward), "B3": Row("dy1", SavedSupport(forward) if keep else Top2())}
         if self.token_cut is not None:
             cut = MVUE() if self.token_cut == "mvue" else Top2()
             options = {"tokens": self.tokens, "dense_share": self.dense_share, "rank": self.rank}
@@ -76,7 +76,7 @@ class Activation24(Method):
                 rows["B3"] = Row("dy1", DenseValues(cut, axis=-2))
         if self.soft_weights:
             rows |= soft_weights(rows)
-        return Plan.of(FFN, keep=keep, **rows)
+        return Plan.of(FFN, save_packed=keep, **rows)
 
     def linear_plan(self):
         return Plan.of(LINEAR)

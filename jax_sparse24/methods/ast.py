@@ -6,6 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.engine.plan import LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import DenseValues, Masked
 from jax_sparse24.methods.base import (
     Method,
     check_field,
@@ -16,9 +18,7 @@ from jax_sparse24.methods.base import (
     is_number,
     where_finite,
 )
-from jax_sparse24.methods.sparsifiers import DenseValues, Masked
 from jax_sparse24.ops.mask import mask24
-from jax_sparse24.plan import LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

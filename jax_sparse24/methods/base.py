@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.plan import LINEAR, Plan, ffn_plan
+from jax_sparse24.engine.operand import Routing
+from jax_sparse24.engine.plan import LINEAR, Plan, ffn_plan
 from jax_sparse24.schedule import Phase, Schedule
 
 
@@ -85,9 +86,8 @@ class Method:
         state: of w1; x: (T, d)."""
         return y
 
-    def route(self, x: jax.Array, w1: jax.Array, state) -> tuple | None:
-        """The order in which products see the tokens of `x` (T, d), as `ops.tokens.permute` takes it (T is
-        a row of zeros), and further state by operand; None for the order in which they come."""
+    def route(self, x: jax.Array, w1: jax.Array, state) -> Routing | None:
+        """How the products see the tokens of `x` (T, d); None for the order in which they come."""
         return None
 
     @property
@@ -116,11 +116,11 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
     the others: NaN and Inf would choose masks that outlive them. For `Method.refresh`; works under jit."""
     finite = jnp.isfinite(w).all((-2, -1))
 
-    def choose(name):
+    def decide(name):
         ahead = finite.reshape(finite.shape + (1,) * (new[name].ndim - finite.ndim))
         return jnp.where(ahead, new[name], old[name])
 
-    return {name: choose(name) for name in new}
+    return {name: decide(name) for name in new}
 
 
 def check_field(method: Method, field: str, good: bool, rule: str) -> None:

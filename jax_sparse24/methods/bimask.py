@@ -5,11 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.engine.operand import Request
+from jax_sparse24.engine.plan import LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import DenseValues, Top2
 from jax_sparse24.methods.base import Method, check_positive, check_whole, where_finite
-from jax_sparse24.methods.sparsifiers import DenseValues, Top2
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.patterns import GROUP, KEPT
-from jax_sparse24.plan import LINEAR, Context, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Reordered(DenseValues):
         for both in (-1, -2):
             self.of.check(op, shape, both, what)
 
-    def __call__(self, x, axis, context: Context):
-        order = context.state["order"]
-        context = dataclasses.replace(context, packed=False)
-        values = jnp.take(self.of(x, -2, context), order, axis=-1)
-        return jnp.take(self.of(values, -1, context), jnp.argsort(order), axis=-1)
+    def __call__(self, x, axis, request: Request):
+        order = request.state["order"]
+        request = dataclasses.replace(request, form="dense")
+        values = jnp.take(self.of(x, -2, request), order, axis=-1)
+        return jnp.take(self.of(values, -1, request), jnp.argsort(order), axis=-1)
 
     def __str__(self):
         return f"values of {self.of}, {self.of} again along out in the stored order, dense product"

@@ -10,8 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.engine.plan import FFN
 from jax_sparse24.methods.base import Method
-from jax_sparse24.plan import FFN
 
 
 @dataclasses.dataclass(frozen=True)

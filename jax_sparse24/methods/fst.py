@@ -5,6 +5,14 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jax_sparse24.engine.plan import LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import (
+    GRADIENT_CUTS,
+    DenseValues,
+    GradientCut,
+    Masked,
+    weight_gradient,
+)
 from jax_sparse24.methods.base import (
     Method,
     check_choice,
@@ -15,15 +23,7 @@ from jax_sparse24.methods.base import (
     where_finite,
 )
 from jax_sparse24.methods.search_decay import search_decay
-from jax_sparse24.methods.sparsifiers import (
-    GRADIENT_CUTS,
-    DenseValues,
-    GradientCut,
-    Masked,
-    weight_gradient,
-)
 from jax_sparse24.ops.mask import mask24, transposable_mask24
-from jax_sparse24.plan import LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

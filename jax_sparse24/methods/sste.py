@@ -5,12 +5,12 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jax_sparse24.engine.float8 import in_float8
+from jax_sparse24.engine.plan import LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.methods.base import Method, check_choice, where_finite
-from jax_sparse24.methods.float8 import in_float8
-from jax_sparse24.methods.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.prune import soft24
-from jax_sparse24.plan import LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.engine.operand import Routing
+from jax_sparse24.engine.plan import FFN, LINEAR, Plan, Row
+from jax_sparse24.engine.sparsifiers import Blocks, SavedSupport
 from jax_sparse24.methods.activation24 import soft_weights
 from jax_sparse24.methods.base import (
     Method,
@@ -30,10 +33,8 @@ from jax_sparse24.methods.routing import (
     route,
     teach,
 )
-from jax_sparse24.methods.sparsifiers import Blocks, Kept
 from jax_sparse24.methods.sste import soft_scale
 from jax_sparse24.patterns import VNM
-from jax_sparse24.plan import FFN, LINEAR, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,16 +112,16 @@ class Venom(Method):
         cut = Blocks(self.v, self.m, self.exact)
         over_tokens = {}
         if self.transposed == "regrouped":
-            over_tokens = {"tokens": "strided", "collected": self.layout == "spread"}
+            over_tokens = {"tokens": "strided", "gather_features": self.layout == "spread"}
         rows = {
             "F2": Row("y2", cut),
             "B2": Row("y2", cut, **over_tokens),
-            "B3": Row("dy1", Kept(cut)),
+            "B3": Row("dy1", SavedSupport(cut)),
             "B4": Row("dy1", cut, **over_tokens),
         }
         if self.weights == "soft":
             rows |= soft_weights(rows, everywhere=self.dense_operand == "soft")
-        return Plan.of(FFN, keep=True, **rows)
+        return Plan.of(FFN, save_packed=True, **rows)
 
     def linear_plan(self):
         return Plan.of(LINEAR)
@@ -174,12 +175,12 @@ class Venom(Method):
             return None
         order, cluster = route(x_Td, state["w1"]["centroids"])
         if self.columns == "data":
-            return order, {}
+            return Routing(order)
         own = state["w1"]
         norms = own["norms"] if self.observed else responses(w1_df, own["centroids"])
         order, of_block = in_blocks(order, cluster, self.clusters, self.v, self.m)
-        allowed = four_largest(norms, self.m)[of_block]
-        return order, {"y2": {"allowed": allowed, "real": order < len(x_Td)}}
+        allowed_Rf = jnp.repeat(four_largest(norms, self.m)[of_block], self.v, axis=0)
+        return Routing(order, allowed_Rf & (order < len(x_Td))[:, None])
 
     @property
     def token_multiple(self):

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse24.engine.operand import Request
 from jax_sparse24.nn.state import sparse_layers
 from jax_sparse24.patterns import check_flag
-from jax_sparse24.plan import Context
 
 
 def set_adapting(model: nnx.Module, adapting: bool) -> None:
@@ -37,8 +37,8 @@ def merge_adapters(model: nnx.Module) -> None:
         kernel = layer.kernel[...]
         row = layer.method.linear_plan().row("fwd")
         if row is not None and row.operand == "w" and layer.active:
-            context = Context(layer.method_state(), None, "reference", packed=False)
-            kernel = row.by(kernel, -2, context)
+            request = Request(layer.method_state(), None, "reference")
+            kernel = row.by(kernel, -2, request)
         if layer.adapted:
             kernel = kernel + layer.adapt(jnp.eye(layer.in_features, dtype=kernel.dtype))
         layer.kernel[...] = kernel

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_sparse24.activations import activation_stats
-from jax_sparse24.engine import sparse_ffn
-from jax_sparse24.gated_ffn import Weight, gated_ffn, pays
+from jax_sparse24.engine.ffn import sparse_ffn
+from jax_sparse24.engine.gated import Weight, gated_ffn, pays
+from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear
-from jax_sparse24.plan import ACTIVATIONS
 
 
 def check_activation(layer: str, activation: str) -> None:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_sparse24.engine import sparse_dot
+from jax_sparse24.engine.linear import sparse_dot
+from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
-from jax_sparse24.plan import LINEAR
 
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()

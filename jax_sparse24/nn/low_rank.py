@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.nn.ffn import check_activation
 from jax_sparse24.nn.linear import Linear
-from jax_sparse24.plan import ACTIVATIONS
 
 Bottleneck = Literal["silu", "identity"]
 

@@ -1,29 +1,14 @@
 """Matrices in the form that cuSPARSELt multiplies, `Compressed24`: for the engines, where it multiplies on
 CUDA and nothing is differentiated."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.dispatch import cusparselt, native
 from jax_sparse24.formats import Compressed24, Packed24
-from jax_sparse24.ops import _cusparselt, _ffi
-from jax_sparse24.ops._choose import decide
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.pack import packed_types
 from jax_sparse24.patterns import FLOAT8
-
-
-def reads(axes, side: str, dtype, shape: tuple[int, int, int], implementation: str | None) -> bool:
-    """Whether `contract` gives cuSPARSELt a product (M, K, N) of 16-bit floats whose operand on `side` is
-    packed."""
-    product = _cusparselt.Product.of(axes, side, dtype, shape)
-    if dtype == FLOAT8 or math.prod(shape) == 0 or product.misfit():
-        return False
-    if implementation is not None:
-        return implementation == "cusparselt"
-    decision = decide(axes, side, dtype, shape, alternative="masked")
-    return decision.packed and decision.implementation == "cusparselt"
 
 
 def compressed_types(x, axis: int):
@@ -41,7 +26,7 @@ def _like(values) -> jax.ShapeDtypeStruct:
 
 def compress(packed: Packed24) -> jax.Array:
     """The compressed matrix of a packed one, of 16-bit floats or float8_e4m3fn."""
-    return _ffi.call("s24_cusparselt_compress", _like(packed.values), packed.values, packed.metadata)
+    return native.call("s24_cusparselt_compress", _like(packed.values), packed.values, packed.metadata)
 
 
 def _made(target: str, x, axis: int, *operands, strided: bool = False, **attributes) -> Compressed24:
@@ -50,7 +35,7 @@ def _made(target: str, x, axis: int, *operands, strided: bool = False, **attribu
         target = f"{target}_strided"
     else:
         attributes["trailing"] = -1 - axis
-    return Compressed24(*_ffi.call(target, compressed_types(x, axis), *operands, **attributes), axis)
+    return Compressed24(*native.call(target, compressed_types(x, axis), *operands, **attributes), axis)
 
 
 def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
@@ -73,7 +58,7 @@ def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compr
 def unpack(packed: Compressed24) -> jax.Array:
     """The array that `packed` stands for; its values are read where they are."""
     out = jax.ShapeDtypeStruct(packed.shape, packed.dtype)
-    return _ffi.call("s24_unpack", out, packed.compressed, packed.metadata, trailing=-1 - packed.axis)
+    return native.call("s24_unpack", out, packed.compressed, packed.metadata, trailing=-1 - packed.axis)
 
 
 def multiply(
@@ -90,7 +75,7 @@ def multiply(
     that. Arguments as in `ops.matmul`."""
     dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
     rows, n = packed.metadata.shape[0], dense.shape[-2 if dense_k_last else -1]
-    product = _cusparselt.Product(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
+    product = cusparselt.Descriptor(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
     why = product.misfit()
     if why:
         raise ValueError(f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'.")
@@ -98,12 +83,12 @@ def multiply(
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     workspace = jax.ShapeDtypeStruct((product.workspace(chosen, activation),), jnp.uint8)
     compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)
-    return _ffi.call(
+    return native.call(
         "s24_cusparselt_matmul",
         (out, workspace),
         *(compressed, dense if k_last == dense_k_last else dense.T, *(() if bias is None else (bias,))),
         dense_k_last=k_last,
         out_packed_last=out_packed_last,
-        activation=_cusparselt.CODES[activation],
+        activation=cusparselt.CODES[activation],
         algorithm=chosen,
     )[0]

@@ -7,33 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import hardware, native
+from jax_sparse24.dispatch.decision import decide, run
 from jax_sparse24.formats import Compressed24, Packed24
-from jax_sparse24.ops import _ffi, _measured, reference
-from jax_sparse24.ops._choose import choose, platform, run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
 from jax_sparse24.ops.pack import packed_types
 
-# (hardware, operation, dtype, transposed) where a kernel was measured to beat XLA's fusion of the same: there
-# implementation=None takes it. nvidia-h200: experiments/bench/results/probe/nvidia-h200_gated_2026-11-20.md;
-# elementwise from rows, both are as fast as a copy, and with approximate estimates whole blocks gain nothing.
-# The suite `producers` of experiments.bench measures other hardware.
-FASTER: frozenset[tuple[str, str, str, bool]] = frozenset(
-    {
-        ("nvidia-h200", "gated", "bfloat16", True),
-        ("nvidia-h200", "gated_backward", "bfloat16", True),
-        ("nvidia-h200", "gated_backward_pack exact", "bfloat16", False),
-        ("nvidia-h200", "gated_backward_pack exact", "bfloat16", True),
-    }
-)
 PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
 OPERATIONS = ("gated", "gated_backward", *PACKING.values())
-
-
-def wins(operation: str, dtype, transposed: bool = False) -> bool:
-    """Whether the kernel of one of OPERATIONS was measured to be faster than XLA here."""
-    here = platform() == "cuda" and _measured.hardware().name
-    return (here, operation, str(jnp.dtype(dtype)), transposed) in FASTER
 
 
 def gated(
@@ -61,15 +44,15 @@ def gated(
         )
     if transposed and gate.ndim < 2:
         raise ValueError(f"gated: transposed operands are (..., f, T), got shape {gate.shape}.")
-    choose("gated", jnp.promote_types(gate.dtype, up.dtype), implementation)
+    decide("gated", jnp.promote_types(gate.dtype, up.dtype), implementation)
     dtype = jnp.promote_types(gate.dtype, up.dtype)
     return _gated(gate.astype(dtype), up.astype(dtype), activation, bool(transposed), implementation)
 
 
 def _run(operation, transposed, implementation, kernel, fallback, *args):
-    """As `_choose.run`; None takes what wins."""
+    """As `run`; None takes the kernel only where it was measured to be faster than XLA."""
     dtype = args[-1].dtype
-    if implementation is None and not wins(operation, dtype, transposed):
+    if implementation is None and not hardware.faster(operation, dtype, transposed):
         return fallback(*args)
     return run("gated", dtype, implementation, kernel, fallback, *args)
 
@@ -87,7 +70,7 @@ def _flags(activation: str, transposed: bool) -> dict[str, bool]:
 def _gated(gate, up, activation, transposed, implementation):
     def kernel(gate, up):
         out = jax.eval_shape(lambda x: _rows(x, transposed), gate)
-        return _ffi.call("s24_gated", out, gate, up, **_flags(activation, transposed))
+        return native.call("s24_gated", out, gate, up, **_flags(activation, transposed))
 
     def fallback(gate, up):
         return _rows(reference.gated(gate, up, activation), transposed)
@@ -127,7 +110,7 @@ def gated_backward(
     def kernel(gate, up, dz):
         out = jax.eval_shape(lambda x: _rows(x, transposed), gate)
         flags = _flags(activation, transposed) | {"dz_transposed": dz_transposed}
-        return tuple(_ffi.call("s24_gated_backward", (out, out), gate, up, dz, **flags))
+        return tuple(native.call("s24_gated_backward", (out, out), gate, up, dz, **flags))
 
     def fallback(gate, up, dz):
         operands = _rows(gate, transposed), _rows(up, transposed), _rows(dz, dz_transposed)
@@ -179,7 +162,7 @@ def _backward_pack(
         form, types = (Compressed24, compressed_types) if compressed else (Packed24, packed_types)
         packed = types(dense, -2)
         flags = _flags(activation, transposed) | {"dz_transposed": dz_transposed, "exact": exact}
-        dgate, dup, *parts = _ffi.call(
+        dgate, dup, *parts = native.call(
             "s24_gated_backward_pack", (dense, dense, *packed, *packed), *operands, **flags
         )
         return dgate, dup, form(*parts[:2], -2), form(*parts[2:], -2)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops import _ffi, reference
 from jax_sparse24.ops import compressed as compressed_forms
-from jax_sparse24.ops._choose import run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import bits
 from jax_sparse24.ops.compressed import compressed_types
 from jax_sparse24.ops.matmul import with_values
@@ -69,7 +70,7 @@ def pack_counted(
         T, f = x.shape
         types = compressed_types(x, -1) if compressed else packed_types(x, -1)
         parts = jax.ShapeDtypeStruct((T // TILE, f), jnp.uint8)
-        *packed, parts = _ffi.call("s24_pack_counted", (*types, parts), x, squared=squared)
+        *packed, parts = native.call("s24_pack_counted", (*types, parts), x, squared=squared)
         form = Compressed24 if compressed else Packed24
         return form(*packed, -1), jnp.sum(parts, axis=0, dtype=jnp.int32)
 
@@ -111,7 +112,7 @@ def kept_backward(
             (Compressed24, compressed_types) if asked else (Packed24, packed_types) for asked in compressed
         ]
         along = [(*types(dy2, -2), few) for _, types in forms]
-        dy1, *parts = _ffi.call(
+        dy1, *parts = native.call(
             "s24_kept_backward",
             (jax.ShapeDtypeStruct(_stored(kept).shape, dy2.dtype), *along[0], *along[1]),
             *(_stored(kept), kept.metadata, dy2, ranks),
@@ -152,7 +153,7 @@ def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None
 
     def one_pass(x):
         return PackedVNM(
-            *_ffi.call("s24_vnm_squared_relu", packed_vnm_types(x, pattern, -1), x, v=v, m=m), v, m, -1
+            *native.call("s24_vnm_squared_relu", packed_vnm_types(x, pattern, -1), x, v=v, m=m), v, m, -1
         )
 
     def composed(implementation, x):
@@ -201,7 +202,7 @@ def repack_vnm(
         parts = packed.values, packed.metadata, packed.columns
         types = packed_vnm_types(jax.ShapeDtypeStruct(packed.shape, packed.dtype), packed, -2)
         order = {"strided": tokens == "strided", "collected": collected}
-        made = _ffi.call("s24_vnm_repack", types, *parts, v=packed.v, m=packed.m, **order)
+        made = native.call("s24_vnm_repack", types, *parts, v=packed.v, m=packed.m, **order)
         return PackedVNM(*made, *pattern, -2)
 
     fits = not exact and in_vnm_tiles(packed, collected)

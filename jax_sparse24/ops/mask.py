@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import choose, run
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import decide, run
+from jax_sparse24.ops import reference
 
 
 def like(x, dtype=None):
@@ -29,7 +30,7 @@ def mask24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _mask(x, axis, implementation):
     def kernel(x):
-        return _ffi.call("s24_mask", like(x, jnp.bool_), x, trailing=-1 - axis)
+        return native.call("s24_mask", like(x, jnp.bool_), x, trailing=-1 - axis)
 
     return run("mask24", x.dtype, implementation, kernel, lambda x: reference.mask24(x, axis), x)
 
@@ -46,7 +47,7 @@ def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) 
     x = lax.stop_gradient(x)
     if (n, m) == (patterns.KEPT, patterns.GROUP):
         return _mask(x, axis, implementation)
-    choose("mask_nm", x.dtype, implementation)
+    decide("mask_nm", x.dtype, implementation)
     return _mask_nm(x, int(n), int(m), axis)
 
 
@@ -69,7 +70,7 @@ def transposable_mask24(w, exact: bool = True, *, implementation: str | None = N
     w = lax.stop_gradient(w)
     if exact:
         return _transposable(w, implementation)
-    choose("transposable_mask24 with exact=False", w.dtype, implementation)
+    decide("transposable_mask24 with exact=False", w.dtype, implementation)
     return _greedy(w)
 
 
@@ -84,4 +85,4 @@ def _transposable(w, implementation):
 
 
 def search_kernel(w):
-    return _ffi.call("s24_transposable_mask", like(w, jnp.bool_), w)
+    return native.call("s24_transposable_mask", like(w, jnp.bool_), w)

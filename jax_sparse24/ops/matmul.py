@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import cusparselt, native
+from jax_sparse24.dispatch.decision import Decision, decide, run
+from jax_sparse24.dispatch.product import Product
 from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops import _cusparselt, _ffi, _measured, compressed, reference
-from jax_sparse24.ops._choose import choose, decide, run
+from jax_sparse24.ops import compressed, reference
 from jax_sparse24.ops.pack import check_packed, gather24
 from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
 from jax_sparse24.patterns import FLOAT8
@@ -90,7 +92,7 @@ def matmul(
                 f"matmul: bias has shape {bias.shape}; the free axis of {of} needs ({free},), a number each."
             )
     if implementation is not None:  # two dense operands are no reason to accept a name that cannot run
-        choose("matmul", dtype, implementation)
+        decide("matmul", dtype, implementation)
     product = partial(
         contract,
         a_axis=-1,
@@ -140,7 +142,8 @@ def contract(
     b_axis: int,
     implementation: str | None = None,
     out_dtype=None,
-    algorithm: int | None = None,
+    *,
+    decision: Decision | None = None,
     bias=None,
     activation: str | None = None,
 ) -> jax.Array:
@@ -149,12 +152,14 @@ def contract(
 
     Either may be packed along its contracted axis, in which case no operand is transposed in memory (but for
     a dense one of 8 bits for cuSPARSELt, or beside V:2:M of 16-bit floats on CUDA, if its layout is the other
-    one); `implementation=None` unpacks it for XLA's dense product unless measurements say that packed is as
-    fast.
-    algorithm: of cuSPARSELt, -1 for its own choice; None for what was measured here, or else the best known.
-    bias: along the free axis of the packed operand, or of b. activation: of ACTIVATIONS, or None.
-    Accumulates in float32; the result has the promoted dtype of the operands or `out_dtype`. Axes are -1 or
-    -2."""
+    one).
+
+    a, b: (M, K) and (K, N), either transposed: matrices, at most one of them packed.
+    a_axis, b_axis: the contracted axes, -1 or -2.
+    implementation: as in `matmul`. decision: what multiplies, if that is decided already; else it is decided
+    here, and an operand is unpacked for XLA's dense product unless measurements say that packed is as fast.
+    out_dtype: of the result; None for the promoted dtype of the operands. Sums are float32.
+    bias: along the free axis of the packed operand, or of b. activation: of ACTIVATIONS, or None."""
     dtype = common_dtype(a, b)
     if out_dtype is None:
         out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
@@ -173,20 +178,16 @@ def contract(
             preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
         )  # fmt: skip
         return _finish(out, bias, activation, -1)
-    side = "right" if out_packed_last else "left"
     bias_axis = -1 if out_packed_last else -2
-    place = (a_axis, b_axis), side, dtype, _shape(a, b, a_axis, b_axis), packed.pattern
-    library = _cusparselt.Product.of(*place[:4], out_dtype)
-    if implementation is None:
-        decision = decide(*place, "masked")
-        fits = decision.implementation != "cusparselt" or not library.misfit()
-        if not (decision.packed and fits):
-            a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
-            return _finish(contract(a, b, a_axis, b_axis, None, out_dtype), bias, activation, bias_axis)
-        if decision.implementation == "cusparselt":
-            implementation = "cusparselt"
-    if implementation == "cusparselt" and algorithm is None:
-        algorithm = _measured.algorithm(*place)
+    side = "right" if out_packed_last else "left"
+    shape = _shape(a, b, a_axis, b_axis)
+    product = Product((a_axis, b_axis), side, dtype, shape, packed.pattern, out_dtype)
+    if decision is None:
+        decision = decide(product, implementation=implementation, alternative="masked")
+    if decision.runs == "dense":
+        a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
+        return _finish(contract(a, b, a_axis, b_axis, None, out_dtype), bias, activation, bias_axis)
+    implementation, algorithm = None if decision.runs == "auto" else decision.runs, decision.algorithm
     if implementation != "cusparselt" and isinstance(packed, Compressed24):
         packed = packed.plain
     if dtype == FLOAT8:
@@ -195,7 +196,7 @@ def contract(
         if implementation != "cusparselt":  # no kernels for it, but every number is one of bfloat16
             dtype = jnp.dtype(jnp.bfloat16)
     by_library = implementation == "cusparselt" and not isinstance(packed, PackedVNM)
-    fused = by_library and library.applies(bias, activation)
+    fused = by_library and cusparselt.Descriptor.of(product).applies(bias, activation)
     last = (bias, activation) if fused else (None, None)
     args = (dense_k_last, out_packed_last, out_dtype)
     if isinstance(packed, Compressed24):
@@ -250,12 +251,12 @@ def _product(
         if isinstance(packed, PackedVNM):
             return vnm(packed, dense, result).astype(out_dtype)
         parts = packed.values, packed.metadata
-        return _ffi.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
+        return native.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
 
     def vnm(packed, dense, result):
         def call(dense, **layout):
             parts, blocks = (packed.values, packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
-            return _ffi.call("s24_vnm_matmul", result, *parts, dense, **flags | layout, **blocks)
+            return native.call("s24_vnm_matmul", result, *parts, dense, **flags | layout, **blocks)
 
         if not dense_k_last or packed.dtype == jnp.float32:
             return call(dense)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops.mask import like
 from jax_sparse24.ops.pack import in_strides, packed_types
 from jax_sparse24.ops.tokens import regroup
@@ -95,7 +96,7 @@ def _mvue(g, words, axis, exact, implementation):
 @partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _mvue_jit(g, words, axis, exact, implementation):
     def kernel(g, words):
-        return _ffi.call("s24_mvue", like(g), words, g, trailing=-1 - axis, exact=exact)
+        return native.call("s24_mvue", like(g), words, g, trailing=-1 - axis, exact=exact)
 
     return run(
         "mvue24",
@@ -122,7 +123,7 @@ def _refuse(*_):
 def _mvue_pack(g, words, axis, exact, implementation):
     def kernel(g, words):
         types = packed_types(g, axis)
-        return Packed24(*_ffi.call("s24_mvue_pack", types, words, g, trailing=-1 - axis, exact=exact), axis)
+        return Packed24(*native.call("s24_mvue_pack", types, words, g, trailing=-1 - axis, exact=exact), axis)
 
     def fallback(g, words):
         estimate = reference.mvue24(words, g, axis, exact)

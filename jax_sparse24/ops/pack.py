@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops.mask import search_kernel
 from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.patterns import FLOAT8
@@ -115,7 +116,7 @@ def _check_two_of_four(mask, axis: int) -> None:
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _pack(x, axis, implementation):
     def kernel(x):
-        return Packed24(*_ffi.call("s24_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
+        return Packed24(*native.call("s24_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
 
     return run("pack24", x.dtype, implementation, kernel, lambda x: reference.pack24(x, axis), x)
 
@@ -138,12 +139,12 @@ def in_strides(target: str, *operands, **attributes) -> Packed24:
     types = packed_types(operands[-1], -2)
 
     def one_pass(*operands):
-        return Packed24(*_ffi.call(f"{target}_strided", types, *operands, **attributes), -2)
+        return Packed24(*native.call(f"{target}_strided", types, *operands, **attributes), -2)
 
     def two_passes(*operands):
         *others, x = operands
         x = regroup(x, "strided")
-        return Packed24(*_ffi.call(target, types, *others, x, trailing=1, **attributes), -2)
+        return Packed24(*native.call(target, types, *others, x, trailing=1, **attributes), -2)
 
     return jax.lax.platform_dependent(*operands, cuda=one_pass, default=two_passes)
 
@@ -166,7 +167,7 @@ def _pack_masked(x, mask, axis, implementation):
 
 
 def _masked_kernel(x, mask, axis):
-    return Packed24(*_ffi.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis)
+    return Packed24(*native.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis)
 
 
 def _pack_masked_fwd(x, mask, axis, implementation):
@@ -198,7 +199,7 @@ def _pack_masked_both(x, mask, implementation):
 
 
 def _both_kernel(x, mask) -> tuple[Packed24, Packed24]:
-    return _of_both(*_ffi.call("s24_pack_masked_both", _both_types(x), x, mask))
+    return _of_both(*native.call("s24_pack_masked_both", _both_types(x), x, mask))
 
 
 def _both_reference(x, mask) -> tuple[Packed24, Packed24]:
@@ -227,7 +228,7 @@ _pack_masked_both.defvjp(_pack_masked_both_fwd, _pack_masked_both_bwd)
 def _transposable_pack(w, implementation):
     def one_pass(w):
         types = (jax.ShapeDtypeStruct(w.shape, jnp.bool_), *_both_types(w))
-        mask, *packed = _ffi.call("s24_transposable_pack", types, w)
+        mask, *packed = native.call("s24_transposable_pack", types, w)
         return mask, *_of_both(*packed)
 
     def search_first(search, pack, w):
@@ -292,7 +293,7 @@ def check_packed(op: str, packed: Packed24) -> None:
 def _unpack(values, metadata, axis, implementation):
     def kernel(values, metadata):
         shape = Packed24(values, metadata, axis).shape
-        return _ffi.call(
+        return native.call(
             "s24_unpack", jax.ShapeDtypeStruct(shape, values.dtype), values, metadata, trailing=-1 - axis
         )
 
@@ -320,7 +321,7 @@ def gather24(x, metadata, axis, implementation=None):
     `todense`."""
 
     def kernel(x, metadata):
-        return _ffi.call("s24_gather", packed_types(x, axis)[0], x, metadata, trailing=-1 - axis)
+        return native.call("s24_gather", packed_types(x, axis)[0], x, metadata, trailing=-1 - axis)
 
     return run(
         "gather24", x.dtype, implementation, kernel, lambda x, m: reference.gather24(x, m, axis), x, metadata

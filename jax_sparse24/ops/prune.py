@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import run
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops._groups import join, key, rank_below_two, split
 from jax_sparse24.ops.mask import _mask, like, mask24
 
@@ -25,7 +26,7 @@ def prune24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _prune(x, axis, implementation):
     def kernel(x):
-        return _ffi.call("s24_prune", like(x), x, trailing=-1 - axis)
+        return native.call("s24_prune", like(x), x, trailing=-1 - axis)
 
     return run("prune24", x.dtype, implementation, kernel, lambda x: reference.prune24(x, axis), x)
 
@@ -57,7 +58,7 @@ def double_prune24(w, axis: int, *, implementation: str | None = None) -> jax.Ar
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _double_prune(w, axis, implementation):
     def kernel(w):
-        return _ffi.call("s24_double_prune", like(w), w, first=axis + 2)
+        return native.call("s24_double_prune", like(w), w, first=axis + 2)
 
     return run(
         "double_prune24", w.dtype, implementation, kernel, lambda w: reference.double_prune24(w, axis), w
@@ -89,7 +90,7 @@ def soft24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _soft(x, axis, implementation):
     def kernel(x):
-        return _ffi.call("s24_soft", like(x), x, trailing=-1 - axis)
+        return native.call("s24_soft", like(x), x, trailing=-1 - axis)
 
     return run("soft24", x.dtype, implementation, kernel, lambda x: reference.soft24(x, axis), x)
 

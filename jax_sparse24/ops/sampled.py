@@ -4,10 +4,10 @@ import jax
 from jax import lax
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import PackedVNM
-from jax_sparse24.ops import _ffi
 from jax_sparse24.ops import reference_vnm as reference
-from jax_sparse24.ops._choose import run
 from jax_sparse24.ops._groups import compute_format
 from jax_sparse24.ops.vnm import check_packed_vnm
 
@@ -36,7 +36,7 @@ def sampled_matmul(
 
     def kernel(a, b, *places):
         values = jax.ShapeDtypeStruct((a.shape[0], b.shape[0] // pattern.m * 2), a.dtype)
-        return _ffi.call("s24_vnm_sampled", values, a, b, *places, v=pattern.v, m=pattern.m)
+        return native.call("s24_vnm_sampled", values, a, b, *places, v=pattern.v, m=pattern.m)
 
     def fallback(a, b, *places):
         sums = compute_format(a.dtype).dtype

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import _ffi, reference
-from jax_sparse24.ops._choose import run
+from jax_sparse24.ops import reference
 from jax_sparse24.ops.pack import _unpack, packed_types
 
 
@@ -36,7 +37,7 @@ def _squared_relu24(x, axis, implementation):
 
 
 def _kernel(x, axis):
-    return Packed24(*_ffi.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
+    return Packed24(*native.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
 
 
 def _fwd(x, axis, implementation):
@@ -57,7 +58,7 @@ _squared_relu24.defvjp(_fwd, _bwd)
 def _both(x, implementation):
     def kernel(x):
         types = (*packed_types(x, -1), *packed_types(x, -2))
-        *rows, values, metadata = _ffi.call("s24_squared_relu_pack_both", types, x)
+        *rows, values, metadata = native.call("s24_squared_relu_pack_both", types, x)
         return Packed24(*rows, -1), Packed24(values, metadata, -2)
 
     def fallback(x):

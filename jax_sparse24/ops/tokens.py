@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse24.ops import _ffi
-from jax_sparse24.ops._choose import run
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.ops._groups import magnitude_bits
 from jax_sparse24.ops.prune import prune24
 
@@ -97,7 +97,7 @@ def highest(score: jax.Array, share: float, most: int, *, implementation: str | 
 
     def one_block(score):
         places = jax.ShapeDtypeStruct((count,), jnp.int32)
-        return _ffi.call("s24_highest", places, score, bits=most.bit_length())
+        return native.call("s24_highest", places, score, bits=most.bit_length())
 
     def several(score):
         return _sorted_places(score, count)

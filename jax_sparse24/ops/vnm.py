@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import run
 from jax_sparse24.formats import PackedVNM
-from jax_sparse24.ops import _ffi
 from jax_sparse24.ops import reference_vnm as reference
-from jax_sparse24.ops._choose import run
 from jax_sparse24.ops.mask import like
 from jax_sparse24.ops.pack import as_mask
 from jax_sparse24.patterns import VNM
@@ -85,7 +85,7 @@ def _checked(op, x, v, m, n, axis, exact):
 @partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
 def _mask(x, pattern, axis, exact, implementation):
     def kernel(x):
-        return _ffi.call("s24_vnm_mask", like(x, jnp.bool_), x, exact=exact, **_place(pattern, axis))
+        return native.call("s24_vnm_mask", like(x, jnp.bool_), x, exact=exact, **_place(pattern, axis))
 
     def fallback(x):
         return reference.vnm_mask(x, pattern.v, pattern.m, axis, exact)
@@ -117,7 +117,7 @@ def _packed(parts, pattern, axis):
 def _pack(x, pattern, axis, exact, implementation):
     def kernel(x):
         types = packed_vnm_types(x, pattern, axis)
-        parts = _ffi.call("s24_vnm_pack", types, x, exact=exact, **_place(pattern, axis))
+        parts = native.call("s24_vnm_pack", types, x, exact=exact, **_place(pattern, axis))
         return _packed(parts, pattern, axis)
 
     def fallback(x):
@@ -143,7 +143,7 @@ _pack.defvjp(_pack_fwd, _pack_bwd)
 def _pack_masked(x, mask, pattern, axis, implementation):
     def kernel(x, mask):
         types = packed_vnm_types(x, pattern, axis)
-        parts = _ffi.call("s24_vnm_pack_masked", types, x, mask, **_place(pattern, axis))
+        parts = native.call("s24_vnm_pack_masked", types, x, mask, **_place(pattern, axis))
         return _packed(parts, pattern, axis)
 
     def fallback(x, mask):
@@ -216,7 +216,7 @@ def check_packed_vnm(op: str, packed: PackedVNM) -> VNM:
 def _unpack(values, metadata, columns, pattern, axis, implementation):
     def kernel(*parts):
         shape = jax.ShapeDtypeStruct(_packed(parts, pattern, axis).shape, values.dtype)
-        return _ffi.call("s24_vnm_unpack", shape, *parts, **_place(pattern, axis))
+        return native.call("s24_vnm_unpack", shape, *parts, **_place(pattern, axis))
 
     def fallback(*parts):
         return reference.unpack_vnm(_packed(parts, pattern, axis))
@@ -239,7 +239,7 @@ _unpack.defvjp(_unpack_fwd, _unpack_bwd)
 @partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
 def _gather(x, metadata, columns, pattern, axis, implementation):
     def kernel(x, *positions):
-        return _ffi.call(
+        return native.call(
             "s24_vnm_gather", packed_vnm_types(x, pattern, axis)[0], x, *positions, **_place(pattern, axis)
         )
 

@@ -92,9 +92,9 @@ def test_producers_of_blocks(bench, monkeypatch):
 def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     contract = _products.contract
 
-    def planted(a, b, i, j, implementation=None, **options):
-        y = contract(a, b, i, j, implementation, **options)
-        return y.at[1, 1].add(0.01) if implementation else y
+    def planted(a, b, i, j, *, decision=None):
+        y = contract(a, b, i, j, decision=decision)
+        return y.at[1, 1].add(0.01) if decision else y
 
     monkeypatch.setattr(_products, "contract", planted)
     monkeypatch.setattr(gemm, "products", lambda *case: two_products(*case)[:1])

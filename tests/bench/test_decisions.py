@@ -13,7 +13,10 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24 import _products
-from jax_sparse24.ops import _measured, _table
+from jax_sparse24.dispatch import table as tables
+from jax_sparse24.dispatch import table_file
+from jax_sparse24.dispatch.hardware import Hardware, hardware
+from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
 
@@ -28,12 +31,12 @@ def folders(tmp_path, monkeypatch):
     own, shipped = tmp_path / "own", tmp_path / "shipped"
     own.mkdir()
     shipped.mkdir()
-    monkeypatch.setattr(_measured, "user_folder", lambda: own)
-    monkeypatch.setattr(_measured, "SHIPPED", shipped)
-    monkeypatch.setattr(_measured, "_adopted", None)
-    _measured._stored.cache_clear()
+    monkeypatch.setattr(tables, "user_folder", lambda: own)
+    monkeypatch.setattr(tables, "SHIPPED", shipped)
+    monkeypatch.setattr(tables, "_adopted", None)
+    tables._stored.cache_clear()
     yield own, shipped
-    _measured._stored.cache_clear()
+    tables._stored.cache_clear()
 
 
 def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.0, status="ok", **more):
@@ -52,18 +55,18 @@ def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.
 
 
 def table(*entries, **more):
-    here = _measured.hardware()
+    here = hardware()
     head = {
-        "format": _table.FORMAT,
+        "format": table_file.FORMAT,
         "hardware": "a test",
         "isa": here.isa,
-        "versions": _measured.versions(),
+        "versions": tables.versions(),
     }
     return head | {"products": list(entries)} | more
 
 
 def store(folder, content, name=None):
-    (folder / f"{name or _measured.hardware().name}.json").write_text(
+    (folder / f"{name or hardware().name}.json").write_text(
         content if isinstance(content, str) else json.dumps(content)
     )
 
@@ -98,7 +101,7 @@ def test_a_named_implementation_is_always_honoured(folders):
     store(folders[0], table(entry(packed=300.0)))
     assert runs_packed(implementation="ffi")
     store(folders[0], table(entry(packed=1.0)))
-    _measured._stored.cache_clear()
+    tables._stored.cache_clear()
     assert not runs_packed(implementation="reference")
 
 
@@ -145,7 +148,7 @@ def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
 
     def sampled(*entries):
         store(folders[0], table(*entries))
-        _measured._stored.cache_clear()
+        tables._stored.cache_clear()
         run = lambda x: s24.sparse_ffn(x, *weights.values(), method, state).sum()  # noqa: E731
         return "s24_vnm_sampled" in str(jax.make_jaxpr(jax.grad(run))(jnp.ones(shape[:2])))
 
@@ -156,6 +159,21 @@ def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", packed=120.0))
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", status="wrong"))
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:16")), "another pattern"
+
+
+def test_the_table_is_asked_once_per_product(folders, monkeypatch):
+    """For each of the six of an FFN, packed or dense, forward and backward."""
+    method, find, asked = s24.methods.FST(), tables.find, []
+    monkeypatch.setattr(tables, "find", lambda product: asked.append(product) or find(product))
+    w1, w2 = jnp.ones((32, 48)), jnp.ones((48, 32))
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+    for packed in (50.0, 200.0):
+        store(folders[0], table(entry("fwd", "right", (64, 32, 48), packed=packed)))
+        tables._stored.cache_clear()
+        asked.clear()
+        run = lambda x: s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0)).sum()  # noqa: E731
+        jax.make_jaxpr(jax.grad(run))(jnp.ones((64, 32)))
+        assert len(asked) == 6
 
 
 def test_a_table_without_patterns_is_of_2_4(folders):
@@ -180,10 +198,10 @@ def test_own_table_then_the_shipped_one_of_this_hardware(folders, capsys):
     store(shipped, table(entry(packed=102.0)))
     assert runs_packed()
     store(own, table(entry(packed=300.0)))
-    _measured._stored.cache_clear()
+    tables._stored.cache_clear()
     assert not runs_packed()
     store(own, table(entry(packed=300.0), versions={"jax_sparse24": "0.0.1", "jaxlib": "0.0.1"}))
-    _measured._stored.cache_clear()
+    tables._stored.cache_clear()
     assert runs_packed(), "of other versions, so passed over"
     s24.explain(s24.methods.STE(), shape=(64, 32, 48))
     assert "run s24.tune() again" in capsys.readouterr().out
@@ -229,7 +247,7 @@ def test_a_damaged_entry_is_refused_with_a_sentence(folders, changed, words, cap
     s24.explain(s24.methods.STE(), shape=(64, 32, 48))
     s24.info()
     for out in capsys.readouterr().out.split("jax_sparse24 ", 1):
-        assert f"{_measured.hardware().name}.json is damaged: entry 1: {words}" in out
+        assert f"{hardware().name}.json is damaged: entry 1: {words}" in out
         assert "run s24.tune() again" in out
 
 
@@ -257,10 +275,10 @@ def test_a_file_of_nested_lists_is_unreadable(folders, capsys):
 
 
 def test_shipped_tables_are_sound(monkeypatch):
-    tables = [*Path(_table.__file__).parent.parent.glob("tuning/*.json")]
+    tables = [*Path(table_file.__file__).parent.parent.glob("tuning/*.json")]
     assert len(tables) >= 3
     for path in tables:
-        content, problem = _table.read(path)
+        content, problem = table_file.read(path)
         assert not problem
         assert not path.name.startswith("nvidia") or content["capability"]
 
@@ -278,15 +296,15 @@ def hopper(monkeypatch):
     """This machine is a GPU of the given name and capability, as far as tables are concerned."""
 
     def be(name, capability="9.0"):
-        here = _measured.Hardware(name, name.upper(), "gpu", "", 8, capability)
-        monkeypatch.setattr(_measured, "hardware", lambda: here)
-        _measured._stored.cache_clear()
+        here = Hardware(name, name.upper(), "gpu", "", 8, capability)
+        monkeypatch.setattr(tables, "hardware", lambda: here)
+        tables._stored.cache_clear()
 
     return be
 
 
 def decided():
-    return _measured.decide((-1, -2), "right", "float32", (64, 32, 48))
+    return tables.look_up(Product((-1, -2), "right", "float32", (64, 32, 48)))
 
 
 def test_an_unknown_gpu_borrows_the_table_nearest_by_name_of_its_capability(folders, hopper):
@@ -341,7 +359,7 @@ def test_both_routes_multiply_the_same_values(folders, rng):
     results = []
     for packed in (1.0, 1000.0):
         store(folders[0], table(entry(shape=(64, 64, 64), packed=packed)))
-        _measured._stored.cache_clear()
+        tables._stored.cache_clear()
         assert runs_packed(shape=(64, 64, 64)) == (packed == 1.0)
 
         def loss(w):
@@ -393,10 +411,10 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders
     assert found["status"] == "ok"
     assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
     assert {"top-2 of 4", "stored mask", "MVUE, exact"} < set(found["producers_us"])
-    assert content["versions"] == _measured.versions()
-    expected = found["masked_us"] / found["packed_us"] >= _measured.TIE
+    assert content["versions"] == tables.versions()
+    expected = found["masked_us"] / found["packed_us"] >= tables.TIE
     assert runs_packed(shape=(16, 8, 12)) == expected
-    monkeypatch.setattr(_measured, "_adopted", None)  # as in another process
+    monkeypatch.setattr(tables, "_adopted", None)  # as in another process
     assert runs_packed(shape=(16, 8, 12)) == expected
 
 
@@ -415,8 +433,8 @@ def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cuspar
         **{"shape": [32, 64, 96], "implementation": by, "algorithm": 3, "status": "ok"},
         **{"dense_us": 3.0, "masked_us": 4.0, "packed_us": 1.0, "producers_us": {}},
     }
-    content = {"versions": _measured.versions(), "products": [entry], "hardware": "mock"}
-    monkeypatch.setattr(_measured, "_adopted", _measured.Table(content, "here"))
+    content = {"versions": tables.versions(), "products": [entry], "hardware": "mock"}
+    monkeypatch.setattr(tables, "_adopted", tables.Table(content, "here"))
     method = s24.methods.SSTE(fp8="tensor", mvue=None)
     w = jax.random.normal(jax.random.key(1), (64, 96)).astype(dtype)
     jax.clear_caches()  # float32 and float16 have the same 8-bit product
@@ -439,15 +457,15 @@ def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
     assert blocks["status"] == "ok" and blocks["shape"] == [32, 64, 4]
     assert all(blocks[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
     assert list(blocks["producers_us"]) == ["pack_vnm 32:2:16"]
-    assert content["format"] == _table.FORMAT == 3
+    assert content["format"] == table_file.FORMAT == 3
 
 
 def plant(monkeypatch, spoil):
     """A packed product whose result passes through `spoil`, and which is very fast otherwise."""
 
-    def planted(a, b, i, j, implementation=None, **options):
-        result = contract(a, b, i, j, implementation, **options)
-        return spoil(result) if implementation == "ffi" else result
+    def planted(a, b, i, j, *, decision=None, **options):
+        result = contract(a, b, i, j, decision=decision, **options)
+        return spoil(result) if decision is not None and decision.runs == "ffi" else result
 
     monkeypatch.setattr(_products, "contract", planted)
 

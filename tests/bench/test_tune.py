@@ -11,7 +11,8 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import _entries, _nvml, _products
-from jax_sparse24.ops import _choose, _measured, _table
+from jax_sparse24.dispatch import decision, table, table_file
+from jax_sparse24.dispatch.hardware import Hardware
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
 
@@ -24,17 +25,17 @@ FAST = {"repeats": 1, "seconds": 1e-6}
 def own(tmp_path, monkeypatch):
     """An empty folder in place of the user's, and no shipped tables."""
     folder = tmp_path / "own"
-    monkeypatch.setattr(_measured, "user_folder", lambda: folder)
-    monkeypatch.setattr(_measured, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr(_measured, "_adopted", None)
-    _measured._stored.cache_clear()
+    monkeypatch.setattr(table, "user_folder", lambda: folder)
+    monkeypatch.setattr(table, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(table, "_adopted", None)
+    table._stored.cache_clear()
     yield folder
-    _measured._stored.cache_clear()
+    table._stored.cache_clear()
 
 
 def stored(folder) -> dict:
     (path,) = folder.iterdir()  # nothing else is left behind
-    content, problem = _table.read(path)
+    content, problem = table_file.read(path)
     assert not problem
     return content
 
@@ -125,9 +126,9 @@ def test_a_result_that_differs_in_one_timed_call_is_not_repeatable(monkeypatch, 
     """All others, the last one included, have the bits of the first."""
     calls = []
 
-    def planted(a, b, i, j, implementation=None, **options):
-        y = contract(a, b, i, j, implementation, **options)
-        if implementation != "ffi":
+    def planted(a, b, i, j, *, decision=None):
+        y = contract(a, b, i, j, decision=decision)
+        if decision is None or decision.runs != "ffi":
             return y
 
         def factor():
@@ -199,16 +200,16 @@ def test_of_two_tunings_at_once_the_last_leaves_its_own_table(measured, own):
 
 
 def test_two_writers_do_not_share_a_file(tmp_path, monkeypatch):
-    path, replace = tmp_path / "table.json", _table.os.replace
+    path, replace = tmp_path / "table.json", table_file.os.replace
     contents = [{"format": 3, "products": [{"by": name}] * 3} for name in "ab"]
 
     def meanwhile(*args):
-        monkeypatch.setattr(_table.os, "replace", replace)
-        _table.write(contents[1], path)
+        monkeypatch.setattr(table_file.os, "replace", replace)
+        table_file.write(contents[1], path)
         replace(*args)
 
-    monkeypatch.setattr(_table.os, "replace", meanwhile)
-    _table.write(contents[0], path)
+    monkeypatch.setattr(table_file.os, "replace", meanwhile)
+    table_file.write(contents[0], path)
     assert json.loads(path.read_text()) == contents[0]
     assert [*tmp_path.iterdir()] == [path]
 
@@ -232,8 +233,8 @@ def test_ensure_measures_what_a_run_needs_once(own):
     assert found >= plan and path.parent == own
     assert "they are measured once" in lines[0] and len(lines) > 5
     assert tuning.ensure([(64, 32, 48)], ["float32"], methods, show=lines.append) is None
-    _measured._stored.cache_clear()
-    _measured._adopted = None  # as in another process
+    table._stored.cache_clear()
+    table._adopted = None  # as in another process
     assert tuning.ensure([(64, 32, 48)], ["float32"], methods) is None
     assert tuning.missing((64, 32, 48 * 64), "float32", methods[:1]), "nothing is near"
     assert not tuning.missing((64, 32, 48), "float32", [s24.methods.Dense()])
@@ -305,10 +306,10 @@ def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparsel
     monkeypatch.setattr(_entries, "CLOSE", 100.0)
     right = _entries.contract
 
-    def refusing(a, b, i, j, implementation=None, *args, algorithm=None):
-        if algorithm == 5:
+    def refusing(a, b, i, j, *args, decision=None):
+        if decision is not None and decision.algorithm == 5:
             raise RuntimeError("not supported")
-        return right(a, b, i, j, implementation, *args, algorithm=algorithm)
+        return right(a, b, i, j, *args, decision=decision)
 
     monkeypatch.setattr(_entries, "contract", refusing)
     monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
@@ -321,7 +322,7 @@ def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparsel
 
 def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cusparselt, own):
     """The way of a GPU on a CPU: settled samples in a queue, a fake gauge, cuSPARSELt in jnp."""
-    here = _measured.Hardware("nvidia-h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "gpu", "", 8, "9.0")
+    here = Hardware("nvidia-h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "gpu", "", 8, "9.0")
     started = time.perf_counter()
 
     class Gauge:
@@ -330,8 +331,9 @@ def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cus
             return _nvml.Reading(at, 1365.0, 700 * (at - started))
 
     monkeypatch.setattr(_nvml, "gauge", lambda: (Gauge(), ""))
-    monkeypatch.setattr(_measured, "hardware", lambda: here)
-    monkeypatch.setattr(_choose, "platform", lambda: "cpu")  # where programs really run
+    monkeypatch.setattr(table, "hardware", lambda: here)
+    monkeypatch.setattr(tuning, "hardware", lambda: here)
+    monkeypatch.setattr(decision, "platform", lambda: "cpu")  # where programs really run
     monkeypatch.setattr(_entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
     monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: [-1, 3])

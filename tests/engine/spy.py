@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
+from jax_sparse24.engine.operand import Sparsifier
+from jax_sparse24.engine.plan import Plan
 from jax_sparse24.methods.base import Method
-from jax_sparse24.plan import Plan
 
 
 class Log(dict):
@@ -17,7 +18,7 @@ class Log(dict):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spy:
+class Spy(Sparsifier):
     of: Any
     product: str
     log: Log
@@ -34,12 +35,16 @@ class Spy:
     def group(self):
         return self.of.group
 
+    @property
+    def forms(self):
+        return tuple(form for form in self.of.forms if form != "compressed")
+
     def check(self, op, shape, axis, what):
         self.of.check(op, shape, axis, what)
 
-    def __call__(self, x, axis, context):
-        self.log[self.product] = (x, axis, context.key)
-        return self.of(x, axis, context)
+    def __call__(self, x, axis, request):
+        self.log[self.product] = (x, axis, request.key)
+        return self.of(x, axis, request)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Operands that kernels pack as cuSPARSELt reads them: which programs do so, and what a CPU says to it."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import engine, kept
+from jax_sparse24.dispatch import decision
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.product import Product
+from jax_sparse24.engine import execution, fusions
 from jax_sparse24.formats import Compressed24
 from jax_sparse24.methods import FST, SSTE, Activation24
-from jax_sparse24.ops import _choose, compressed
+from jax_sparse24.ops import compressed
 from tests.ops.data import assert_same_bits
 
 T, D, F = 256, 64, 128
@@ -20,7 +24,7 @@ T, D, F = 256, 64, 128
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
     """Programs are lowered as if cuSPARSELt could run."""
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
 
 
 def calls(method) -> list[tuple[str, str, str]]:
@@ -81,7 +85,7 @@ def test_products_read_what_kernels_pack(method, packed, products):
 
 def test_two_passes_make_four_of_them(monkeypatch):
     """Where CUDA is the default platform: one packs Y2 and counts, one over dY2 makes the others."""
-    monkeypatch.setattr(kept, "platform", lambda: "cuda")
+    monkeypatch.setattr(fusions, "platform", lambda: "cuda")
     found = calls(Activation24())
     targets = [target for target, *_ in found]
     (counted,) = (out for target, _, out in found if target == "s24_pack_counted")
@@ -113,7 +117,9 @@ def test_results_are_those_of_the_packed_form(method, documented_cusparselt, mon
 
     got = jax.jit(lambda *a: results(*a))(x, w1, w2)
     assert len(documented_cusparselt) == (6 if method == FST() else 4)  # products
-    monkeypatch.setattr(engine, "reads", lambda *_: False)
+    decide = execution.decide
+    packed = lambda *a, **k: dataclasses.replace(decide(*a, **k), form="packed")  # noqa: E731
+    monkeypatch.setattr(execution, "decide", packed)
     assert_same_bits(got, jax.jit(lambda *a: results(*a))(x, w1, w2))
 
 
@@ -125,8 +131,10 @@ def test_other_operands_are_compressed_before_the_product():
 
 
 def test_which_products_read_it():
-    place = (-1, -2), "right"
-    assert compressed.reads(*place, jnp.dtype("bfloat16"), (16, 32, 16), "cusparselt")
+    def form(dtype, shape, implementation):
+        return decide(Product((-1, -2), "right", jnp.dtype(dtype), shape), implementation=implementation).form
+
+    assert form("bfloat16", (16, 32, 16), "cusparselt") == "compressed"
     for dtype, shape, implementation in (
         ("bfloat16", (16, 32, 16), "ffi"),
         ("bfloat16", (16, 32, 16), None),  # measured on this machine, which has no GPU
@@ -135,7 +143,7 @@ def test_which_products_read_it():
         ("float32", (16, 32, 16), "cusparselt"),
         ("float8_e4m3fn", (32, 64, 32), "cusparselt"),
     ):
-        assert not compressed.reads(*place, jnp.dtype(dtype), shape, implementation)
+        assert form(dtype, shape, implementation) != "compressed"
 
 
 @pytest.mark.parametrize("axis", [-1, -2])

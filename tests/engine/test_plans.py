@@ -1,7 +1,6 @@
 """Plans: every operand of every product alone, made-up methods, and tables that cannot be."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,10 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24 import patterns
+from jax_sparse24.engine.operand import Sparsifier
+from jax_sparse24.engine.plan import FFN, LINEAR, Plan, Row, ffn_plan
+from jax_sparse24.engine.sparsifiers import MVUE, DenseValues, Masked, Top2
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Groups24, Masked, Top2
-from jax_sparse24.plan import FFN, LINEAR, Plan, Row, ffn_plan
 from tests.engine import oracle
 from tests.engine.spy import Log, Spied
 
@@ -129,29 +129,25 @@ def test_all_six_products_draw_their_own_noise():
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen(Groups24):
+class Chosen(Sparsifier):
     """The two of every four that the state names, scaled by a number from the state."""
 
-    def __call__(self, x, axis, context):
-        scaled = x * context.state["gain"].astype(x.dtype)
-        return s24.pack24(scaled, axis, context.state["pattern"], implementation=context.implementation)
+    def __call__(self, x, axis, request):
+        scaled = x * request.state["gain"].astype(x.dtype)
+        return s24.pack24(scaled, axis, request.state["pattern"], implementation=request.implementation)
 
     def __str__(self):
         return "chosen"
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounded:
+class Rounded(Sparsifier):
     """Sparsifiers may return arrays, too: whole numbers in a dense product; groups along the last axis."""
-
-    stochastic: ClassVar = False
-    pattern: ClassVar = "2:4"
-    group: ClassVar = 4
 
     def check(self, op, shape, axis, what):
         patterns.check_divides(op, shape, -1, what=what)
 
-    def __call__(self, x, axis, context):
+    def __call__(self, x, axis, request):
         return jnp.round(x)
 
     def __str__(self):
@@ -242,17 +238,13 @@ def test_a_made_up_method_is_checked_like_any_other():
 
 
 @dataclasses.dataclass(frozen=True)
-class Astray:
+class Astray(Sparsifier):
     """A faulty sparsifier: it packs along the other axis."""
-
-    stochastic: ClassVar = False
-    pattern: ClassVar = "2:4"
-    group: ClassVar = 4
 
     def check(self, op, shape, axis, what):
         """All fits."""
 
-    def __call__(self, x, axis, context):
+    def __call__(self, x, axis, request):
         return s24.pack24(x, -3 - axis)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.engine.plan import FFN, Plan, Row
+from jax_sparse24.engine.sparsifiers import MVUE, Masked
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, Masked
-from jax_sparse24.plan import FFN, Plan, Row
 from tests.engine import oracle
 
 T, d, f = 8, 12, 16

@@ -6,7 +6,7 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import choosing
-from jax_sparse24.plan import FFN
+from jax_sparse24.engine.plan import FFN
 
 ENTRIES = {entry.name: entry for entry in s24.methods.list()}
 

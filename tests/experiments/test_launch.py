@@ -10,7 +10,7 @@ from experiments import launch
 from experiments import opening as openings
 from experiments.config import UserError
 from experiments.step import Program
-from jax_sparse24.ops._measured import Decision
+from jax_sparse24.dispatch.decision import Decision
 from tests.experiments.conftest import python
 
 
@@ -192,7 +192,9 @@ def test_the_launcher_measures_and_says_before_it_compiles(
 def test_what_is_measured_is_said_in_ratios(config):
     def choice(product, dense, packed):
         entry = {"status": "ok", "dense_us": dense, "packed_us": packed}
-        return openings.Choice(product, "packed", "a long reason", Decision(True, "a long reason", entry))
+        return openings.Choice(
+            product, "packed", "a long reason", Decision("auto", "a long reason", "packed", entry=entry)
+        )
 
     assert openings._why([choice("F1", 3, 2), choice("F2", 5, 4)]) == "packed is 1.25x to 1.50x dense"
     assert openings.products(dataclasses.replace(config, method=s24.methods.Dense())) == (

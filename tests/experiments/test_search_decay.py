@@ -14,7 +14,7 @@ from experiments.search_decay import search
 DENSE = [0.0, 9.0, 0.02, 0.02]  # only the second half counts
 
 
-def choose(dense, sparse, **options):
+def decide(dense, sparse, **options):
     return s24.methods.FST.search_decay(({None: dense} | sparse).get, tuple(sparse), **options)
 
 
@@ -35,7 +35,7 @@ def scaled(*factors):
     ],
 )
 def test_choose(sparse, decay, part):
-    choice = choose(DENSE, sparse)
+    choice = decide(DENSE, sparse)
     assert choice.decay == decay
     assert re.search(part, choice.reason), choice.reason
     assert set(choice.mu) == set(sparse)
@@ -43,11 +43,11 @@ def test_choose(sparse, decay, part):
 
 def test_a_dense_run_that_diverges():
     with pytest.raises(ValueError, match="the dense run diverged"):
-        choose(None, {1e-4: [0.0]})
+        decide(None, {1e-4: [0.0]})
 
 
 def test_masks_that_do_not_move():
-    choice = choose([0.0, 0.0], {1e-4: [0.0, 0.0]})
+    choice = decide([0.0, 0.0], {1e-4: [0.0, 0.0]})
     assert choice.decay is None and "did not move" in choice.reason
 
 
@@ -77,7 +77,7 @@ def test_search_refuses_what_it_cannot_search(config):
 
 def test_command(shared, tmp_path, capsys, monkeypatch):
     dense, curves = [0.0, *[0.1] * 7], {1e-3: [0.0, *[0.08] * 7]}
-    monkeypatch.setattr(search_decay, "search", lambda *_, **__: (choose(dense, curves), list(range(8))))
+    monkeypatch.setattr(search_decay, "search", lambda *_, **__: (decide(dense, curves), list(range(8))))
 
     def command(decays):
         arguments = [f"{shared / 'tiny.py'}", "--decays", decays, "--steps", "8", "--out", str(tmp_path)]

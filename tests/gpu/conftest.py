@@ -2,7 +2,8 @@
 
 import pytest
 
-from jax_sparse24.ops._choose import choose, platform
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.hardware import platform
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -10,7 +11,7 @@ def cuda():
     if platform() != "cuda":
         pytest.skip("needs a CUDA device")
     try:
-        choose("the tests", "bfloat16", "ffi")
+        decide("the tests", "bfloat16", "ffi")
     except RuntimeError as error:
         pytest.skip(str(error))
 
@@ -18,6 +19,6 @@ def cuda():
 @pytest.fixture
 def cusparselt():
     try:
-        choose("the tests", "bfloat16", "cusparselt")
+        decide("the tests", "bfloat16", "cusparselt")
     except RuntimeError as error:
         pytest.skip(str(error))

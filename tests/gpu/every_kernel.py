@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _ffi, compressed
+from jax_sparse24.dispatch import native
+from jax_sparse24.ops import compressed
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.matmul import contract
@@ -129,13 +130,13 @@ def calls(dtype):
 
 def called(run) -> set[str]:
     """The handlers that are called as `run(function, x, *others)` takes what a function gives."""
-    names, kernels = set(), _ffi.call
+    names, kernels = set(), native.call
 
     def call(name, *args, **attributes):
         names.add(name)
         return kernels(name, *args, **attributes)
 
-    with mock.patch.object(_ffi, "call", call):
+    with mock.patch.object(native, "call", call):
         for dtype in ("bfloat16", "float16", "float32"):
             for function, x, *others in calls(dtype):
                 run(function, x, *others)

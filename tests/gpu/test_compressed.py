@@ -1,12 +1,15 @@
 """Matrices that kernels pack as cuSPARSELt reads them: their bits, and products and gradients with them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import engine, gated_ffn
+from jax_sparse24.dispatch import hardware
+from jax_sparse24.engine import execution, gated
 from jax_sparse24.formats import Compressed24
 from jax_sparse24.ops import compressed
 from jax_sparse24.ops.gated import gated_backward_pack
@@ -167,7 +170,9 @@ def test_gradients_are_those_with_the_packed_form(name, monkeypatch):
         return jax.jit(lambda: jax.lax.scan(step, [w1, w2], jax.random.split(KEY, 3)))()
 
     got = results()
-    monkeypatch.setattr(engine, "reads", lambda *_: False)
+    decide = execution.decide
+    packed = lambda *a, **k: dataclasses.replace(decide(*a, **k), form="packed")  # noqa: E731
+    monkeypatch.setattr(execution, "decide", packed)
     assert_same_bits(got, results())
 
 
@@ -176,19 +181,20 @@ def test_gradients_of_a_block_with_a_gate(monkeypatch):
     shapes = ((512, 256), (256, 512), (256, 512), (512, 256))
     x, *w = (jnp.asarray(rng.normal(size=s) / 16, jnp.bfloat16) for s in shapes)
     states, keys = [method.init(m) for m in w], list(jax.random.split(KEY, 3))
-    monkeypatch.setattr(gated_ffn.ops, "wins", lambda *_: True)
+    monkeypatch.setattr(hardware, "faster", lambda *_: True)
 
     def results():
         jax.clear_caches()
 
         def block(x, *w):
-            layers = map(gated_ffn.Weight, w, states, keys)
-            return gated_ffn.gated_ffn((x, x), *layers, method, "silu", "cusparselt")
+            layers = map(gated.Weight, w, states, keys)
+            return gated.gated_ffn((x, x), *layers, method, "silu", "cusparselt")
 
         y, vjp = jax.vjp(jax.jit(block), x, *w)
         return y, vjp(y)
 
     got = results()
-    for module in (engine, gated_ffn):
-        monkeypatch.setattr(module, "reads", lambda *_: False)
+    decide = execution.decide
+    packed = lambda *a, **k: dataclasses.replace(decide(*a, **k), form="packed")  # noqa: E731
+    monkeypatch.setattr(execution, "decide", packed)
     assert_same_bits(got, results())

@@ -10,7 +10,8 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24._measure import Oracle
-from jax_sparse24.ops import _cusparselt
+from jax_sparse24.dispatch.decision import named
+from jax_sparse24.dispatch.hardware import HOPPER
 from jax_sparse24.ops.matmul import contract
 from tests.ops.data import assert_same_bits
 
@@ -37,7 +38,8 @@ def operands(rows, depth, cols, a_axis, b_axis, side, dtype, seed=0):
 
 def assert_product(shape, layout, dtype, implementation, out_dtype=None, algorithm=None):
     a, b, left, right = operands(*shape, *layout, dtype)
-    run = jax.jit(lambda a, b: contract(a, b, *layout[:2], implementation, out_dtype, algorithm))
+    by = named(implementation, algorithm)
+    run = jax.jit(lambda a, b: contract(a, b, *layout[:2], None, out_dtype, decision=by))
     assert Oracle(left, right, unit=2.0**-24).excess(run(a, b)) <= 1
 
 
@@ -71,14 +73,14 @@ def test_preferred_algorithms_of_cusparselt(layout, dtype, cusparselt):
 
 @pytest.fixture
 def epilogues(cusparselt):
-    if _cusparselt.version() not in _cusparselt.EPILOGUES_IN:
-        pytest.skip(f"cuSPARSELt {_cusparselt.version()}")
+    if cusparselt.version() not in HOPPER.verified:
+        pytest.skip(f"cuSPARSELt {cusparselt.version()}")
 
 
 @pytest.fixture
 def float8(cusparselt):
-    if _cusparselt.float8_problem():
-        pytest.skip(_cusparselt.float8_problem())
+    if cusparselt.float8_problem():
+        pytest.skip(cusparselt.float8_problem())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -89,7 +91,9 @@ def test_bias_and_activation(layout, activation, dtype, epilogues):
     *axes, side = layout
     a, b, left, right = operands(272, 320, 136, *layout, dtype)
     bias = jnp.asarray(np.random.default_rng(1).normal(size=272), dtype)
-    run = jax.jit(lambda a, b, c: contract(a, b, *axes, "cusparselt", None, -1, c, activation))
+    run = jax.jit(
+        lambda a, b, c: contract(a, b, *axes, decision=named("cusparselt", -1), bias=c, activation=activation)
+    )
     got = np.float64(run(a, b, bias))
     wide = np.float64(bias)
     exact = np.float64(left) @ np.float64(right) + (wide[:, None] if side == "left" else wide)
@@ -143,7 +147,7 @@ def test_many_biases_keep_few_plans(epilogues):
 @pytest.mark.parametrize("shape", [(32, 64, 16), (96, 192, 48), (544, 1600, 80)], ids=str)
 def test_8_bits(shape, layout, out, float8):
     a, b, left, right = operands(*shape, *layout, jnp.float8_e4m3fn)
-    run = jax.jit(lambda a, b: contract(a, b, *layout[:2], "cusparselt", out, -1))
+    run = jax.jit(lambda a, b: contract(a, b, *layout[:2], None, out, decision=named("cusparselt", -1)))
     assert Oracle(left, right, unit=FLOAT8_SUMS).excess(run(a, b)) <= 1
 
 
@@ -152,7 +156,9 @@ def test_8_bits(shape, layout, out, float8):
 def test_bias_of_8_bit_products(out, activation, float8, epilogues):
     x, w, left, right = operands(96, 128, 64, -1, -2, "right", jnp.float8_e4m3fn)
     bias = jnp.asarray(np.random.default_rng(1).normal(size=96), out)
-    got = np.float64(contract(x, w, -1, -2, "cusparselt", out, -1, bias, activation))
+    got = np.float64(
+        contract(x, w, -1, -2, None, out, decision=named("cusparselt", -1), bias=bias, activation=activation)
+    )
     exact = np.float64(left) @ np.float64(right) + np.float64(bias)
     eps = float(jnp.finfo(out).eps)
     atol = 8 * FLOAT8_SUMS * 128

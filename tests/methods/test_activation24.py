@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24 import kept
-from jax_sparse24.activations import saved_bytes
+from jax_sparse24.engine import fusions
+from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
 from jax_sparse24.ops import tokens
 from jax_sparse24.ops.tokens import causal_mask24, dense_count, densest, regroup
@@ -80,10 +80,10 @@ def test_all_products_follow_the_paper(options, implementation):
 def test_one_pass_over_the_gradient_gives_what_several_give(options, monkeypatch):
     arrays = operands("bfloat16")
     method, passes = Activation24(**options), []
-    backward = kept.backward
-    monkeypatch.setattr(kept, "backward", lambda *args: passes.append(args) or backward(*args))
+    one_pass = fusions.Saved24.run
+    monkeypatch.setattr(fusions.Saved24, "run", lambda *args: passes.append(args) or one_pass(*args))
     one = run(method, *arrays, "ffi")
-    monkeypatch.setattr(kept, "in_one_pass", lambda *_: False)
+    monkeypatch.setattr(fusions.Saved24, "matches", lambda *_: None)
     several = run(method, *arrays, "ffi")
     assert len(passes) == 1
     for got, want in zip(one, several, strict=True):
@@ -96,11 +96,11 @@ def test_counts_from_the_forward_pass_choose_the_same_features(activation, monke
     arrays, method = operands("bfloat16"), Activation24(dense_share=0.3)
     want = run(method, *arrays, "ffi", activation=activation)
     counts = []
-    monkeypatch.setattr(kept, "counted", lambda *_: True)
+    monkeypatch.setattr(fusions.Counts, "matches", lambda *_: True)
     monkeypatch.setattr(tokens, "non_zeros", lambda x: counts.append(x))  # of no use to the backward pass
     for one_pass in (True, False):
         if not one_pass:
-            monkeypatch.setattr(kept, "in_one_pass", lambda *_: False)
+            monkeypatch.setattr(fusions.Saved24, "matches", lambda *_: None)
         for a, b in zip(run(method, *arrays, "ffi", activation=activation), want, strict=True):
             np.testing.assert_array_equal(a, b)
     assert not counts

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.engine.operand import Request
+from jax_sparse24.engine.plan import FFN, LINEAR, Row
+from jax_sparse24.engine.sparsifiers import MVUE, DenseValues, Masked, Soft, Top2
 from jax_sparse24.methods.base import Method
-from jax_sparse24.methods.sparsifiers import MVUE, DenseValues, Masked, Soft, Top2
-from jax_sparse24.plan import FFN, LINEAR, Context, Row
 
 METHODS = [
     s24.methods.Dense(),
@@ -242,7 +243,7 @@ def test_fst_ends_dense(total, fraction, sparse, dense):
 X = weight(12, 16)
 KEY = jax.random.key(3)
 MASK = s24.transposable_mask24(X)
-CONTEXT = Context({"mask": MASK, "other": MASK, "scale": jnp.float32(1.5)}, KEY, None, packed=True)
+REQUEST = Request({"mask": MASK, "other": MASK, "scale": jnp.float32(1.5)}, KEY, None, "packed")
 SPARSIFIERS = [
     (Top2(), lambda axis: s24.prune24(X, axis), "top-2 of 4"),
     (Masked(), lambda axis: jnp.where(MASK, X, 0), "stored mask"),
@@ -256,13 +257,13 @@ SPARSIFIERS = [
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize(("by", "want", "label"), SPARSIFIERS, ids=lambda v: v if isinstance(v, str) else "")
 def test_sparsifiers_pack_along_the_contraction_axis(by, want, label, axis):
-    packed = by(X, axis, CONTEXT)
+    packed = by(X, axis, REQUEST)
     assert isinstance(packed, s24.Packed24)
     assert (packed.axis, packed.shape) == (axis, X.shape)
     np.testing.assert_array_equal(packed.todense(), want(axis))
     assert str(by) == label
     assert by.stochastic == isinstance(by, MVUE)
-    np.testing.assert_array_equal(by(X, axis, dataclasses.replace(CONTEXT, packed=False)), want(axis))
+    np.testing.assert_array_equal(by(X, axis, dataclasses.replace(REQUEST, form="dense")), want(axis))
     hash(by)
 
 
@@ -271,7 +272,7 @@ def test_sparsifiers_pack_along_the_contraction_axis(by, want, label, axis):
 def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
     values = DenseValues(by, fixed)
     for axis in (-1, -2):
-        got = values(X, axis, CONTEXT)
+        got = values(X, axis, REQUEST)
         np.testing.assert_array_equal(got, want(fixed))
     assert str(values) == f"values of {label}, dense product"
     assert values.stochastic == by.stochastic
@@ -283,7 +284,7 @@ def test_dense_values_are_those_along_the_fixed_axis(by, want, label, fixed):
 @pytest.mark.parametrize("by", [s for s, _, _ in SPARSIFIERS], ids=str)
 def test_sparsifiers_pass_the_implementation_on(by, no_cusparselt):
     with pytest.raises(RuntimeError, match="cusparselt"):
-        by(X, -1, dataclasses.replace(CONTEXT, implementation="cusparselt"))
+        by(X, -1, dataclasses.replace(REQUEST, implementation="cusparselt"))
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
@@ -296,7 +297,9 @@ def test_a_stored_mask_that_is_not_two_of_four_has_one_meaning(dtype, axis):
     assert not np.array_equal(expected, jnp.where(mask, w, 0))
     for implementation in (None, "reference", "ffi"):
         for packed in (False, True):
-            values = Masked()(w, axis, Context({"mask": mask}, None, implementation, packed))
+            values = Masked()(
+                w, axis, Request({"mask": mask}, None, implementation, "packed" if packed else "dense")
+            )
             values = values.todense() if packed else values
             np.testing.assert_array_equal(values, expected)
 

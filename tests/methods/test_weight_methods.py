@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.methods.float8 import FORMATS
+from jax_sparse24.engine.float8 import FORMATS
 from jax_sparse24.ops.mvue import random24
 from tests.engine import oracle
 

@@ -402,9 +402,9 @@ def emulated(library: str, fake_cusparselt: str) -> list[str]:
 
 def main(first: int, *libraries: str) -> None:
     """The calls from number `first` on: of the CPU's targets, or of a library's."""
-    from jax_sparse24.ops import _ffi
+    from jax_sparse24.dispatch import native
 
-    targets = emulated(*libraries) if libraries else _ffi.module("cpu").registrations()
+    targets = emulated(*libraries) if libraries else native.module("cpu").registrations()
     prefix = "cuda_" if libraries else ""
     missing = [name for name in targets if name not in CASES]
     print(json.dumps({"targets": sorted(targets), "missing": missing}), flush=True)

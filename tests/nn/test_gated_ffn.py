@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24 import gated_ffn
+from jax_sparse24.dispatch import hardware
+from jax_sparse24.engine import gated as engine
 from jax_sparse24.nn import ffn
 from jax_sparse24.ops import gated
 from tests.nn.models import d, f, inputs
@@ -51,7 +52,7 @@ def test_bits_are_those_of_three_layers(monkeypatch, name, dtype, implementation
     calls = []
     pack = gated.gated_backward_pack
     monkeypatch.setattr(gated, "gated_backward_pack", lambda *a: calls.append(a) or pack(*a))
-    monkeypatch.setattr(gated, "wins", lambda operation, *_: packed)
+    monkeypatch.setattr(hardware, "faster", lambda operation, *_: packed)
     monkeypatch.setattr(ffn, "pays", lambda *_: True)
     jax.tree.map(np.testing.assert_array_equal, gradients(model, x), want)
     assert len(calls) == packed
@@ -70,8 +71,8 @@ def test_one_rule_only_where_a_kernel_was_measured_to_be_faster(monkeypatch):
         return bool(taken)
 
     assert not runs()
-    monkeypatch.setattr(gated, "wins", lambda operation, dtype, *_: dtype == jnp.bfloat16)
-    assert not gated_ffn.pays("relu", jnp.bfloat16)
+    monkeypatch.setattr(hardware, "faster", lambda operation, dtype, *_: dtype == jnp.bfloat16)
+    assert not engine.pays("relu", jnp.bfloat16)
     assert runs(dtype=jnp.bfloat16)
     assert not runs()
     for options in ({"use_bias": True}, {"implementation": "reference"}, {"sparse": False}):

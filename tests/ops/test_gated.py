@@ -1,13 +1,14 @@
 """Gated activations: values and gradients against float64, both orders of memory, packing, who runs them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _choose, _measured
-from jax_sparse24.ops import gated as module
+from jax_sparse24.dispatch import decision, hardware
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
 from tests.ops.data import assert_same_bits
@@ -80,7 +81,7 @@ def test_packed_gradients_are_those_packed_by_themselves(exact):
     )
     own = [mvue_pack24(k, d, -2, exact) for k, d in zip(KEYS, (dgate, dup), strict=True)]
     assert_same_bits(packed, own)
-    if _choose.platform() == "cpu":
+    if decision.platform() == "cpu":
         assert_same_bits((dgate, dup), dense)
     else:  # a kernel and XLA's fusion may take turns
         for got, want in zip((dgate, dup), dense, strict=True):
@@ -88,17 +89,18 @@ def test_packed_gradients_are_those_packed_by_themselves(exact):
 
 
 def test_the_kernel_runs_where_it_was_measured_to_be_faster(monkeypatch):
-    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
-    monkeypatch.setattr(module, "platform", lambda: "cuda")
-    here = _measured.hardware().name
-    assert not module.wins("gated", "bfloat16")
-    monkeypatch.setattr(module, "FASTER", frozenset({(here, "gated", "bfloat16", True)}))
-    assert module.wins("gated", jnp.bfloat16, True)
-    assert not module.wins("gated", "bfloat16")
-    assert not module.wins("gated", "float32", True)
-    assert not module.wins("gated_backward", "bfloat16", True)
-    monkeypatch.setattr(module, "platform", lambda: "cpu")
-    assert not module.wins("gated", "bfloat16", True)
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "platform", lambda: "cuda")
+    assert not hardware.faster("gated", "bfloat16")
+    known = frozenset({(hardware.hardware().name, "gated", "bfloat16", True)})
+    row = dataclasses.replace(hardware.HOPPER, faster=known)
+    monkeypatch.setattr(hardware, "generation", lambda: row)
+    assert hardware.faster("gated", jnp.bfloat16, True)
+    assert not hardware.faster("gated", "bfloat16")
+    assert not hardware.faster("gated", "float32", True)
+    assert not hardware.faster("gated_backward", "bfloat16", True)
+    monkeypatch.setattr(hardware, "platform", lambda: "cpu")
+    assert not hardware.faster("gated", "bfloat16", True)
 
 
 def test_what_is_not_accepted():
@@ -115,7 +117,7 @@ def test_what_is_not_accepted():
         s24.gated(gate[0], up[0], transposed=True)
     with raises(ValueError, "gated", "'cuda'", "unknown"):
         s24.gated(gate, up, implementation="cuda")
-    if _choose.platform() == "cpu":
+    if decision.platform() == "cpu":
         with raises(RuntimeError, "gated", "'ffi' cannot run", "no CPU kernel", "'reference'"):
             s24.gated(gate, up, implementation="ffi")
     with raises(ValueError, "mvue24", "(6, 8)", "size 6 along axis -2", "multiple of 4"):

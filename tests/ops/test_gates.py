@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _choose, _cusparselt, _ffi
+from jax_sparse24.dispatch import cusparselt, decision, native
+from jax_sparse24.dispatch.hardware import HOPPER
 
 # capability -> (kernels run, cuSPARSELt's metadata are known)
 DEVICES = {
@@ -30,8 +31,8 @@ def gpu(monkeypatch):
         device = types.SimpleNamespace(compute_capability=capability, device_kind="mock")
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
         monkeypatch.setattr(jax, "devices", lambda *a: [device])
-        monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
-        monkeypatch.setattr(_cusparselt, "problem", lambda: "")
+        monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+        monkeypatch.setattr(cusparselt, "problem", lambda: "")
 
     return pretend
 
@@ -42,33 +43,34 @@ def test_capabilities(gpu, capability):
     kernels, library = DEVICES[capability]
     for implementation, runs in (("ffi", kernels), ("cusparselt", library)):
         if runs:
-            assert _choose.choose("pack24", jnp.bfloat16, implementation) == (implementation, "asked for")
+            found = decision.decide("pack24", jnp.bfloat16, implementation)
+            assert (found.runs, found.reason) == (implementation, "asked for")
         else:
             with pytest.raises(
                 RuntimeError,
                 match=rf"'{implementation}' cannot run: this GPU has compute capability "
                 rf"{capability}; .*9\.0",
             ):
-                _choose.choose("pack24", jnp.bfloat16, implementation)
-    name, reason = _choose.choose("pack24", jnp.bfloat16, None)
-    assert name == ("auto" if kernels else "reference")
-    assert kernels or capability in reason
+                decision.decide("pack24", jnp.bfloat16, implementation)
+    found = decision.decide("pack24", jnp.bfloat16)
+    assert found.runs == ("auto" if kernels else "reference")
+    assert kernels or capability in found.reason
 
 
 def test_other_accelerators(gpu, monkeypatch):
     gpu("gfx90a")
-    assert _choose.platform() == "gpu"
+    assert decision.platform() == "gpu"
     with pytest.raises(RuntimeError, match="run on CPU and CUDA and the default backend is gpu"):
-        _choose.choose("pack24", jnp.bfloat16, "ffi")
+        decision.decide("pack24", jnp.bfloat16, "ffi")
 
 
 def test_module_that_is_not_built(gpu, monkeypatch):
     gpu("9.0")
-    monkeypatch.setitem(_ffi._loaded, "cuda", (None, "the native module jax_sparse24._cuda is not built"))
+    monkeypatch.setitem(native._loaded, "cuda", (None, "the native module jax_sparse24._cuda is not built"))
     for implementation in ("ffi", "cusparselt"):
         with pytest.raises(RuntimeError, match="_cuda is not built"):
-            _choose.choose("pack24", jnp.bfloat16, implementation)
-    assert _choose.choose("pack24", jnp.bfloat16, None)[0] == "reference"
+            decision.decide("pack24", jnp.bfloat16, implementation)
+    assert decision.decide("pack24", jnp.bfloat16, None).runs == "reference"
 
 
 @pytest.mark.parametrize(
@@ -80,21 +82,21 @@ def test_module_that_is_not_built(gpu, monkeypatch):
     ],
 )
 def test_versions_that_are_refused(version, why):
-    assert why in _cusparselt.gate(version)
+    assert why in cusparselt.gate(version)
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 0), (0, 10, 0)])
 def test_versions_that_are_taken(version, monkeypatch):
-    assert _cusparselt.gate(version) == ""
-    monkeypatch.setattr(_cusparselt, "version", lambda: version)
-    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16", "bfloat16")
-    assert product.preferred == (17 if version in _cusparselt.PREFERRED else -1)
+    assert cusparselt.gate(version) == ""
+    monkeypatch.setattr(cusparselt, "version", lambda: version)
+    product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
+    assert product.preferred == (17 if version in HOPPER.algorithms else -1)
 
 
 def test_library_that_is_not_installed(monkeypatch):
     module = types.SimpleNamespace(load_cusparselt=lambda path: "cuSPARSELt does not open: no such file")
-    monkeypatch.setitem(_ffi._loaded, "cuda", (module, None))
-    assert _cusparselt.problem.__wrapped__() == (
+    monkeypatch.setitem(native._loaded, "cuda", (module, None))
+    assert cusparselt.problem.__wrapped__() == (
         "cuSPARSELt does not open: no such file; pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
     )
 
@@ -115,39 +117,39 @@ def test_library_that_is_not_installed(monkeypatch):
 )
 def test_products_that_do_not_fit(changed, out, why):
     sizes = {"rows": 64, "depth": 64, "cols": 64, "dtype": "bfloat16"} | changed
-    product = _cusparselt.Product(dense_k_last=True, out_packed_last=True, out_dtype=out, **sizes)
+    product = cusparselt.Descriptor(dense_k_last=True, out_packed_last=True, out_dtype=out, **sizes)
     assert why in product.misfit()
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 1), (0, 10, 0), (0, 11, 0)])
 def test_what_was_verified_in_some_versions_only(version, monkeypatch):
     """8-bit products and epilogues: in other versions refused, and left to XLA."""
-    monkeypatch.setattr(_cusparselt, "version", lambda: version)
+    monkeypatch.setattr(cusparselt, "version", lambda: version)
     taken = version == (0, 10, 0)
     here = ".".join(map(str, version))
-    product = _cusparselt.Product(64, 64, 64, True, True, "float8_e4m3fn", "bfloat16")
+    product = cusparselt.Descriptor(64, 64, 64, True, True, "float8_e4m3fn", "bfloat16")
     why = "" if taken else f"float8_e4m3fn were verified with cuSPARSELt 0.10.0, here is {here}"
     assert product.misfit().endswith(why)
     assert (product.misfit() == "") == taken
     assert product.preferred == (8 if taken else -1)
-    product = _cusparselt.Product(64, 64, 64, True, True, "bfloat16", "bfloat16")
+    product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
     assert product.applies(jnp.ones(64), None) == product.applies(None, "relu") == taken
     assert not product.applies(jnp.ones(64), "gelu")
     for out, known in (("bfloat16", True), ("float16", False)):
-        product = _cusparselt.Product(64, 64, 64, True, True, "float8_e4m3fn", out)
+        product = cusparselt.Descriptor(64, 64, 64, True, True, "float8_e4m3fn", out)
         assert product.applies(None, "gelu") == (taken and known)
     assert not product.applies(None, None)
 
 
 def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
     module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
-    monkeypatch.setitem(_ffi._loaded, "cuda", (module, None))
-    product = _cusparselt.Product(64, 64, 64, True, True, "float16", "float16")
+    monkeypatch.setitem(native._loaded, "cuda", (module, None))
+    product = cusparselt.Descriptor(64, 64, 64, True, True, "float16", "float16")
     assert product.algorithms() == [-1, *range(36)]
 
 
 def test_a_product_that_does_not_fit_says_so(monkeypatch):
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
     x = jnp.ones((8, 16), jnp.bfloat16)
     with pytest.raises(
         ValueError, match=r"cuSPARSELt does not run this product: rows .* multiple of 16, got 8"

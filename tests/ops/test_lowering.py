@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _choose, _cusparselt, _ffi
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native
+from jax_sparse24.dispatch.decision import named
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.matmul import contract
@@ -34,7 +35,7 @@ def built(request, monkeypatch):
     """Programs are lowered as if the CUDA module were built, or were not."""
     jax.clear_caches()
     cuda = (object(), None) if request.param else (None, "not built")
-    monkeypatch.setitem(_ffi._loaded, "cuda", cuda)
+    monkeypatch.setitem(native._loaded, "cuda", cuda)
     yield request.param
     jax.clear_caches()
 
@@ -143,13 +144,13 @@ def test_attributes_and_layouts_of_a_call(built):
 )
 def test_products_of_cusparselt(monkeypatch, axes, side, flags):
     """The custom calls: what makes the compressed matrix; the product, its workspace and attributes."""
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
+    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
     def product(x):
         packed = s24.pack24(x, axes[side == "right"], implementation="reference")
         operands = (packed, x) if side == "left" else (x, packed)
-        return contract(*operands, *axes, "cusparselt", algorithm=7)
+        return contract(*operands, *axes, decision=named("cusparselt", 7))
 
     text = lowered(product, "cuda", x=x)
     call = re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0)
@@ -165,8 +166,8 @@ def test_products_of_cusparselt(monkeypatch, axes, side, flags):
 
 def lowered_library_call(monkeypatch, product, *args) -> tuple[str, str]:
     """(the custom call of cuSPARSELt 0.10.0, the program) of a function of `args`."""
-    monkeypatch.setattr(_choose, "library_obstacle", lambda: None)
-    monkeypatch.setattr(_cusparselt, "version", lambda: (0, 10, 0))
+    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
+    monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
     text = jax.jit(lambda *a: product(*a)).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     return re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0), text
 
@@ -200,7 +201,7 @@ def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
     x = jax.ShapeDtypeStruct((32, 128) if b_axis == -1 else (128, 32), jnp.float8_e4m3fn)
 
     def product(w, x):
-        return contract(s24.pack24(w, -1), x, -1, b_axis, "cusparselt", out, 5)
+        return contract(s24.pack24(w, -1), x, -1, b_axis, None, out, decision=named("cusparselt", 5))
 
     call, text = lowered_library_call(monkeypatch, product, w, x)
     short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[out]
@@ -233,9 +234,9 @@ def test_blocks_for_cuda(built):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gated_activations_for_cuda(monkeypatch, transposed):
     """Forward, backward and backward with packing are one call each, without a transpose in either order."""
-    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
-    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
-    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     keys = jnp.zeros((2, 2), jnp.uint32)
     options = {"transposed": transposed, "implementation": "ffi"}
     dz = jnp.ones((8, 16) if transposed else (16, 8), jnp.bfloat16)
@@ -262,9 +263,9 @@ def test_gated_activations_for_cuda(monkeypatch, transposed):
 @pytest.mark.parametrize("dense_axis", [-1, -2])
 def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
     """The kernel of 16-bit floats gathers whole rows: a dense operand that lies otherwise is transposed."""
-    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
-    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
-    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     axis = -1 if side == "left" else -2
 
     def product(x):
@@ -312,9 +313,9 @@ def test_gradients_lower_for_cuda(built):
 def test_one_program_calls_every_handler_of_cuda(monkeypatch):
     """What compute-sanitizer runs. (cuSPARSELt's handlers run its kernels.)"""
     jax.clear_caches()
-    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
-    monkeypatch.setattr(_choose, "capability", lambda: "9.0")
-    monkeypatch.setitem(_ffi._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
     found = every_kernel.called(lambda f, x, *others: jax.eval_shape(lambda x: list(f(x, *others)), x))
     sources = "".join(file.read_text() for file in (ROOT / "ffi/cuda").glob("*_handlers.cc"))
     targets = set(re.findall(r'\{"(s24_\w+)", k', sources))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _ffi
+from jax_sparse24.dispatch import native
 from jax_sparse24.ops.pack import gather24
 from tests.ops import oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, words
@@ -220,7 +220,7 @@ def test_squared_relu_selects_after_rounding(implementation):
 @pytest.mark.parametrize("shape", [(12, 264), (1024, 2112)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_same_bits_on_every_instruction_set(shape, dtype):
-    native = _ffi.module("cpu")
+    module = native.module("cpu")
 
     def run(x, implementation):
         packed = s24.pack24(x, -2, implementation=implementation)
@@ -232,11 +232,11 @@ def test_same_bits_on_every_instruction_set(shape, dtype):
     x, run = device(adversarial(shape, dtype, seed=76)), jax.jit(run, static_argnums=1)
     expected = run(x, "reference")
     try:
-        for isa in native.isas():
-            native.use_isa(isa)
+        for isa in module.isas():
+            module.use_isa(isa)
             assert_same_bits(run(x, "ffi"), expected)
     finally:
-        native.use_isa(native.isas()[0])
+        module.use_isa(module.isas()[0])
 
 
 @pytest.mark.parametrize("shape", [(2052, 24), (2052, 20)], ids=["in bands", "one after the other"])

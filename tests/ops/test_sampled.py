@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _choose, _ffi
+from jax_sparse24.dispatch import decision, native
 from jax_sparse24.ops.sampled import sampled_matmul
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff
 
@@ -26,7 +26,7 @@ SHAPES = [
 
 @pytest.fixture
 def by(implementation):
-    if implementation != "reference" and _choose.choose("sampled_matmul", jnp.float32, None)[0] != "auto":
+    if implementation != "reference" and decision.decide("sampled_matmul", jnp.float32, None).runs != "auto":
         pytest.skip("sampled_matmul has no kernel here")
     return implementation
 
@@ -68,18 +68,18 @@ def test_values_at_the_kept_entries(by, shape, dtype, rng):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="CPU kernels")
-@pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
+@pytest.mark.parametrize("isa", native.module("cpu").isas() if native.module("cpu") else [])
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
 def test_every_instruction_set(isa, shape, rng):
     a, b, support = operands(rng, *shape, "bfloat16")
     exact, bound = expected(a, b, support)
-    _ffi.module("cpu").use_isa(isa)
+    native.module("cpu").use_isa(isa)
     try:
         assert_within(
             sampled_matmul(device(a), device(b), support, implementation="ffi"), exact, bound("bfloat16")
         )
     finally:
-        _ffi.module("cpu").use_isa(_ffi.module("cpu").isas()[0])
+        native.module("cpu").use_isa(native.module("cpu").isas()[0])
 
 
 def test_it_is_the_product_gathered(by, rng):
@@ -154,11 +154,9 @@ def test_errors(rng):
 def test_on_cuda_the_product_is_made_whole(monkeypatch):
     """There is no kernel there, and a program for it calls none."""
     _, _, support = operands(np.random.default_rng(0), 32, 24, 48, 16, 8, "float32")
-    monkeypatch.setattr(_choose, "platform", lambda: "cuda")
-    assert _choose.choose("sampled_matmul", jnp.float32, None) == (
-        "reference",
-        "sampled_matmul has no CUDA kernel",
-    )
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    found = decision.decide("sampled_matmul", jnp.float32)
+    assert (found.runs, found.reason) == ("reference", "sampled_matmul has no CUDA kernel")
     args = jnp.ones((32, 24)), jnp.ones((48, 24)), support
     assert "s24_vnm_sampled" not in str(jax.make_jaxpr(sampled_matmul)(*args))
     with pytest.raises(RuntimeError, match="sampled_matmul has no CUDA kernel"):

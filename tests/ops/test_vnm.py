@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _ffi
+from jax_sparse24.dispatch import native
 from jax_sparse24.ops.vnm import gather_vnm
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, from_words, words
@@ -213,9 +213,9 @@ def test_columns_out_of_range_read_within(implementation):
     assert np.isfinite(s24.matmul(broken, jnp.ones((8, 3)), implementation=implementation)).all()
 
 
-@pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
+@pytest.mark.parametrize("isa", native.module("cpu").isas() if native.module("cpu") else [])
 def test_same_bits_on_every_instruction_set(isa):
-    _cpu = _ffi.module("cpu")
+    _cpu = native.module("cpu")
 
     _cpu.use_isa(isa)
     try:

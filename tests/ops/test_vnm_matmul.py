@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import _ffi
+from jax_sparse24.dispatch import native
 from jax_sparse24.ops.matmul import contract
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
@@ -60,18 +60,18 @@ def test_all_layouts(implementation, dtype, shape, rng):
             assert_within(got, want, bound(dtype))
 
 
-@pytest.mark.parametrize("isa", _ffi.module("cpu").isas() if _ffi.module("cpu") else [])
+@pytest.mark.parametrize("isa", native.module("cpu").isas() if native.module("cpu") else [])
 def test_products_on_every_instruction_set(isa, rng):
     p, d = operands(rng, *SHAPES[1], "float32")
     exact, bound = product(p, d, 7)
     packed = s24.pack_vnm(device(p), 16, 7)
-    _ffi.module("cpu").use_isa(isa)
+    native.module("cpu").use_isa(isa)
     try:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             got = contract(packed, device(d.T), -1, -1, "ffi", dtype)
             assert_within(got, exact, bound(np.dtype(dtype)))
     finally:
-        _ffi.module("cpu").use_isa(_ffi.module("cpu").isas()[0])
+        native.module("cpu").use_isa(native.module("cpu").isas()[0])
 
 
 def test_a_product_is_that_of_the_same_packing(implementation, rng):
@@ -201,7 +201,7 @@ def test_programs_of_both_platforms():
         f = jax.jit(jax.value_and_grad(lambda x, w: step(x, w, implementation), (0, 1)))
         return f.trace(x, w).lower(lowering_platforms=(platform,)).as_text()
 
-    assert ("@s24_vnm_pack(" in text(None, "cuda")) == _ffi.available("cuda")[0]
+    assert ("@s24_vnm_pack(" in text(None, "cuda")) == native.available("cuda")[0]
     assert "s24_" not in text("reference", "cpu")
     calls = text("ffi", "cpu")
     for target in ("pack", "unpack", "gather", "matmul", "mask"):

@@ -4,30 +4,31 @@ shows what FP8 does to training and adds no speed.
 """
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.engine.operand import Request, Sparsifier
+from jax_sparse24.engine.plan import Row
+from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.formats import Packed24
-from jax_sparse24.methods.sparsifiers import DenseValues
-from jax_sparse24.plan import Context, Row
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 LEAST = 2.0**-100  # amplitude below which scales would overflow
 
 
 @dataclasses.dataclass(frozen=True)
-class All:
+class All(Sparsifier):
     """The whole operand."""
 
-    stochastic = False
+    forms: ClassVar = ("dense",)
 
     def check(self, op, shape, axis, what):
         """Fits everything."""
 
-    def __call__(self, x, axis, context: Context):
-        return context.activate(x)
+    def __call__(self, x, axis, request: Request):
+        return request.activate(x)
 
     def __str__(self):
         return "all"
@@ -51,17 +52,17 @@ class Float8(DenseValues):
         scale = float(jnp.finfo(to).max) / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
         return (wide * scale).astype(to), scale
 
-    def __call__(self, x, axis, context: Context):
-        values = super().__call__(x, axis, context)
+    def __call__(self, x, axis, request: Request):
+        values = super().__call__(x, axis, request)
         rounded, scale = self._scaled(values, axis)
         # XLA may drop a cast there and back, for which it has the leave of xla_allow_excess_precision.
         rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
 
-    def quantised(self, x, axis, context: Context) -> tuple[Packed24 | jax.Array, jax.Array]:
+    def quantised(self, x, axis, request: Request) -> tuple[Packed24 | jax.Array, jax.Array]:
         """The operand in the 8-bit format, times a scale per tensor, and the scale, float32 (1, 1). Packed if
         the sparsifier packs."""
-        operand = self.of(x, axis, context)
+        operand = self.of(x, axis, request)
         if not isinstance(operand, Packed24):
             return self._scaled(operand, axis)
         values, scale = self._scaled(operand.values, axis)

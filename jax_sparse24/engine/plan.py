@@ -9,13 +9,11 @@ contraction axes are fixed by the mathematics; flax kernels are (in, out):
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
-from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops.reference import GATES
+from jax_sparse24.engine.operand import Order, Sparsifier
 from jax_sparse24.ops.tokens import collect, regroup
 
 # Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
@@ -42,112 +40,47 @@ LINEAR_IN_FFN = {
 # The products whose results are gradients of weights, and of which.
 WEIGHT_GRADIENTS = {"wgrad": "w", "B2": "w2", "B4": "w1"}
 
-ACTIVATIONS = {
-    "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
-    "relu": jax.nn.relu,
-    **GATES,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What a sparsifier may read besides its operand.
-
-    packed: the product takes a packed operand; otherwise an array of the same values spares the unpacking.
-    activation: what is still to be applied to the operand, so that one pass can do both; "" for nothing.
-    kept: this operand with the support of F2's sparse Y2, in the backward pass of a plan that keeps it.
-    strided: groups are made of rows a quarter of the operand apart, see `pack24_strided`; only where it
-    packs, and only of sparsifiers with `strides`.
-    compressed: cuSPARSELt multiplies, so the result is to be a `Compressed24`; only where it packs, and only
-    of sparsifiers with `compresses`.
-    counted: the result is to be a pair: the packed operand, and how many elements of each feature are not
-    zero in it, int32 (f,); only of Y2 (T, f) along features, where it packs, and only of sparsifiers with
-    `largest`."""
-
-    state: Mapping[str, jax.Array]
-    key: jax.Array | None
-    implementation: str | None
-    packed: bool
-    activation: str = ""
-    kept: Packed24 | PackedVNM | Compressed24 | None = None
-    strided: bool = False
-    compressed: bool = False
-    counted: bool = False
-
-    def activate(self, x: jax.Array) -> jax.Array:
-        return ACTIVATIONS[self.activation](x) if self.activation else x
-
-
-class Cut(NamedTuple):
-    """Operands of one product, one of them sparse, that one before it was cut and put in order, and what the
-    others were multiplied by if they are in 8 bits. few: the features (n, T) that stay dense, tokens in the
-    order of the product, if something has made them. counts: see `Context.counted`."""
-
-    left: Any
-    right: Any
-    uncut: jax.Array | None = None
-    scales: tuple[jax.Array, ...] = ()
-    few: jax.Array | None = None
-    counts: jax.Array | None = None
-
-
-class Sparsifier(Protocol):
-    """Turns a matrix into the sparse operand of one product. Hashable; frozen dataclasses are."""
-
-    stochastic: bool  # needs a key
-    pattern: str  # of what it packs, as in measured tables
-    group: int  # how many elements along the contraction axis share their places
-
-    def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
-        """Raises ValueError if an operand of this shape does not divide into groups along `axis`."""
-
-    def __call__(
-        self, x: jax.Array, axis: int, context: Context
-    ) -> Packed24 | PackedVNM | Compressed24 | jax.Array: ...
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One product of a plan: `operand` goes sparse through `by`.
+    """One product of a plan.
 
-    other: what becomes of the other operand, which stays an array. eight_bits: `by` and `other` round to e4m3
-    with a scale per tensor and have `quantised(x, axis, context)`, which gives the rounded operand (packed
-    by `by`) and its scale, so that hardware may multiply those.
-    For products that contract tokens: tokens, which of them make a group (see `ops.tokens.regroup`);
-    collected, that the operand's features, dealt over groups of as many, are cut side by side; dense_share,
-    the share of its features whose part of the result comes from a small dense product instead; rank, which
-    features these are: those with the most non-zeros ("density") or those of which the cut takes the most
-    energy ("lost"); if B2 and B4 keep as many by one rank, those of Y2 in both."""
+    operand: the one that goes sparse, through `by`.
+    other: what becomes of the other operand, which stays an array; None for nothing.
+    eight_bits: `by` and `other` are `Float8` with a scale per tensor, so hardware may multiply 8-bit numbers.
+    The others are for products that contract tokens:
+    tokens: which tokens make a group (see `ops.tokens.regroup`).
+    gather_features: features i, i + m, i + 2m, ... of the operand are moved next to each other before the
+    cut, m being the size of a group.
+    dense_share: the share of the operand's features whose part of the result comes from a small dense product
+    instead.
+    rank: which features these are: those with the most non-zeros ("density"), or those of which the cut takes
+    the most energy ("lost"). If B2 and B4 have equal share and rank, both use the features chosen from Y2."""
 
     operand: str
     by: Sparsifier
     other: Sparsifier | None = None
     eight_bits: bool = False
-    tokens: Literal["consecutive", "strided", "random"] = "consecutive"
-    collected: bool = False
+    tokens: Order = "consecutive"
+    gather_features: bool = False
     dense_share: float = 0.0
     rank: Literal["density", "lost"] = "density"
 
     def arranged(self, x: jax.Array) -> jax.Array:
         """The sparse operand in the order in which it is cut."""
         x = regroup(x, self.tokens, self.by.group)
-        return collect(x, x.shape[-1] // self.by.group, -1) if self.collected else x
+        return collect(x, x.shape[-1] // self.by.group, -1) if self.gather_features else x
 
     @property
     def strides(self) -> bool:
         """Whether the sparsifier finds strided tokens by itself, which spares a pass that moves them."""
-        return self.tokens == "strided" and not self.collected and getattr(self.by, "strides", False)
-
-    @property
-    def compresses(self) -> bool:
-        """Whether the sparsifier packs in cuSPARSELt's form, which spares a copy."""
-        return getattr(self.by, "compresses", False)
+        return self.tokens == "strided" and not self.gather_features and self.by.strides
 
     def __str__(self):
         parts = [str(self.by)]
         if self.tokens != "consecutive":
             parts.append(f"{self.tokens} tokens")
-        if self.collected:
+        if self.gather_features:
             parts.append("features collected")
         if self.dense_share:
             parts.append(f"the {self.dense_share:.0%} of most {self.rank.replace('lost', 'loss')} dense")
@@ -160,19 +93,20 @@ class Row:
 class Plan:
     """A table: product name -> Row. Products that are not named are dense.
 
-    keep: the backward pass keeps the support of F2's sparse Y2: dY1 is zero elsewhere, and the packed Y2 is
-    saved in place of Y1; on CUDA with counts of its non-zeros, int32 (f,), if dense features are chosen by
-    them.
+    rows: pairs of a product and its Row.
+    save_packed: the packed Y2 of F2 is saved for the backward pass in place of Y1, and dY1 is zero outside of
+    its support. On CUDA the counts of its non-zeros, int32 (f,), are saved too, if dense features are chosen
+    by them.
     gradient_mask: the entry of a weight's state, bool (in, out), outside of which its gradient is zero: the
     result of the product that makes it is masked, whatever its operands are; "" for none."""
 
     rows: tuple[tuple[str, Row], ...] = ()
-    keep: bool = False
+    save_packed: bool = False
     gradient_mask: str = ""
 
     @classmethod
     def of(
-        cls, products: Mapping[str, tuple], *, keep: bool = False, gradient_mask: str = "", **rows: Row
+        cls, products: Mapping[str, tuple], *, save_packed: bool = False, gradient_mask: str = "", **rows: Row
     ) -> "Plan":
         """Checks every row against the products of the engine; raises ValueError for an impossible one."""
         for name, row in rows.items():
@@ -186,19 +120,21 @@ class Plan:
                     f"plan: product {name} has operands {' and '.join(axes)}, not {row.operand!r}."
                 )
             over_tokens = all(axis == -2 for axis in axes.values())
-            if not over_tokens and (row.tokens, row.collected, row.dense_share) != (
+            if not over_tokens and (row.tokens, row.gather_features, row.dense_share) != (
                 "consecutive",
                 False,
                 0.0,
             ):
                 raise ValueError(
                     f"plan: product {name} does not contract tokens, so tokens={row.tokens!r}, "
-                    f"collected={row.collected!r} and dense_share={row.dense_share!r} mean nothing there; "
-                    f"leave them at their defaults."
+                    f"gather_features={row.gather_features!r} and dense_share={row.dense_share!r} mean "
+                    f"nothing there; leave them at their defaults."
                 )
-        if keep and ("F2" not in rows or rows["F2"].operand != "y2"):
-            raise ValueError("plan: keep=True keeps the support of a sparse y2 in F2; add that row.")
-        return cls(tuple(rows.items()), keep, gradient_mask)
+        if save_packed and ("F2" not in rows or rows["F2"].operand != "y2"):
+            raise ValueError(
+                "plan: save_packed=True saves the packed y2 of F2; add a row of F2 with operand 'y2'."
+            )
+        return cls(tuple(rows.items()), save_packed, gradient_mask)
 
     def row(self, product: str) -> Row | None:
         return dict(self.rows).get(product)

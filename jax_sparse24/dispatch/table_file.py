@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jax_sparse24.dispatch.product import KINDS
+
 FORMAT = 3
 FORMATS = (1, 2, 3)
-KINDS = {(-1, -2): "fwd", (-1, -1): "dgrad", (-2, -2): "wgrad"}  # by the contracted axes of both operands
 SIDES = ("left", "right", "result")
 STATUSES = ("ok", "wrong", "not repeatable", "without a valid dense product")
 IMPLEMENTATIONS = ("ffi", "cusparselt")

@@ -5,9 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine import Execution, check_state, ffn_fwd, plan_of, prepare
+from jax_sparse24.engine.call import check_state, plan_of, prepare
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.engine.ffn import ffn_fwd
+from jax_sparse24.engine.fusions import DENSE, product
+from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.ops.tokens import densest, inverse_of, permute
-from jax_sparse24.plan import ACTIVATIONS
 
 
 def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
@@ -18,7 +21,7 @@ def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "s
     state = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in (("w1", w1), ("w2", w2))}
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
-    _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, run), x, w1, w2, None, state, key)
+    _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, run), x, w1, w2, None, None, state, key)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
 
@@ -43,27 +46,26 @@ def activation_stats(
     route = method.route(tokens, w1, state)
     real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
-        order, places = route
-        back = inverse_of(order, tokens.shape[0])
-        tokens, real, state = permute(tokens, order, back), permute(real, order, back), {**state, **places}
-    y1_Tf = run.product("F1", {"x": tokens, "w1": w1}, state, key)
+        back = inverse_of(route.order, tokens.shape[0])
+        tokens, real = (permute(x, route.order, back) for x in (tokens, real))
+    y1_Tf = product(run, "F1", {"x": tokens, "w1": w1}, state, key)
     y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
     stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32, where=real)}
-    given = y2_Tf
-    for product in ("F2", "B2"):
-        row = plan.row(product)
+    given, allowed = y2_Tf, None if route is None else route.allowed
+    for name in ("F2", "B2"):
+        row = plan.row(name)
         if row is None or row.operand != "y2":
             continue
-        operands = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
-        kept = run.cut(product, operands, state, key, packed=False).left
+        arrays = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
+        kept = run.cut(name, arrays, state, key, allowed=allowed, decision=DENSE).left
         uncut = row.arranged(given)
         if row.dense_share:
             features = densest(uncut, row.dense_share, row.rank)
             kept = kept.at[:, features].set(uncut[:, features])
         lost = jnp.sum((uncut != 0) & (kept == 0), dtype=jnp.float32)
-        stats[f"{product}_lost"] = lost / jnp.maximum(jnp.sum(given != 0, dtype=jnp.float32), 1)
-        stats[f"{product}_lost_energy"] = _energy(uncut - kept) / jnp.maximum(_energy(given), 1e-30)
-        given = kept if plan.keep else y2_Tf
+        stats[f"{name}_lost"] = lost / jnp.maximum(jnp.sum(given != 0, dtype=jnp.float32), 1)
+        stats[f"{name}_lost_energy"] = _energy(uncut - kept) / jnp.maximum(_energy(given), 1e-30)
+        given = kept if plan.save_packed else y2_Tf
     return stats
 
 

@@ -1,4 +1,4 @@
-"""Which product is faster packed here, by measured tables (`_table`). `s24.tune` makes them."""
+"""Which product is faster packed here, by measured tables (`table_file`). `s24.tune` makes them."""
 
 import dataclasses
 import difflib
@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import math
 import os
-import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,61 +13,14 @@ from typing import Any
 
 import jax
 
-from jax_sparse24.ops import _cusparselt, _ffi, _table
-from jax_sparse24.ops._table import KINDS
+from jax_sparse24.dispatch import cusparselt, table_file
+from jax_sparse24.dispatch.hardware import Hardware, hardware
+from jax_sparse24.dispatch.product import Product
 
 SHIPPED = Path(__file__).parent.parent / "tuning"
 TIE = 0.97  # packed runs down to here: the difference is within the noise, and it is half the memory
 BORROWED = 1.1  # of another GPU's measurements: nothing may be slower than dense on this one
 NEAR = 4.0  # a measurement speaks for shapes within this factor in every dimension
-
-
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """What a table is measured on. `name` is fit for a file name. isa: instruction set of a CPU;
-    capability: compute capability of a GPU, such as "9.0"; each "" for the other."""
-
-    name: str
-    description: str
-    platform: str
-    isa: str
-    cores: int
-    capability: str = ""
-
-
-@functools.cache
-def hardware() -> Hardware:
-    """The device that runs by default, with its instruction set and usable cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    backend = jax.default_backend()
-    if backend != "cpu":
-        device = jax.devices()[0]
-        kind, capability = device.device_kind, str(getattr(device, "compute_capability", ""))
-        return Hardware(_slug(kind), kind, backend, "", cores, capability)
-    model, short = _cpu_model()
-    isa = _ffi.versions()["isa"] or "no-kernels"
-    plural = "core" if cores == 1 else "cores"
-    return Hardware(f"{_slug(short)}-{isa}-{cores}c", f"{model}, {isa}, {cores} {plural}", "cpu", isa, cores)
-
-
-def _slug(text: str) -> str:
-    text = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor)\b", " ", text.lower())
-    return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
-
-
-def _cpu_model() -> tuple[str, str]:
-    """Description and name; virtual machines hide the model, so its numbers are part of both."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text, re.M))
-    model = fields.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" not in fields:
-        return model, model
-    family, number = fields["cpu family"], fields.get("model", "?")
-    # Before slug cuts the frequency off.
-    return f"{model} (family {family}, model {number})", f"{model.split('@')[0]} f{family}m{number}"
 
 
 def versions() -> dict[str, str]:
@@ -80,7 +32,7 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # run from its folder
             found[name] = "not installed"
     if jax.default_backend() == "gpu":
-        found["cusparselt"] = "none" if _cusparselt.problem() else ".".join(map(str, _cusparselt.version()))
+        found["cusparselt"] = "none" if cusparselt.problem() else ".".join(map(str, cusparselt.version()))
     return found
 
 
@@ -98,14 +50,14 @@ class Table:
     least: float = TIE  # ratio from which packed runs
     borrowed: bool = False
 
-    def nearest(self, kind: str, side: str, dtype: str, shape, pattern: str) -> Mapping[str, Any] | None:
+    def nearest(self, product: Product) -> Mapping[str, Any] | None:
         """The entry of this product whose shape is nearest, if any is near."""
         best, distance = None, math.log2(NEAR) + 1e-6
+        wanted = product.kind, product.side, str(product.dtype), product.pattern
         for entry in self.content["products"]:
-            product = *(entry[k] for k in ("product", "sparse", "dtype")), _table.pattern_of(entry)
-            if product != (kind, side, dtype, pattern):
+            if (*(entry[k] for k in ("product", "sparse", "dtype")), table_file.pattern_of(entry)) != wanted:
                 continue
-            far = max(abs(math.log2(n / m)) for n, m in zip(shape, entry["shape"], strict=True))
+            far = max(abs(math.log2(n / m)) for n, m in zip(product.shape, entry["shape"], strict=True))
             if far < distance:
                 best, distance = entry, far
         return best
@@ -132,7 +84,7 @@ def _stored() -> tuple[tuple[Table, ...], str]:
     here = hardware()
     content, note = own()
     found = [] if content is None else [Table(content, "measured on this machine")]
-    shipped, problem = _table.read(SHIPPED / f"{here.name}.json")
+    shipped, problem = table_file.read(SHIPPED / f"{here.name}.json")
     if shipped is not None:
         found.append(Table(shipped, f"measured on {shipped['hardware']}"))
     if (other := _borrowed(here)) is not None:
@@ -143,7 +95,7 @@ def _stored() -> tuple[tuple[Table, ...], str]:
 def own() -> tuple[Mapping[str, Any] | None, str]:
     """This machine's table if it is of these versions, and why not."""
     path = user_folder() / f"{hardware().name}.json"
-    content, problem = _table.read(path)
+    content, problem = table_file.read(path)
     if content is None or content["versions"] == versions():
         return content, problem
     measured = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
@@ -156,7 +108,7 @@ def _borrowed(here: Hardware) -> Table | None:
     with as many cores ran some at 0.58 (the two shipped tables tell)."""
     like = {}
     for path in sorted(SHIPPED.glob("*.json")) if here.capability else ():
-        content, _ = _table.read(path)
+        content, _ = table_file.read(path)
         other = content is not None and path.stem != here.name
         if other and content.get("capability") == here.capability:
             like[difflib.SequenceMatcher(None, _model(here.name), _model(path.stem)).ratio()] = content
@@ -172,71 +124,57 @@ def _model(name: str) -> str:
     return next((part for part in name.split("-") if re.search(r"\d", part)), name)
 
 
-def find(kind: str, side: str, dtype, shape, pattern: str) -> tuple[Table, Mapping[str, Any]] | None:
+def find(product: Product) -> tuple[Table, Mapping[str, Any]] | None:
     """The first table that has a measurement near a product, and its entry."""
     for table in tables()[0]:
-        entry = table.nearest(kind, side, str(dtype), shape, pattern)
+        entry = table.nearest(product)
         if entry is not None:
             return table, entry
     return None
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
-    """Whether a product runs packed, why, and the measurement behind it (None if there is none)."""
+class Measured:
+    """What the tables say of a product: whether it is worth packing the operand, why, and the entry behind it
+    (None if there is none)."""
 
     packed: bool
     reason: str
     entry: Mapping[str, Any] | None = None
 
-    @property
-    def implementation(self) -> str:
-        """What multiplies when it is packed."""
-        return (self.entry or {}).get("implementation", "ffi")
 
+def look_up(product: Product, alternative: str = "dense") -> Measured:
+    """Whether the packed product is as fast as XLA's dense product of the same values.
 
-def decide(
-    axes: tuple[int, int],
-    side: str,
-    dtype,
-    shape: tuple[int, int, int],
-    pattern: str = "2:4",
-    alternative: str = "dense",
-) -> Decision:
-    """For a product (M, K, N) with contracted `axes`, sparse on `side` ("left" or "right") by `pattern`
-    ("2:4" or such as "64:2:16"): packed, or XLA's dense product of the same values. alternative: "dense"
-    while the operand is yet to be made as either, "masked" for one that is packed and would be unpacked."""
-    if math.prod(shape) == 0:
-        return Decision(False, "empty")
+    alternative: "dense" while the operand is yet to be made as either, "masked" for one that is packed and
+    would be unpacked."""
+    if math.prod(product.shape) == 0:
+        return Measured(False, "empty")
     known, note = tables()
     hint = f" ({note})" if note else ""
     if not known:
-        return Decision(False, f"no measurements for {hardware().description}; run s24.tune(){hint}")
-    near = find(KINDS.get(axes, "other"), side, dtype, shape, pattern)
+        return Measured(False, f"no measurements for {hardware().description}; run s24.tune(){hint}")
+    near = find(product)
     if near is None:
-        blocks = "" if pattern == "2:4" else f" for {pattern}"
-        return Decision(
+        blocks = "" if product.pattern == "2:4" else f" for {product.pattern}"
+        return Measured(
             False, f"nothing{blocks} {known[0].origin} near this shape; run s24.tune(shapes=...){hint}"
         )
     found, entry = near
     if entry["status"] != "ok":
-        return Decision(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
-    measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
-    if entry.get("implementation") == "cusparselt" and measured != here:
-        return Decision(
+        return Measured(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
+    if entry.get("implementation") == "cusparselt" and not same_library(found):
+        measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
+        return Measured(
             False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry
         )
     ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
     reason = f"packed is {ratio:.2f}x {alternative} at {size}, {found.origin}{hint}"
-    return Decision(ratio >= found.least, reason, entry)
+    return Measured(ratio >= found.least, reason, entry)
 
 
-def algorithm(
-    axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], pattern: str = "2:4"
-) -> int | None:
-    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
-    near = find(KINDS.get(axes, "other"), side, dtype, shape, pattern)
-    if near is None or near[0].content["versions"].get("cusparselt") != versions().get("cusparselt"):
-        return None  # other releases number their algorithms differently
-    return near[1].get("algorithm")
+def same_library(table: Table) -> bool:
+    """Whether a table was measured with the release of cuSPARSELt that is here: others number their
+    algorithms differently."""
+    return table.content["versions"].get("cusparselt") == versions().get("cusparselt")

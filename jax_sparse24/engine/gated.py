@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_sparse24.engine import Cut, Execution, plan_of, prepare
-from jax_sparse24.methods.sparsifiers import MVUE
+from jax_sparse24.dispatch import hardware
+from jax_sparse24.engine import fusions
+from jax_sparse24.engine.call import plan_of, prepare
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.engine.fusions import product
+from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.ops import gated as ops
-from jax_sparse24.ops.compressed import reads
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference import GATES
-from jax_sparse24.plan import ACTIVATIONS, LINEAR
 
 
 class Weight(NamedTuple):
@@ -27,7 +30,7 @@ class Weight(NamedTuple):
 
 def pays(activation: str, dtype) -> bool:
     """Whether a kernel for gated activations is faster than XLA here."""
-    return activation in GATES and any(ops.wins(operation, dtype) for operation in ops.OPERATIONS)
+    return activation in GATES and any(hardware.faster(operation, dtype) for operation in ops.OPERATIONS)
 
 
 def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, implementation=None):
@@ -65,12 +68,12 @@ def _forward(run, activation, products, x_Td, weights):
     run.check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
     run.check(products, {"x": (T, f), "w": (f, down.w.shape[1]), "dy": (T, down.w.shape[1])})
     gate_Tf, up_Tf = (
-        checkpoint_name(run.product("fwd", {"x": x_Td, "w": layer.w}, layer.state, layer.key), "s24_dot")
+        checkpoint_name(product(run, "fwd", {"x": x_Td, "w": layer.w}, layer.state, layer.key), "s24_dot")
         for layer in (gate, up)
     )
-    kernel = ops.wins("gated", gate_Tf.dtype)
+    kernel = hardware.faster("gated", gate_Tf.dtype)
     z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
-    y_Td = run.product("fwd", {"x": z_Tf, "w": down.w}, down.state, down.key)
+    y_Td = product(run, "fwd", {"x": z_Tf, "w": down.w}, down.state, down.key)
     return y_Td, gate_Tf, up_Tf, z_Tf
 
 
@@ -82,32 +85,25 @@ def _fwd(run, activation, x_Td, _, weights):
 def _bwd(run, activation, residuals, dy_Td):
     x_Td, gate_Tf, up_Tf, z_Tf, weights = residuals
 
-    def gradients(layer, x, dy, packed=None):
-        operands = {"x": x, "w": layer.w, "dy": dy}
-        cut = None if packed is None else Cut(x, packed, dy)
-        dx = run.product("dgrad", operands, layer.state, layer.key)
-        dw = run.product("wgrad", operands, layer.state, layer.key, cut=cut)
+    def gradients(layer, x, dy, made=None):
+        arrays = {"x": x, "w": layer.w, "dy": dy}
+        dx = product(run, "dgrad", arrays, layer.state, layer.key)
+        dw = product(run, "wgrad", arrays, layer.state, layer.key, operands=made)
         return dx, Weight(dw, None, None)
 
     *first, down = weights
     dz_Tf, d_down = gradients(down, z_Tf, dy_Td)
-    operands, dtype, packed = (gate_Tf, up_Tf, dz_Tf), dz_Tf.dtype, (None, None)
-    row = run.plan.row("wgrad")
-    drawn = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and row.other is None
-    plain = drawn and row.tokens == "consecutive" and not row.collected
-    if plain and ops.wins(ops.PACKING[row.by.exact], dtype) and run.packs("wgrad", x_Td, gate_Tf):
-        keys = [run.draw_key("wgrad", layer.key) for layer in first]
-        compressed = reads(*run.place("wgrad", x_Td, gate_Tf), run.implementation)
-        options = {"compressed": True, "implementation": "ffi"} if compressed else {}
-        made = ops.gated_backward_pack(*operands, keys, activation, row.by.exact, **options)
-        dgate_Tf, dup_Tf, *packed = made
-    elif ops.wins("gated_backward", dtype):
-        dgate_Tf, dup_Tf = ops.gated_backward(*operands, activation)
+    arrays, made = (gate_Tf, up_Tf, dz_Tf), (None, None)
+    if decision := fusions.GATED_MVUE.matches(run, x_Td, gate_Tf):
+        keys = [layer.key for layer in first]
+        dgate_Tf, dup_Tf, made = fusions.GATED_MVUE.run(decision, run, activation, x_Td, *arrays, keys)
+    elif hardware.faster("gated_backward", dz_Tf.dtype):
+        dgate_Tf, dup_Tf = ops.gated_backward(*arrays, activation)
     else:
         _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
         dgate_Tf, dup_Tf = activation_vjp(dz_Tf)
     (dx_gate, d_gate), (dx_up, d_up) = (
-        gradients(layer, x_Td, d, p) for layer, d, p in zip(first, (dgate_Tf, dup_Tf), packed, strict=True)
+        gradients(layer, x_Td, d, o) for layer, d, o in zip(first, (dgate_Tf, dup_Tf), made, strict=True)
     )
     return dx_gate, dx_up, [d_gate, d_up, d_down]
 

@@ -7,33 +7,17 @@ from pathlib import Path
 
 import jax
 
-from jax_sparse24.ops import _ffi
+from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.hardware import HOPPER, generation
+from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 
 # 0.8.0 chooses slow algorithms on Hopper; older releases have another interface.
 OLDEST = (0, 8, 1)
-# The order of its metadata is known in closed form for these; it is documented nowhere.
-CAPABILITIES = ("9.0",)
 DTYPES = ("bfloat16", "float16", FLOAT8.name)
-# Releases in which these were compared with float64 on an H200.
-FLOAT8_IN = EPILOGUES_IN = ((0, 10, 0),)
 CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
 # Dtypes of operands and results for which the library has GELU (by tanh).
 GELU = ((FLOAT8.name, "bfloat16"),)
-# By release, whose numbers may differ; dtype, and whether D and the result are column-major: the fastest
-# nearly everywhere on an H200.
-PREFERRED = {
-    (0, 10, 0): {
-        ("bfloat16", True, True): 17,
-        ("bfloat16", False, True): 17,
-        ("bfloat16", True, False): 20,
-        ("bfloat16", False, False): 3,
-        (FLOAT8.name, True, True): 8,
-    }
-}
-# float16: 36 to 45 of 0.8.0 end the process with an illegal instruction on an H200; of later releases they
-# were not tried.
-TRIED = {"bfloat16": 64, "float16": 36, FLOAT8.name: 64}
 INSTALL = "pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
 # Of a matrix of 16-bit numbers; of 8-bit ones twice as much.
 MULTIPLES = {"rows of the packed operand": 16, "K": 32, "columns of the dense operand": 8}
@@ -47,10 +31,10 @@ def problem() -> str:
 
 def _open() -> str:
     """Opens the library, if it is not open: an empty string, or why that fails."""
-    built, reason = _ffi.available("cuda")
+    built, reason = native.available("cuda")
     if not built:
         return reason
-    cuda, reasons = _ffi.module("cuda"), []
+    cuda, reasons = native.module("cuda"), []
     for path in (*_paths(), ""):
         reason = cuda.load_cusparselt(str(path))
         if not reason:
@@ -72,7 +56,7 @@ def gate(found: tuple[int, int, int]) -> str:
 @functools.cache
 def version() -> tuple[int, int, int]:
     """(major, minor, patch) of the library, which it opens; zeros if it does not start."""
-    return decoded(0 if _open() else _ffi.module("cuda").cusparselt_version())
+    return decoded(0 if _open() else native.module("cuda").cusparselt_version())
 
 
 def decoded(number: int) -> tuple[int, int, int]:
@@ -92,15 +76,23 @@ def _paths():
 
 def float8_problem() -> str:
     """Why the version that is open multiplies no 8-bit floats here, or an empty string."""
-    if version() in FLOAT8_IN:
+    verified = _facts().verified
+    if version() in verified:
         return ""
-    known, here = (", ".join(".".join(map(str, v)) for v in vs) for vs in (FLOAT8_IN, [version()]))
+    known, here = (", ".join(".".join(map(str, v)) for v in vs) for vs in (verified, [version()]))
     return f"products of {FLOAT8.name} were verified with cuSPARSELt {known}, here is {here}"
 
 
+def _facts():
+    """What is known of the library on this GPU; of Hopper for a program that is lowered elsewhere."""
+    row = generation()
+    return row if row is not None and row.compresses else HOPPER
+
+
 @dataclasses.dataclass(frozen=True)
-class Product:
-    """out(rows, cols) = P(rows, depth) D(depth, cols), P packed; which of D and out are column-major."""
+class Descriptor:
+    """A product as the library sees it: out(rows, cols) = P(rows, depth) D(depth, cols), P packed, and which
+    of D and out are column-major."""
 
     rows: int
     depth: int
@@ -111,13 +103,12 @@ class Product:
     out_dtype: str
 
     @classmethod
-    def of(cls, axes: tuple[int, int], side: str, dtype, shape: tuple[int, int, int], out_dtype=None):
-        """The product (M, K, N) with contracted `axes` whose operand on `side` is packed. out_dtype: bfloat16
-        of 8-bit operands, else theirs."""
-        (M, K, N), right, float8 = shape, side == "right", dtype == FLOAT8
-        k_last = axes[0 if right else 1] == -1 or float8
-        out_dtype = out_dtype or ("bfloat16" if float8 else dtype)
-        return cls(N if right else M, K, M if right else N, k_last, right, str(dtype), str(out_dtype))
+    def of(cls, product: Product) -> "Descriptor":
+        """Of a product whose operand on its `side` is packed."""
+        (M, K, N), right, float8 = product.shape, product.side == "right", product.dtype == FLOAT8
+        k_last = product.axes[0 if right else 1] == -1 or float8
+        out_dtype = str(product.out_dtype or ("bfloat16" if float8 else product.dtype))
+        return cls(N if right else M, K, M if right else N, k_last, right, str(product.dtype), out_dtype)
 
     def misfit(self) -> str:
         """Why the library does not multiply it, or an empty string."""
@@ -138,11 +129,11 @@ class Product:
         """Whether the library adds a bias to the sums and applies an activation."""
         something = (bias is not None or activation is not None) and self.depth > 0
         known = activation != "gelu" or (self.dtype, self.out_dtype) in GELU
-        return something and known and version() in EPILOGUES_IN
+        return something and known and version() in _facts().verified
 
     def _ask(self, activation: str | None, algorithm: int) -> tuple[int, int, int]:
         flags = (self.dense_k_last, self.out_packed_last, self.dtype, self.out_dtype, CODES[activation])
-        return _ffi.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, algorithm)
+        return native.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, algorithm)
 
     def workspace(self, algorithm: int, activation: str | None = None) -> int:
         """Bytes of workspace. Asked of the library where it runs; a bound for a program that is lowered
@@ -154,10 +145,10 @@ class Product:
     def algorithms(self) -> list[int]:
         """The ids that are tried in a search, -1 for the library's own choice."""
         *_, count = self._ask(None, -1)
-        return [-1, *range(min(count, TRIED[self.dtype]))]
+        return [-1, *range(min(count, _facts().tried[self.dtype]))]
 
     @property
     def preferred(self) -> int:
         """The algorithm where nothing was measured."""
-        known = PREFERRED.get(version(), {})
+        known = _facts().algorithms.get(version(), {})
         return known.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

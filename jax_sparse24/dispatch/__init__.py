@@ -1,0 +1,1 @@
+"""Who runs what on which hardware, decided in one place: `decision.decide`."""

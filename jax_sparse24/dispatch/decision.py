@@ -1,0 +1,182 @@
+"""What runs an operation or a product, and why: asked once, of `decide`."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.dispatch import cusparselt, native, table
+from jax_sparse24.dispatch.hardware import CAPABILITIES, capability, generation, platform
+from jax_sparse24.dispatch.product import Product
+from jax_sparse24.patterns import FLOAT8
+
+IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
+# Operations without any kernel.
+REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
+# Operations that XLA:CPU fuses into one loop by itself.
+CUDA_ONLY = frozenset({"gated"})
+CPU_ONLY = frozenset({"sampled_matmul"})
+
+Runs = Literal["reference", "ffi", "cusparselt", "auto", "dense"]
+Form = Literal["dense", "packed", "compressed"]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What runs an operation or a product.
+
+    runs: "reference", "ffi" (our kernels), "cusparselt", "auto" (our kernels where there are some, the
+    reference on other platforms), or, of products alone, "dense": XLA's product of the same values.
+    reason: in words. form: of products: what the sparse operand is made as, an array with zeros ("dense"),
+    `Packed24` or `PackedVNM` ("packed"), or `Compressed24` ("compressed"). algorithm: of cuSPARSELt; None for
+    the best that is known. entry: the measurement behind it, None if there is none."""
+
+    runs: Runs
+    reason: str
+    form: Form = "dense"
+    algorithm: int | None = None
+    entry: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a product reads a packed operand."""
+        return self.form != "dense"
+
+
+def named(implementation: str, algorithm: int | None = None) -> Decision:
+    """What runs a product whose operand is packed already, as a caller names it."""
+    return Decision(implementation, "asked for", "packed", algorithm)
+
+
+def decide(
+    what: str | Product,
+    dtype=None,
+    implementation: str | None = None,
+    *,
+    alternative: Literal["dense", "masked"] = "dense",
+) -> Decision:
+    """What runs an operation, or a product whose operand is to become sparse.
+
+    what: the name of an operation, or a product. dtype: of an operation; a product has its own.
+    implementation: None, or the name that the caller was given. alternative: of products, what the packed
+    one must not be slower than: "dense" while the operand is yet to be made, "masked" if it is packed already
+    and would be unpacked.
+    Raises ValueError for an unknown name and RuntimeError for a named implementation that cannot run here."""
+    if isinstance(what, Product):
+        return _product(what, implementation, alternative)
+    return _operation(what, dtype, implementation)
+
+
+def _operation(op: str, dtype, implementation: str | None) -> Decision:
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
+        )
+    if implementation == "reference":
+        return Decision("reference", "asked for")
+    obstacle = _obstacle(op, dtype, platform())
+    if implementation == "cusparselt":
+        obstacle = obstacle or library_obstacle()
+    if implementation is not None:
+        if obstacle is not None:
+            raise RuntimeError(
+                f"{op}: implementation {implementation!r} cannot run: {obstacle}. "
+                "Use implementation=None or 'reference'."
+            )
+        return Decision(implementation, "asked for")
+    if obstacle is not None and platform() in native.PLATFORMS:
+        return Decision("reference", obstacle)
+    kind = {"cpu": "CPU", "cuda": "CUDA"}
+    found = " and ".join(kind[p] for p in native.PLATFORMS if _obstacle(op, dtype, p) is None)
+    if not found:
+        return Decision("reference", obstacle)
+    return Decision("auto", f"{found} kernel; reference on other platforms")
+
+
+def _product(product: Product, implementation: str | None, alternative: str) -> Decision:
+    misfit = cusparselt.Descriptor.of(product).misfit() if product.pattern == "2:4" else "it is not 2:4"
+    # An 8-bit operand is made by its own scale first, and compressed as it is multiplied.
+    form = "packed" if misfit or product.dtype == FLOAT8 or 0 in product.shape else "compressed"
+    if implementation == "cusparselt":
+        return Decision("cusparselt", "asked for", form, _measured_algorithm(product))
+    if implementation is not None:
+        return Decision(implementation, "asked for", "packed")
+    obstacle = _obstacle("matmul", product.dtype, platform())
+    if obstacle is not None:
+        return Decision("dense", obstacle)
+    found = table.look_up(product, alternative)
+    if not found.packed:
+        return Decision("dense", found.reason, entry=found.entry)
+    if found.entry.get("implementation") != "cusparselt":
+        return Decision("auto", found.reason, "packed", entry=found.entry)
+    obstacle = library_obstacle() or misfit
+    if obstacle:
+        return Decision("dense", obstacle, entry=found.entry)
+    return Decision("cusparselt", found.reason, form, found.entry.get("algorithm"), found.entry)
+
+
+def _measured_algorithm(product: Product) -> int | None:
+    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
+    near = table.find(product)
+    return near[1].get("algorithm") if near is not None and table.same_library(near[0]) else None
+
+
+def _obstacle(op: str, dtype, where: str) -> str | None:
+    """Why the kernels of a platform cannot run an operation, or None."""
+    if op in REFERENCE_ONLY:
+        return f"{op} has no kernel"
+    if op in CUDA_ONLY and where == "cpu":
+        return f"{op} has no CPU kernel, XLA fuses it there"
+    if op in CPU_ONLY and where == "cuda":
+        return f"{op} has no CUDA kernel"
+    if where not in native.PLATFORMS:
+        return f"the kernels run on CPU and CUDA and the default backend is {where}"
+    built, reason = native.available(where)
+    if not built:
+        return reason
+    if dtype == jnp.float64:
+        return "the kernels have no float64"
+    if where == "cuda" and platform() == "cuda" and generation() is None:
+        known = ", ".join(CAPABILITIES)
+        return f"this GPU has compute capability {capability()}; the kernels are for {known}"
+    return None
+
+
+def library_obstacle() -> str | None:
+    """Why cuSPARSELt cannot run, or None."""
+    if platform() != "cuda":
+        return f"cuSPARSELt runs on CUDA and the default backend is {platform()}"
+    if generation() is None or not generation().compresses:
+        known = ", ".join(c for c, row in CAPABILITIES.items() if row.compresses)
+        return (
+            f"this GPU has compute capability {capability()}; the order of its metadata is known for {known}"
+        )
+    return cusparselt.problem() or None
+
+
+def float8_sums(dtype) -> jnp.dtype:
+    """The dtype in which cuSPARSELt gives a product of scaled e4m3 operands whose result is to have `dtype`:
+    the scaled sums are beyond float16."""
+    return jnp.dtype(jnp.float32) if dtype == jnp.float16 else jnp.dtype(dtype)
+
+
+def product_obstacle(product: Product) -> str | None:
+    """Why cuSPARSELt cannot run a product, or None."""
+    return library_obstacle() or cusparselt.Descriptor.of(product).misfit() or None
+
+
+def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cusparselt=None):
+    """Calls `kernel(*args)`, `cusparselt(*args)` (None: the kernel) or `reference(*args)`. The platform is
+    decided when the program is lowered."""
+    runs = _operation(op, dtype, implementation).runs
+    if runs == "reference":
+        return reference(*args)
+    if runs == "cusparselt":
+        return (cusparselt or kernel)(*args)
+    if runs == "ffi":
+        return kernel(*args)
+    kernels = {p: kernel for p in native.PLATFORMS if _obstacle(op, dtype, p) is None}
+    return jax.lax.platform_dependent(*args, **kernels, default=reference)

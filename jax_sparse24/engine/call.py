@@ -1,0 +1,97 @@
+"""What every public engine function does with its arguments before a kernel runs."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24 import patterns
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.engine._reverse_only import reverse_only
+from jax_sparse24.engine.plan import Plan
+from jax_sparse24.ops.mvue import key_words
+
+
+def plan_of(op: str, method, name: str) -> Plan:
+    if isinstance(method, type):
+        raise TypeError(f"{op}: method must be an instance, got the class; call it: {method.__name__}().")
+    if not hasattr(method, name):
+        raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
+    return getattr(method, name)()
+
+
+def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
+    """Validates, promotes dtypes, flattens x to (tokens, features)."""
+    state = {} if state is None else state
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{op}: state must be a dict of arrays, got {type(state).__name__}.")
+    x = patterns.as_array(op, "x", x)
+    weights = {name: patterns.as_array(op, name, w) for name, w in weights.items()}
+    for name, w in weights.items():
+        if w.ndim != 2:
+            raise ValueError(f"{op}: {name} must be a matrix (in, out), got shape {w.shape}.")
+    width = x.shape[-1] if x.ndim else None
+    for name, w in weights.items():
+        if w.shape[0] != width:
+            raise ValueError(
+                f"{op}: {name} of shape {w.shape} takes {w.shape[0]} features, but its input has {width}."
+            )
+        width = w.shape[1]
+    if plan.stochastic:
+        if key is None:
+            raise ValueError(
+                f"{op}: this method draws random numbers; pass key=jax.random.key(...), a new one every step."
+            )
+        key = key_words(op, key)
+    else:
+        key = None
+    dtype = jnp.result_type(x, *weights.values())
+    if implementation is not None:  # a dense plan is no reason to accept a name that cannot run
+        decide(op, dtype, implementation)
+    tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
+    return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
+
+
+def check_bias(op: str, name: str, bias, weight_name: str, weight):
+    """A bias in the dtype of its weight, or None; raises ValueError unless its shape fits."""
+    if bias is None:
+        return None
+    if jnp.shape(bias) != (weight.shape[1],):
+        raise ValueError(
+            f"{op}: {name} has shape {jnp.shape(bias)}, {weight_name} of shape {weight.shape} needs "
+            f"({weight.shape[1]},)."
+        )
+    return reverse_only(op, patterns.as_array(op, name, bias).astype(weight.dtype))
+
+
+def check_state(op: str, method, state, **weights) -> None:
+    """Raises ValueError or TypeError unless `state` has the entries and shapes that the method gives to `w`,
+    or, under their names, to `w1` and `w2`."""
+    single = "w" in weights
+    fix = "method.init(w)" if single else '{"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}'
+    fix = f"pass state={fix} of this {type(method).__name__}"
+    expected = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in weights.items()}
+    unknown = [] if single else [repr(role) for role in state if role not in weights]
+    for role, entries in expected.items():
+        own, place = (state, "state") if single else (state.get(role, {}), f"state[{role!r}]")
+        if not isinstance(own, Mapping):
+            raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
+        others = [entry for entry in own if entry not in entries]
+        if others and single:  # a layer of an FFN, called alone, brings what it has there
+            w = weights[role]
+            there = [jax.eval_shape(partial(method.init, role=r), w) for r in ("w1", "w2")]
+            others = [entry for entry in others if not any(entry in state for state in there)]
+        unknown += [f"{place}[{entry!r}]" for entry in others]
+        for entry, like in entries.items():
+            if entry not in own:
+                raise ValueError(f"{op}: {place}[{entry!r}] is missing; {fix}.")
+            if not hasattr(own[entry], "dtype"):
+                raise TypeError(f"{op}: {place}[{entry!r}] must be an array, got {own[entry]!r:.40}; {fix}.")
+            shape, dtype = jnp.shape(own[entry]), own[entry].dtype
+            if shape != like.shape or dtype != like.dtype:
+                needs = f"a weight of shape {weights[role].shape} needs {like.dtype} {like.shape}"
+                raise ValueError(f"{op}: {place}[{entry!r}] is {dtype} {shape}, {needs}; {fix}.")
+    if unknown:
+        raise ValueError(f"{op}: {', '.join(unknown)} is no state that this method has; {fix}.")

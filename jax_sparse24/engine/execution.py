@@ -1,0 +1,190 @@
+"""Executes one product of a plan: cuts its sparse operand, then multiplies."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
+from jax_sparse24.dispatch.product import Product
+from jax_sparse24.engine.operand import Operands, Packed, Request
+from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
+from jax_sparse24.ops.matmul import PACKED, contract
+from jax_sparse24.ops.tokens import ASCENDING, collect, densest, regroup, set_columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """What every product of one call shares. It is static, so that it can be an argument of `custom_vjp` that
+    is not differentiated.
+
+    op: the public function, for messages. products: "linear" or "ffn", which table names the products.
+    plan: the method's. implementation: as the caller named it. activation: of an FFN, by name."""
+
+    op: str
+    products: str
+    plan: Plan
+    implementation: str | None
+    activation: str = ""
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        return LINEAR if self.products == "linear" else FFN
+
+    def check(self, products, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises before any kernel runs if a sparse operand of `products` does not divide into groups."""
+        for name in products:
+            row = self.plan.row(name)
+            if row is None:
+                continue
+            for operand, axis in self.table[name]:
+                by = row.by if operand == row.operand else row.other
+                if by is not None:
+                    by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
+
+    def states(self, state) -> Mapping[str, Mapping[str, jax.Array]]:
+        """The method's state by operand."""
+        return state if self.products == "ffn" else {"w": state}
+
+    def draw_key(self, name: str, key) -> jax.Array:
+        """The key of what a product draws."""
+        return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+
+    def place(self, name: str, left, right) -> Product:
+        """What tables and libraries know a product of these operands by."""
+        (a, a_axis), (_, b_axis) = self.table[name]
+        row = self.plan.row(name)
+        side = "left" if row.operand == a else "right"
+        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
+        dtype = jnp.promote_types(left.dtype, right.dtype)
+        return Product((a_axis, b_axis), side, dtype, shape, row.by.pattern)
+
+    def decide(self, name: str, left, right, *, packed: bool = False) -> Decision:
+        """What runs a product of these operands. packed: whether its sparse operand is packed in any case."""
+        if self.plan.row(name).by.forms == ("dense",):
+            return Decision("dense", "as the method says")
+        alternative = "masked" if packed else "dense"
+        return decide(
+            self.place(name, left, right), implementation=self.implementation, alternative=alternative
+        )
+
+    def cut(
+        self,
+        name: str,
+        arrays: Mapping[str, jax.Array],
+        state,
+        key,
+        *,
+        activation: str = "",
+        packed: bool = False,
+        counts: bool = False,
+        saved: Packed | None = None,
+        allowed: jax.Array | None = None,
+        decision: Decision | None = None,
+    ) -> Operands:
+        """The operands of a product as its row makes them.
+
+        arrays: by the names of the product's operands. state, key: of the call. packed: whether the sparse
+        operand is to be packed, whatever multiplies it. activation, counts, saved, allowed: see `Request`.
+        decision: what runs the product, if that is decided already."""
+        (a, a_axis), (b, b_axis) = self.table[name]
+        row = self.plan.row(name)
+        if row is None:
+            return Operands(arrays[a], arrays[b])
+        on_left = row.operand == a
+        axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
+        x, y = arrays[row.operand], regroup(arrays[other], row.tokens, row.by.group)
+        if row.by.stochastic:
+            key = self.draw_key(name, key)
+        states = self.states(state)
+        if row.other is not None:
+            y = row.other(y, other_axis, Request(states.get(other, {}), key, self.implementation))
+        if decision is None:
+            decision = self.decide(name, *((x, y) if on_left else (y, x)), packed=packed)
+        form = "packed" if packed and not decision.sparse else decision.form
+        if form == "compressed" and form not in row.by.forms:
+            form = "packed"
+        strided = row.strides and form != "dense"
+        request = Request(
+            states.get(row.operand, {}),
+            key,
+            self.implementation,
+            form,
+            activation=activation,
+            strided=strided,
+            counts=counts,
+            saved=saved,
+            allowed=allowed,
+        )
+        sparse, found = row.by(x if strided else row.arranged(x), axis, request), None
+        if counts:
+            sparse, found = sparse
+        if isinstance(sparse, PACKED) and sparse.axis != axis:
+            raise ValueError(
+                f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
+                f"{sparse.axis}; the product contracts axis {axis}."
+            )
+        return Operands(*((sparse, y) if on_left else (y, sparse)), decision, x, counts=found)
+
+    def shared_dense_features(self, y2_Tf: jax.Array, counts_f: jax.Array | None = None) -> jax.Array | None:
+        """The features that stay dense in both B2 and B4, if one choice serves both, else None.
+
+        counts_f: int32 (f,), the non-zeros of each feature of Y2, if something has counted them."""
+        row = self.plan.shared_split
+        return None if row is None else self._densest(row, y2_Tf, counts_f)
+
+    def _densest(self, row: Row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
+        # How many non-zeros a feature has does not depend on the order of tokens.
+        x = x if row.rank == "density" else row.arranged(x)
+        return densest(x, row.dense_share, row.rank, self.implementation, counts)
+
+    def multiply(
+        self, name: str, operands: Operands, features: jax.Array | None = None, bias=None
+    ) -> jax.Array:
+        """The product of its operands.
+
+        features: int32, those that stay dense; chosen here if None. bias: added to a product that contracts
+        no tokens, along the free axis of its right operand."""
+        (a, a_axis), (_, b_axis) = self.table[name]
+        left, right, decision = operands.left, operands.right, operands.decision
+        if operands.scales:
+            dtype = operands.uncut.dtype
+            sums = float8_sums(dtype)
+            out = contract(left, right, a_axis, b_axis, decision=decision, out_dtype=sums)
+            out = out.astype(jnp.float32)
+            for scale in operands.scales:  # their product may be beyond float32
+                out = out / scale
+            out = out.astype(dtype)
+        else:
+            fused = None if isinstance(left, PACKED) else bias
+            out = contract(left, right, a_axis, b_axis, decision=decision, bias=fused)
+            bias = bias if fused is None else None
+        if bias is not None:
+            out = out + bias
+        row = self.plan.row(name)
+        if row is None:
+            return out
+        on_left = row.operand == a
+        if row.dense_share:
+            if features is None:
+                features = self._densest(row, operands.uncut)
+            few, few_axis = operands.dense_features, -1
+            if few is None:
+                few = jnp.take(operands.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
+                # Gathered and moved in one pass, a GPU would read single elements.
+                few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
+                few_axis = -2
+            if on_left:
+                out = out.at[features].set(contract(few, right, few_axis, b_axis), **ASCENDING)
+            else:
+                out = set_columns(out, features, contract(left, few, a_axis, few_axis))
+        return collect(out, row.by.group, -2 if on_left else -1) if row.gather_features else out
+
+    def masked_gradient(self, name: str, out: jax.Array, state) -> jax.Array:
+        """The result of a product, which is zero outside the plan's mask if it is a weight's gradient."""
+        if not self.plan.gradient_mask or name not in WEIGHT_GRADIENTS:
+            return out
+        mask = self.states(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
+        return jnp.where(mask, out, jnp.zeros_like(out))

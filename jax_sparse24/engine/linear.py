@@ -1,0 +1,63 @@
+"""The engine of a linear layer: `Y = X W` and its gradients under one `custom_vjp` that executes a plan."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.engine.fusions import product
+from jax_sparse24.engine.plan import LINEAR
+from jax_sparse24.ops._groups import compute_format
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _linear(run: Execution, x_Td, w_df, bias_f, state, key):
+    run.check(["fwd"], {"x": x_Td.shape, "w": w_df.shape})
+    return product(run, "fwd", {"x": x_Td, "w": w_df}, state, key, bias=bias_f)
+
+
+def _linear_fwd(run, x_Td, w_df, bias_f, state, key):
+    run.check(LINEAR, {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])})
+    return _linear(run, x_Td, w_df, bias_f, state, key), (x_Td, w_df, bias_f, state, key)
+
+
+def _linear_bwd(run, residuals, dy_Tf):
+    x_Td, w_df, bias_f, state, key = residuals
+    arrays = {"x": x_Td, "w": w_df, "dy": dy_Tf}
+    dx_Td = product(run, "dgrad", arrays, state, key)
+    dw_df = product(run, "wgrad", arrays, state, key)
+    return dx_Td, dw_df, over_tokens(dy_Tf, bias_f), None, None
+
+
+_linear.defvjp(_linear_fwd, _linear_bwd)
+
+
+def over_tokens(dy_Tf, bias_f):
+    """The gradient of a bias, or None if there is none."""
+    if bias_f is None:
+        return None
+    return dy_Tf.sum(0, dtype=compute_format(dy_Tf.dtype).dtype).astype(bias_f.dtype)
+
+
+def sparse_dot(
+    x, w, method, state=None, key=None, *, bias=None, implementation: str | None = None
+) -> jax.Array:
+    """`x @ w + bias` with the sparse products of `method`, forward and backward.
+
+    x: (..., d). w: (d, f), the dense weight. bias: (f,) or None. method: from `s24.methods`. state: what
+    `method.init(w)` returned, if the method has state. key: a PRNG key, if the method is stochastic; use a
+    new one every step and layer. float32, bfloat16, float16 (float64 by the reference); sums are float32 and
+    the result (..., f) has the promoted dtype of x and w. Reverse-mode differentiable: `w` gets the gradient
+    its method defines, dense in shape. Products along the token axis need a multiple of four tokens, which is
+    checked when a gradient is taken. Raises TypeError, ValueError (shapes, missing state or key),
+    RuntimeError (implementation)."""
+    plan = plan_of("sparse_dot", method, "linear_plan")
+    tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
+    bias = check_bias("sparse_dot", "bias", bias, "w", w)
+    check_state("sparse_dot", method, state, w=w)
+    run = Execution("sparse_dot", "linear", plan, implementation)
+    out = _linear(run, tokens, w, bias, state, key)
+    return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")

@@ -1,0 +1,113 @@
+"""What a sparsifier is asked to make of an operand, and what a product is made of."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+
+from jax_sparse24 import patterns
+from jax_sparse24.dispatch.decision import Decision, Form
+from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
+from jax_sparse24.ops.reference import GATES
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "squared_relu": lambda y: jax.numpy.square(jax.nn.relu(y)),
+    "relu": jax.nn.relu,
+    **GATES,
+}
+
+Packed = Packed24 | PackedVNM | Compressed24
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a sparsifier is asked to make of its operand.
+
+    state: the arrays that the method keeps for this operand, by name.
+    key: uint32 (2,), the key of what it draws; None if it draws nothing.
+    implementation: as in the public functions.
+    form: an array with zeros ("dense"), `Packed24` or `PackedVNM` ("packed"), or, of sparsifiers that have
+    it, `Compressed24` ("compressed").
+    activation: the name of what is still to be applied to the operand, so that one pass can do both; "" for
+    nothing.
+    strided: whether groups are made of rows a quarter of the operand apart (see `pack24_strided`); asked of
+    sparsifiers that have `strides`, for a form that is not dense.
+    counts: whether the result is a pair, the packed operand and int32 (f,), how many elements of each feature
+    are not zero in it; asked of `Top2` alone, for Y2 (T, f) packed along features.
+    saved: this operand at the support of F2's packed Y2, where the plan saves that; None elsewhere.
+    allowed: bool, of the operand's shape: what routing lets Y2 keep along features; None for everything."""
+
+    state: Mapping[str, jax.Array]
+    key: jax.Array | None
+    implementation: str | None
+    form: Form = "dense"
+    activation: str = ""
+    strided: bool = False
+    counts: bool = False
+    saved: Packed | None = None
+    allowed: jax.Array | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether anything but an array is asked for."""
+        return self.form != "dense"
+
+    def activate(self, x: jax.Array) -> jax.Array:
+        return ACTIVATIONS[self.activation](x) if self.activation else x
+
+
+class Operands(NamedTuple):
+    """The operands of one product, as it multiplies them.
+
+    left, right: arrays, at most one of them packed. decision: what multiplies them; None if both were never
+    meant to be sparse. uncut: the sparse operand before it was cut and put into the order of its groups.
+    scales: what 8-bit operands were multiplied by. dense_features: the features (n, T) that stay dense,
+    tokens in the order of the product, if something has made them. counts: see `Request.counts`."""
+
+    left: Any
+    right: Any
+    decision: Decision | None = None
+    uncut: jax.Array | None = None
+    scales: tuple[jax.Array, ...] = ()
+    dense_features: jax.Array | None = None
+    counts: jax.Array | None = None
+
+
+class Sparsifier:
+    """Turns a matrix into the sparse operand of one product. A subclass is a frozen dataclass, so that a plan
+    is hashable. This base has groups of four along the contraction axis.
+
+    stochastic: whether it needs a key. pattern: of what it packs, as in measured tables. group: how many
+    elements along the contraction axis share their places. forms: what it can make (see `Request.form`).
+    strides: whether it finds strided groups by itself, which spares a pass that moves rows."""
+
+    stochastic: ClassVar[bool] = False
+    pattern: ClassVar[str] = "2:4"
+    group: ClassVar[int] = 4
+    forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
+    strides: ClassVar[bool] = False
+
+    def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
+        """Raises ValueError if an operand of this shape does not divide into groups along `axis`.
+
+        op, what: the operation and the operand in the message."""
+        patterns.check_divides(op, shape, axis, what=what)
+
+    def __call__(self, x: jax.Array, axis: int, request: Request) -> Packed | jax.Array:
+        """The operand that `request` asks for, of a matrix whose groups lie along `axis`, -1 or -2."""
+        raise NotImplementedError
+
+
+class Routing(NamedTuple):
+    """How an FFN sees its tokens.
+
+    order: int32 (R,), the token of each row; T, the number of tokens, for a row of zeros. Every token stands
+    in one row.
+    allowed: bool (R, f), what each row of Y2 may keep; None for whatever its sparsifier chooses."""
+
+    order: jax.Array
+    allowed: jax.Array | None = None
+
+
+Order = Literal["consecutive", "strided", "random"]
