@@ -37,7 +37,8 @@ class Case:
 
     build: sizes -> Call. sizes: of the right call. empty: the sizes that may be zero. bad: sizes that its
     rules forbid, which fit each other. values: the right values of attributes other than 0 and 1. legal:
-    derived calls that are right after all: an operand of one row is one for all rows."""
+    derived calls that are right after all: an operand of one row is one for all rows. wrong: further calls
+    that must be refused, by what they are."""
 
     build: Callable[..., Call]
     sizes: dict[str, int]
@@ -45,6 +46,7 @@ class Case:
     bad: tuple[dict[str, int], ...] = ()
     values: dict[str, range] = dataclasses.field(default_factory=dict)
     legal: tuple[str, ...] = ()
+    wrong: dict[str, Call] = dataclasses.field(default_factory=dict)
 
 
 def up(n: int, multiple: int) -> int:
@@ -77,6 +79,22 @@ def mapped(result: str = "bfloat16"):
 
 def two_ways(R, K) -> dict[str, Array]:
     return packed(R, K, "row_") | packed(K, R)
+
+
+def compressed(R, K) -> Array:
+    return x(R + up(R, 64) * 8, K // 2)
+
+
+def one_compressed(results: dict[str, Array], **operands: str) -> dict[str, Call]:
+    """Two matrices of 64 x 128 packed both ways, one of the results in compressed matrices of cuSPARSELt: a
+    batch of two, where the other is one batch of all rows."""
+    two = lambda shape, dtype: ((2, *shape), dtype)  # noqa: E731
+    plain = {name: two(*array) for name, array in (results | two_ways(64, 128)).items()}
+    given = {name: x(2, 64, 128, dtype=dtype) for name, dtype in operands.items()}
+    return {
+        f"{name} alone in compressed matrices": Call(given, plain | {name: two(*compressed(*size))})
+        for name, size in (("row_values", (64, 128)), ("values", (128, 64)))
+    }
 
 
 KEY = {"key": ((2,), "uint32")}
@@ -119,10 +137,6 @@ def kept(T, f, n) -> Call:
         for name, array in (packed(f, T) | {"dense": x(n, T)}).items()
     }
     return Call(inside, {"dy1": x(T, f // 2)} | along, {"relu": 0, "strided": 0})
-
-
-def compressed(R, K) -> Array:
-    return x(R + up(R, 64) * 8, K // 2)
 
 
 def library(R, K, N) -> Call:
@@ -181,7 +195,9 @@ CASES = {
     "s24_pack": Case(lambda R, K: Call({"x": x(R, K)}, packed(R, K), {"trailing": 0}), **GROUPS),
     "s24_pack_strided": Case(lambda R, K: Call({"x": x(K, R)}, packed(R, K)), **GROUPS),
     "s24_squared_relu_pack": Case(lambda R, K: Call({"x": x(R, K)}, packed(R, K), {"trailing": 0}), **GROUPS),
-    "s24_squared_relu_pack_both": Case(lambda R, K: Call({"x": x(R, K)}, two_ways(R, K)), **TILES),
+    "s24_squared_relu_pack_both": Case(
+        lambda R, K: Call({"x": x(R, K)}, two_ways(R, K)), **TILES, wrong=one_compressed({}, x="bfloat16")
+    ),
     "s24_pack_counted": Case(
         lambda T, f: Call(
             {"x": x(T, f)}, packed(T, f) | {"counts": x(T // 128, f, dtype="uint8")}, {"squared": 1}
@@ -196,10 +212,14 @@ CASES = {
         legal=BOTH,
     ),
     "s24_pack_masked_both": Case(
-        lambda R, K: Call({"x": x(R, K), "mask": x(R, K, dtype="bool")}, two_ways(R, K)), **TILES
+        lambda R, K: Call({"x": x(R, K), "mask": x(R, K, dtype="bool")}, two_ways(R, K)),
+        **TILES,
+        wrong=one_compressed({}, x="bfloat16", mask="bool"),
     ),
     "s24_transposable_pack": Case(
-        lambda R, K: Call({"w": x(R, K)}, {"mask": x(R, K, dtype="bool")} | two_ways(R, K)), **TILES
+        lambda R, K: Call({"w": x(R, K)}, {"mask": x(R, K, dtype="bool")} | two_ways(R, K)),
+        **TILES,
+        wrong=one_compressed({"mask": x(64, 128, dtype="bool")}, w="bfloat16"),
     ),
     "s24_mvue_pack": Case(
         lambda R, K: Call(KEY | {"x": x(R, K)}, packed(R, K), {"trailing": 0, "exact": 1}),
@@ -330,6 +350,7 @@ def wrong_calls(case: Case) -> Iterator[tuple[str, Call]]:
                 yield f"{name}={number}", dataclasses.replace(right, attributes=given | {name: number})
     if given:  # where a target has none, XLA lets others pass
         yield "another attribute", dataclasses.replace(right, attributes=given | {"another": 0})
+    yield from case.wrong.items()
     for sizes in case.bad:
         yield f"sizes {sizes}", with_sizes(case, sizes)
 
