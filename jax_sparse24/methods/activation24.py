@@ -33,7 +33,7 @@ class Activation24(Method):
     "top2", or "causal", whose mask is 2:4 along features and along four consecutive tokens at once and never
     looks at later tokens, so that B2 and B4 lose nothing more and need no split and no permutation.
     token_cut: "top2", "mvue" (unbiased), or None for dense B2 and B4. tokens, dense_share, rank: see
-    `plan.Row`. input_gradient: "kept", or "token_cut", a dense product of dY1 cut
+    `engine.plan.Row`. input_gradient: "kept", or "token_cut", a dense product of dY1 cut
     along consecutive tokens. soft_weights:
     also soft-thresholded 2:4 weights, sparse in F1 (W1) and B1 (W2), as in 2602.06183."""
 
