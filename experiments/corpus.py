@@ -94,10 +94,10 @@ def prepare(data: Data) -> tfds.core.DatasetBuilder:
         try:
             builder.download_and_prepare(download_dir=unused)
         except OSError:
-            builder = kind(data_dir=root, config=config)
-            if not builder.is_prepared():  # by another process, meanwhile
+            if not kind(data_dir=root, config=config).is_prepared():  # by another process, meanwhile
                 raise
-    return builder
+        # A builder reads its splits where it is made: one made before another process was done has none.
+        return kind(data_dir=root, config=config)
 
 
 def stdlib_files(folder: Path) -> list[str]:
