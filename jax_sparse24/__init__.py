@@ -2,6 +2,7 @@
 
 import importlib
 
+from jax_sparse24 import measure as measure
 from jax_sparse24 import methods as methods
 from jax_sparse24 import patterns as patterns
 from jax_sparse24.engine import sparsifiers as sparsifiers
@@ -10,6 +11,7 @@ from jax_sparse24.engine.linear import sparse_dot as sparse_dot
 from jax_sparse24.engine.stats import activation_stats as activation_stats
 from jax_sparse24.formats import Packed24 as Packed24
 from jax_sparse24.formats import PackedVNM as PackedVNM
+from jax_sparse24.measure.tuning import tune as tune
 from jax_sparse24.monitor import density as density
 from jax_sparse24.monitor import flip_rate as flip_rate
 from jax_sparse24.monitor import kept_share as kept_share
@@ -31,7 +33,6 @@ from jax_sparse24.report import explain as explain
 from jax_sparse24.report import info as info
 from jax_sparse24.schedule import Phase as Phase
 from jax_sparse24.schedule import Schedule as Schedule
-from jax_sparse24.tune import tune as tune
 
 __version__ = "0.1.0"
 

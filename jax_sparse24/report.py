@@ -8,8 +8,6 @@ import platform
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._entries import producer_name
-from jax_sparse24._products import product_of
 from jax_sparse24.dispatch import cusparselt, native, table
 from jax_sparse24.dispatch.decision import Decision, decide, library_obstacle
 from jax_sparse24.engine.float8 import Float8
@@ -17,6 +15,8 @@ from jax_sparse24.engine.fusions import SAMPLED_B1, decide_eight_bits
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.engine.stats import saved_bytes
+from jax_sparse24.measure.entries import producer_name
+from jax_sparse24.measure.products import product_of
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 

@@ -14,15 +14,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_sparse24"
 # From the bottom up. A unit (a module or folder) may import units of lower rows and itself.
 LAYERS = [
-    {"patterns", "formats", "schedule", "_nvml"},
-    {"_measure"},
+    {"patterns", "formats", "schedule"},
     {"dispatch"},
     {"ops"},
     {"engine"},
-    {"_products"},
     {"methods"},
-    {"nn", "linen", "optim", "monitor", "_entries"},
-    {"tune"},
+    {"measure"},
+    {"nn", "linen", "optim", "monitor"},
     {"surgery", "report", "export"},
     {"info"},
     {"__init__"},
@@ -93,6 +91,74 @@ def test_imports_point_down(path):
 def test_exceptions_are_needed():
     for module, imported in EXCEPTIONS:
         assert imported in imports(PACKAGE / f"{module}.py")
+
+
+def private_imports(place: str, text: str) -> set[str]:
+    """Names with an underscore first that the file at `place` imports from another package than its own.
+
+    A test belongs to the package that its folder mirrors."""
+    own = Path(place).parent.parts
+    if own[0] == "tests":
+        own = (PACKAGE.name, *own[1:])
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for full in names:
+            parts = full.split(".")
+            first = next((i for i, part in enumerate(parts) if re.match(r"_(?!_)", part)), None)
+            if parts[0] not in FOLDERS or first is None:
+                continue
+            holder = parts[:first] if (ROOT / Path(*parts[:first])).is_dir() else parts[: first - 1]
+            if own[: len(holder)] != tuple(holder):
+                found.add(full)
+    return found
+
+
+@pytest.mark.parametrize("folder", ["jax_sparse24", "experiments", "configs", "tests"])
+def test_nothing_outside_a_package_imports_its_private_names(folder):
+    """No private module of it, and no private name of a module."""
+    found = {name(path): private_imports(name(path), path.read_text()) for path in modules(folder)}
+    assert not {place: names for place, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "found"),
+    [
+        ("experiments/a.py", "from jax_sparse24.dispatch import _x", "jax_sparse24.dispatch._x"),
+        ("jax_sparse24/engine/a.py", "import jax_sparse24.ops._x", "jax_sparse24.ops._x"),
+        ("jax_sparse24/nn/a.py", "from jax_sparse24.ops.mask import _x", "jax_sparse24.ops.mask._x"),
+        ("tests/native/a.py", "from jax_sparse24.ops._x import bits", "jax_sparse24.ops._x.bits"),
+        ("tests/dispatch/a.py", "from jax_sparse24.dispatch._x import bits", None),
+        ("tests/ops/a.py", "from jax_sparse24 import _cpu", None),
+        ("jax_sparse24/dispatch/a.py", "from jax_sparse24.dispatch.table import _x", None),
+        ("jax_sparse24/ops/a.py", "from numpy._core import x", None),
+        ("jax_sparse24/ops/a.py", "from jax_sparse24.dispatch import __doc__", None),
+    ],
+)  # fmt: skip
+def test_a_private_import_is_found(place, text, found):
+    assert private_imports(place, text) == ({found} if found else set())
+
+
+@pytest.mark.parametrize("folder", ["jax_sparse24", "experiments", "configs"])
+def test_nothing_reads_private_names_of_a_module(folder):
+    """Nor as an attribute, `module._name`. Tests may, which replace what a module remembers."""
+    for path in modules(folder):
+        tree = ast.parse(path.read_text())
+        imported = {
+            (alias.asname or alias.name).split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+                owner = node.value.id if isinstance(node.value, ast.Name) else None
+                assert owner not in imported, f"{name(path)} reads {owner}.{node.attr}"
 
 
 @pytest.mark.parametrize("folder", ["experiments", "configs"])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse24._measure import roundoff
+from jax_sparse24.measure import roundoff
 
 
 def tolerance(dtype, depth: int) -> float:

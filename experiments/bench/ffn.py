@@ -14,11 +14,11 @@ import jax_sparse24 as s24
 from experiments.bench import check, rows, torch_programs, xla_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings
-from jax_sparse24._measure import Oracle, Program, interleaved, random
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
+from jax_sparse24.measure import Oracle, Program, interleaved, random
 from jax_sparse24.ops.sampled import sampled_matmul
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with

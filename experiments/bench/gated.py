@@ -9,8 +9,8 @@ import numpy as np
 
 import jax_sparse24 as s24
 from experiments.bench.settings import Case, kernels
-from jax_sparse24._measure import Program, random, same_bits
 from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.measure import Program, random, same_bits
 from jax_sparse24.ops import reference
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24

@@ -10,11 +10,16 @@ from experiments.bench import rows, torch_programs, xla_programs
 from experiments.bench.rows import show_mb, show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
 from experiments.config import require
-from jax_sparse24._entries import FLOAT8_PRODUCTS
-from jax_sparse24._measure import Program
-from jax_sparse24._products import FORMAT_24, formats_of, measure, products
 from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import decide, library_obstacle
+from jax_sparse24.measure import (
+    FLOAT8_PRODUCTS,
+    FORMAT_24,
+    Program,
+    ffn_products,
+    formats_of,
+    measure_product,
+)
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import FLOAT8
 
@@ -46,7 +51,7 @@ def formats(product, dtype: str, settings: Settings) -> list:
 
 
 class Rivals:
-    """What `measure` compares with: XLA's other dense programs, and PyTorch's."""
+    """What `measure_product` compares with: XLA's other dense programs, and PyTorch's."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -84,13 +89,13 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
     """Names of products and what gives their rows, one per format."""
     for case in settings.cases("gemm"):
         for dtype in dtypes_of(settings):
-            for product in products(*case):
+            for product in ffn_products(*case):
                 if dtype == FLOAT8.name and (product.name, product.operand) not in FLOAT8_PRODUCTS:
                     continue
                 what = (
                     f"T={case.T} d={case.d} f={case.f} {dtype} {product.name} with {product.operand} sparse"
                 )
-                yield what, partial(measure_product, case, dtype, product, settings)
+                yield what, partial(rows_of_product, case, dtype, product, settings)
 
 
 def decision_of(product, dtype: str, form):
@@ -99,7 +104,7 @@ def decision_of(product, dtype: str, form):
     return decide(product.key(dtype, pattern), alternative="masked")
 
 
-def measure_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
+def rows_of_product(case: Case, dtype: str, product, settings: Settings) -> list[dict]:
     """One row per form of the operand whose blocks fit."""
     forms = formats(product, dtype, settings)
     decisions = {form.name: decision_of(product, dtype, form) for form in forms}
@@ -108,7 +113,7 @@ def measure_product(case: Case, dtype: str, product, settings: Settings) -> list
         for name, decision in decisions.items()
     }
     forms = [dataclasses.replace(form, also=also[form.name]) for form in forms]
-    done = measure(
+    done = measure_product(
         product,
         dtype,
         formats=forms,

@@ -12,7 +12,7 @@ import jax_sparse24 as s24
 from experiments.bench import gated, rows, torch_programs
 from experiments.bench.rows import show_ms, show_ratio
 from experiments.bench.settings import Case, Settings, kernels
-from jax_sparse24._measure import Program, interleaved, random, random_words, same_bits
+from jax_sparse24.measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
 
 WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the time of an XLA program that

@@ -5,8 +5,8 @@ A row's "ms" holds for each program, by name, {"median", "low", "high"} (quartil
 "watts" and "mhz". Dense programs are named "dense ..." (as XLA compiles by default), "dense ...: VARIANT" and
 "torch dense ...": the fastest of them is what other programs are compared with."""
 
-from jax_sparse24 import _measure
-from jax_sparse24._measure import Paired, Times
+from jax_sparse24 import measure
+from jax_sparse24.measure import Paired, Times
 
 OK = "ok"
 CONTRADICTORY = "CONTRADICTORY"
@@ -76,7 +76,7 @@ def paired(row: dict, base: str, name: str) -> Paired | None:
         return None
     if "rounds" not in there[base] or "rounds" not in there[name]:
         return Paired(there[base]["median"] / there[name]["median"], None, None, 0)
-    return _measure.paired(_as_times(row, base, name), base, name)
+    return measure.paired(_as_times(row, base, name), base, name)
 
 
 def _as_times(row: dict, *names: str) -> dict:
@@ -93,7 +93,7 @@ def contradicts(row: dict, more: str, less: str) -> bool:
     """Whether `more`, which does all that `less` does and something besides, took less time by more than
     noise. False where the samples are not stored."""
     names = [name for name in (more, less) if "rounds" in row["ms"].get(name, ())]
-    return bool(_measure.contradictions(_as_times(row, *names), [(more, less)]))
+    return bool(measure.contradictions(_as_times(row, *names), [(more, less)]))
 
 
 def bad(row: dict) -> dict:

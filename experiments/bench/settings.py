@@ -14,8 +14,8 @@ import tyro
 
 import jax_sparse24 as s24
 from experiments.config import REPOSITORY, UserError, require
-from jax_sparse24._products import PATTERNS
 from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.measure import PATTERNS
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SUITES = ("gemm", "producers", "ffn", "train-step")

@@ -1,6 +1,6 @@
 """What PyTorch has to compare with, where it is installed: dense, 2:4 and dense FP8 products, packing.
 
-Each is a program as `jax_sparse24._measure.interleaved` takes it: called, it computes; `result` is its first
+Each is a program as `jax_sparse24.measure.interleaved` takes it: called, it computes; `result` is its first
 result. What the device or this PyTorch cannot run has no program, and is not measured.
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from experiments.bench.check import is_pruned
 from jax_sparse24 import prune24
-from jax_sparse24._measure import Oracle, roundoff, same_bits
+from jax_sparse24.measure import Oracle, roundoff, same_bits
 from jax_sparse24.patterns import FLOAT8
 
 NAMES = ("torch dense", "torch 2:4", "torch dense fp8")

@@ -19,8 +19,8 @@ from experiments.bench.settings import Case, Settings
 from experiments.config import Config
 from experiments.data import VOCABULARY
 from experiments.step import Program as StepProgram
-from jax_sparse24._measure import Program, interleaved, untuned
 from jax_sparse24.dispatch.hardware import platform
+from jax_sparse24.measure import Program, interleaved, untuned
 
 HEAD = 64
 RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width

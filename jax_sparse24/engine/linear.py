@@ -10,7 +10,6 @@ from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.plan import LINEAR
-from jax_sparse24.ops._groups import compute_format
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -39,7 +38,8 @@ def over_tokens(dy_Tf, bias_f):
     """The gradient of a bias, or None if there is none."""
     if bias_f is None:
         return None
-    return dy_Tf.sum(0, dtype=compute_format(dy_Tf.dtype).dtype).astype(bias_f.dtype)
+    sums = jnp.promote_types(dy_Tf.dtype, jnp.float32)
+    return dy_Tf.sum(0, dtype=sums).astype(bias_f.dtype)
 
 
 def sparse_dot(

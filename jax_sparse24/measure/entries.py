@@ -8,23 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._measure import Program, interleaved, random
-from jax_sparse24._products import (
-    FORMAT_24,
-    Format,
-    Measured,
-    Product,
-    compiled,
-    formats_of,
-    measure,
-    measure_sampled,
-    product_of,
-)
 from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
+from jax_sparse24.measure.products import (
+    FORMAT_24,
+    FFNProduct,
+    Format,
+    Measurement,
+    compiled,
+    formats_of,
+    measure_product,
+    measure_sampled,
+    product_of,
+)
+from jax_sparse24.measure.programs import Program, random
+from jax_sparse24.measure.timing import interleaved
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.pack import pack24
@@ -61,7 +62,7 @@ class Job:
         return f"T={T} d={d} f={f} {self.dtype}"
 
     @property
-    def product(self) -> Product:
+    def product(self) -> FFNProduct:
         return product_of(self.name, self.sparse, *self.shape)
 
     @property
@@ -127,7 +128,7 @@ class Entries:
         blocks = formats_of(product, () if dtype == FLOAT8 else job.patterns)[1:]
         blocks = [dataclasses.replace(form, also=("masked",)) for form in blocks]
         candidates = self._candidates(product, dtype)
-        found = measure(
+        found = measure_product(
             product, dtype, formats=[*candidates, *blocks], repeats=self.repeats, seconds=self.seconds
         )
         producers = self._timed_producers(product, dtype, blocks) if job.whole and dtype != FLOAT8 else {}
@@ -156,7 +157,7 @@ class Entries:
                 place = ("dgrad", "result", str(pattern), job.dtype, job.shape)
                 yield _entry(found, "masked", "sampled", place, {"implementation": "ffi"})
 
-    def _timed_producers(self, product: Product, dtype, blocks: Sequence[Format]) -> Mapping[str, float]:
+    def _timed_producers(self, product: FFNProduct, dtype, blocks: Sequence[Format]) -> Mapping[str, float]:
         """Microseconds of the sparsifiers of an operand, which two products may share."""
         shape = product.a_shape if product.side == "left" else product.b_shape
         key = (shape, product.axis, dtype, tuple(form.name for form in blocks))
@@ -177,7 +178,7 @@ class Entries:
             self._producers[key] = {name: _us(t.median) for name, t in times.items()}
         return self._producers[key]
 
-    def _candidates(self, product: Product, dtype) -> list[Format]:
+    def _candidates(self, product: FFNProduct, dtype) -> list[Format]:
         """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search. Wrong
         ones, and those that give another result when called again, are left out. At the first product of a
         layout all algorithms are tried, at further ones those that were fastest there."""
@@ -200,7 +201,7 @@ class Entries:
         return forms
 
 
-def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
+def _search(product: FFNProduct, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
     """Seconds of the implementations and algorithms whose results are right and repeat."""
     (i, j), left = product.axes, product.side == "left"
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
@@ -230,7 +231,7 @@ def _search(product: Product, dtype, algorithms: Sequence[int]) -> dict[tuple[st
     return {choice: t.median for choice, t in interleaved(calls, 3, BRIEF).items()}
 
 
-def _algorithms(product: Product, dtype) -> list[int]:
+def _algorithms(product: FFNProduct, dtype) -> list[int]:
     """What of cuSPARSELt may be tried for a product."""
     try:
         decide("tune", dtype, "cusparselt")
@@ -244,7 +245,7 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 2)
 
 
-def _entry(found: Measured, masked: str, packed: str, place, choice: dict, producers=None) -> dict:
+def _entry(found: Measurement, masked: str, packed: str, place, choice: dict, producers=None) -> dict:
     """place: kind of product, what is sparse, its pattern, dtype and shape. masked, packed: programs."""
     programs = {"dense": "dense", "masked": masked, "packed": packed}
     times = {name: found.times[program] for name, program in programs.items() if program in found.times}

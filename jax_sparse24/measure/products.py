@@ -9,12 +9,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24._measure import Oracle, Program, Times, interleaved, random, roundoff, same_bits
 from jax_sparse24.dispatch.decision import decide, named
-from jax_sparse24.dispatch.product import KINDS
-from jax_sparse24.dispatch.product import Product as Key
+from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.formats import Compressed24
+from jax_sparse24.measure.programs import Oracle, Program, random, roundoff, same_bits
+from jax_sparse24.measure.timing import Times, interleaved
 from jax_sparse24.ops import compressed
 from jax_sparse24.ops.matmul import contract, gather, with_values
 from jax_sparse24.ops.pack import pack24
@@ -32,7 +32,7 @@ PATTERNS = (VNM(64, 8), VNM(64, 16))
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class FFNProduct:
     """One product of an FFN and which of its operands is sparse."""
 
     name: str
@@ -53,9 +53,9 @@ class Product:
         """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
         return KINDS[self.axes]
 
-    def key(self, dtype, pattern: str = "2:4") -> Key:
+    def key(self, dtype, pattern: str = "2:4") -> Product:
         """What decisions and tables know it by."""
-        return Key(self.axes, self.side, jnp.dtype(dtype), self.shape, pattern)
+        return Product(self.axes, self.side, jnp.dtype(dtype), self.shape, pattern)
 
     @property
     def axis(self) -> int:
@@ -63,14 +63,14 @@ class Product:
         return self.axes[self.side == "right"]
 
 
-def product_of(name: str, operand: str, T: int, d: int, f: int) -> Product:
+def product_of(name: str, operand: str, T: int, d: int, f: int) -> FFNProduct:
     """A product of an FFN with `operand` sparse."""
     shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
     (a, i), (b, j) = FFN[name]
-    return Product(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
+    return FFNProduct(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
 
 
-def products(T: int, d: int, f: int) -> list[Product]:
+def ffn_products(T: int, d: int, f: int) -> list[FFNProduct]:
     """The products of an FFN, once for each operand that methods cut."""
     return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
 
@@ -79,7 +79,7 @@ def products(T: int, d: int, f: int) -> list[Product]:
 class Format:
     """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
     axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, the multiple it needs
-    along the other axis, and what `measure` times besides the packed product."""
+    along the other axis, and what `measure_product` times besides the packed product."""
 
     name: str
     pack: Callable
@@ -96,7 +96,7 @@ class Format:
 FORMAT_24 = Format("2:4", pack24, 4, "ffi")
 
 
-def formats_of(product: Product, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
+def formats_of(product: FFNProduct, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
     """The forms that methods give the sparse operand of a product."""
 
     def pack(pattern):
@@ -120,7 +120,7 @@ def compiled(make: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
     ok, bytes planned by XLA, bytes of the sparse operand dense and packed."""
 
@@ -130,8 +130,8 @@ class Measured:
     operand_bytes: Mapping[str, int]
 
 
-def measure(
-    product: Product,
+def measure_product(
+    product: FFNProduct,
     dtype,
     *,
     formats: Sequence[Format] = (FORMAT_24,),
@@ -139,7 +139,7 @@ def measure(
     repeats: int = 15,
     seconds: float = 2.0,
     seed: int | None = None,
-) -> Measured:
+) -> Measurement:
     """Times one product on random data, in random order, each result checked against float64.
 
     Programs: "dense", and for each format NAME (packed before), and as `Format.also` says "NAME with
@@ -205,7 +205,7 @@ def measure(
     for name, program in programs.items():
         if status[name] == "ok" and not program.repeats_itself():
             status[name] = "not repeatable"
-    return Measured(
+    return Measurement(
         status,
         {name: t for name, t in times.items() if status[name] == "ok"},
         {name: program.bytes for name, program in programs.items()},
@@ -215,9 +215,9 @@ def measure(
 
 def measure_sampled(
     T: int, d: int, f: int, pattern: VNM, dtype, *, repeats: int = 15, seconds: float = 2.0
-) -> Measured:
+) -> Measurement:
     """Times B1 where only its values at the entries of V:2:M activations are wanted: "dense", the whole
-    product; "masked", the same with its values gathered; "sampled", those alone. As `measure`."""
+    product; "masked", the same with its values gathered; "sampled", those alone. As `measure_product`."""
     a, b = random((T, d), dtype, 1), random((f, d), dtype, 2)
     support = pack_vnm(random((T, f), dtype, 3), pattern.v, pattern.m)
 
@@ -247,4 +247,4 @@ def measure_sampled(
             status[name] = "not repeatable"
     memory = {name: program.bytes for name, program in programs.items()}
     times = {name: t for name, t in times.items() if status[name] == "ok"}
-    return Measured(status, times, memory, {"dense": T * f * a.itemsize, "sampled": support.nbytes})
+    return Measurement(status, times, memory, {"dense": T * f * a.itemsize, "sampled": support.nbytes})

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jax_sparse24._entries import Entries, Job, jobs_of, possible
-from jax_sparse24._measure import SETTLED, SHORTEST, SHORTEST_QUEUED
-from jax_sparse24._products import ACTIVATIONS, PATTERNS, SPARSE_OPERANDS
 from jax_sparse24.dispatch import table, table_file
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.hardware import hardware, platform
-from jax_sparse24.dispatch.product import KINDS
-from jax_sparse24.dispatch.product import Product as Key
+from jax_sparse24.dispatch.product import KINDS, Product
+from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
+from jax_sparse24.measure.products import ACTIVATIONS, PATTERNS, SPARSE_OPERANDS
+from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
 from jax_sparse24.methods.base import Method
 from jax_sparse24.patterns import FLOAT8, VNM
 
@@ -182,7 +181,7 @@ def _blocks(patterns: Iterable[str]) -> list[VNM]:
 def _known(job: Job, pattern: str) -> bool:
     kind, side, dtype, shape = job.key
     (axes,) = (axes for axes, name in KINDS.items() if name == kind)
-    near = table.find(Key(axes, side, dtype, shape, pattern))
+    near = table.find(Product(axes, side, dtype, shape, pattern))
     return near is not None and not near[0].borrowed
 
 

@@ -12,8 +12,7 @@ import jax_sparse24 as s24
 from experiments.bench import ffn, gated, gemm, producers, report, rows, select, session, xla_programs
 from experiments.bench.__main__ import main
 from experiments.bench.settings import PRESETS, Case, Settings
-from jax_sparse24 import _products
-from jax_sparse24._measure import Times
+from jax_sparse24.measure import Times, products
 
 
 def columns(out: str) -> list[str]:
@@ -38,11 +37,11 @@ def two_products(*case):
     return [p for p in products_of(*case) if (p.name, p.operand) in {("F1", "w1"), ("B2", "y2")}]
 
 
-products_of = gemm.products
+products_of = gemm.ffn_products
 
 
 def test_gemm(bench, monkeypatch):
-    monkeypatch.setattr(gemm, "products", two_products)
+    monkeypatch.setattr(gemm, "ffn_products", two_products)
     status, result, out, _ = bench("gemm")
     assert status == 0
     check_file(result, "gemm")
@@ -59,7 +58,7 @@ def test_gemm(bench, monkeypatch):
 
 def test_blocks_are_measured_where_they_fit(bench, monkeypatch):
     """In products of activations, and as producers along both axes."""
-    monkeypatch.setattr(gemm, "products", two_products)
+    monkeypatch.setattr(gemm, "ffn_products", two_products)
     monkeypatch.setattr(producers, "PRODUCERS", ())
     sizes = ["--shape", "8,32", "--tokens", "64", "--vnm", "32,16", "--vnm", "64,8", "--vnm", "64,12"]
     status, result, out, _ = bench("gemm", *sizes)
@@ -90,14 +89,14 @@ def test_producers_of_blocks(bench, monkeypatch):
 
 
 def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
-    contract = _products.contract
+    contract = products.contract
 
     def planted(a, b, i, j, *, decision=None):
         y = contract(a, b, i, j, decision=decision)
         return y.at[1, 1].add(0.01) if decision else y
 
-    monkeypatch.setattr(_products, "contract", planted)
-    monkeypatch.setattr(gemm, "products", lambda *case: two_products(*case)[:1])
+    monkeypatch.setattr(products, "contract", planted)
+    monkeypatch.setattr(gemm, "ffn_products", lambda *case: two_products(*case)[:1])
     status, result, out, err = bench("gemm")
     assert status == 1
     (row,) = result["rows"]
@@ -378,7 +377,7 @@ def test_rows_are_data_of_the_method_and_not_of_the_clock():
 
 
 def products_are(monkeypatch, count=2):
-    monkeypatch.setattr(gemm, "products", lambda *case: two_products(*case)[:count])
+    monkeypatch.setattr(gemm, "ffn_products", lambda *case: two_products(*case)[:count])
 
 
 def test_no_session_overwrites_another(bench, monkeypatch, tmp_path):
@@ -401,14 +400,14 @@ def test_no_session_overwrites_another(bench, monkeypatch, tmp_path):
 
 def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_path):
     products_are(monkeypatch)
-    measure = gemm.measure_product
+    measure = gemm.rows_of_product
 
     def killed(case, dtype, product, settings):
         if product.name == "B2":
             raise KeyboardInterrupt
         return measure(case, dtype, product, settings)
 
-    monkeypatch.setattr(gemm, "measure_product", killed)
+    monkeypatch.setattr(gemm, "rows_of_product", killed)
     with pytest.raises(SystemExit):
         bench("gemm")
     (path,) = tmp_path.iterdir()
@@ -419,14 +418,14 @@ def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_pa
 
 def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_path):
     products_are(monkeypatch)
-    measure = gemm.measure_product
+    measure = gemm.rows_of_product
 
     def broken(case, dtype, product, settings):
         if product.name == "F1":
             raise RuntimeError("out of memory\nand a trace")
         return measure(case, dtype, product, settings)
 
-    monkeypatch.setattr(gemm, "measure_product", broken)
+    monkeypatch.setattr(gemm, "rows_of_product", broken)
     status, result, _, err = bench("gemm")
     assert status == 1 and [row["product"] for row in result["rows"]] == ["B2"]
     assert "F1 with w1 sparse could not be measured: RuntimeError: out of memory" in err
@@ -445,14 +444,14 @@ def test_nothing_is_left_by_a_mistake(tmp_path):
 def test_packing_that_takes_no_time_is_a_contradiction(bench, monkeypatch):
     """The measurement is unsound: shown instead of the ratios, and the exit status is 1."""
     products_are(monkeypatch, 1)
-    interleaved = _products.interleaved
+    interleaved = products.interleaved
 
     def planted(functions, *args, **options):
         times = interleaved(functions, *args, **options)
         packed = Times((2.0, 2.1, 2.2, 2.0, 2.1, 2.2))
         return times | {"2:4": packed, "2:4 with packing": Times(tuple(s * 0.9 for s in packed.samples))}
 
-    monkeypatch.setattr(_products, "interleaved", planted)
+    monkeypatch.setattr(products, "interleaved", planted)
     status, result, out, err = bench("gemm")
     assert status == 1
     assert out.count("CONTRADICTORY") == 2 and "CONTRADICTORY, with packing" in err

@@ -12,7 +12,7 @@ import jax_sparse24 as s24
 from experiments import choosing
 from experiments.bench import check, ffn, producers, report, rows, torch_programs, train_step, xla_programs
 from experiments.bench.settings import Case, Settings
-from jax_sparse24._measure import Program
+from jax_sparse24.measure import Program
 
 CASE = Case(64, 16, 32)
 

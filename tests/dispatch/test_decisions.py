@@ -1,8 +1,5 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
-import importlib
-import itertools
-import json
 from pathlib import Path
 
 import jax
@@ -12,76 +9,13 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24 import _products
 from jax_sparse24.dispatch import table as tables
 from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
-from jax_sparse24.ops.matmul import contract
-from jax_sparse24.patterns import VNM
+from tests.dispatch.tables import entry, runs_packed, store, table
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
-tuning = importlib.import_module("jax_sparse24.tune")  # s24.tune is the function
-KINDS = {"fwd": (-1, -2), "dgrad": (-1, -1), "wgrad": (-2, -2)}
-
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    """Empty folders in place of this machine's own table and the shipped ones."""
-    own, shipped = tmp_path / "own", tmp_path / "shipped"
-    own.mkdir()
-    shipped.mkdir()
-    monkeypatch.setattr(tables, "user_folder", lambda: own)
-    monkeypatch.setattr(tables, "SHIPPED", shipped)
-    monkeypatch.setattr(tables, "_adopted", None)
-    tables._stored.cache_clear()
-    yield own, shipped
-    tables._stored.cache_clear()
-
-
-def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.0, status="ok", **more):
-    return {
-        "product": kind,
-        "sparse": side,
-        "dtype": "float32",
-        "shape": list(shape),
-        "status": status,
-        "dense_us": 90.0,
-        "masked_us": masked,
-        "packed_us": packed,
-        "producers_us": {"top-2 of 4": 5.0, "stored mask": 6.0, "MVUE, exact": 7.0},
-        **more,
-    }
-
-
-def table(*entries, **more):
-    here = hardware()
-    head = {
-        "format": table_file.FORMAT,
-        "hardware": "a test",
-        "isa": here.isa,
-        "versions": tables.versions(),
-    }
-    return head | {"products": list(entries)} | more
-
-
-def store(folder, content, name=None):
-    (folder / f"{name or hardware().name}.json").write_text(
-        content if isinstance(content, str) else json.dumps(content)
-    )
-
-
-def runs_packed(kind="fwd", side="right", shape=(64, 32, 48), dtype=jnp.float32, implementation=None) -> bool:
-    """Whether the traced product calls the packed kernel."""
-    (i, j), (M, K, N) = KINDS[kind], shape
-    a = jnp.ones((M, K) if i == -1 else (K, M), dtype)
-    b = jnp.ones((K, N) if j == -2 else (N, K), dtype)
-
-    def product(a, b):
-        a, b = (s24.pack24(a, i), b) if side == "left" else (a, s24.pack24(b, j))
-        return contract(a, b, i, j, implementation)
-
-    return "s24_matmul" in str(jax.make_jaxpr(product)(a, b))
 
 
 def test_without_measurements_products_run_masked_dense():
@@ -387,44 +321,6 @@ def test_explain_refuses_other_shapes():
         s24.explain(nnx.Linear, shape=(64, 32, 128))
 
 
-# ---- tune
-
-
-def tune(monkeypatch, folder, operands=(("F1", "w1"),), **options):
-    """Measures few small products of one dtype."""
-    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", operands)
-    options = {
-        "shapes": [(16, 8, 12)],
-        "dtypes": ["float32"],
-        "repeats": 1,
-        "seconds": 1e-6,
-        "show": None,
-    } | options
-    path = s24.tune(folder=folder, **options)
-    return json.loads(path.read_text())
-
-
-def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch, folders):
-    content = tune(monkeypatch, None)
-    (found,) = content["products"]
-    assert (found["product"], found["sparse"], found["shape"]) == ("fwd", "right", [16, 8, 12])
-    assert found["status"] == "ok"
-    assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
-    assert {"top-2 of 4", "stored mask", "MVUE, exact"} < set(found["producers_us"])
-    assert content["versions"] == tables.versions()
-    expected = found["masked_us"] / found["packed_us"] >= tables.TIE
-    assert runs_packed(shape=(16, 8, 12)) == expected
-    monkeypatch.setattr(tables, "_adopted", None)  # as in another process
-    assert runs_packed(shape=(16, 8, 12)) == expected
-
-
-def test_tune_measures_8_bits_forward_and_of_weights_only(monkeypatch, tmp_path):
-    operands = (("F1", "w1"), ("F2", "y2"), ("B1", "w2"))
-    (found,) = tune(monkeypatch, tmp_path, operands=operands, dtypes=["float8_e4m3fn"])["products"]
-    assert (found["product"], found["dtype"], found["status"]) == ("fwd", "float8_e4m3fn", "ok")
-    assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("by", ["cusparselt", "ffi"])
 def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cusparselt, by, dtype):
@@ -440,67 +336,3 @@ def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cuspar
     jax.clear_caches()  # float32 and float16 have the same 8-bit product
     s24.sparse_dot(jnp.ones((32, 64), dtype), w, method, method.init(w))
     assert len(documented_cusparselt) == (by == "cusparselt")
-
-
-def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
-    operands = (("F2", "y2"), ("B1", "w2"), ("B2", "y2"))
-    content = tune(monkeypatch, tmp_path, operands=operands, shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
-    found = {(e["product"], e["sparse"], e["pattern"]): e for e in content["products"]}
-    assert set(found) == {
-        *(("fwd", "left", pattern) for pattern in ("2:4", "32:2:16")),
-        ("dgrad", "right", "2:4"),
-        *(("wgrad", "left", pattern) for pattern in ("2:4", "32:2:16")),
-        ("dgrad", "result", "32:2:16"),
-    }
-    assert found["dgrad", "result", "32:2:16"]["status"] == "ok"
-    blocks = found["wgrad", "left", "32:2:16"]
-    assert blocks["status"] == "ok" and blocks["shape"] == [32, 64, 4]
-    assert all(blocks[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
-    assert list(blocks["producers_us"]) == ["pack_vnm 32:2:16"]
-    assert content["format"] == table_file.FORMAT == 3
-
-
-def plant(monkeypatch, spoil):
-    """A packed product whose result passes through `spoil`, and which is very fast otherwise."""
-
-    def planted(a, b, i, j, *, decision=None, **options):
-        result = contract(a, b, i, j, decision=decision, **options)
-        return spoil(result) if decision is not None and decision.runs == "ffi" else result
-
-    monkeypatch.setattr(_products, "contract", planted)
-
-
-def test_a_product_found_wrong_is_stored_as_wrong(monkeypatch, tmp_path):
-    plant(monkeypatch, lambda y: y.at[3, 2].add(1e-3))
-    (found,) = tune(monkeypatch, tmp_path)["products"]
-    assert found["status"] == "wrong"
-    assert found["packed_us"] is None
-    assert not runs_packed(shape=(16, 8, 12))
-
-
-def test_a_product_found_unsteady_is_stored_as_not_repeatable(monkeypatch, tmp_path):
-    calls = itertools.count()
-
-    def spoil(y):
-        tiny = jax.ShapeDtypeStruct((), jnp.float32)
-        return y * jax.pure_callback(lambda: np.float32(1 + 2**-23 * (next(calls) % 97)), tiny)
-
-    plant(monkeypatch, spoil)
-    (found,) = tune(monkeypatch, tmp_path)["products"]
-    assert found["status"] == "not repeatable"
-    assert not runs_packed(shape=(16, 8, 12))
-
-
-def test_wrong_values_at_entries_are_stored_as_wrong(monkeypatch, tmp_path):
-    right = _products.sampled_matmul
-    monkeypatch.setattr(
-        _products, "sampled_matmul", lambda *a, **options: right(*a, **options).at[3, 1].add(1e-3)
-    )
-    content = tune(monkeypatch, tmp_path, operands=(), shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
-    (found,) = content["products"]
-    assert (found["sparse"], found["status"], found["packed_us"]) == ("result", "wrong", None)
-
-
-def test_tune_refuses_shapes_that_do_not_divide():
-    with pytest.raises(ValueError, match=r"multiples of 4.*\(16, 10, 12\)"):
-        s24.tune([(16, 10, 12)])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24._measure import Oracle
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.dispatch.hardware import HOPPER
+from jax_sparse24.measure import Oracle
 from jax_sparse24.ops.matmul import contract
 from tests.ops.data import assert_same_bits
 
-FLOAT8_SUMS = 2.0**-13  # see `_measure.roundoff`
+FLOAT8_SUMS = 2.0**-13  # see `measure.roundoff`
 LAYOUTS = list(itertools.product((-1, -2), (-1, -2), ("left", "right")))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24._measure import Oracle
+from jax_sparse24.measure import Oracle
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.vnm import gather_vnm
 from tests.gpu.test_producers import assert_same_on_both

@@ -1,8 +1,6 @@
-"""`s24.tune` and `tune.ensure`: what they measure, how they store it, and what they leave alone."""
+"""`s24.tune` and `measure.ensure`: what they measure, how they store it, and what they leave alone."""
 
-import importlib
 import json
-import time
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +8,14 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import _entries, _nvml, _products
-from jax_sparse24.dispatch import decision, table, table_file
-from jax_sparse24.dispatch.hardware import Hardware
+from jax_sparse24.dispatch import table, table_file
+from jax_sparse24.measure import products, tuning
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
+from tests.measure.tables import stored
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
-tuning = importlib.import_module("jax_sparse24.tune")  # s24.tune is the function
 FAST = {"repeats": 1, "seconds": 1e-6}
-
-
-@pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
-    """An empty folder in place of the user's, and no shipped tables."""
-    folder = tmp_path / "own"
-    monkeypatch.setattr(table, "user_folder", lambda: folder)
-    monkeypatch.setattr(table, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr(table, "_adopted", None)
-    table._stored.cache_clear()
-    yield folder
-    table._stored.cache_clear()
-
-
-def stored(folder) -> dict:
-    (path,) = folder.iterdir()  # nothing else is left behind
-    content, problem = table_file.read(path)
-    assert not problem
-    return content
 
 
 def fake_entry(job, packed=50.0) -> dict:
@@ -95,7 +73,7 @@ def test_a_shape_with_d_equal_to_f_measures_each_product_once(measured):
     assert {job.sparse for job in measured.jobs} >= {"y2", "dy1"}, "of the same product, the one with blocks"
 
 
-def test_a_budget_leaves_products_out_and_says_which(measured, monkeypatch):
+def test_a_budget_leavesproducts_out_and_says_which(measured, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
 
@@ -137,7 +115,7 @@ def test_a_result_that_differs_in_one_timed_call_is_not_repeatable(monkeypatch, 
 
         return y * jax.pure_callback(factor, jax.ShapeDtypeStruct((), jnp.float32))
 
-    monkeypatch.setattr(_products, "contract", planted)
+    monkeypatch.setattr(products, "contract", planted)
     monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
     s24.tune([(16, 8, 12)], ["float32"], patterns=(), folder=tmp_path / "t", show=None, **FAST)
     (entry,) = [e for e in stored(tmp_path / "t")["products"] if e["sparse"] == "right"]
@@ -240,7 +218,7 @@ def test_ensure_measures_what_a_run_needs_once(own):
     assert not tuning.missing((64, 32, 48), "float32", [s24.methods.Dense()])
 
 
-def test_ensure_measures_only_products_of_the_plan(measured):
+def test_ensure_measures_onlyproducts_of_the_plan(measured):
     tuning.ensure([(64, 32, 48)], ["float32"], [s24.methods.SSTE()], show=None)
     plan = s24.methods.SSTE().ffn_plan()
     packed = {name for name, row in plan.rows if str(row.by) and "dense" not in str(row.by)}
@@ -272,82 +250,3 @@ def test_what_no_kernel_multiplies_is_not_measured(measured, dtype):
 def test_ensure_refuses_shapes_that_do_not_divide():
     with pytest.raises(ValueError, match=r"ensure: .* multiples of 4, got \(16, 10, 12\)"):
         tuning.ensure([(16, 10, 12)], ["float32"], [s24.methods.FST()])
-
-
-# ---- algorithms of cuSPARSELt
-
-
-def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
-    """All are searched at the first product of a layout, those that were fast there at the next."""
-    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: list(range(-1, 20)))
-    monkeypatch.setattr(_entries, "SEARCHED", 2)
-    asked = []
-
-    def search(product, dtype, algorithms):
-        asked.append(list(algorithms))
-        times = {("cusparselt", a): 1.0 + 0.02 * abs(a - 7) for a in algorithms}
-        return {("ffi", None): 2.0} | times
-
-    monkeypatch.setattr(_entries, "_search", search)
-    entries, product = _entries.Entries(3, 0.4), _products.product_of("F1", "w1", 64, 32, 48)
-    forms = entries._candidates(product, jnp.dtype("bfloat16"))
-    assert [form.algorithm for form in forms] == [7, 6] and forms[0].also == ("masked",) != forms[1].also
-    entries._candidates(product, jnp.dtype("bfloat16"))
-    assert asked == [list(range(-1, 20)), [6, 7]]
-
-
-def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparselt, own):
-    """cuSPARSELt in jnp; algorithm 5 is refused by the library."""
-    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: [1, 5, 9])
-    monkeypatch.setattr(_entries, "CLOSE", 100.0)
-    right = _entries.contract
-
-    def refusing(a, b, i, j, *args, decision=None):
-        if decision is not None and decision.algorithm == 5:
-            raise RuntimeError("not supported")
-        return right(a, b, i, j, *args, decision=decision)
-
-    monkeypatch.setattr(_entries, "contract", refusing)
-    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F1", "w1"),))
-    monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ()}})
-    s24.tune([(32, 64, 96)], ["bfloat16"], patterns=(), show=None, **FAST)
-    (entry,) = [e for e in stored(own)["products"] if e["sparse"] == "right"]
-    assert entry["status"] == "ok" and entry.get("algorithm") in (None, 1, 9)
-    assert (entry["implementation"] == "cusparselt") == ("algorithm" in entry)
-
-
-def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cusparselt, own):
-    """The way of a GPU on a CPU: settled samples in a queue, a fake gauge, cuSPARSELt in jnp."""
-    here = Hardware("nvidia-h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "gpu", "", 8, "9.0")
-    started = time.perf_counter()
-
-    class Gauge:
-        def read(self):
-            at = time.perf_counter()
-            return _nvml.Reading(at, 1365.0, 700 * (at - started))
-
-    monkeypatch.setattr(_nvml, "gauge", lambda: (Gauge(), ""))
-    monkeypatch.setattr(table, "hardware", lambda: here)
-    monkeypatch.setattr(tuning, "hardware", lambda: here)
-    monkeypatch.setattr(decision, "platform", lambda: "cpu")  # where programs really run
-    monkeypatch.setattr(_entries, "platform", lambda: "cuda")
-    monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(_entries, "_algorithms", lambda product, dtype: [-1, 3])
-    monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ((64, 64, 128),)}})
-    monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F2", "y2"),))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    s24.tune(patterns=[VNM(64, 16)], seconds=0.05, show=None)
-    content = stored(own)
-    assert content["capability"] == "9.0" and "50 ms of it" in content["order"]
-    entries = {e["pattern"]: e for e in content["products"] if e["sparse"] == "left"}
-    assert set(entries) == {"2:4", "64:2:16"}
-    for entry in entries.values():
-        assert entry["status"] == "ok" and entry["seed"] >= 0
-        assert set(entry["mhz"].values()) == {1365.0}
-        for name, joules in entry["joules"].items():
-            assert joules == pytest.approx(700e-6 * entry[f"{name}_us"], rel=0.1)
-    assert "pack_vnm 64:2:16" in entries["64:2:16"]["producers_us"]
