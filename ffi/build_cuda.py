@@ -38,7 +38,7 @@ PRODUCERS = [
     "vnm_tiles",
     "vnm_repack",
 ]
-PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "metadata"]
+PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "sm90/metadata"]
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [
     "-gencode=arch=compute_80,code=[sm_80,compute_80]",

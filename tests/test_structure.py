@@ -186,6 +186,27 @@ def test_one_file_calls_the_foreign_function_interface():
     assert users == {"jax_sparse24/dispatch/native.py"}
 
 
+NATIVE = {
+    "core": {"core"},
+    "call": {"call", "core"},
+    "cpu": {"cpu", "call", "core"},
+    "cuda": {"cuda", "call", "core"},
+}
+
+
+@pytest.mark.parametrize("room", NATIVE)
+def test_native_includes_point_down(room):
+    """What the CPU and CUDA share is in `call` and `core`; neither includes the other's headers."""
+    files = [p for p in (ROOT / "ffi" / room).rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh")]
+    assert files
+    for path in files:
+        for included in re.findall(r'^#include "(?!xla/)(.+)"', path.read_text(), re.M):
+            target = (path.parent / included).resolve()
+            assert target.is_file(), f"{name(path)} includes {included}, which is not there"
+            to = target.relative_to(ROOT / "ffi").parts[0]
+            assert to in NATIVE[room], f"{name(path)} includes {included}"
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_a_long_file_is_pointed_out(path):
     lines = len(path.read_text().splitlines())

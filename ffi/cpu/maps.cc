@@ -134,7 +134,7 @@ struct Mvue {
 };
 
 template <class T, class Op, bool kRows>
-void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
+void map_groups(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   using Out = typename Op::Out;
   constexpr int64_t kCount = kLanes<Bits>, kMember = kRows ? 4 : 1;
@@ -161,25 +161,25 @@ void map_groups(const MapArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class T, class Op>
-void map_either(const MapArgs& a, int64_t begin, int64_t end) {
+void map_either(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   if (a.groups.inner == 1) return map_groups<T, Op, true>(a, begin, end);
   map_groups<T, Op, false>(a, begin, end);
 }
 
 template <class T>
-void map_typed(const MapArgs& a, int64_t begin, int64_t end) {
+void map_typed(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   switch (a.op) {
-    case MapOp::kMask: return map_either<T, Mask<T>>(a, begin, end);
-    case MapOp::kPrune: return map_either<T, EachGroup<T, PruneOp>>(a, begin, end);
-    case MapOp::kSoft: return map_either<T, EachGroup<T, SoftOp>>(a, begin, end);
-    case MapOp::kMvueExact: return map_either<T, Mvue<T, true>>(a, begin, end);
-    case MapOp::kMvueSequential: return map_either<T, Mvue<T, false>>(a, begin, end);
+    case GroupwiseOp::kMask: return map_either<T, Mask<T>>(a, begin, end);
+    case GroupwiseOp::kPrune: return map_either<T, EachGroup<T, PruneOp>>(a, begin, end);
+    case GroupwiseOp::kSoft: return map_either<T, EachGroup<T, SoftOp>>(a, begin, end);
+    case GroupwiseOp::kMvueExact: return map_either<T, Mvue<T, true>>(a, begin, end);
+    case GroupwiseOp::kMvueSequential: return map_either<T, Mvue<T, false>>(a, begin, end);
   }
 }
 
 }  // namespace
 
-void map(const MapArgs& a, int64_t begin, int64_t end) {
+void map(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return map_typed<F32>(a, begin, end);
     case Dtype::kBF16: return map_typed<BF16>(a, begin, end);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "calls.h"
+#include "../call/matmul.h"
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
@@ -40,7 +40,7 @@ struct Grid {
 ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
                   ffi::AnyBuffer metadata, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
   constexpr const char* kName = "s24_matmul";
-  const Product p = Product::of(kName, dense_k_last, out_packed_last, values, metadata, dense, *out);
+  const MatmulCall p = MatmulCall::of(kName, dense_k_last, out_packed_last, values, metadata, dense, *out);
   if (p.error.failure()) return p.error;
   if (p.empty()) return ffi::Error::Success();
   const MatmulArgs& a = p.args;

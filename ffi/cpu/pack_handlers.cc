@@ -1,7 +1,7 @@
 // FFI handlers of packing and unpacking.
 #include <algorithm>
 
-#include "calls.h"
+#include "../call/packed24.h"
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"

@@ -1,5 +1,6 @@
 // FFI handlers of masks and pruned arrays.
-#include "calls.h"
+#include "../call/groupwise.h"
+#include "../call/transposable.h"
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
@@ -9,12 +10,12 @@ namespace {
 
 constexpr int64_t kGrain = 4096;  // groups of one block: large against the cost of claiming it
 
-ffi::Error run(ffi::ThreadPool& pool, const MapCall& c) {
+ffi::Error run(ffi::ThreadPool& pool, const GroupwiseCall& c) {
   if (c.error.failure()) return c.error;
   const int64_t units = c.first.groups.count();
   parallel_for(pool, c.batch.count() * units, kGrain, [&](int64_t begin, int64_t end) {
     for_each_batch(begin, end, units, [&](int64_t b, int64_t unit0, int64_t unit1) {
-      MapArgs args = c.at(b);
+      GroupwiseArgs args = c.at(b);
       if (const uint32_t* key = c.key(b)) args.key = {key[0], key[1]};
       kernels().map(args, unit0, unit1);
     });
@@ -23,20 +24,20 @@ ffi::Error run(ffi::ThreadPool& pool, const MapCall& c) {
 }
 
 ffi::Error Mask(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(pool, MapCall::plain("s24_mask", MapOp::kMask, trailing, x, *out));
+  return run(pool, GroupwiseCall::plain("s24_mask", GroupwiseOp::kMask, trailing, x, *out));
 }
 
 ffi::Error Prune(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(pool, MapCall::plain("s24_prune", MapOp::kPrune, trailing, x, *out));
+  return run(pool, GroupwiseCall::plain("s24_prune", GroupwiseOp::kPrune, trailing, x, *out));
 }
 
 ffi::Error Soft(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(pool, MapCall::plain("s24_soft", MapOp::kSoft, trailing, x, *out));
+  return run(pool, GroupwiseCall::plain("s24_soft", GroupwiseOp::kSoft, trailing, x, *out));
 }
 
 ffi::Error Mvue(ffi::ThreadPool pool, int64_t trailing, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
                 ffi::Result<ffi::AnyBuffer> out) {
-  return run(pool, MapCall::mvue("s24_mvue", trailing, exact, key, x, *out));
+  return run(pool, GroupwiseCall::mvue("s24_mvue", trailing, exact, key, x, *out));
 }
 
 ffi::Error run(ffi::ThreadPool& pool, const TileCall& c) {

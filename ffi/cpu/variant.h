@@ -5,7 +5,7 @@
 namespace s24 {
 namespace S24_ISA {
 
-void map(const MapArgs&, int64_t begin, int64_t end);
+void map(const GroupwiseArgs&, int64_t begin, int64_t end);
 void tile(const TileArgs&, int64_t begin, int64_t end);
 void pack(const PackArgs&, int64_t begin, int64_t end);
 void matmul(const MatmulArgs&, const MatmulBlock&, void* scratch);

@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../call/matmul_vnm.h"
+#include "../call/packed_vnm.h"
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
 #include "scratch.h"
-#include "vnm_calls.h"
+#include "sampled_call.h"
 
 namespace s24 {
 namespace {
@@ -56,7 +58,7 @@ ffi::Error VnmUnpack(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t 
 ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
                      ffi::Result<ffi::AnyBuffer> out) {
-  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
+  const VnmMatmulCall c = VnmMatmulCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
                                       {values, metadata, columns}, dense, *out);
   if (c.error.failure()) return c.error;
   if (c.empty()) return ffi::Error::Success();

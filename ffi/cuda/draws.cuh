@@ -1,6 +1,6 @@
 // Random words of the groups of an estimate.
 #pragma once
-#include "../core/drawn.h"
+#include "simt/drawn.h"
 #include "vectors.cuh"
 
 namespace s24 {

@@ -339,7 +339,7 @@ cudaError_t launch_gated_pack(const GatedArgs& a, const PackedGradients& packed,
     for (int n = 0; n < 2 && e == cudaSuccess; ++n) {
       void* const dense = n == 0 ? a.dgate : a.dup;
       const Groups groups = {1, a.rows, a.cols};
-      e = launch_pack({packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, Key{0, 0}},
+      e = launch_pack(s24::PackArgs{packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, Key{0, 0}},
                       packed.key[n], stream);
     }
     return e;

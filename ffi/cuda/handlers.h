@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "../cpu/calls.h"
+#include "../call/packed24.h"
 #include "launch.h"
 
 namespace s24 {

@@ -1,6 +1,6 @@
 // The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
 // but dY2. Compiled without contraction of products and sums.
-#include "metadata_words.cuh"
+#include "sm90/metadata_words.cuh"
 #include "pack_tile.cuh"
 
 namespace s24 {

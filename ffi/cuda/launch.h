@@ -1,15 +1,21 @@
 // Launches of the kernels: what the handlers see. No XLA headers here, and no CUDA language.
 //
-// Arguments are those of the CPU kernels, in device memory; random keys are read there too, by the kernel. Launches never
+// Arguments are in device memory. Random keys are there too: the kernel reads them, and not the `key` of its arguments. Launches never
 // wait, allocate or copy to the host, so they can be captured into a graph.
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "../call/arguments.h"
 #include "../core/slopes.h"
-#include "../cpu/kernels.h"
 
 namespace s24 {
 namespace cuda {
+
+// How to pack on a GPU.
+struct PackArgs : s24::PackArgs {
+  bool strided;  // members of a group are a quarter of the axis apart, and not neighbours
+  PackArgs(const s24::PackArgs& args, bool strided = false) : s24::PackArgs(args), strided(strided) {}
+};
 
 enum class Activation : int32_t { kSilu, kGelu };
 
@@ -95,7 +101,7 @@ cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
 
-cudaError_t launch_map(const MapArgs& args, const uint32_t* key, cudaStream_t stream);
+cudaError_t launch_map(const GroupwiseArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_tile(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);

@@ -1,44 +1,44 @@
 // Maps from groups to groups: masks and pruned arrays. Compiled without contraction of products and sums.
 #include <type_traits>
 
-#include "../core/pairs.h"
-#include "../core/soft_pairs.h"
+#include "simt/pairs.h"
+#include "simt/soft_pairs.h"
 #include "draws.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-template <MapOp op, class T>
-using Out = std::conditional_t<op == MapOp::kMask, uint8_t, typename T::Bits>;
+template <GroupwiseOp op, class T>
+using Out = std::conditional_t<op == GroupwiseOp::kMask, uint8_t, typename T::Bits>;
 
-template <MapOp op>
-constexpr int kDraws = op == MapOp::kMvueExact ? 1 : op == MapOp::kMvueSequential ? 2 : 0;
+template <GroupwiseOp op>
+constexpr int kDraws = op == GroupwiseOp::kMvueExact ? 1 : op == GroupwiseOp::kMvueSequential ? 2 : 0;
 
-template <MapOp op, class T>
+template <GroupwiseOp op, class T>
 constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
-template <MapOp op, class T>
+template <GroupwiseOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
-  if constexpr (op == MapOp::kMask && sizeof(typename T::Bits) == 2) {
+  if constexpr (op == GroupwiseOp::kMask && sizeof(typename T::Bits) == 2) {
     const uint32_t bytes = top_two_of<T>(words_of(x)).bytes();
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint8_t(bytes >> (8 * i));
-  } else if constexpr (op == MapOp::kMask) {
+  } else if constexpr (op == GroupwiseOp::kMask) {
     typename T::Bits keep[4];
     keep24<T>(x, keep);
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint8_t(keep[i] & 1);
-  } else if constexpr (op == MapOp::kPrune) {
+  } else if constexpr (op == GroupwiseOp::kPrune) {
     prune24<T>(x, y);
-  } else if constexpr (op == MapOp::kSoft) {
+  } else if constexpr (op == GroupwiseOp::kSoft) {
     soft24<T>(x, y);
   } else if constexpr (kChoose<op, T>) {
-    const Words out = put_nibble(keep_drawn<T, op == MapOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
+    const Words out = put_nibble(keep_drawn<T, op == GroupwiseOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
   } else {
-    mvue24<T, op == MapOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
+    mvue24<T, op == GroupwiseOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
   }
 }
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void for_draws(Key key, int64_t first, F f) {
 }
 
 // Groups of neighbours: a thread takes kGroups of them per access, several accesses apart by a block.
-template <MapOp op, class T, int kGroups>
+template <GroupwiseOp op, class T, int kGroups>
 __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, Out<op, T>* y, int64_t groups,
                                                      const uint32_t* key_words) {
   using Bits = typename T::Bits;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) map_rows(const typename T::Bits* x, 
 }
 
 // Groups across rows: a thread takes kLanes neighbours of four rows.
-template <MapOp op, class T, int kLanes>
+template <GroupwiseOp op, class T, int kLanes>
 __global__ void __launch_bounds__(kThreads) map_columns(const typename T::Bits* x, Out<op, T>* y, Groups g,
                                                         const uint32_t* key_words) {
   using Bits = typename T::Bits;
@@ -249,8 +249,8 @@ __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* 
   });
 }
 
-template <MapOp op, class T>
-cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
+template <GroupwiseOp op, class T>
+cudaError_t launch(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t stream) {
   using Bits = typename T::Bits;
   constexpr bool kEstimate = kDraws<op> > 0;
   constexpr int kRun = kEstimate ? 4 : sizeof(Bits) == 2 ? 2 : 1;  // groups of an access: of 16 bytes, or a quartet
@@ -270,7 +270,7 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
       return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 2,
                    rounds, key);
   }
-  if constexpr (op == MapOp::kSoft && sizeof(Bits) == 2) {
+  if constexpr (op == GroupwiseOp::kSoft && sizeof(Bits) == 2) {
     const auto* from = static_cast<const uint32_t*>(a.x);
     auto* to = static_cast<uint32_t*>(a.out);
     const bool whole = aligned(x, 16) && aligned(y, 16);
@@ -295,16 +295,16 @@ cudaError_t launch(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_map(const MapArgs& a, const uint32_t* key, cudaStream_t stream) {
+cudaError_t launch_map(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);
     switch (a.op) {
-      case MapOp::kMask: return launch<MapOp::kMask, T>(a, key, stream);
-      case MapOp::kPrune: return launch<MapOp::kPrune, T>(a, key, stream);
-      case MapOp::kSoft: return launch<MapOp::kSoft, T>(a, key, stream);
-      case MapOp::kMvueExact: return launch<MapOp::kMvueExact, T>(a, key, stream);
-      case MapOp::kMvueSequential: return launch<MapOp::kMvueSequential, T>(a, key, stream);
+      case GroupwiseOp::kMask: return launch<GroupwiseOp::kMask, T>(a, key, stream);
+      case GroupwiseOp::kPrune: return launch<GroupwiseOp::kPrune, T>(a, key, stream);
+      case GroupwiseOp::kSoft: return launch<GroupwiseOp::kSoft, T>(a, key, stream);
+      case GroupwiseOp::kMvueExact: return launch<GroupwiseOp::kMvueExact, T>(a, key, stream);
+      case GroupwiseOp::kMvueSequential: return launch<GroupwiseOp::kMvueSequential, T>(a, key, stream);
     }
     return cudaErrorInvalidValue;
   });

@@ -1,4 +1,5 @@
 // FFI handler of the product of a packed and a dense matrix by our own kernels.
+#include "../call/matmul.h"
 #include "handlers.h"
 
 namespace s24 {
@@ -8,7 +9,7 @@ namespace {
 
 ffi::Error Matmul(cudaStream_t stream, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
                   ffi::AnyBuffer metadata, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
-  const Product p = Product::of("s24_matmul", dense_k_last, out_packed_last, values, metadata, dense, *out);
+  const MatmulCall p = MatmulCall::of("s24_matmul", dense_k_last, out_packed_last, values, metadata, dense, *out);
   if (p.error.failure()) return p.error;
   if (p.empty()) return ffi::Error::Success();
   if (p.args.depth == 0)

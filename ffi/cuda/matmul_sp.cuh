@@ -4,7 +4,7 @@
 // are read as they are stored. Any shape: what does not fill a tile is zero, or is not written.
 #pragma once
 #include "../core/metadata.h"
-#include "../core/metadata_layouts.h"
+#include "sm80/metadata_layouts.h"
 #include "../core/vnm.h"
 #include "mma_sp.cuh"
 #include "vectors.cuh"

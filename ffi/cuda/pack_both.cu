@@ -1,6 +1,6 @@
 // A matrix of 16-bit floats packed along its rows and its columns in one pass: by a given mask, or by the best transposable
 // one, which is written, too. Compiled without contraction of products and sums.
-#include "../core/tile_pairs.h"
+#include "simt/tile_pairs.h"
 #include "pack_tile.cuh"
 #include "tile_search.cuh"
 

@@ -1,6 +1,6 @@
 // Packing along rows that also counts, in each column, the elements that are kept and not zero, and writes the metadata in
 // cuSPARSELt's order. Compiled without contraction of products and sums.
-#include "metadata_words.cuh"
+#include "sm90/metadata_words.cuh"
 #include "pack_groups.cuh"
 
 namespace s24 {

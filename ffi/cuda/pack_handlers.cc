@@ -8,7 +8,7 @@ namespace {
 ffi::Error run(cudaStream_t stream, const PackCall& c) {
   if (c.error.failure()) return c.error;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
-    cudaError_t e = launch_pack(c.at(b), c.key(b), stream);
+    cudaError_t e = launch_pack({c.at(b), c.strided}, c.key(b), stream);
     if (e == cudaSuccess && c.op != PackOp::kUnpack) e = finish(c, b, stream);
     if (e != cudaSuccess) return status(c.target, e);
   }

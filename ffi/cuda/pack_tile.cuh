@@ -1,7 +1,7 @@
 // A tile of groups that lie across rows: the packed form is the transpose, which passes through shared memory, so that both
 // sides are read and written in 16-byte pieces of whole lines.
 #pragma once
-#include "../core/tile_pairs.h"
+#include "simt/tile_pairs.h"
 #include "pack_groups.cuh"
 
 namespace s24 {

@@ -1,11 +1,13 @@
 // FFI handlers of masks and pruned arrays.
+#include "../call/groupwise.h"
+#include "../call/transposable.h"
 #include "handlers.h"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-ffi::Error run(cudaStream_t stream, const MapCall& c) {
+ffi::Error run(cudaStream_t stream, const GroupwiseCall& c) {
   if (c.error.failure()) return c.error;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     const cudaError_t e = launch_map(c.at(b), c.key(b), stream);
@@ -15,20 +17,20 @@ ffi::Error run(cudaStream_t stream, const MapCall& c) {
 }
 
 ffi::Error Mask(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(stream, MapCall::plain("s24_mask", MapOp::kMask, trailing, x, *out));
+  return run(stream, GroupwiseCall::plain("s24_mask", GroupwiseOp::kMask, trailing, x, *out));
 }
 
 ffi::Error Prune(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(stream, MapCall::plain("s24_prune", MapOp::kPrune, trailing, x, *out));
+  return run(stream, GroupwiseCall::plain("s24_prune", GroupwiseOp::kPrune, trailing, x, *out));
 }
 
 ffi::Error Soft(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
-  return run(stream, MapCall::plain("s24_soft", MapOp::kSoft, trailing, x, *out));
+  return run(stream, GroupwiseCall::plain("s24_soft", GroupwiseOp::kSoft, trailing, x, *out));
 }
 
 ffi::Error Mvue(cudaStream_t stream, int64_t trailing, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
                 ffi::Result<ffi::AnyBuffer> out) {
-  return run(stream, MapCall::mvue("s24_mvue", trailing, exact, key, x, *out));
+  return run(stream, GroupwiseCall::mvue("s24_mvue", trailing, exact, key, x, *out));
 }
 
 ffi::Error run(cudaStream_t stream, const TileCall& c) {

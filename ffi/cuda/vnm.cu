@@ -12,6 +12,9 @@ namespace cuda {
 namespace {
 
 constexpr int kStrip = 128;  // columns of a tile, at most
+constexpr int64_t kVnmGroups = 16;  // a tile has at most this many groups of columns
+constexpr int64_t kVnmLeast = 128;  // of V rows, or of at least so many if rows are contiguous
+S24_HD int64_t vnm_unit_rows(const VnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
 constexpr int kMostBlocks = int(kVnmLeast) / kVnmLanes;
 constexpr int kAccess = 8;  // elements of an access
 constexpr uint8_t kNoSlot = 4;

@@ -1,5 +1,5 @@
 // FFI handlers of V:N:M arrays.
-#include "../cpu/vnm_calls.h"
+#include "../call/matmul_vnm.h"
 #include "handlers.h"
 
 namespace s24 {
@@ -59,7 +59,7 @@ ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m
 ffi::Error VnmMatmul(cudaStream_t stream, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
                      ffi::Result<ffi::AnyBuffer> out) {
-  const VnmProduct c = VnmProduct::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
+  const VnmMatmulCall c = VnmMatmulCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
                                       {values, metadata, columns}, dense, *out);
   if (c.error.failure()) return c.error;
   if (c.empty()) return ffi::Error::Success();

@@ -5,7 +5,7 @@
 // delivers each line of D once for every V rows. So a block takes as many columns as its registers hold, which also reads
 // P less often. Rows of D are gathered whole: a D whose contracted axis is contiguous is transposed before.
 #include "matmul_sp.cuh"
-#include "wgmma_sp.cuh"
+#include "sm90/wgmma_sp.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -38,7 +38,7 @@ def kernels(compiler, tmp_path_factory):
     @functools.cache
     def compile_one(name):
         source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
-        return compile_to(folder / f"{name}.o", *compiler, *KERNELS, "-c", source)
+        return compile_to(folder / f"{Path(name).name}.o", *compiler, *KERNELS, "-c", source)
 
     def compile_all(*names):
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/core/drawn.h"
-#include "../../ffi/core/metadata_layouts.h"
-#include "../../ffi/core/soft_pairs.h"
-#include "../../ffi/core/tile_search.h"
+#include "../../ffi/cuda/simt/drawn.h"
+#include "../../ffi/cuda/sm80/metadata_layouts.h"
+#include "../../ffi/cuda/sm90/metadata_layouts.h"
+#include "../../ffi/cuda/simt/soft_pairs.h"
+#include "../../ffi/cuda/simt/tile_search.h"
 
 using namespace s24;
 

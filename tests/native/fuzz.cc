@@ -122,16 +122,16 @@ static bool differ(std::vector<T>& results) {
 // Each: a call for every instruction set; whether bits differ.
 
 static bool maps() {
-  const MapOp op = one_of({MapOp::kMask, MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential});
+  const GroupwiseOp op = one_of({GroupwiseOp::kMask, GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential});
   const Dtype d = dtype();
   const Groups g = groups(6000);
-  const int64_t n = 4 * g.count(), out = op == MapOp::kMask ? 1 : bytes_of(d);
+  const int64_t n = 4 * g.count(), out = op == GroupwiseOp::kMask ? 1 : bytes_of(d);
   now = "map" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
   Array x(n, bytes_of(d));
   x.floats(d);
   std::vector<Array> results;
   for (const Kernels* k : kAll) {
-    MapArgs a = {op, d, x.data(), results.emplace_back(n, out).data(), g, Key{kKey[0], kKey[1]}};
+    GroupwiseArgs a = {op, d, x.data(), results.emplace_back(n, out).data(), g, Key{kKey[0], kKey[1]}};
     in_pieces(g.count(), [&](int64_t begin, int64_t end) { k->map(a, begin, end); });
   }
   return differ(results);

@@ -57,7 +57,8 @@ static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64
     for (int n = 0; n < 2; ++n) {
       packed.values[n] = values[n], packed.metadata[n] = metadata[n], packed.key[n] = keys[n];
       const Groups groups = {1, rows, cols};
-      cuda::launch_pack({packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups}, keys[n], nullptr);
+      cuda::launch_pack(PackArgs{packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups, Key{0, 0}},
+                        keys[n], nullptr);
       std::fill(out[1 + n], out[1 + n] + total, Bits(7));
     }
     cuda::launch_gated_pack(a, packed, nullptr);

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "../../ffi/core/metadata.h"
-#include "../../ffi/core/metadata_layouts.h"
 #include "../../ffi/core/select.h"
 #include "../../ffi/core/squared_relu.h"
 #include "../../ffi/cuda/launch.h"
+#include "../../ffi/cuda/sm90/metadata_layouts.h"
 #include "checks.h"
 
 using namespace s24;
@@ -110,7 +110,7 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
           keep[j] != 0 && (group[j] & T::kMagnitude) != 0;
   }
   const Groups groups = {1, int64_t(all), 1};
-  const PackArgs a = {op, dtype, x.data(), nullptr, values.data(), metadata.data(), groups, Key{0, 0}, false};
+  const PackArgs a = {op, dtype, x.data(), nullptr, values.data(), metadata.data(), groups, Key{0, 0}};
   // Memory for cuSPARSELt's order too, if it has one for so many features.
   const bool ordered = features % 32 == 0;
   std::vector<uint8_t> behind(all / 8, 0), want_behind(all / 8, 0);

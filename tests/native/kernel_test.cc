@@ -303,7 +303,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
   }
   for (const PackOp op : {PackOp::kPlain, PackOp::kMvueExact, PackOp::kMvueSequential}) {
     if (g.inner == 1) break;  // of one column it is one long row
-    PackArgs a = {op, dtype, dense, nullptr, want_columns.data(), want_metadata.data(), g, Key{0, 0}};
+    cuda::PackArgs a = PackArgs{op, dtype, dense, nullptr, want_columns.data(), want_metadata.data(), g, Key{0, 0}};
     cuda::launch_pack(a, kKey, nullptr);
     a.dense = x, a.values = values, a.metadata = metadata, a.strided = true;
     cuda::launch_pack(a, kKey, nullptr);
@@ -320,22 +320,22 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
   alignas(64) static Bits x[1 << 16], y[1 << 16];
   long wrong = 0;
-  for (const MapOp op : {MapOp::kPrune, MapOp::kSoft, MapOp::kMvueExact, MapOp::kMvueSequential, MapOp::kMask}) {
+  for (const GroupwiseOp op : {GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential, GroupwiseOp::kMask}) {
     for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
     cuda::launch_map({op, dtype, x, y, g, Key{0, 0}}, kKey, nullptr);
     for_groups(g, [&](int64_t n, int64_t at, int64_t, int64_t) {
       Bits given[4], want[4], keep[4];
       for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner];
       keep24<T>(given, keep);
-      if (op == MapOp::kPrune)
+      if (op == GroupwiseOp::kPrune)
         prune24<T>(given, want);
-      else if (op == MapOp::kSoft)
+      else if (op == GroupwiseOp::kSoft)
         soft24<T>(given, want);
       else
-        estimate<T>(op != MapOp::kMask, op == MapOp::kMvueExact, n, given, want);
+        estimate<T>(op != GroupwiseOp::kMask, op == GroupwiseOp::kMvueExact, n, given, want);
       for (int j = 0; j < 4; ++j) {
         const int64_t i = at + j * g.inner;
-        wrong += op == MapOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
+        wrong += op == GroupwiseOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
       }
     });
   }

@@ -1,6 +1,6 @@
 // The kernels that write metadata in the order of libraries, against the closed forms.
 // Prints one line per check: its name, and how many bytes were wrong.
-#include "../../ffi/core/metadata_layouts.h"
+#include "../../ffi/cuda/sm90/metadata_layouts.h"
 
 #include <random>
 #include <string>

@@ -27,7 +27,8 @@ def cuda_targets(compiler, kernels, tmp_path_factory):
     sources += [ROOT / "ffi/cuda/cusparselt.cc", HERE / "targets.cc"]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *compiler, *flags, s), sources))
-    names = sorted(p.stem for p in (ROOT / "ffi/cuda").glob("*.cu"))
+    cuda = ROOT / "ffi/cuda"
+    names = sorted(str(p.relative_to(cuda).with_suffix("")) for p in cuda.rglob("*.cu"))
     return compile_to(
         folder / "targets.so", *compiler, "-shared", *objects, *kernels(*names), "-ldl", "-pthread"
     )

@@ -62,7 +62,7 @@ def test_blocks_packed_again_along_the_other_axis(report):
 
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
 def test_metadata_for_cusparselt(counts, kernels, width):
-    found = of(counts("metadata_test.cc", *kernels("metadata")), f"metadata {width}")
+    found = of(counts("metadata_test.cc", *kernels("sm90/metadata")), f"metadata {width}")
     assert len(found) == 4
     assert not any(found.values()), found
 

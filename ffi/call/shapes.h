@@ -1,10 +1,11 @@
-// Checks and views of buffers, shared by the handlers. Python has checked before: the errors here are a backstop.
+// Shapes of buffers, and their checks, which the handlers of the CPU and of CUDA share. Python has checked every call
+// before, so that these errors are a backstop.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "arguments.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace s24 {
@@ -189,8 +190,31 @@ struct KeyedBatch {
   }
 };
 
-inline int64_t size_of(Dtype d) { return d == Dtype::kF32 ? 4 : 2; }
+inline Dims leading(const Dims& d, size_t tail) {
+  return Dims(d.begin(), d.size() < tail ? d.begin() : d.end() - int64_t(tail));
+}
 
 inline char* at_bytes(const void* p, int64_t bytes) { return static_cast<char*>(const_cast<void*>(p)) + bytes; }
+
+// A checked call: its error, or else its batch. Each operation derives its own from it.
+struct Call {
+  const char* target;
+  ffi::Error error = ffi::Error::Success();
+  Batch batch = Batch({}, {});
+
+  explicit Call(const char* name) : target(name) {}
+};
+
+// A buffer and its number among the operands of the batch, or -1 if it has the batch of the result. An operand that a call
+// does not have is null.
+struct Operand {
+  const void* data = nullptr;
+  int batch_operand = -1;
+
+  char* at(const Batch& batch, int64_t b, int64_t bytes) const {
+    if (data == nullptr) return nullptr;
+    return at_bytes(data, (batch_operand < 0 ? b : batch.index(size_t(batch_operand), b)) * bytes);
+  }
+};
 
 }  // namespace s24

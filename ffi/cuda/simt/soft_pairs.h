@@ -6,7 +6,7 @@
 // zero. (Above it numbers that differ do so by 2^-125 at least.) Differences are rounded once here, and by the definition
 // first to float32. Where that is not exact the threshold is below 2^-13 of the element, which both forms give.
 #pragma once
-#include "soft.h"
+#include "../../core/soft.h"
 
 namespace s24 {
 

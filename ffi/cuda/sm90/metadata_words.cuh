@@ -1,8 +1,8 @@
 // Metadata in cuSPARSELt's order for sm_90 and 16-bit values, see metadata_layouts.h.
 #pragma once
-#include "../core/metadata_layouts.h"
-#include "../core/pairs.h"
-#include "vectors.cuh"
+#include "../simt/pairs.h"
+#include "../vectors.cuh"
+#include "metadata_layouts.h"
 
 namespace s24 {
 namespace cuda {

@@ -1,6 +1,6 @@
 // The sparse product of a warpgroup, four warps, on Hopper: A in registers, B in shared memory, sums in registers.
 #pragma once
-#include "mma_sp.cuh"
+#include "../mma_sp.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -1,9 +1,9 @@
-// Calls of V:N:M operations: as calls.h.
+// Checked calls of V:N:M packing, unpacking and gathering.
 #pragma once
 #include <initializer_list>
 
 #include "../core/vnm.h"
-#include "calls.h"
+#include "shapes.h"
 
 namespace s24 {
 
@@ -198,116 +198,6 @@ struct VnmCall : Call {
     check.require(!best || s.m <= kVnmMaxExactM, "an exhaustive search takes m up to " + std::to_string(kVnmMaxExactM) +
                                                       ", got m=" + std::to_string(s.m) + "; use exact=0");
     return best;
-  }
-};
-
-struct VnmProduct : Call {
-  VnmMatmulArgs args{};  // of the first element; the product's depth is K
-  VnmShape shape;
-  using Call::Call;
-
-  static VnmProduct of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
-                       const VnmParts& parts, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
-    VnmProduct c(target);
-    Check check(target);
-    MatmulArgs& p = c.args.product;
-    p.in = check.dtype("values", parts.values);
-    p.out_dtype = check.dtype("the result", out);
-    p.dense_k_last = check.flag("dense_k_last", dense_k_last);
-    p.out_packed_last = check.flag("out_packed_last", out_packed_last);
-    check.require(p.out_dtype == p.in || p.out_dtype == Dtype::kF32, "the result must have the dtype of values, or float32");
-    const Dims d = dims_of(dense), values = dims_of(parts.values);
-    check.require(values.size() >= 2 && d.size() >= 2, "operands need two dimensions");
-    if (!check.ok()) return c.error = check.error(), c;
-    p.rows = values[values.size() - 2];
-    p.depth = dense_k_last ? d.back() : d[d.size() - 2];
-    p.cols = dense_k_last ? d[d.size() - 2] : d.back();
-    const Dims v_lead = parts.values_lead(), m_lead = parts.metadata_lead(), c_lead = parts.columns_lead(),
-               d_lead = leading(d, 2);
-    const VnmShape s = VnmShape::of(check, {p.rows, p.depth}, 0, v, m);
-    const Dims all = check.broadcast("values, metadata and columns", check.broadcast("values and metadata", v_lead, m_lead),
-                                     c_lead);
-    const Dims lead = check.broadcast("packed and dense", all, d_lead);
-    if (!check.ok()) return c.error = check.error(), c;
-    parts.check(check, s, v_lead, m_lead, c_lead, dense.element_type());
-    Dims want = lead;
-    want.push_back(out_packed_last ? p.cols : p.rows);
-    want.push_back(out_packed_last ? p.rows : p.cols);
-    check.shape("the result", out, want);
-    if (!check.ok()) return c.error = check.error(), c;
-    c.batch = Batch(lead, {v_lead, m_lead, c_lead, d_lead}, lead.size());
-    c.shape = s;
-    c.args.v = v;
-    c.args.m = m;
-    c.args.columns = static_cast<const uint8_t*>(parts.columns.untyped_data());
-    p.values = parts.values.untyped_data();
-    p.metadata = static_cast<const uint8_t*>(parts.metadata.untyped_data());
-    p.dense = dense.untyped_data();
-    p.out = out.untyped_data();
-    return c;
-  }
-
-  VnmMatmulArgs at(int64_t b) const {
-    VnmMatmulArgs a = args;
-    MatmulArgs& p = a.product;
-    const int64_t in = size_of(p.in);
-    p.values = at_bytes(p.values, batch.index(0, b) * shape.values_size() * in);
-    p.metadata += batch.index(1, b) * shape.metadata_size();
-    a.columns += batch.index(2, b) * shape.columns_size();
-    p.dense = at_bytes(p.dense, batch.index(3, b) * p.depth * p.cols * in);
-    p.out = at_bytes(p.out, b * out_bytes());
-    return a;
-  }
-  int64_t out_bytes() const { return args.product.rows * args.product.cols * size_of(args.product.out_dtype); }
-  bool empty() const { return batch.count() * args.product.rows * args.product.cols == 0; }
-};
-
-// A (lead..., R, K) B (lead..., N, K)^T at entries.
-struct SampledCall : Call {
-  SampledArgs args{};  // of the first element
-  VnmShape shape;
-  using Call::Call;
-
-  static SampledCall of(const char* target, int64_t v, int64_t m, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
-                        const VnmParts& parts) {
-    SampledCall c(target);
-    Check check(target);
-    SampledArgs& p = c.args;
-    p.dtype = check.dtype("a", a);
-    const Dims x = dims_of(a), y = dims_of(b);
-    check.require(x.size() >= 2 && y.size() >= 2 && x.back() == y.back(), "a and b must be (..., R, K) and (..., N, K)");
-    check.require(a.element_type() == b.element_type(), "a and b must have the same dtype");
-    if (!check.ok()) return c.error = check.error(), c;
-    p.rows = x[x.size() - 2];
-    p.depth = x.back();
-    p.cols = y[y.size() - 2];
-    const VnmShape s = VnmShape::of(check, {p.rows, p.cols}, 0, v, m);
-    const Dims a_lead = leading(x, 2), b_lead = leading(y, 2), m_lead = parts.metadata_lead(), c_lead = parts.columns_lead();
-    const Dims lead = check.broadcast("operands and places", check.broadcast("a and b", a_lead, b_lead),
-                                      check.broadcast("metadata and columns", m_lead, c_lead));
-    if (check.ok()) parts.check(check, s, lead, m_lead, c_lead, a.element_type());
-    if (!check.ok()) return c.error = check.error(), c;
-    c.batch = Batch(lead, {a_lead, b_lead, m_lead, c_lead}, lead.size());
-    c.shape = s;
-    p.v = v;
-    p.m = m;
-    p.a = a.untyped_data();
-    p.b = b.untyped_data();
-    p.values = parts.values.untyped_data();
-    p.metadata = static_cast<const uint8_t*>(parts.metadata.untyped_data());
-    p.columns = static_cast<const uint8_t*>(parts.columns.untyped_data());
-    return c;
-  }
-
-  SampledArgs at(int64_t n) const {
-    SampledArgs p = args;
-    const int64_t size = size_of(p.dtype);
-    p.a = at_bytes(p.a, batch.index(0, n) * p.rows * p.depth * size);
-    p.b = at_bytes(p.b, batch.index(1, n) * p.cols * p.depth * size);
-    p.metadata += batch.index(2, n) * shape.metadata_size();
-    p.columns += batch.index(3, n) * shape.columns_size();
-    p.values = at_bytes(p.values, n * shape.values_size() * size);
-    return p;
   }
 };
 

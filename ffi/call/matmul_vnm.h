@@ -1,0 +1,68 @@
+// Checked calls of the product of a V:N:M matrix and a dense one.
+#pragma once
+#include "packed_vnm.h"
+
+namespace s24 {
+
+struct VnmMatmulCall : Call {
+  VnmMatmulArgs args{};  // of the first element; the product's depth is K
+  VnmShape shape;
+  using Call::Call;
+
+  static VnmMatmulCall of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
+                       const VnmParts& parts, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
+    VnmMatmulCall c(target);
+    Check check(target);
+    MatmulArgs& p = c.args.product;
+    p.in = check.dtype("values", parts.values);
+    p.out_dtype = check.dtype("the result", out);
+    p.dense_k_last = check.flag("dense_k_last", dense_k_last);
+    p.out_packed_last = check.flag("out_packed_last", out_packed_last);
+    check.require(p.out_dtype == p.in || p.out_dtype == Dtype::kF32, "the result must have the dtype of values, or float32");
+    const Dims d = dims_of(dense), values = dims_of(parts.values);
+    check.require(values.size() >= 2 && d.size() >= 2, "operands need two dimensions");
+    if (!check.ok()) return c.error = check.error(), c;
+    p.rows = values[values.size() - 2];
+    p.depth = dense_k_last ? d.back() : d[d.size() - 2];
+    p.cols = dense_k_last ? d[d.size() - 2] : d.back();
+    const Dims v_lead = parts.values_lead(), m_lead = parts.metadata_lead(), c_lead = parts.columns_lead(),
+               d_lead = leading(d, 2);
+    const VnmShape s = VnmShape::of(check, {p.rows, p.depth}, 0, v, m);
+    const Dims all = check.broadcast("values, metadata and columns", check.broadcast("values and metadata", v_lead, m_lead),
+                                     c_lead);
+    const Dims lead = check.broadcast("packed and dense", all, d_lead);
+    if (!check.ok()) return c.error = check.error(), c;
+    parts.check(check, s, v_lead, m_lead, c_lead, dense.element_type());
+    Dims want = lead;
+    want.push_back(out_packed_last ? p.cols : p.rows);
+    want.push_back(out_packed_last ? p.rows : p.cols);
+    check.shape("the result", out, want);
+    if (!check.ok()) return c.error = check.error(), c;
+    c.batch = Batch(lead, {v_lead, m_lead, c_lead, d_lead}, lead.size());
+    c.shape = s;
+    c.args.v = v;
+    c.args.m = m;
+    c.args.columns = static_cast<const uint8_t*>(parts.columns.untyped_data());
+    p.values = parts.values.untyped_data();
+    p.metadata = static_cast<const uint8_t*>(parts.metadata.untyped_data());
+    p.dense = dense.untyped_data();
+    p.out = out.untyped_data();
+    return c;
+  }
+
+  VnmMatmulArgs at(int64_t b) const {
+    VnmMatmulArgs a = args;
+    MatmulArgs& p = a.product;
+    const int64_t in = size_of(p.in);
+    p.values = at_bytes(p.values, batch.index(0, b) * shape.values_size() * in);
+    p.metadata += batch.index(1, b) * shape.metadata_size();
+    a.columns += batch.index(2, b) * shape.columns_size();
+    p.dense = at_bytes(p.dense, batch.index(3, b) * p.depth * p.cols * in);
+    p.out = at_bytes(p.out, b * out_bytes());
+    return a;
+  }
+  int64_t out_bytes() const { return args.product.rows * args.product.cols * size_of(args.product.out_dtype); }
+  bool empty() const { return batch.count() * args.product.rows * args.product.cols == 0; }
+};
+
+}  // namespace s24

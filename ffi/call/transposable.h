@@ -1,0 +1,37 @@
+// Checked calls of operations on tiles of 4x4.
+#pragma once
+#include "shapes.h"
+
+namespace s24 {
+
+struct TileCall : Call {
+  TileArgs args{};
+  using Call::Call;
+
+  static TileCall of(const char* target, TileOp op, const ffi::AnyBuffer& w, const ffi::AnyBuffer& out) {
+    TileCall c(target);
+    Check check(target);
+    const Dtype dtype = check.dtype("w", w);
+    const Dims dims = dims_of(w);
+    check.shape("the result", out, dims);
+    if (op == TileOp::kTransposableMask)
+      check.type("the result", out, ffi::DataType::PRED, "bool");
+    else
+      check.require(out.element_type() == w.element_type(), "the result must have the dtype of w");
+    if (check.require(dims.size() >= 2, "w needs two dimensions, got shape " + text(dims)))
+      check.require(dims[dims.size() - 2] % 4 == 0 && dims.back() % 4 == 0,
+                    "both last dimensions of " + text(dims) + " must be multiples of 4");
+    if (!check.ok()) return c.error = check.error(), c;
+    c.args = {op, dtype, w.untyped_data(), out.untyped_data(), product(dims, 0, dims.size() - 1), dims.back()};
+    return c;
+  }
+
+  static TileCall double_prune(const char* target, int64_t first, const ffi::AnyBuffer& w, const ffi::AnyBuffer& out) {
+    Check check(target);
+    TileCall c = of(target, check.flag("first", first) ? TileOp::kPruneRowsFirst : TileOp::kPruneColumnsFirst, w, out);
+    if (!check.ok()) c.error = check.error();
+    return c;
+  }
+};
+
+}  // namespace s24
