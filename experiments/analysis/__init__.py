@@ -1,0 +1,1 @@
+"""What finished runs say: their numbers, tables and curves."""

@@ -1,0 +1,1 @@
+"""What is timed: one file per suite."""

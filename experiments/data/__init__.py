@@ -1,0 +1,1 @@
+"""Corpora, and from them to batches of tokens."""
