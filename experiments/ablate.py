@@ -10,20 +10,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments import ablation as ablations
 from experiments import files
-from experiments.ablate import result as results
-from experiments.ablate import runs, text
-from experiments.ablation import Named
+from experiments.ablations import ablation as ablations
+from experiments.ablations import result as results
+from experiments.ablations import runs, text
+from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
 from experiments.config import UserError, require
-from experiments.step import graphdefs_of
+from experiments.training.step import graphdefs_of
 
 ROOT = Path("runs/ablate")
 ROUND = 3  # seeds of every ablation that are trained before more of any
 DESCRIPTION = """Trains every arm with every seed, and the replicate that gives the noise floor, then writes
-report.md, curves.png, metrics.csv and result.json, with the verdict on the claim (experiments/verdicts.py).
-Sizes are smoke, cpu and gpu. --resume continues what was interrupted; finished runs are kept."""
+report.md, curves.png, metrics.csv and result.json, with the verdict on the claim
+(experiments/ablations/verdicts.py). Sizes are smoke, cpu and gpu. --resume continues what was interrupted;
+finished runs are kept."""
 STATUS = """Exit status: 0 when all is done, or the time of --minutes or --until is over; 75 when a signal
 (SIGTERM, Ctrl-C) stopped it: what was trained is kept, and --resume continues it; 1 when a run with --jobs
 failed: its log says why; 2 for a mistake or a full disk: one sentence says which."""
@@ -121,7 +122,7 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     title = f"# {named.paper}: {named.claim}, {named.size}\n\n"
     image, problem = "curves.png", ""
     try:
-        from experiments.ablate import plots
+        from experiments.ablations import plots
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
@@ -134,7 +135,7 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     summary = f"{named.ablation.claim}\n{text.verdict(result)}\n\n{text.findings(result)}\n"
     written = [str(out / "report.md")]
     if record:
-        from experiments.ablate import reproduction
+        from experiments.ablations import reproduction
 
         written += reproduction.record(named, result, out)
     require(not problem, f"{summary}\n{', '.join(written)} hold more. {problem}")
@@ -277,7 +278,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_intermixed_args(argv)
     if args.list or args.write_docs or args.rejudge:
-        from experiments.ablate import reproduction
+        from experiments.ablations import reproduction
 
         if args.rejudge:
             print("\n".join(reproduction.rejudge()))

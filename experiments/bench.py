@@ -7,9 +7,11 @@ import traceback
 
 import tyro
 
-from experiments.bench import gemm, rows, torch_programs
-from experiments.bench.session import Session
-from experiments.bench.settings import SUITES, Settings
+from experiments.benchmarks import rows
+from experiments.benchmarks.session import Session
+from experiments.benchmarks.settings import SUITES, Settings
+from experiments.benchmarks.suites import gemm
+from experiments.benchmarks.torch import programs as torch_programs
 from experiments.cli import command
 from experiments.config import UserError
 
@@ -35,7 +37,7 @@ class Progress:
 
 def run_suite(suite: str, settings: Settings) -> list[str]:
     """Measure, print, store one suite; returns a line for everything that makes the exit status 1."""
-    module = importlib.import_module(f"experiments.bench.{suite.replace('-', '_')}")
+    module = importlib.import_module(f"experiments.benchmarks.suites.{suite.replace('-', '_')}")
     session, progress = Session(suite, settings), Progress(suite)
     for what, measure in module.run(settings, progress):
         progress(what)
@@ -80,9 +82,9 @@ def main(argv=None) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     if settings.suites == ("report",):
-        from experiments.bench import report
+        from experiments.benchmarks import pages
 
-        print(report.write(settings.folder))
+        print(pages.write(settings.folder))
         return 0
     errors = []
     for suite in dict.fromkeys(settings.suites or SUITES):

@@ -14,12 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from experiments import config as configs
-from experiments import demo_page, files, generate, opening, report
-from experiments.ablate.runs import share_compilations
-from experiments.bench import environment, train_step
+from experiments import files
+from experiments.ablations.runs import share_compilations
+from experiments.analysis import comparison, runs, sampling
+from experiments.benchmarks import demo_page
+from experiments.benchmarks.suites import train_step
 from experiments.cli import STOPPED, command
 from experiments.config import REPOSITORY, UserError
-from experiments.train import train
+from experiments.training import environment, opening
+from experiments.training.loop import train
 
 PROMPT = "def "
 ARMS = ("dense", "fst", "venom")
@@ -39,7 +42,7 @@ def samples(out: Path, tokens: int) -> str:
     """A short sample of every arm, as Markdown."""
     parts = []
     for arm in ARMS:
-        text = generate.sample_run(out / arm, PROMPT, tokens=tokens, temperature=0.6, seed=1)
+        text = sampling.sample_run(out / arm, PROMPT, tokens=tokens, temperature=0.6, seed=1)
         parts.append(f"\n## A sample of the {arm} arm (prompt {PROMPT!r})\n\n```text\n{text.rstrip()}\n```\n")
     return "".join(parts)
 
@@ -49,7 +52,7 @@ def result_of(out: Path, arms: dict, seconds: float) -> dict:
     those of the runs were taken minutes apart, in which a shared machine changes by more."""
     losses = {}
     for arm, config in arms.items():
-        run = report.read_run(out / arm, arm)
+        run = runs.read_run(out / arm, arm)
         speeds = run.column("train", "steps_per_s")[1]
         losses[arm] = {
             "config": configs.to_dict(config),
@@ -132,7 +135,7 @@ def main(argv=None):
     files.write(out / "demo.json", json.dumps(found, indent=1) + "\n")
     text = demo_page.speed(found) + samples(out, tokens=240)
     try:
-        table = report.write_report(
+        table = comparison.write_report(
             [out / arm for arm in ARMS], out, title="Dense, FST and Venom, the same start", extra=text
         )
     except UserError as error:  # the table without plots

@@ -12,7 +12,7 @@ import tyro
 from experiments import config as configs
 from experiments.cli import STOPPED, command
 from experiments.config import Config, UserError, require
-from experiments.evaluate import bits, mark
+from experiments.training.evaluator import bits, mark
 
 USAGE = """usage: python -m experiments.launch CONFIG [options] [overrides]
 
@@ -78,7 +78,7 @@ def parse(argv) -> Launch:
             bool(overrides) and not overrides[0].startswith("-"),
             "--resume needs the folder of a run, such as --resume runs/NAME, where no CONFIG comes first.",
         )
-        from experiments.rundir import open_run
+        from experiments.training.rundir import open_run
 
         folder, *overrides = overrides
         spec, default = f"--resume {folder}", Launch(open_run(Path(folder)), out=Path(folder), resume=True)
@@ -142,8 +142,10 @@ def main(argv=None):
     launch = parse(argv)
     out = launch.out or Path("runs") / launch.config.name
     connect(launch)
-    from experiments.opening import opening  # after the processes are connected: no device may be touched
-    from experiments.train import train
+    from experiments.training.loop import train
+    from experiments.training.opening import (
+        opening,  # after the processes are connected: no device may be touched
+    )
 
     def begins(config, corpus):
         opening(config, corpus, measure=launch.tune, show=launch.progress is not False)

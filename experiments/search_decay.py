@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from experiments import config as configs
-from experiments import data as datas
 from experiments import files
+from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import Config, UserError, require
-from experiments.monitor import Monitor
-from experiments.report import markdown
-from experiments.start import initial_state
-from experiments.step import Program
+from experiments.data import batches as datas
+from experiments.training.monitor import Monitor
+from experiments.training.start import initial_state
+from experiments.training.step import Program
 from jax_sparse24.methods import FST, Dense
 from jax_sparse24.methods.search_decay import CANDIDATES, FEASIBLE
 
@@ -92,7 +92,7 @@ def table(measured, choice, rows: int = 10) -> str:
 
 def draw(measured, choice, path: Path):
     """mu(t) of every candidate, and the feasible range."""
-    from experiments.plots import COLOURS, STYLE, plt, save, smooth
+    from experiments.analysis.curves import COLOURS, STYLE, plt, save, smooth
 
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.5))

@@ -169,6 +169,25 @@ def test_experiments_are_on_top(folder):
             assert imported.split(".")[0] not in below, f"{name(path)} imports {imported}"
 
 
+# The rooms of experiments/ from the bottom up; the commands beside them may import everything.
+ROOMS = [("data", "models"), ("training",), ("analysis",), ("ablations",), ("benchmarks",)]
+SHARED = {"config", "cli", "files"}  # modules beside the rooms that these may import
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in modules("experiments") if p.parent.name != "experiments"], ids=name
+)
+def test_rooms_import_rooms_below(path):
+    rank = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+    own = path.relative_to(ROOT / "experiments").parts[0]
+    assert own in rank, f"{name(path)} has no place in ROOMS: give it one"
+    for imported in imports(path):
+        top, *rest = imported.split(".")
+        if top == "experiments" and rest[:1] != [own]:
+            below = rest and (rest[0] in SHARED or rank.get(rest[0], 99) < rank[own])
+            assert below, f"{name(path)} must not import {imported}: it is not below"
+
+
 @pytest.mark.parametrize("path", modules("jax_sparse24"), ids=name)
 def test_the_package_does_without_packages_of_experiments(path):
     used = {imported.split(".")[0] for imported in imports(path)}

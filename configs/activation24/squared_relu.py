@@ -1,8 +1,8 @@
 """Squared ReLU is as good as SwiGLU at equal parameters, and its activations become sparse by themselves."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, between, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, between, no_worse
 
 
 def ablation(size: Size) -> Ablation:

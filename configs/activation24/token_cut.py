@@ -1,8 +1,8 @@
 """Cutting along tokens needs both fixes: the densest features dense, and tokens that are not neighbours."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, between, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, between, less, no_worse
 
 FIXES = {
     "neither": {"tokens": "consecutive", "dense_share": 0.0},

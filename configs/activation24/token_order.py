@@ -1,8 +1,8 @@
 """Four neighbouring tokens overflow their two places more often than four tokens from far apart."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, within
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, within
 
 
 def ablation(size: Size) -> Ablation:

@@ -1,8 +1,8 @@
 """The forward 2:4 cut of activations costs nothing after a dense warm-up."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse
 
 
 def ablation(size: Size) -> Ablation:

@@ -3,8 +3,8 @@
 import dataclasses
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 
 def ablation(size: Size) -> Ablation:

@@ -1,8 +1,8 @@
 """A low-rank model needs the activation between its factors."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, within
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, within
 
 
 def ablation(size: Size) -> Ablation:

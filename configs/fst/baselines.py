@@ -1,8 +1,8 @@
 """FST against STEP, Bi-Mask and a dense model of half the FFN width."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, lowest
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, lowest
 
 
 def ablation(size: Size) -> Ablation:

@@ -1,8 +1,8 @@
 """Masked decay holds the flip rate down; too little and too much of it both cost loss."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, lowest, monotone, ratio
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, lowest, monotone, ratio
 
 
 def ablation(size: Size) -> Ablation:

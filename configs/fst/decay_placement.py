@@ -1,8 +1,8 @@
 """Masked decay holds the flip rate down on gradients; on weights, after Adam, it takes far more of it."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, ratio
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, ratio
 
 
 def ablation(size: Size) -> Ablation:

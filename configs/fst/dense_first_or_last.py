@@ -1,8 +1,8 @@
 """The same dense steps help more at the end of sparse training than at its start."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import less
 
 
 def ablation(size: Size) -> Ablation:

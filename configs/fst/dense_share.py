@@ -1,8 +1,8 @@
 """Dense steps at the end of sparse training close the gap; a sixth of the steps is enough."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 SHARES = {"none": 0.0, "1/12": 1 / 12, "1/6": 1 / 6, "1/3": 1 / 3}
 

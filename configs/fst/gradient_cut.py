@@ -1,8 +1,8 @@
 """An unbiased 2:4 cut of the output gradient costs no loss if its variance is small; a biased one does."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, within
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, within
 
 CUTS = ("approximate", "exact", "paired", "uniform", "biased")
 

@@ -1,8 +1,8 @@
 """What the input gradient is made of: dense values of the forward mask, pruned again, or transposable."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse
 
 MASKS = {"dense": "top-2", "double-pruned": "double-pruned", "transposable": "transposable"}
 

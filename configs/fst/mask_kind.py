@@ -1,8 +1,8 @@
 """A freer mask keeps more weight: row-wise top-2 before the best transposable one before the greedy one."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse
 
 KINDS = ("top-2", "transposable", "greedy")
 

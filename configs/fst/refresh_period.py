@@ -1,8 +1,8 @@
 """Searching a new transposable mask every 40 optimiser steps is as good as every step."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, within
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, within
 
 PERIODS = (1, 10, 40, 200)
 

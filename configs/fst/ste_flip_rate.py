@@ -1,8 +1,8 @@
 """Plain straight-through training does not settle on a mask: its flip rate stays above the dense one."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 
 def ablation(size: Size) -> Ablation:

@@ -1,8 +1,8 @@
 """Low-rank adapters in the last 1 % of the steps recover some of what a static mask costs."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse
 
 ARMS = {
     "none": {"rank": 0},

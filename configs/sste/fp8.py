@@ -1,8 +1,8 @@
 """S-STE in 8-bit floats trains as in full precision (simulated)."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, within
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, within
 
 SCALES = {"none": None, "per tensor": "tensor", "per row": "row"}
 

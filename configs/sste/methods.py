@@ -1,8 +1,8 @@
 """S-STE needs no decay and no dense phase: against dense training, STE, SR-STE and FST."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse, ratio
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse, ratio
 
 
 def ablation(size: Size) -> Ablation:

@@ -1,8 +1,8 @@
 """The scale of soft-thresholded weights is best computed once, from the initial weights."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 
 def ablation(size: Size) -> Ablation:

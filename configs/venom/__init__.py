@@ -1,7 +1,7 @@
 """Venom activations with 2:4 weights (arXiv 2602.06183)."""
 
 import jax_sparse24 as s24
-from experiments.ablation import Size
+from experiments.ablations.ablation import Size
 
 BLOCKS = {
     "smoke": {"v": 16, "m": 8, "clusters": 4},

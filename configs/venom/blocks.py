@@ -1,8 +1,8 @@
 """Venom keeps most of the activations' energy if tokens are sorted and clusters of neurons are spread."""
 
 from configs.venom import BLOCKS, venom
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 
 def ablation(size: Size) -> Ablation:

@@ -2,8 +2,8 @@
 
 import jax_sparse24 as s24
 from configs.venom import venom
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less, no_worse
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less, no_worse
 
 SHARES = (0.2, 0.5, 0.8)
 

@@ -1,8 +1,8 @@
 """Weight gradients need the opposite order: tokens of different clusters in a group, neurons collected."""
 
 from configs.venom import venom
-from experiments.ablation import Ablation, Size
-from experiments.verdicts import all_of, less
+from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.verdicts import all_of, less
 
 
 def ablation(size: Size) -> Ablation:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import jax_sparse24 as s24
 from experiments import config as configs
+from experiments.ablations.verdicts import Predicate
+from experiments.analysis.outcome import METRICS
 from experiments.config import REPOSITORY, Config, Data, Model, Optim, Train, UserError, require
-from experiments.outcome import METRICS
-from experiments.verdicts import Predicate
 
 REPLICATE = "replicate"
 # Programs that differ in the order of their sums differ by the rounding of float32 (6e-8) times the root of
@@ -132,7 +132,7 @@ class Ablation:
     arms: Mapping[str, Config]
     """the first is what the others are compared with in tables; seeds are set by the run"""
     verdict: Predicate
-    """what must hold of the metrics (experiments.outcome.METRICS)"""
+    """what must hold of the metrics (experiments.analysis.outcome.METRICS)"""
     expects: str
     """written before the first run"""
     differs: str
@@ -276,7 +276,8 @@ def load(spec: str) -> Named:
     found = function(SIZES[size])
     require(
         isinstance(found, Ablation),
-        f"{path}: ablation must return an experiments.ablation.Ablation, not {type(found).__name__}.",
+        f"{path}: ablation must return an experiments.ablations.ablation.Ablation, "
+        f"not {type(found).__name__}.",
     )
     return Named(file, size, found)
 

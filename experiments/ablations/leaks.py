@@ -3,8 +3,8 @@
 import ast
 
 from experiments import config as configs
+from experiments.analysis.comparison import LEAKS
 from experiments.config import Config
-from experiments.report import LEAKS
 
 NOTE = f"Marked{LEAKS}: no language-model loss; it depends on later tokens."
 

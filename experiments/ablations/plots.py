@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.plots import COLOURS, STYLE, plt, save, smooth
+from experiments.analysis.curves import COLOURS, STYLE, plt, save, smooth
 
 LABELS = {
     ("monitor", "flip_rate"): "flip rate per step",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from experiments import config as configs
 from experiments import files
-from experiments.ablate import runs
-from experiments.ablate.leaks import leaking
-from experiments.ablation import REPLICATE, Ablation, Named
-from experiments.bench import environment
+from experiments.ablations import runs
+from experiments.ablations.ablation import REPLICATE, Ablation, Named
+from experiments.ablations.leaks import leaking
+from experiments.ablations.verdicts import CONFIDENCE, Comparison, Interval, combine, judge
+from experiments.analysis.outcome import LIMITS, LOSSES, METRICS, outcome
 from experiments.config import UserError, require
-from experiments.outcome import LIMITS, LOSSES, METRICS, outcome
-from experiments.verdicts import CONFIDENCE, Comparison, Interval, combine, judge
+from experiments.training import environment
 
 FORMAT = 2
 

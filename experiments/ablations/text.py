@@ -2,12 +2,12 @@
 
 import re
 
-from experiments.ablate.leaks import NOTE, leaking, marked
-from experiments.ablate.result import difference, spread
-from experiments.ablation import REPLICATE
-from experiments.outcome import LOSSES, METRICS
-from experiments.report import markdown
-from experiments.verdicts import MOST_SEEDS
+from experiments.ablations.ablation import REPLICATE
+from experiments.ablations.leaks import NOTE, leaking, marked
+from experiments.ablations.result import difference, spread
+from experiments.ablations.verdicts import MOST_SEEDS
+from experiments.analysis.outcome import LOSSES, METRICS
+from experiments.analysis.tables import markdown
 
 RULE = """\
 A comparison is a number per seed: a metric of an arm, or its difference from, or ratio to, another arm with

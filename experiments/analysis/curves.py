@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 
 from experiments import files
-from experiments.evaluate import mark
+from experiments.training.evaluator import mark
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.report import Run, descent, monitor_cost
+from experiments.analysis.runs import Run, descent, monitor_cost
 
 SHARE, ENERGY = (0.0, 1.0), (0.0, None)
 # Floor and ceiling of metrics that have them: an arm that stays there exercises nothing.

@@ -2,8 +2,8 @@
 
 import statistics
 
-from experiments.bench import rows, stored
-from experiments.bench.session import SCHEME
+from experiments.benchmarks import rows, stored
+from experiments.benchmarks.session import SCHEME
 
 TITLE = "## Rotating and random order"
 WORDS = """The same 2:4 products in bfloat16, both by `python -m experiments.bench gemm`. *Rotating* is how
@@ -79,7 +79,7 @@ def of_hardware(name: str, pairs: list[tuple[dict, dict]]) -> str:
     again = sum(rows.contradicts(after, "2:4 with packing", "2:4") for _, after in pairs)
     ends = [spread(found) for found in zip(*pairs, strict=True)]
     files = sorted({row["file"] for pair in pairs for row in pair})
-    links = ", ".join(f"[`{file}`](../experiments/bench/results/{file})" for file in files)
+    links = ", ".join(f"[`{file}`](../experiments/benchmarks/results/{file})" for file in files)
     return (
         f"{name}, {len(pairs)} products: {ends[0]} dense in rotating order, {ends[1]} in random order. With "
         f"packing {faster} were faster than without in rotating order, and {again} by more than noise in "

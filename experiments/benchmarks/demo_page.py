@@ -3,7 +3,8 @@
 import re
 
 from experiments import config as configs
-from experiments.bench import rows, train_step
+from experiments.benchmarks import rows
+from experiments.benchmarks.suites import train_step
 
 FOLDER = "docs/demo"
 BEGIN = "<!-- Written by `python -m experiments.demo --record` from {file}; do not edit. -->"

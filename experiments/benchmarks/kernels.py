@@ -1,5 +1,5 @@
 """Where the time of a feed-forward block, or of a whole step, goes on a GPU: `python -m
-experiments.bench.kernels --help`.
+experiments.benchmarks.kernels --help`.
 
 Forward and backward of blocks, or optimiser steps of a small decoder, each method after the dense one in one
 process, and their kernels by JAX's profiler. A look inside, not a benchmark: results are not checked, and the
@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.bench import settings
-from experiments.bench.ffn import block, data, forward_backward, state_of
-from experiments.bench.settings import Case
-from experiments.bench.train_step import Steps, config_of
+from experiments.benchmarks import settings
+from experiments.benchmarks.settings import Case
+from experiments.benchmarks.suites.ffn import block, data, forward_backward, state_of
+from experiments.benchmarks.suites.train_step import Steps, config_of
 from experiments.cli import command
 
 REPEATS, CALLS, TRACED, IDLE = 7, 5, 4, 5
@@ -129,7 +129,7 @@ def show(programs, shape: str, shown: int) -> None:
 
 @command
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.kernels", description=__doc__)
     parser.add_argument("--shape", default="2048,8192", help="model and FFN width (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=16384, help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=settings.DTYPES)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import matplotlib
 
-from experiments.bench import ffn, rows, select
+from experiments.benchmarks import rows, select
+from experiments.benchmarks.suites import ffn
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,5 +1,5 @@
 """What PyTorch's kernel that prunes and packs both ways for training gets wrong:
-`python -m experiments.bench.pytorch_defect` (needs PyTorch and a CUDA GPU, and not JAX).
+`python -m experiments.benchmarks.pytorch_defect` (needs PyTorch and a CUDA GPU, and not JAX).
 
 `SparseSemiStructuredTensor{CUSPARSELT,CUTLASS}.prune_dense_static_sort(w)` prunes every 4x4 tile to 2:4 along
 both axes and packs the matrix and its transpose. Each row of the table takes one matrix of normal numbers and
@@ -97,7 +97,7 @@ def main(argv=None) -> int:
     """Prints the table; returns the exit status."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "python -m experiments.bench.pytorch_defect", None, __doc__, formatter_class=form
+        "python -m experiments.benchmarks.pytorch_defect", None, __doc__, formatter_class=form
     )
     parser.parse_args(argv)
     try:

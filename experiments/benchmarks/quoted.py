@@ -8,7 +8,8 @@ import statistics
 from pathlib import Path
 
 from experiments import files
-from experiments.bench import producers, rows, select, stored
+from experiments.benchmarks import rows, select, stored
+from experiments.benchmarks.suites import producers
 from experiments.config import REPOSITORY, UserError
 
 PAGES = ("README.md", "docs/gpu.md", "docs/cpu-kernels.md")
@@ -193,7 +194,7 @@ def table(results: dict, suites: tuple[str, ...], here: str) -> str:
     note = (
         " * An older measurement, in an order that rotates: biased (benchmarks.md says how)." if old else ""
     )
-    folder = "experiments/bench/results" if here else "../experiments/bench/results"
+    folder = "experiments/benchmarks/results" if here else "../experiments/benchmarks/results"
     names = sorted({f["file"] for f in files_of if any(row is own for row in used for own in f["rows"])})
     links = ", ".join(f"[`{name}`]({folder}/{name})" for name in names)
     return (

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from experiments.bench import stored
+from experiments.benchmarks import stored
 
 
 def rows_of(suites: dict, suite: str) -> list[dict]:

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from experiments import files
-from experiments.bench import environment
-from experiments.bench.settings import Settings
+from experiments.benchmarks.settings import Settings
+from experiments.training import environment
 
 FORMAT = 2
 SCHEME = "random order in each round"

@@ -19,7 +19,7 @@ from jax_sparse24.measure import PATTERNS
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SUITES = ("gemm", "producers", "ffn", "train-step")
-RESULTS = REPOSITORY / "experiments/bench/results"
+RESULTS = REPOSITORY / "experiments/benchmarks/results"
 # Model width and FFN width of known models. (Llama's FFN has a third matrix of the same size.)
 PRESETS = {
     "demo": (128, 512),
@@ -121,7 +121,7 @@ class Settings:
     parts: bool = True
     """for ffn: also each producer and each product by itself"""
     out: Path | None = None
-    """folder of the JSON files (default: experiments/bench/results of this repository)"""
+    """folder of the JSON files (default: experiments/benchmarks/results of this repository)"""
 
     def __post_init__(self):
         require(self.repeats >= 1, f"--repeats must be at least 1, got {self.repeats}.")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from experiments.bench.session import SCHEME
+from experiments.benchmarks.session import SCHEME
 from experiments.config import UserError
 
 # Rows that agree in these measure the same.

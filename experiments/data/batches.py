@@ -13,9 +13,9 @@ import grain
 import jax
 import numpy as np
 
-from experiments import corpus as corpora
 from experiments import files
 from experiments.config import Data, require
+from experiments.data import text as corpora
 
 SEPARATOR = 256
 VOCABULARY = 257

@@ -10,7 +10,7 @@ from jax_sparse24.dispatch.hardware import hardware
 
 PACKAGES = ("jax_sparse24", "jax", "jaxlib", "flax", "numpy", "torch")
 # Results and pages change while benchmarks run; they change no measurement.
-OUTPUT = (":!experiments/bench/results", ":!docs")
+OUTPUT = (":!experiments/benchmarks/results", ":!docs")
 
 
 def describe() -> dict:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.config import Config, UserError
-from experiments.optimiser import learning_rate
+from experiments.training.optimiser import learning_rate
 
 
 def lengthen(old: Config, new: Config, done: int, out: Path) -> str:

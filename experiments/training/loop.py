@@ -10,17 +10,18 @@ import jax
 
 import jax_sparse24 as s24
 from experiments import config as configs
-from experiments import data, rundir
-from experiments.checkpoint import Checkpoints, StopSignal
 from experiments.config import Config, UserError
-from experiments.evaluate import Evaluator
-from experiments.lengthen import lengthen
-from experiments.metrics import Clock, Progress, Writer, summary_writer
-from experiments.monitor import Leak, Monitor, Probe
-from experiments.optimiser import learning_rate
-from experiments.processes import first_process_first, wait_for_all
-from experiments.start import check_start, initial_state
-from experiments.step import Program
+from experiments.data.batches import Corpus, open_corpus, train_batches, validation_batches
+from experiments.training import rundir
+from experiments.training.checkpoint import Checkpoints, StopSignal
+from experiments.training.evaluator import Evaluator
+from experiments.training.lengthen import lengthen
+from experiments.training.metrics import Clock, Progress, Writer, summary_writer
+from experiments.training.monitor import Leak, Monitor, Probe
+from experiments.training.optimiser import learning_rate
+from experiments.training.processes import first_process_first, wait_for_all
+from experiments.training.start import check_start, initial_state
+from experiments.training.step import Program
 
 
 class Diverged(UserError):
@@ -47,7 +48,7 @@ def train(
     resume: bool = False,
     show: bool | None = None,
     label: str = "",
-    begins: Callable[[Config, data.Corpus], None] = lambda config, corpus: None,
+    begins: Callable[[Config, Corpus], None] = lambda config, corpus: None,
 ) -> Result:
     """Train a config into a run folder, or continue it, lengthened if it has more steps there now; see
     Progress for `show`. begins: called once config, folder and text are found right, before compilation.
@@ -72,9 +73,9 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
     schedule = config.schedule
     program = Program(config)
     with first_process_first("corpus"):
-        corpus = data.open_corpus(config.data)
-    batches = data.validation_batches(corpus, config.data, config.train.eval_batches)
-    iterator = data.train_batches(corpus, config.data, config.seed)
+        corpus = open_corpus(config.data)
+    batches = validation_batches(corpus, config.data, config.train.eval_batches)
+    iterator = train_batches(corpus, config.data, config.seed)
     check_start(config)
     if resume:
         rundir.check_resumable(out, corpus.statistics)

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.step import loss_of, losses_of
+from experiments.training.step import loss_of, losses_of
 
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from experiments.config import Config
-from experiments.data import VOCABULARY, Corpus
+from experiments.data.batches import VOCABULARY, Corpus
 from experiments.models import decoder
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense

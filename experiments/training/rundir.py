@@ -14,8 +14,8 @@ import jax
 
 from experiments import config as configs
 from experiments import files
-from experiments.bench.environment import git, tree
 from experiments.config import Config, UserError, require
+from experiments.training.environment import git, tree
 
 
 def check_new(out: Path, config: Config, resume: bool):

@@ -8,8 +8,8 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config, require
-from experiments.evaluate import load_state
-from experiments.step import Program
+from experiments.training.step import Program
+from experiments.training.stored import load_state
 
 
 def initial_state(program: Program):

@@ -17,9 +17,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_sparse24 as s24
 from experiments.config import Config, UserError, require
-from experiments.data import VOCABULARY
+from experiments.data.batches import VOCABULARY
 from experiments.models import decoder
-from experiments.optimiser import optimiser
+from experiments.training.optimiser import optimiser
 from jax_sparse24.methods import Method
 
 
@@ -94,7 +94,7 @@ class Program:
 
     @functools.cached_property
     def initial_state(self):
-        """Compiled `() -> state` before the first step, by the seed alone (see experiments.start)."""
+        """Compiled `() -> state` before the first step, by the seed alone (see start.py)."""
         return jax.jit(self._initial, out_shardings=self.replicated)
 
     def abstract_state(self):

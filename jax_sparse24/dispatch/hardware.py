@@ -53,8 +53,8 @@ HOPPER = Generation(
     # they were not tried.
     tried={"bfloat16": 64, "float16": 36, FLOAT8.name: 64},
     verified=((0, 10, 0),),
-    # experiments/bench/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as fast
-    # as a copy, and with approximate estimates whole blocks gain nothing. The suite `producers` of
+    # experiments/benchmarks/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as
+    # fast as a copy, and with approximate estimates whole blocks gain nothing. The suite `producers` of
     # experiments.bench measures other hardware.
     faster=frozenset(
         {

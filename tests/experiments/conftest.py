@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import config as configs
-from experiments.train import train
+from experiments.training.loop import train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -17,16 +17,16 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments import ablation as ablations
+from experiments import ablate
 from experiments import config as configs
-from experiments import rundir
-from experiments.ablate import __main__ as ablate
-from experiments.ablate import reproduction, result, runs, text
-from experiments.ablate.leaks import leaking
+from experiments.ablations import ablation as ablations
+from experiments.ablations import reproduction, result, runs, text
+from experiments.ablations.leaks import leaking
+from experiments.analysis.outcome import METRICS
 from experiments.cli import STOPPED
 from experiments.config import REPOSITORY, UserError
-from experiments.outcome import METRICS
-from experiments.train import Result
+from experiments.training import rundir
+from experiments.training.loop import Result
 from tests.experiments.conftest import python
 
 STEPS = 150  # enough that a run can be killed between its checkpoints, 50 steps apart
@@ -36,9 +36,9 @@ CLAIM = '''
 import dataclasses
 
 import jax_sparse24 as s24
-from experiments.ablation import Ablation
+from experiments.ablations.ablation import Ablation
 from experiments.config import Data, Model, Optim, Train
-from experiments.verdicts import all_of, between, less
+from experiments.ablations.verdicts import all_of, between, less
 
 
 def ablation(size):

@@ -9,9 +9,11 @@ import shutil
 import pytest
 
 from experiments import config as configs
-from experiments import demo, demo_page, files, opening
+from experiments import demo, files
+from experiments.benchmarks import demo_page
 from experiments.config import REPOSITORY
-from experiments.train import Result
+from experiments.training import opening
+from experiments.training.loop import Result
 
 
 def readme_block():

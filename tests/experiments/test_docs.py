@@ -5,7 +5,7 @@ import re
 import pytest
 
 import jax_sparse24 as s24
-from experiments import choosing
+from experiments import docs
 from jax_sparse24.engine.plan import FFN
 
 ENTRIES = {entry.name: entry for entry in s24.methods.list()}
@@ -37,24 +37,22 @@ def test_bytes_of_state_and_adapters():
 
 
 def test_the_committed_page_is_what_the_results_give():
-    page = choosing.PAGE.read_text()
-    assert page == choosing.page(), (
-        "docs/methods.md differs from its sources: run `python -m experiments.choosing`"
-    )
+    page = docs.PAGE.read_text()
+    assert page == docs.page(), "docs/methods.md differs from its sources: run `python -m experiments.docs`"
     for name in ENTRIES:
         assert len(re.findall(rf"^\| `{name}` ", page, re.M)) >= 3, name
 
 
 def test_help_writes_nothing(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(choosing, "PAGE", tmp_path / "methods.md")
+    monkeypatch.setattr(docs, "PAGE", tmp_path / "methods.md")
     with pytest.raises(SystemExit) as stop:
-        choosing.main(["--help"])
+        docs.main(["--help"])
     assert stop.value.code == 0 and "usage:" in capsys.readouterr().out
-    assert not choosing.PAGE.exists()
+    assert not docs.PAGE.exists()
 
 
 def test_losses_under_a_leaking_mask_are_marked():
-    rows = [line.split(" | ") for line in choosing.loss().split("\n") if line.startswith("| `Venom`")]
+    rows = [line.split(" | ") for line in docs.loss().split("\n") if line.startswith("| `Venom`")]
     marked = {row[2] for row in rows if row[5].endswith("*")}
     assert marked == {"both, sparse to the end"} and {"both", "activations"} < {row[2] for row in rows}
-    assert "no language-model loss" in choosing.loss()
+    assert "no language-model loss" in docs.loss()

@@ -7,9 +7,9 @@ import pytest
 import jax_sparse24 as s24
 from experiments import config as configs
 from experiments import launch
-from experiments import opening as openings
 from experiments.config import UserError
-from experiments.step import Program
+from experiments.training import opening as openings
+from experiments.training.step import Program
 from jax_sparse24.dispatch.decision import Decision
 from tests.experiments.conftest import python
 

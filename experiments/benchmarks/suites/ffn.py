@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench import check, rows, torch_programs, xla_programs
-from experiments.bench.rows import show_mb, show_ms, show_ratio
-from experiments.bench.settings import Case, Settings
+from experiments.benchmarks import check, rows, xla_programs
+from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
+from experiments.benchmarks.settings import Case, Settings
+from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
@@ -159,7 +160,7 @@ def dense_variants(args, dtype: str, exhaustive: bool) -> dict:
 
 def rival_blocks(*args) -> dict:
     """PyTorch's, by name."""
-    from experiments.bench import torch_ffn
+    from experiments.benchmarks.torch import ffn as torch_ffn
 
     return torch_ffn.blocks(*args)
 

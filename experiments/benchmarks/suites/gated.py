@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench.settings import Case, kernels
+from experiments.benchmarks.settings import Case, kernels
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import Program, random, same_bits
 from jax_sparse24.ops import reference

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.bench import gated, rows, torch_programs
-from experiments.bench.rows import show_ms, show_ratio
-from experiments.bench.settings import Case, Settings, kernels
+from experiments.benchmarks import rows
+from experiments.benchmarks.rows import show_ms, show_ratio
+from experiments.benchmarks.settings import Case, Settings, kernels
+from experiments.benchmarks.suites import gated
+from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
 

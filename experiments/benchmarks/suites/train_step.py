@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import config as configs
-from experiments.bench import check, rows, torch_programs, xla_programs
-from experiments.bench.ffn import block, data, forward_backward, made_by, state_of
-from experiments.bench.rows import show_mb, show_ms, show_ratio
-from experiments.bench.settings import Case, Settings
+from experiments.benchmarks import check, rows, xla_programs
+from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
+from experiments.benchmarks.settings import Case, Settings
+from experiments.benchmarks.suites.ffn import block, data, forward_backward, made_by, state_of
+from experiments.benchmarks.torch import programs as torch_programs
 from experiments.config import Config
-from experiments.data import VOCABULARY
-from experiments.step import Program as StepProgram
+from experiments.data.batches import VOCABULARY
+from experiments.training.step import Program as StepProgram
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.measure import Program, interleaved, untuned
 
@@ -173,7 +174,7 @@ def rival_steps(config: Config, dense: Steps) -> dict:
     """PyTorch's optimiser steps of the dense model, by name."""
 
     def build():
-        from experiments.bench import torch_model
+        from experiments.benchmarks.torch import model as torch_model
 
         params = dense.program.initial_state()["params"]
         return {"torch dense": torch_model.Steps(config, params, dense.tokens[0])}

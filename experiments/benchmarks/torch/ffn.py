@@ -10,14 +10,8 @@ import jax.numpy as jnp
 import torch
 
 import jax_sparse24 as s24
-from experiments.bench.torch_model import feed_forward
-from experiments.bench.torch_programs import (
-    UNSUPPORTED,
-    TorchProgram,
-    as_it_is,
-    has_sparse,
-    tensor,
-)
+from experiments.benchmarks.torch.model import feed_forward
+from experiments.benchmarks.torch.programs import UNSUPPORTED, TorchProgram, as_it_is, has_sparse, tensor
 
 
 class Block(NamedTuple):

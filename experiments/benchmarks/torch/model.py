@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from flax import nnx
 
-from experiments.bench import torch_programs
+from experiments.benchmarks.torch import programs as torch_programs
 from experiments.config import Config, Model
 from experiments.models.decoder import ROPE_BASE
-from experiments.optimiser import learning_rate
+from experiments.training.optimiser import learning_rate
 
 EPSILON = 1e-6  # of flax's norms
 
@@ -73,7 +73,7 @@ def loss_of(model: Model, params: dict, turns, tokens_BL):
 
 
 class Steps:
-    """Optimiser steps of the dense model, one a call, as `experiments.bench.train_step.Steps`.
+    """Optimiser steps of the dense model, one a call, as `experiments.benchmarks.suites.train_step.Steps`.
 
     params: the JAX program's first parameters, which are copied. Raises RuntimeError where PyTorch cannot
     compile the model."""

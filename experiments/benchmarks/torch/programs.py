@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.bench.check import is_pruned
+from experiments.benchmarks.check import is_pruned
 from jax_sparse24 import prune24
 from jax_sparse24.measure import Oracle, roundoff, same_bits
 from jax_sparse24.patterns import FLOAT8

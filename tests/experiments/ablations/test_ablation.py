@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments import ablation as ablations
-from experiments.ablation import SIZES, Ablation
+from experiments.ablations import ablation as ablations
+from experiments.ablations.ablation import SIZES, Ablation
+from experiments.ablations.verdicts import all_of, less
+from experiments.analysis.outcome import LIMITS, METRICS, outcome
+from experiments.analysis.runs import Run
 from experiments.config import Data, UserError
-from experiments.outcome import LIMITS, METRICS, outcome
-from experiments.report import Run
-from experiments.step import Program
-from experiments.verdicts import all_of, less
+from experiments.training.step import Program
 
 SIZE = SIZES["smoke"]
 ARMS = {"dense": SIZE.arm(s24.methods.Dense()), "fst": SIZE.arm(s24.methods.FST())}
@@ -154,7 +154,7 @@ def test_load_names_the_nearest(spec, parts):
 
 def test_load_wants_an_ablation(tmp_path):
     (tmp_path / "bad.py").write_text("def ablation(size):\n    return 3\n")
-    with pytest.raises(UserError, match=r"must return an experiments\.ablation\.Ablation, not int"):
+    with pytest.raises(UserError, match=r"must return an experiments\.ablations\.ablation\.Ablation, not int"):
         ablations.load(str(tmp_path / "bad.py"))
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.config import UserError
-from experiments.verdicts import (
+from experiments.ablations.verdicts import (
     Comparison,
     Interval,
     all_of,
@@ -24,6 +23,7 @@ from experiments.verdicts import (
     seeds_for,
     within,
 )
+from experiments.config import UserError
 
 
 def metrics(**arms):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.bench.__main__ import main
+from experiments.bench import main
 
 SMALL = ["--shape", "8,16", "--tokens", "8", "--dtype", "float32", "--repeats", "1", "--seconds", "1e-6"]
 

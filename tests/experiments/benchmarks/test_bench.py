@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments.bench import ffn, gated, gemm, producers, report, rows, select, session, xla_programs
-from experiments.bench.__main__ import main
-from experiments.bench.settings import PRESETS, Case, Settings
+from experiments.bench import main
+from experiments.benchmarks import pages, rows, select, session, xla_programs
+from experiments.benchmarks.settings import PRESETS, Case, Settings
+from experiments.benchmarks.suites import ffn, gated, gemm, producers
 from jax_sparse24.measure import Times, products
 
 
@@ -104,8 +105,8 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     assert "2:4" not in row["ms"] and "2:4 with packing" not in row["ms"]
     assert out.count("WRONG") == 3  # both ratios and the time
     assert "2:4 was wrong" in err and "product=F1" in err
-    assert "1 of 1 rows hold a wrong result" in report.page(
-        {"x": {"gemm": report.stored.merged([result | {"file": "f"}])}}
+    assert "1 of 1 rows hold a wrong result" in pages.page(
+        {"x": {"gemm": pages.stored.merged([result | {"file": "f"}])}}
     )
 
 
@@ -270,15 +271,15 @@ def test_default_sweeps_cover_widths_and_tokens():
 
 def test_the_committed_page_is_what_the_results_give():
     folder = Settings().folder
-    assert report.PAGE.read_text() == report.page(report.load(folder), report.stored.files(folder)), (
+    assert pages.PAGE.read_text() == pages.page(pages.load(folder), pages.stored.files(folder)), (
         "docs/benchmarks.md differs from its results: run `python -m experiments.bench report`"
     )
 
 
 def test_plots_of_the_page_exist():
-    for suites in report.load(Settings().folder).values():
-        for name in report.images(suites):
-            assert (report.IMAGES / name).exists(), (
+    for suites in pages.load(Settings().folder).values():
+        for name in pages.images(suites):
+            assert (pages.IMAGES / name).exists(), (
                 f"{name} is missing: run `python -m experiments.bench report`"
             )
 
@@ -286,8 +287,8 @@ def test_plots_of_the_page_exist():
 def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     page, images = tmp_path / "page.md", tmp_path / "images"
-    monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "IMAGES", images)
+    monkeypatch.setattr(pages, "PAGE", page)
+    monkeypatch.setattr(pages, "IMAGES", images)
     results = tmp_path / "results"
     results.mkdir()
     result = fake_ffn_result()
@@ -318,14 +319,14 @@ def test_newer_results_replace_their_rows_alone(tmp_path):
     first = newer | {"rows": [last | {"bytes": {"dense": 2, "packed": 2}}]}  # of the same day
     (tmp_path / "a_ffn_2026-01-02.json").write_text(json.dumps(first))
     (tmp_path / "a_ffn_2026-01-02-a.json").write_text(json.dumps(newer))
-    found = report.load(tmp_path)["a"]["ffn"]
+    found = pages.load(tmp_path)["a"]["ffn"]
     as_old = {"scheme": "rotating order", "sessions": []}
     assert found["rows"] == [row | as_old for row in (*both, last, last | {"T": 256})]
     assert [(source["began"], len(source["rows"])) for source in found["sources"]] == [
         ("2026-01-01", 2),
         ("2026-01-02", 2),
     ]
-    text = report.page({"a": {"ffn": found}})
+    text = pages.page({"a": {"ffn": found}})
     assert "- 32 x 128 in float32, 64 x 256 in float32 (FST): 2026-01-01" in text
     assert "- 64 x 256 in float32 (FST): 2026-01-02" in text
 
@@ -356,10 +357,10 @@ def fake_ffn_result():
 
 
 def test_report_of_nothing_and_of_something_else(tmp_path):
-    assert "no results yet" in report.page(report.load(tmp_path))
+    assert "no results yet" in pages.page(pages.load(tmp_path))
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(Exception, match="is not a result"):
-        report.load(tmp_path)
+        pages.load(tmp_path)
 
 
 def test_rows_are_data_of_the_method_and_not_of_the_clock():
@@ -413,7 +414,7 @@ def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_pa
     (path,) = tmp_path.iterdir()
     result = json.loads(path.read_text())
     assert [row["product"] for row in result["rows"]] == ["F1"] and not result["complete"]
-    assert "stopped before it was complete" in report.page(report.load(tmp_path))
+    assert "stopped before it was complete" in pages.page(pages.load(tmp_path))
 
 
 def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_path):
@@ -429,7 +430,7 @@ def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_
     status, result, _, err = bench("gemm")
     assert status == 1 and [row["product"] for row in result["rows"]] == ["B2"]
     assert "F1 with w1 sparse could not be measured: RuntimeError: out of memory" in err
-    assert "out of memory" in report.page(report.load(tmp_path)), "the page says it"
+    assert "out of memory" in pages.page(pages.load(tmp_path)), "the page says it"
 
 
 def test_nothing_is_left_by_a_mistake(tmp_path):
@@ -455,7 +456,7 @@ def test_packing_that_takes_no_time_is_a_contradiction(bench, monkeypatch):
     status, result, out, err = bench("gemm")
     assert status == 1
     assert out.count("CONTRADICTORY") == 2 and "CONTRADICTORY, with packing" in err
-    text = report.page({"x": {"gemm": report.stored.merged([result | {"file": "f"}])}})
+    text = pages.page({"x": {"gemm": pages.stored.merged([result | {"file": "f"}])}})
     assert "1 of 1 rows contradict themselves" in text and "no valid result" in text
     (row,) = result["rows"]
     row["ms"]["2:4 with packing"]["rounds"][0] = 3e3
@@ -540,9 +541,9 @@ def test_rows_in_random_order_stand_beside_their_sessions_and_before_older_ones(
     results += [again("2026-01-02T00:00:00+00:00", 1.4)]
     for number, result in enumerate(results):
         (tmp_path / f"a_ffn_{number}.json").write_text(json.dumps(result))
-    found = report.load(tmp_path)["a"]["ffn"]
+    found = pages.load(tmp_path)["a"]["ffn"]
     assert [row["scheme"] for row in found["rows"]] == [session.SCHEME, *["rotating order"] * 2]
-    text = report.page({"a": {"ffn": found}})
+    text = pages.page({"a": {"ffn": found}})
     new, _, older = text.partition("#### Rotating order")
     assert "| 1.25x (1.25-1.25) " in new and "| 1.25x to 1.50x (3) " in new and ", seed 7," in new
     assert "FST: 1.25x dense" in new, "the summary has no rows of a rotating order"
@@ -567,11 +568,11 @@ def test_old_and_new_ratios_of_a_product_side_by_side():
 
     old = [product("2:4", (1.2, 1.3, 1.0, 0.9)), product("64:2:16", (1.2, 1.3, 0.5, 0.6))]
     both = [result("rotating order", old), result(session.SCHEME, [product("2:4", (1.5, 1.6, 1.0, 1.1))])]
-    text = report.comparison.table(both)
+    text = pages.comparison.table(both)
     cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
     assert cells[5:10] == ["1.20x", "1.50x (1.50-1.50)", "XLA", "64:2:16 with packing", "torch dense"]
     assert "1 were faster than without in rotating order, and 0 by more than noise" in text
-    assert report.comparison.table(both[:1]) == ""
+    assert pages.comparison.table(both[:1]) == ""
 
 
 def test_plots_never_mix_orders(tmp_path):
@@ -582,5 +583,5 @@ def test_plots_never_mix_orders(tmp_path):
     suites = {"ffn": {"hardware": {"name": "a"}, "rows": [new, *old]}}
     assert select.current(suites, "ffn") == [new]
     assert select.with_parts(suites) == old
-    assert list(report.images(suites)) == ["bench-a-cost.png"], "one width is no sweep"
+    assert list(pages.images(suites)) == ["bench-a-cost.png"], "one width is no sweep"
     assert select.current({"ffn": {"rows": old}}, "ffn") == old

@@ -1,8 +1,8 @@
-"""`python -m experiments.bench.kernels` runs; where there is no GPU it names no kernels."""
+"""`python -m experiments.benchmarks.kernels` runs; where there is no GPU it names no kernels."""
 
 import pytest
 
-from experiments.bench import kernels
+from experiments.benchmarks import kernels
 
 
 def test_kernels_of_a_block(capsys):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from experiments.bench import pytorch_defect
+from experiments.benchmarks import pytorch_defect
 
 RIGHT = {
     **{"unpacked": 0.0, "two of four": (2, 2), "transposed": 0.0},

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from experiments.ablate import reproduction
-from experiments.bench import quoted, report, session
-from experiments.bench.settings import Settings
+from experiments.ablations import reproduction
+from experiments.benchmarks import pages, quoted, session
+from experiments.benchmarks.settings import Settings
 
 
 @pytest.mark.parametrize("name", quoted.PAGES)
 def test_what_pages_quote_is_what_the_results_give(name):
     text = (quoted.REPOSITORY / name).read_text()
-    results = report.load(Settings().folder)
+    results = pages.load(Settings().folder)
     assert text == quoted.renewed(name, results, reproduction.recorded()), (
         f"{name} differs from the stored results: run `python -m experiments.bench report`"
     )
@@ -36,7 +36,7 @@ def test_the_readme_says_first_where_sparsity_does_not_pay_and_at_what_loss():
 
 def test_quoted_numbers_follow_the_results():
     """Slower steps at one width are the ratio of that width, in the sentence and in the table."""
-    results = report.load(Settings().folder)
+    results = pages.load(Settings().folder)
     for row in quoted.gpus(results)["NVIDIA H200"]["train-step"]["rows"]:
         if (row["method"], row["dtype"], row["d"]) == ("FST", "bfloat16", 2048):
             t = {"median": 8.0, "low": 8.0, "high": 8.0, "rounds": [8.0] * 6, "joules": 4.0}

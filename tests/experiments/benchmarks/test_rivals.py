@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from experiments import choosing
-from experiments.bench import check, ffn, producers, report, rows, torch_programs, train_step, xla_programs
-from experiments.bench.settings import Case, Settings
+from experiments import docs
+from experiments.benchmarks import check, pages, rows, xla_programs
+from experiments.benchmarks.settings import Case, Settings
+from experiments.benchmarks.suites import ffn, producers, train_step
+from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.measure import Program
 
 CASE = Case(64, 16, 32)
@@ -140,9 +142,9 @@ def test_pages_tell_other_programs_from_methods(monkeypatch):
         row | {"method": "FST", "implementation": "auto"},
         row | {"method": "torch dense", "implementation": "torch"},
     ]
-    monkeypatch.setattr(choosing.bench, "load", lambda folder: {"a": {"ffn": {"rows": both}}})
-    assert "FST" in choosing.time() and "torch" not in choosing.time()
-    assert "float32, torch dense: 2.00x" in report.summary({"ffn": {"rows": both}})
+    monkeypatch.setattr(docs.bench, "load", lambda folder: {"a": {"ffn": {"rows": both}}})
+    assert "FST" in docs.time() and "torch" not in docs.time()
+    assert "float32, torch dense: 2.00x" in pages.summary({"ffn": {"rows": both}})
 
 
 # ---- PyTorch itself
@@ -168,7 +170,7 @@ def test_torch_blocks(torch, dtype):
 @pytest.mark.parametrize("before", [False, True])
 def test_torch_blocks_with_sparse_weights(torch, monkeypatch, before):
     """What they compute, with compression left out, which needs a GPU."""
-    from experiments.bench import torch_ffn
+    from experiments.benchmarks.torch import ffn as torch_ffn
 
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda w: w)
     operands = ffn.data(CASE, "bfloat16")

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from experiments import corpus as corpora
-from experiments import data as datas
 from experiments.config import Data, UserError
+from experiments.data import batches as datas
+from experiments.data import text as corpora
 from tests.experiments.conftest import REPOSITORY, write_corpus
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.config import Config, Model
 from experiments.models import decoder
-from experiments.monitor import Leak
+from experiments.training.monitor import Leak
 
 V, M, L, B, CUT = 16, 8, 32, 4, 20
 BLOCKS = {"v": V, "m": M, "clusters": 4}

@@ -11,7 +11,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.config import Config, Model
 from experiments.models import decoder
-from experiments.step import loss_of
+from experiments.training.step import loss_of
 
 VOCABULARY = 11
 METHODS = (s24.methods.Dense(), s24.methods.STE(), s24.methods.FST())

@@ -21,13 +21,15 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import config as configs
-from experiments import data as datas
-from experiments import evaluate, generate, report, rundir
-from experiments.checkpoint import Checkpoints, quiet_failure
+from experiments import evaluate, generate, report
+from experiments.analysis import comparison, sampling
 from experiments.cli import STOPPED
 from experiments.config import UserError
-from experiments.metrics import Progress
-from experiments.train import Diverged, train
+from experiments.data import batches as datas
+from experiments.training import rundir, stored
+from experiments.training.checkpoint import Checkpoints, quiet_failure
+from experiments.training.loop import Diverged, train
+from experiments.training.metrics import Progress
 from tests.experiments.conftest import REPOSITORY, python
 
 
@@ -75,7 +77,7 @@ def test_resume_in_a_new_process_is_bit_exact(finished, copy, shared):
     result = python("experiments.launch", "--resume", copy, "--no-tune")
     assert result.returncode == 0, result.stderr
     for step in (10, 12):
-        states = [evaluate.load_state(out, step)[3] for out in (finished, copy)]
+        states = [stored.load_state(out, step)[3] for out in (finished, copy)]
         for (path, one), other in zip(
             jax.tree_util.tree_leaves_with_path(states[0]), jax.tree.leaves(states[1]), strict=True
         ):
@@ -127,7 +129,7 @@ def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
     (saved,) = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert f"saved at step {saved}" in printed and f"--resume {out}" in printed
     assert len(rows(out, "train")) == saved
-    assert int(evaluate.load_state(out)[3]["step"]) == saved
+    assert int(stored.load_state(out)[3]["step"]) == saved
 
 
 def test_steps_that_reuse_the_memory_leave_a_checkpoint_alone(tmp_path):
@@ -153,7 +155,7 @@ def test_truncated_checkpoint(copy):
     assert "checkpoints/12 cannot be read" in result.stderr and "continue from step 10" in result.stderr
     assert "Traceback" not in result.stderr
     shutil.rmtree(copy / "checkpoints" / "12")
-    assert evaluate.load_state(copy)[2] == 10
+    assert stored.load_state(copy)[2] == 10
 
 
 def test_reads_abandoned_by_a_failed_restore_are_silent(caplog):
@@ -174,23 +176,23 @@ def test_checkpoint_of_another_model(copy, config):
     with pytest.raises(
         UserError, match=r"params/blocks/0/ffn/down/kernel is \(32, 16\) .* there, \(64, 16\)"
     ):
-        evaluate.load_state(copy)
+        stored.load_state(copy)
     configs.write(dataclasses.replace(config, method=s24.methods.Dense()), copy / "config.json")
     with pytest.raises(UserError, match=r"sparse/blocks/0/ffn/down/key is \(2,\) uint32 there, absent"):
-        evaluate.load_state(copy)
+        stored.load_state(copy)
 
 
 def test_missing_folders(tmp_path, copy):
     with pytest.raises(UserError, match="There is no folder"):
-        evaluate.load_state(tmp_path / "nothing")
+        stored.load_state(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no config\.json"):
-        evaluate.load_state(tmp_path / "empty")
+        stored.load_state(tmp_path / "empty")
     with pytest.raises(UserError, match=r"no checkpoint of step 7; it has \[5, 10, 12\]"):
-        evaluate.load_state(copy, 7)
+        stored.load_state(copy, 7)
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(UserError, match="has no checkpoints yet"):
-        evaluate.load_state(copy)
+        stored.load_state(copy)
 
 
 def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
@@ -234,8 +236,8 @@ def test_generate(finished, capsys):
 
 def test_greedy_generation_is_that_of_the_model_without_a_cache(finished):
     """Greedy bytes are the likeliest of the model without a cache."""
-    _config, program, _, state = evaluate.load_state(finished)
-    made = generate.generate(
+    _config, program, _, state = stored.load_state(finished)
+    made = sampling.generate(
         program.graphdefs[False],
         state["params"],
         state["sparse"],
@@ -258,7 +260,7 @@ def test_greedy_generation_is_that_of_the_model_without_a_cache(finished):
 
 def test_report(finished, copy, tmp_path):
     pytest.importorskip("matplotlib")
-    table = report.write_report([finished, copy], tmp_path / "report", extra="more")
+    table = comparison.write_report([finished, copy], tmp_path / "report", extra="more")
     text = (tmp_path / "report" / "report.md").read_text()
     assert table in text and "![loss.png](loss.png)" in text and text.endswith("more")
     last = rows(finished, "eval")[-1]
@@ -273,15 +275,15 @@ def test_report(finished, copy, tmp_path):
 def test_report_of_an_unfinished_run(copy, tmp_path):
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # a crash cut the last line
-    assert "1/12" in report.write_report([copy], tmp_path / "report")
+    assert "1/12" in comparison.write_report([copy], tmp_path / "report")
     (copy / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"has no metrics\.jsonl"):
-        report.write_report([copy], tmp_path / "report")
+        comparison.write_report([copy], tmp_path / "report")
 
 
 def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "experiments.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.analysis.curves", raising=False)
     with pytest.raises(SystemExit) as stop:
         report.main([str(finished), "--out", str(tmp_path / "report")])
     errors = capsys.readouterr().err

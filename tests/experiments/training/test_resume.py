@@ -13,13 +13,15 @@ import sys
 import pytest
 
 import jax_sparse24 as s24
-from experiments import data as datas
-from experiments import files, launch, report, rundir
-from experiments.checkpoint import Checkpoints
+from experiments import files, launch
+from experiments.analysis import comparison, runs
 from experiments.config import UserError
-from experiments.metrics import Writer
-from experiments.step import Program
-from experiments.train import train
+from experiments.data import batches as datas
+from experiments.training import rundir
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.loop import train
+from experiments.training.metrics import Writer
+from experiments.training.step import Program
 from tests.experiments.conftest import write_corpus
 
 
@@ -168,7 +170,7 @@ def test_a_run_is_lengthened_as_if_it_had_been_longer_where_that_is_true(config,
     found = train(with_steps(config, 16), out, resume=True, show=True)
     assert "goes on as a run of 16 steps from the start would" in capsys.readouterr().err
     assert found.step == 16 and found.losses == whole.losses
-    assert rundir.open_run(out).train.steps == 16 and not report.read_run(out, "run").gap
+    assert rundir.open_run(out).train.steps == 16 and not runs.read_run(out, "run").gap
     events = [row for row in rundir.read_metrics(out) if row["kind"] == "event"]
     assert events[-1] == {"kind": "event", "step": 5, "event": "lengthened", "from": 12, "to": 16}
 
@@ -199,11 +201,11 @@ def test_damaged_metrics(copy, capsys):
     path = copy / "metrics.jsonl"
     text = path.read_text()
     path.write_text(text + text.split("\n")[1][:20])
-    assert report.read_run(copy, "run").gap == ""
+    assert runs.read_run(copy, "run").gap == ""
     assert f"The last line of {path} is cut short and was left out." in capsys.readouterr().err
     path.write_text(text.replace('"kind": "monitor"', '"kind: "monitor"', 1))
     with pytest.raises(UserError, match=r"metrics.jsonl, line \d+, is damaged"):
-        report.read_run(copy, "run")
+        runs.read_run(copy, "run")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_damaged_metrics(copy, capsys):
 def test_a_run_with_gaps_is_called_so(copy, tmp_path, without, words):
     rows = [row for row in rundir.read_metrics(copy) if not without(row)]
     files.write(copy / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    text = report.write_report([copy], tmp_path / "report")
+    text = comparison.write_report([copy], tmp_path / "report")
     assert re.search(f"copy is not a whole run: {words}", text)
 
 

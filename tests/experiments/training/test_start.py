@@ -12,17 +12,17 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments import rundir
-from experiments import start as starts
-from experiments.ablate.runs import Slot, jobs_of, run_in_parallel
-from experiments.ablation import SIZES, Ablation
+from experiments.ablations.ablation import SIZES, Ablation
+from experiments.ablations.runs import Slot, jobs_of, run_in_parallel
+from experiments.ablations.verdicts import less
 from experiments.config import Model, UserError
-from experiments.data import VOCABULARY
-from experiments.evaluate import load_state
+from experiments.data.batches import VOCABULARY
 from experiments.models import decoder
-from experiments.step import Program, distilled_loss, loss_of
-from experiments.train import train
-from experiments.verdicts import less
+from experiments.training import rundir
+from experiments.training import start as starts
+from experiments.training.loop import train
+from experiments.training.step import Program, distilled_loss, loss_of
+from experiments.training.stored import load_state
 
 AST = s24.methods.AST(decay=0.1, decay_steps=3, refresh_every=2, slorb=16)
 

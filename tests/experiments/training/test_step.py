@@ -13,9 +13,9 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config, Data, Model, Optim, Train, UserError
-from experiments.monitor import Monitor, Probe, ffn_kernels
-from experiments.optimiser import decayed, learning_rate, optimiser
-from experiments.step import Program
+from experiments.training.monitor import Monitor, Probe, ffn_kernels
+from experiments.training.optimiser import decayed, learning_rate, optimiser
+from experiments.training.step import Program
 
 NOISELESS = s24.methods.FST(mvue=None, refresh_every=3)
 

@@ -9,11 +9,13 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments import evaluate, report
+from experiments import evaluate
+from experiments.analysis import comparison, runs
+from experiments.analysis.outcome import outcome
 from experiments.config import UserError
-from experiments.outcome import outcome
-from experiments.step import Program
-from experiments.train import train
+from experiments.training import evaluator, stored
+from experiments.training.loop import train
+from experiments.training.step import Program
 
 METHOD = s24.methods.Venom(v=16, m=8, clusters=4, dense_warmup=4, sparse_share=0.5)
 
@@ -31,7 +33,7 @@ def whole(venom, tmp_path_factory):
 
 
 def checkpoint(out, step):
-    return evaluate.load_state(out, step)[3]
+    return stored.load_state(out, step)[3]
 
 
 def places(state):
@@ -41,7 +43,7 @@ def places(state):
 def test_neurons_move_as_the_sparse_phase_begins(whole):
     before, after = checkpoint(whole, 4), checkpoint(whole, 6)
     assert not any(places(before)) and all(places(after))
-    rows = report.read_run(whole, "venom").rows
+    rows = runs.read_run(whole, "venom").rows
     phases = {row["step"]: row["phase"] for row in rows["train"]}
     assert [phases[s] for s in (3, 4, 7, 8)] == ["dense_warmup", "sparse", "sparse", "dense"]
     probes = rows["probe"]
@@ -51,7 +53,7 @@ def test_neurons_move_as_the_sparse_phase_begins(whole):
 
 def test_losses_that_depend_on_later_tokens_are_marked(whole, capsys):
     """In the rows of a run, in what launch and evaluate print, and in a report."""
-    rows = report.read_run(whole, "venom").rows
+    rows = runs.read_run(whole, "venom").rows
     for row in rows["train"]:
         assert row.get("no_language_model_loss") == (["loss"] if row["phase"] == "sparse" else None)
     assert all(row["no_language_model_loss"] == ["sparse"] for row in rows["eval"])
@@ -61,11 +63,11 @@ def test_losses_that_depend_on_later_tokens_are_marked(whole, capsys):
     dense, sparse = (next(line for line in printed if line.startswith(f"  {n}")) for n in ("dense", "sparse"))
     assert "no language-model loss" in sparse and "no language-model loss" not in dense
     assert any(line.startswith("  leak") for line in printed)
-    text = report.text([report.read_run(whole, "venom")])
+    text = comparison.text([runs.read_run(whole, "venom")])
     (row,) = [line for line in text.splitlines() if "loss, sparse" in line]
     assert f"{rows['eval'][-1]['sparse']:.3f} *" in row
     assert "* No language-model loss: it depends on later tokens." in text
-    measured = outcome(report.read_run(whole, "venom"))
+    measured = outcome(runs.read_run(whole, "venom"))
     assert measured["leak"] == rows["eval"][-1]["leak"]
     assert measured["val_causal"] == measured["val_sparse"] + measured["leak"]
 
@@ -127,7 +129,7 @@ def test_resume_before_at_and_after_the_move(whole, venom, tmp_path, step):
 
 def test_moving_neurons_changes_no_loss(whole, venom):
     program, state = Program(venom), checkpoint(whole, 4)
-    losses = evaluate.Evaluator(venom, program.graphdefs, BATCHES, program.replicated)
+    losses = evaluator.Evaluator(venom, program.graphdefs, BATCHES, program.replicated)
     before = losses(state["params"], state["sparse"])["dense"]
     after = program.enter_sparse(state)
     np.testing.assert_allclose(losses(after["params"], after["sparse"])["dense"], before, rtol=1e-5)

@@ -11,11 +11,11 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import config as configs
-from experiments import evaluate, rundir
+from experiments.analysis.runs import read_run
 from experiments.config import Config, Model, Optim
-from experiments.optimiser import optimiser
-from experiments.report import read_run
-from experiments.train import train
+from experiments.training import rundir, stored
+from experiments.training.loop import train
+from experiments.training.optimiser import optimiser
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_the_dense_phase_ends_when_the_moment_has_settled(settling):
     assert phases == ["dense"] * 3 + ["sparse"] * 9  # latest would be 9
     assert [(start, end) for start, end, _ in read_run(out, "").phases] == [(0, 3), (3, 12)]
     # The moment of the third step is that of the last one.
-    early, late = (evaluate.load_state(out, step)[3]["opt"] for step in (5, 12))
+    early, late = (stored.load_state(out, step)[3]["opt"] for step in (5, 12))
     jax.tree.map(np.testing.assert_array_equal, optax.tree.get(early, "nu"), optax.tree.get(late, "nu"))
 
 
@@ -50,7 +50,7 @@ def test_resume_stays_in_the_phase_and_is_bit_exact(settling, tmp_path):
     for step in ("10", "12"):
         shutil.rmtree(copy / "checkpoints" / step)
     train(config, copy, resume=True, show=False)
-    states = [evaluate.load_state(folder, 12)[3] for folder in (out, copy)]
+    states = [stored.load_state(folder, 12)[3] for folder in (out, copy)]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 

@@ -9,13 +9,13 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from experiments import ablation as ablations
 from experiments import files
-from experiments.ablate import result as results
-from experiments.ablate import text
-from experiments.ablation import Named
+from experiments.ablations import ablation as ablations
+from experiments.ablations import result as results
+from experiments.ablations import text
+from experiments.ablations.ablation import Named
+from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
-from experiments.report import markdown
 
 PAGE = REPOSITORY / "docs/reproduction.md"
 FOLDER = REPOSITORY / "docs/reproduction"

@@ -18,12 +18,13 @@ from pathlib import Path
 import jax
 
 from experiments import config as configs
-from experiments import files, rundir
-from experiments.ablation import Named, folder_of
-from experiments.bench.environment import git, tree
+from experiments import files
+from experiments.ablations.ablation import Named, folder_of
+from experiments.analysis.runs import Run, read_run
 from experiments.config import REPOSITORY, Config, require
-from experiments.report import Run, read_run
-from experiments.train import Diverged, train
+from experiments.training import rundir
+from experiments.training.environment import git, tree
+from experiments.training.loop import Diverged, train
 
 TABLE_EVERY = 2.0  # seconds: a table reads the metrics of every run
 

@@ -1,0 +1,58 @@
+"""Validation loss with dense and with sparse weights, and how it is said."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.config import Config
+from experiments.data.batches import VOCABULARY
+from experiments.models import decoder
+from experiments.training.step import graphdefs_of, loss_of
+
+
+class Evaluator:
+    """`evaluator(params, sparse)` is {"dense": nats, "sparse": nats} over fixed batches int32 (B, L + 1)."""
+
+    def __init__(self, config: Config, graphdefs: dict, batches, sharding):
+        self.batches = [jax.device_put(batch, sharding) for batch in batches]
+        cut_once = not config.method.ffn_plan().rows
+        if cut_once:
+            top2 = config.train.monitor_mask == "top-2"
+            masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
+            cut = dataclasses.replace(config, method=masked)
+            cut_graphdefs = graphdefs_of(cut)
+            _, _, blank = nnx.split(
+                nnx.eval_shape(lambda: decoder.create(cut, VOCABULARY)), nnx.Param, s24.nn.SparseState
+            )
+
+        def dense_loss(params, sparse, tokens_BL):
+            return loss_of(nnx.merge(graphdefs[False], params, sparse), tokens_BL)
+
+        def sparse_loss(params, sparse, tokens_BL):
+            if cut_once:
+                sparse = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), blank)
+            model = nnx.merge((cut_graphdefs if cut_once else graphdefs)[True], params, sparse)
+            s24.refresh(model)  # on this copy only: the run keeps its masks
+            return loss_of(model, tokens_BL)
+
+        self._losses = {"dense": jax.jit(dense_loss), "sparse": jax.jit(sparse_loss)}
+
+    def __call__(self, params, sparse) -> dict:
+        losses = {
+            name: [loss(params, sparse, b) for b in self.batches] for name, loss in self._losses.items()
+        }
+        return {name: float(np.mean(jax.device_get(values))) for name, values in losses.items()}
+
+
+def mark(method, name: str) -> str:
+    """What has to stand beside a method's loss "dense" or "sparse": "" for a language model's."""
+    return "" if name == "dense" or method.causal else " (no language-model loss: it depends on later tokens)"
+
+
+def bits(nats: float) -> float:
+    """Bits per byte of a loss in nats per token; a token is a byte."""
+    return nats / math.log(2)

@@ -1,0 +1,22 @@
+"""The state that a run folder holds."""
+
+from pathlib import Path
+
+from experiments.config import require
+from experiments.training import rundir
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.step import Program
+
+
+def load_state(out: Path, step: int | None = None):
+    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none."""
+    config = rundir.open_run(out)
+    folder = out / "checkpoints"
+    require(folder.is_dir(), f"{out} has no checkpoints yet.")
+    program = Program(config)
+    with Checkpoints(folder) as checkpoints:
+        steps = sorted(checkpoints.manager.all_steps())
+        require(bool(steps), f"{out} has no complete checkpoint yet.")
+        require(step is None or step in steps, f"{out} has no checkpoint of step {step}; it has {steps}.")
+        step = checkpoints.latest if step is None else step
+        return config, program, step, checkpoints.restore(step, program.abstract_state())
