@@ -60,7 +60,7 @@ def quick(monkeypatch, finished, tmp_path):
     monkeypatch.setattr(demo, "train", train)
     monkeypatch.setattr(demo, "share_compilations", lambda out: None)
     monkeypatch.setattr(demo.train_step, "compare", lambda arms, **_: copy.deepcopy(stored["speed"]))
-    monkeypatch.setattr(demo.generate, "sample_run", lambda *_, **__: "text")
+    monkeypatch.setattr(demo.sampling, "sample_run", lambda *_, **__: "text")
     monkeypatch.setattr(opening, "ensure", lambda *args, **_: calls.append(args))
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path / "repository")
     readme = tmp_path / "repository" / "README.md"

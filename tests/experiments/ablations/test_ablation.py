@@ -154,7 +154,7 @@ def test_load_names_the_nearest(spec, parts):
 
 def test_load_wants_an_ablation(tmp_path):
     (tmp_path / "bad.py").write_text("def ablation(size):\n    return 3\n")
-    with pytest.raises(UserError, match=r"must return an experiments\.ablations\.ablation\.Ablation, not int"):
+    with pytest.raises(UserError, match=r"must return an experiments\.ablations\.\S+Ablation, not int"):
         ablations.load(str(tmp_path / "bad.py"))
 
 

@@ -206,7 +206,7 @@ def test_statistics():
 
 def test_standard_library_without_tensorflow(tmp_path):
     code = (
-        "import sys; from experiments import data; from experiments.config import Data\n"
+        "import sys; from experiments.data import batches as data; from experiments.config import Data\n"
         f"d = Data(root={str(tmp_path)!r}); c = data.open_corpus(d)\n"
         "next(data.train_batches(c, d, 0)); data.validation_batches(c, d, 2)\n"
         "assert 'tensorflow' not in sys.modules\n"
