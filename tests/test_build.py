@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.ops import reference
+from jax_sparse24.ops.reference import mvue, packed24, select, soft, transposable
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
 
@@ -148,15 +148,15 @@ KEY = np.asarray([7, 24], np.uint32)
 def _expected(shape, dtype):
     """(input, {operation: reference result}) for groups along axis -2; once for all instruction sets."""
     x = _adversarial_bits(dtype, shape)
-    packed = reference.pack24(x, -2)
+    values, metadata = packed24.pack24(x, -2)
     return x, {
-        "prune": reference.prune24(x, -2),
-        "soft": reference.soft24(x, -2),
-        "mvue exact": jax.jit(reference.mvue24, static_argnums=(2, 3))(KEY, x, -2, True),
-        "mvue sequential": jax.jit(reference.mvue24, static_argnums=(2, 3))(KEY, x, -2, False),
-        "values": packed.values,
-        "metadata": packed.metadata,
-        "unpack": reference.unpack24(packed),
+        "prune": select.prune24(x, -2),
+        "soft": soft.soft24(x, -2),
+        "mvue exact": jax.jit(mvue.mvue24, static_argnums=(2, 3))(KEY, x, -2, True),
+        "mvue sequential": jax.jit(mvue.mvue24, static_argnums=(2, 3))(KEY, x, -2, False),
+        "values": values,
+        "metadata": metadata,
+        "unpack": packed24.unpack24(values, metadata, -2),
     }
 
 
@@ -188,9 +188,9 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
 def test_tiles_of_every_isa_agree(isa, dtype):
     w = _adversarial_bits(dtype, (2, 12, 332))
     mask = native.call("s24_transposable_mask", jax.ShapeDtypeStruct(w.shape, jnp.bool_), w)
-    np.testing.assert_array_equal(mask, reference.transposable_mask24(w))
+    np.testing.assert_array_equal(mask, transposable.transposable_mask24(w))
     twice = native.call("s24_double_prune", jax.ShapeDtypeStruct(w.shape, w.dtype), w, first=0)
-    assert np.asarray(twice).tobytes() == np.asarray(reference.double_prune24(w, -2)).tobytes()
+    assert np.asarray(twice).tobytes() == np.asarray(select.double_prune24(w, -2)).tobytes()
 
 
 @pytest.mark.parametrize("dense_k_last", [0, 1])
@@ -203,7 +203,7 @@ def test_matmul_of_every_isa(isa, dense_k_last, out_packed_last):
     out = jax.ShapeDtypeStruct((85, 101) if out_packed_last else (101, 85), jnp.float32)
     flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
     got = np.asarray(native.call("s24_matmul", out, values, metadata, dense, **flags), np.float64)
-    kept = np.asarray(reference.prune24(p, -1), np.float64)
+    kept = np.asarray(select.prune24(p, -1), np.float64)
     right = np.asarray(dense, np.float64)
     right = right.T if dense_k_last else right
     got = got.T if out_packed_last else got

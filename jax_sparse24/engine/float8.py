@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.plan import Row
 from jax_sparse24.engine.sparsifiers import DenseValues
-from jax_sparse24.formats import Packed24
+from jax_sparse24.ops.packed24 import Packed24
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 LEAST = 2.0**-100  # amplitude below which scales would overflow

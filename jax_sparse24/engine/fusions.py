@@ -27,11 +27,13 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed, Request
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
-from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
 from jax_sparse24.ops import gated
+from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.kept import in_tiles, kept_backward, repack_vnm
 from jax_sparse24.ops.matmul import gather, with_values
-from jax_sparse24.ops.reference import sloped
+from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.packed_vnm import PackedVNM
+from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.patterns import FLOAT8

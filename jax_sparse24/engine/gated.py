@@ -17,7 +17,7 @@ from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.ops import gated as ops
 from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.ops.reference import GATES
+from jax_sparse24.ops.reference.gated import GATES
 
 
 class Weight(NamedTuple):

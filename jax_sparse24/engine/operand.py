@@ -8,8 +8,10 @@ import jax
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import Decision, Form
-from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops.reference import GATES
+from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.packed_vnm import PackedVNM
+from jax_sparse24.ops.reference.gated import GATES
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "squared_relu": lambda y: jax.numpy.square(jax.nn.relu(y)),

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.plan import Row
-from jax_sparse24.ops import compressed
+from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.kept import pack_counted, squared_relu_vnm
 from jax_sparse24.ops.mask import mask_nm
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
-from jax_sparse24.ops.pack import pack24, pack24_strided
+from jax_sparse24.ops.packed24 import pack24, pack24_strided
+from jax_sparse24.ops.packed_vnm import pack_vnm, vnm_mask
 from jax_sparse24.ops.prune import prune24, soft24
 from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import causal_mask24
-from jax_sparse24.ops.vnm import pack_vnm, vnm_mask
 from jax_sparse24.patterns import VNM
 
 # Cuts of the output gradient: MVUE of least variance, or as the code of 2404.01847 draws it; the two largest
@@ -51,8 +51,8 @@ class Top2(Sparsifier):
             )
         if request.form == "compressed":
             if request.activation == "squared_relu" and not request.strided:
-                return compressed.squared_relu(x, axis)
-            return compressed.pack(request.activate(x), axis, strided=request.strided)
+                return compressed24.squared_relu(x, axis)
+            return compressed24.pack(request.activate(x), axis, strided=request.strided)
         if request.strided:
             return pack24_strided(request.activate(x), implementation=implementation)
         if not request.packed:
@@ -165,7 +165,7 @@ class Masked(Sparsifier):
     def __call__(self, x, axis, request: Request):
         mask = request.state[self.entry]
         if request.form == "compressed":
-            return compressed.pack(x, axis, mask)
+            return compressed24.pack(x, axis, mask)
         if request.packed:
             return pack24(x, axis, mask, implementation=request.implementation)
         return prune24(jnp.where(mask, x, jnp.zeros_like(x)), axis, implementation=request.implementation)
@@ -187,7 +187,7 @@ class Soft(Sparsifier):
         if not request.packed:
             return soft * scale
         if request.form == "compressed":
-            packed = compressed.pack(soft, axis)
+            packed = compressed24.pack(soft, axis)
         else:
             packed = pack24(soft, axis, implementation=request.implementation)
         return with_values(packed, packed.values * scale)
@@ -207,7 +207,7 @@ class MVUE(Sparsifier):
 
     def __call__(self, x, axis, request: Request):
         if request.form == "compressed":
-            return compressed.mvue_pack(request.key, x, axis, self.exact, strided=request.strided)
+            return compressed24.mvue_pack(request.key, x, axis, self.exact, strided=request.strided)
         if request.strided:
             return mvue_pack24_strided(request.key, x, self.exact, implementation=request.implementation)
         estimate = mvue_pack24 if request.packed else mvue24

@@ -28,7 +28,7 @@ from jax_sparse24.measure.programs import Program, random
 from jax_sparse24.measure.timing import interleaved
 from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.packed24 import pack24
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine.plan import FFN
-from jax_sparse24.formats import Compressed24
 from jax_sparse24.measure.programs import Oracle, Program, random, roundoff, same_bits
 from jax_sparse24.measure.timing import Times, interleaved
-from jax_sparse24.ops import compressed
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import contract, gather, with_values
-from jax_sparse24.ops.pack import pack24
+from jax_sparse24.ops.packed24 import pack24
+from jax_sparse24.ops.packed_vnm import pack_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
-from jax_sparse24.ops.vnm import pack_vnm
 from jax_sparse24.patterns import FLOAT8, VNM
 
 # Operands that methods cut, per product of an FFN.
@@ -168,7 +168,7 @@ def measure_product(
         # For cuSPARSELt as layers pack for it.
         decision = decide(product.key(dtype), implementation=form.implementation)
         at_once = decision.form == "compressed"
-        pack = compressed.pack if at_once else partial(form.pack, implementation=form.implementation)
+        pack = compressed24.pack if at_once else partial(form.pack, implementation=form.implementation)
         return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack
 
     formats = [form for form in formats if form.fits(x.shape, product.axis)]

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import hardware, native
 from jax_sparse24.dispatch.decision import decide, run
-from jax_sparse24.formats import Compressed24, Packed24
-from jax_sparse24.ops import reference
-from jax_sparse24.ops.compressed import compressed_types
+from jax_sparse24.ops.compressed24 import Compressed24, compressed_types
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
-from jax_sparse24.ops.pack import packed_types
+from jax_sparse24.ops.packed24 import Packed24, packed_types
+from jax_sparse24.ops.reference import gated as reference
 
 PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
 OPERATIONS = ("gated", "gated_backward", *PACKING.values())

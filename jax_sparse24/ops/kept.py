@@ -9,16 +9,16 @@ from jax import lax
 
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops import compressed as compressed_forms
-from jax_sparse24.ops import reference
-from jax_sparse24.ops._groups import bits
-from jax_sparse24.ops.compressed import compressed_types
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24, compressed_types
 from jax_sparse24.ops.matmul import with_values
-from jax_sparse24.ops.pack import gather24, pack24, pack24_strided, packed_types
+from jax_sparse24.ops.packed24 import Packed24, gather24, pack24, pack24_strided, packed_types
+from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, pack_vnm, packed_vnm_types
+from jax_sparse24.ops.reference.bits import bits
+from jax_sparse24.ops.reference.packed24 import squared_relu
+from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.squared_relu import squared_relu24
 from jax_sparse24.ops.tokens import collect, non_zeros, rank_of, regroup
-from jax_sparse24.ops.vnm import check_packed_vnm, pack_vnm, packed_vnm_types
 from jax_sparse24.patterns import VNM
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
@@ -76,7 +76,7 @@ def pack_counted(
 
     def composed(implementation, x):
         if compressed:
-            packed = compressed_forms.squared_relu(x, -1) if squared else compressed_forms.pack(x, -1)
+            packed = compressed24.squared_relu(x, -1) if squared else compressed24.pack(x, -1)
         else:
             packed = (squared_relu24 if squared else pack24)(x, -1, implementation=implementation)
         return packed, non_zeros(packed.todense(implementation=implementation))
@@ -101,9 +101,9 @@ def kept_backward(
     and Y2 and dY1 along tokens; in one pass over dY2 on CUDA, for whole tiles of 16-bit floats.
 
     kept: (T, f), packed along f. dy2: (T, f). features: int32 (n,), ascending, those that stay dense.
-    activation: of `reference.SLOPES`. tokens: "consecutive" or "strided", as `regroup` has it; T a multiple
-    of 4. compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA in whole tiles; dY1
-    has the form of `kept`. Not differentiable."""
+    activation: of `reference.saved.SLOPES`. tokens: "consecutive" or "strided", as `regroup` has it; T a
+    multiple of 4. compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA in whole
+    tiles; dY1 has the form of `kept`. Not differentiable."""
 
     def one_pass(kept, dy2, features):
         ranks = rank_of(features, dy2.shape[1])
@@ -127,7 +127,7 @@ def kept_backward(
 
     def composed(implementation, kept, dy2, features):
         dy2 = gather24(dy2, kept.metadata, -1, implementation)
-        dy1 = with_values(kept, reference.sloped(kept.values, dy2, activation))
+        dy1 = with_values(kept, sloped(kept.values, dy2, activation))
         pack = pack24_strided if tokens == "strided" else partial(pack24, axis=-2)
 
         def along(x):
@@ -157,7 +157,7 @@ def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None
         )
 
     def composed(implementation, x):
-        return pack_vnm(reference.squared_relu(x), v, m, implementation=implementation)
+        return pack_vnm(squared_relu(x), v, m, implementation=implementation)
 
     fits = x.dtype.itemsize == 2 and _tiled(v, m) and T % v == 0 and f % TILE == 0 and T // v <= MOST_TILES
     return _run("pack_vnm", x.dtype, fits, implementation, one_pass, composed, x)

@@ -9,7 +9,7 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import decide, run
-from jax_sparse24.ops import reference
+from jax_sparse24.ops.reference import select, transposable
 
 
 def like(x, dtype=None):
@@ -32,7 +32,7 @@ def _mask(x, axis, implementation):
     def kernel(x):
         return native.call("s24_mask", like(x, jnp.bool_), x, trailing=-1 - axis)
 
-    return run("mask24", x.dtype, implementation, kernel, lambda x: reference.mask24(x, axis), x)
+    return run("mask24", x.dtype, implementation, kernel, lambda x: select.mask24(x, axis), x)
 
 
 def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) -> jax.Array:
@@ -51,7 +51,7 @@ def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) 
     return _mask_nm(x, int(n), int(m), axis)
 
 
-_mask_nm = partial(jax.jit, static_argnums=(1, 2, 3), inline=True)(reference.mask_nm)
+_mask_nm = partial(jax.jit, static_argnums=(1, 2, 3), inline=True)(select.mask_nm)
 
 
 def transposable_mask24(w, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
@@ -74,14 +74,13 @@ def transposable_mask24(w, exact: bool = True, *, implementation: str | None = N
     return _greedy(w)
 
 
-_greedy = partial(jax.jit, inline=True)(reference.greedy_transposable_mask24)
+_greedy = partial(jax.jit, inline=True)(transposable.greedy_transposable_mask24)
 
 
 @partial(jax.jit, static_argnums=(1,), inline=True)
 def _transposable(w, implementation):
-    return run(
-        "transposable_mask24", w.dtype, implementation, search_kernel, reference.transposable_mask24, w
-    )
+    search = transposable.transposable_mask24
+    return run("transposable_mask24", w.dtype, implementation, search_kernel, search, w)
 
 
 def search_kernel(w):

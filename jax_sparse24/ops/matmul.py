@@ -11,10 +11,11 @@ from jax_sparse24 import patterns
 from jax_sparse24.dispatch import cusparselt, native
 from jax_sparse24.dispatch.decision import Decision, decide, run
 from jax_sparse24.dispatch.product import Product
-from jax_sparse24.formats import Compressed24, Packed24, PackedVNM
-from jax_sparse24.ops import compressed, reference
-from jax_sparse24.ops.pack import check_packed, gather24
-from jax_sparse24.ops.vnm import check_packed_vnm, gather_vnm
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.packed24 import Packed24, check_packed, gather24
+from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, gather_vnm
+from jax_sparse24.ops.reference import matmul as reference
 from jax_sparse24.patterns import FLOAT8
 
 PACKED = Packed24, PackedVNM, Compressed24
@@ -200,7 +201,7 @@ def contract(
     last = (bias, activation) if fused else (None, None)
     args = (dense_k_last, out_packed_last, out_dtype)
     if isinstance(packed, Compressed24):
-        out = compressed.multiply(packed, dense, *args, algorithm, *last)
+        out = compressed24.multiply(packed, dense, *args, algorithm, *last)
     else:
         stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
         out = _product(stored, dense.astype(dtype), last[0], *args, implementation, algorithm, last[1])
@@ -267,7 +268,7 @@ def _product(
 
     def library(packed, dense):
         args = (dense_k_last, out_packed_last, out_dtype, algorithm)
-        return compressed.multiply(packed, dense, *args, bias, activation)
+        return compressed24.multiply(packed, dense, *args, bias, activation)
 
     def fallback(packed, dense):
         p = packed.todense(implementation="reference")

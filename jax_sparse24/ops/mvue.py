@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import reference
 from jax_sparse24.ops.mask import like
-from jax_sparse24.ops.pack import in_strides, packed_types
+from jax_sparse24.ops.packed24 import Packed24, in_strides, packed_types
+from jax_sparse24.ops.reference import mvue as reference
+from jax_sparse24.ops.reference import packed24
 from jax_sparse24.ops.tokens import regroup
 
 
@@ -128,7 +128,7 @@ def _mvue_pack(g, words, axis, exact, implementation):
     def fallback(g, words):
         estimate = reference.mvue24(words, g, axis, exact)
         # Fused into one, XLA:CPU of jax 0.11 takes minutes to compile both in bfloat16.
-        return reference.pack24(jax.lax.optimization_barrier(estimate), axis)
+        return Packed24(*packed24.pack24(jax.lax.optimization_barrier(estimate), axis), axis)
 
     return run("mvue24", g.dtype, implementation, kernel, fallback, g, words)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops import reference
-from jax_sparse24.ops._groups import join, key, rank_below_two, split
 from jax_sparse24.ops.mask import _mask, like, mask24
+from jax_sparse24.ops.reference import select, soft
+from jax_sparse24.ops.reference.bits import join, key, rank_below_two, split
 
 
 def prune24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
@@ -28,7 +28,7 @@ def _prune(x, axis, implementation):
     def kernel(x):
         return native.call("s24_prune", like(x), x, trailing=-1 - axis)
 
-    return run("prune24", x.dtype, implementation, kernel, lambda x: reference.prune24(x, axis), x)
+    return run("prune24", x.dtype, implementation, kernel, lambda x: select.prune24(x, axis), x)
 
 
 @_prune.defjvp
@@ -60,9 +60,7 @@ def _double_prune(w, axis, implementation):
     def kernel(w):
         return native.call("s24_double_prune", like(w), w, first=axis + 2)
 
-    return run(
-        "double_prune24", w.dtype, implementation, kernel, lambda w: reference.double_prune24(w, axis), w
-    )
+    return run("double_prune24", w.dtype, implementation, kernel, lambda w: select.double_prune24(w, axis), w)
 
 
 @_double_prune.defjvp
@@ -92,7 +90,7 @@ def _soft(x, axis, implementation):
     def kernel(x):
         return native.call("s24_soft", like(x), x, trailing=-1 - axis)
 
-    return run("soft24", x.dtype, implementation, kernel, lambda x: reference.soft24(x, axis), x)
+    return run("soft24", x.dtype, implementation, kernel, lambda x: soft.soft24(x, axis), x)
 
 
 @_soft.defjvp

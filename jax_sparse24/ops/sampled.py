@@ -6,10 +6,9 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import PackedVNM
-from jax_sparse24.ops import reference_vnm as reference
-from jax_sparse24.ops._groups import compute_format
-from jax_sparse24.ops.vnm import check_packed_vnm
+from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm
+from jax_sparse24.ops.reference import packed_vnm as reference
+from jax_sparse24.ops.reference.bits import compute_format
 
 
 def sampled_matmul(

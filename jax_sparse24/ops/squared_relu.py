@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import reference
-from jax_sparse24.ops.pack import _unpack, packed_types
+from jax_sparse24.ops.packed24 import Packed24, _unpack, packed_types
+from jax_sparse24.ops.reference import packed24 as reference
 
 
 def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str | None = None):
@@ -32,12 +31,16 @@ def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str |
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 @partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _squared_relu24(x, axis, implementation):
-    kernel, fallback = (partial(f, axis=axis) for f in (_kernel, reference.squared_relu24))
+    kernel, fallback = (partial(f, axis=axis) for f in (_kernel, _reference))
     return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
 
 
 def _kernel(x, axis):
     return Packed24(*native.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
+
+
+def _reference(x, axis):
+    return Packed24(*reference.squared_relu24(x, axis), axis)
 
 
 def _fwd(x, axis, implementation):
@@ -62,7 +65,7 @@ def _both(x, implementation):
         return Packed24(*rows, -1), Packed24(values, metadata, -2)
 
     def fallback(x):
-        return reference.squared_relu24(x, -1), reference.squared_relu24(x, -2)
+        return _reference(x, -1), _reference(x, -2)
 
     return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops._groups import magnitude_bits
 from jax_sparse24.ops.prune import prune24
+from jax_sparse24.ops.reference.bits import magnitude_bits
 
 # Of indices in a scatter.
 ASCENDING = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}

@@ -13,9 +13,9 @@ from jax_sparse24.dispatch import decision
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine import execution, fusions
-from jax_sparse24.formats import Compressed24
 from jax_sparse24.methods import FST, SSTE, Activation24
-from jax_sparse24.ops import compressed
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24
 from tests.ops.data import assert_same_bits
 
 T, D, F = 256, 64, 128
@@ -153,13 +153,13 @@ def test_a_compressed_matrix_and_its_parts(axis):
     rows, half = plain.values.shape
     behind = jnp.ones((8 * -(-rows // 64), half), jnp.bfloat16)
     made = Compressed24(jnp.concatenate([plain.values, behind]), plain.metadata, axis)
-    assert jax.eval_shape(lambda: made) == jax.eval_shape(lambda: compressed.pack(x, axis))
+    assert jax.eval_shape(lambda: made) == jax.eval_shape(lambda: compressed24.pack(x, axis))
     for name in ("shape", "K", "dtype", "pattern"):
         assert getattr(made, name) == getattr(plain, name)
     assert_same_bits(made.plain.values, plain.values)
     assert_same_bits(made.with_values(-plain.values).compressed, jnp.concatenate([-plain.values, behind]))
     if jax.default_backend() != "cpu":
         return
-    for target, run in {"unpack": made.todense, "pack": lambda: compressed.pack(x, axis)}.items():
+    for target, run in {"unpack": made.todense, "pack": lambda: compressed24.pack(x, axis)}.items():
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"s24_{target}: compressed .* are for CUDA"):
             run()

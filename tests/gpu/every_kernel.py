@@ -13,14 +13,14 @@ import numpy as np
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
-from jax_sparse24.ops import compressed
+from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
-from jax_sparse24.ops.pack import gather24, pack24_strided
+from jax_sparse24.ops.packed24 import gather24, pack24_strided
+from jax_sparse24.ops.packed_vnm import gather_vnm
 from jax_sparse24.ops.tokens import highest
-from jax_sparse24.ops.vnm import gather_vnm
 
 KEYS = [jax.random.key(seed) for seed in (1, 2)]
 KERNELS = {"implementation": "ffi"}
@@ -56,12 +56,12 @@ def producers(x):
 def for_cusparselt(x):
     """Of sizes that the library takes, in 16-bit floats: the matrix that it reads."""
     for axis in (-1, -2):
-        packed = compressed.pack(x, axis)
+        packed = compressed24.pack(x, axis)
         yield packed
         yield packed.todense()
-        yield compressed.squared_relu(x, axis)
+        yield compressed24.squared_relu(x, axis)
         for exact in (True, False):
-            yield compressed.mvue_pack(KEYS[0], x, axis, exact)
+            yield compressed24.mvue_pack(KEYS[0], x, axis, exact)
 
 
 def kept(x, also):

@@ -10,13 +10,13 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import hardware
 from jax_sparse24.engine import execution, gated
-from jax_sparse24.formats import Compressed24
-from jax_sparse24.ops import compressed
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.gated import gated_backward_pack
 from jax_sparse24.ops.kept import kept_backward
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
-from jax_sparse24.ops.pack import pack24_strided
+from jax_sparse24.ops.packed24 import pack24_strided
 from tests.ops import library
 from tests.ops.cases import KEY
 from tests.ops.data import adversarial, assert_same_bits
@@ -35,7 +35,7 @@ def assert_compressed(pairs, *args):
     def parts(*args):
         return [
             (
-                (got.compressed, got.metadata, got.todense(), compressed.compress(plain)),
+                (got.compressed, got.metadata, got.todense(), compressed24.compress(plain)),
                 (library.compress(plain), plain.metadata, plain.todense(), got.compressed),
             )
             for got, plain in pairs(*args)
@@ -46,17 +46,17 @@ def assert_compressed(pairs, *args):
 
 
 PRODUCERS = {
-    "pack": (compressed.pack, s24.pack24),
+    "pack": (compressed24.pack, s24.pack24),
     "masked": tuple(
         lambda x, axis, pack=pack: pack(x, axis, s24.mask24(x[::-1], axis))
-        for pack in (compressed.pack, s24.pack24)
+        for pack in (compressed24.pack, s24.pack24)
     ),
-    "squared ReLU": (compressed.squared_relu, s24.squared_relu24),
+    "squared ReLU": (compressed24.squared_relu, s24.squared_relu24),
     "exact": tuple(
-        lambda x, axis, pack=pack: pack(KEY, x, axis, True) for pack in (compressed.mvue_pack, mvue_pack24)
+        lambda x, axis, pack=pack: pack(KEY, x, axis, True) for pack in (compressed24.mvue_pack, mvue_pack24)
     ),
     "approximate": tuple(
-        lambda x, axis, pack=pack: pack(KEY, x, axis, False) for pack in (compressed.mvue_pack, mvue_pack24)
+        lambda x, axis, pack=pack: pack(KEY, x, axis, False) for pack in (compressed24.mvue_pack, mvue_pack24)
     ),
 }
 
@@ -76,7 +76,7 @@ def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
     features = jnp.asarray([3, 64, 159], jnp.int32)
 
     def pairs(packed, dy2):
-        kept = Compressed24(compressed.compress(packed), packed.metadata, -1)
+        kept = Compressed24(compressed24.compress(packed), packed.metadata, -1)
         made = kept_backward(kept, dy2, features, "squared_relu", compressed=asked)
         plain = kept_backward(packed, dy2, features, "squared_relu")
         yield made[0], plain[0]
@@ -93,9 +93,9 @@ def test_bits_of_strided_rows(size, dtype):
     x = jnp.asarray(adversarial(size[::-1], dtype, seed=6))
 
     def pairs(x):
-        yield compressed.pack(x, -2, strided=True), pack24_strided(x)
+        yield compressed24.pack(x, -2, strided=True), pack24_strided(x)
         for exact in (True, False):
-            made = compressed.mvue_pack(KEY, x, -2, exact, strided=True)
+            made = compressed24.mvue_pack(KEY, x, -2, exact, strided=True)
             yield made, mvue_pack24_strided(KEY, x, exact)
 
     assert_compressed(pairs, x)
@@ -132,12 +132,12 @@ def test_products_are_those_of_the_packed_form(axes, side):
 
         return jax.jit(run)
 
-    assert_same_bits(product(compressed.pack)(a, b), product(s24.pack24)(a, b))
+    assert_same_bits(product(compressed24.pack)(a, b), product(s24.pack24)(a, b))
     # A batch, over either operand, is the loop.
     batch = jnp.stack([a, -a, a + 1])
-    batched = jax.vmap(product(compressed.pack), (0, None))(batch, b)
+    batched = jax.vmap(product(compressed24.pack), (0, None))(batch, b)
     for x, got in zip(batch, batched, strict=True):
-        assert_same_bits(got, product(compressed.pack)(x, b))
+        assert_same_bits(got, product(compressed24.pack)(x, b))
 
 
 METHODS = {

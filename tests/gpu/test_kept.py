@@ -17,7 +17,7 @@ from jax_sparse24.ops.kept import (
     repack_vnm,
     squared_relu_vnm,
 )
-from jax_sparse24.ops.reference import SLOPES
+from jax_sparse24.ops.reference.saved import SLOPES
 from jax_sparse24.ops.tokens import highest
 from tests.gpu.test_producers import assert_same_on_both, on
 from tests.ops.data import adversarial, assert_same_bits, from_words, unit_roundoff, words

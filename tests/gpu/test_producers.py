@@ -6,7 +6,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
-from jax_sparse24.ops.pack import gather24, pack24_strided
+from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from tests.ops.cases import ALONG_AN_AXIS, CASES, KEY
 from tests.ops.data import adversarial, assert_same_bits, device, from_words
 

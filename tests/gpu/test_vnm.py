@@ -8,7 +8,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.measure import Oracle
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.vnm import gather_vnm
+from jax_sparse24.ops.packed_vnm import gather_vnm
 from tests.gpu.test_producers import assert_same_on_both
 from tests.ops.data import adversarial, assert_same_bits
 from tests.ops.test_vnm import PLACES

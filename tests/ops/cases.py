@@ -12,7 +12,7 @@ import numpy as np
 
 import jax_sparse24 as s24
 from jax_sparse24.ops.mvue import mvue_pack24
-from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops.packed24 import gather24
 from tests.ops.data import adversarial, device
 
 KEY = jax.random.key(7)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_sparse24.formats import Packed24
+from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.tokens import regroup
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.ops.mvue import mvue_pack24
-from jax_sparse24.ops.pack import unpack24
+from jax_sparse24.ops.packed24 import unpack24
 
 KEY = jax.random.key(0)
 X = jnp.ones((8, 12))

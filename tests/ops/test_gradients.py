@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops.packed24 import gather24
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, device, words
 

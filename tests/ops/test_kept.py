@@ -7,9 +7,11 @@ import pytest
 from jax import lax
 
 import jax_sparse24 as s24
-from jax_sparse24.ops import reference
-from jax_sparse24.ops._groups import FORMATS
 from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
+from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.reference import packed24 as reference
+from jax_sparse24.ops.reference.bits import FORMATS
+from jax_sparse24.ops.reference.saved import SLOPES, sloped
 from jax_sparse24.ops.tokens import collect, dense_count, highest, regroup, set_columns
 from tests.ops.data import (
     LAYOUT,
@@ -34,7 +36,7 @@ def operands(dtype, shape=(T, f)):
     return s24.pack24(device(from_words(mixed, dtype)), -1), dy2
 
 
-@pytest.mark.parametrize("activation", reference.SLOPES)
+@pytest.mark.parametrize("activation", SLOPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_slopes_follow_from_values(dtype, activation):
     """Twice the root of a square, or whether a value is positive; rounded once, after that of the root."""
@@ -42,7 +44,7 @@ def test_slopes_follow_from_values(dtype, activation):
     y[::5] = 0
     dy = np.random.default_rng(1).normal(size=4000).astype(np.float32)
     y, dy = jnp.asarray(y, dtype), jnp.asarray(dy, dtype)
-    got = jax.jit(reference.sloped, static_argnums=2)(y, dy, activation)
+    got = jax.jit(sloped, static_argnums=2)(y, dy, activation)
     y, dy = np.asarray(y, np.float32), np.asarray(dy, np.float32)
     slope = 2 * np.sqrt(y) if activation == "squared_relu" else np.float32(y > 0)
     want = jnp.asarray(slope * dy).astype(dtype)
@@ -52,7 +54,7 @@ def test_slopes_follow_from_values(dtype, activation):
         np.testing.assert_allclose(got, want, rtol=4 * unit_roundoff(dtype))
 
 
-@pytest.mark.parametrize("activation", reference.SLOPES)
+@pytest.mark.parametrize("activation", SLOPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_slopes_of_special_values(dtype, activation):
     """NaN arrives as one NaN, Inf passes, zeros have the sign of the gradient."""
@@ -60,7 +62,7 @@ def test_slopes_of_special_values(dtype, activation):
     y_words, dy_words = np.meshgrid(special, special)
     infinity, sign = FORMATS[jnp.dtype(dtype)].infinity, FORMATS[jnp.dtype(dtype)].sign
     y, dy = device(from_words(y_words, dtype)), device(from_words(dy_words, dtype))
-    got = words(jax.jit(reference.sloped, static_argnums=2)(y, dy, activation))
+    got = words(jax.jit(sloped, static_argnums=2)(y, dy, activation))
     size, nan = got & (sign - 1), (got & (sign - 1)) > infinity
     assert (got[nan] == sign - 1).all()
     assert nan[(dy_words & (sign - 1)) > infinity].all()
@@ -89,8 +91,8 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
         got = kept_backward(kept, dy2, device(FEATURES), activation, tokens, implementation="ffi")
         dense = [x.todense(implementation="reference") for x in (kept, got[0])]
         moved = [regroup(lax.bitcast_convert_type(x, LAYOUT[dtype][0]), tokens) for x in dense]
-        cut = [reference.pack24(lax.bitcast_convert_type(x, dtype), -2) for x in moved]
-        slopes = reference.sloped(kept.values, reference.gather24(dy2, kept.metadata, -1), activation)
+        cut = [Packed24(*reference.pack24(lax.bitcast_convert_type(x, dtype), -2), -2) for x in moved]
+        slopes = sloped(kept.values, reference.gather24(dy2, kept.metadata, -1), activation)
         return got, slopes, moved, cut
 
     (dy1, *along), slopes, moved, cut = parts(kept, dy2)

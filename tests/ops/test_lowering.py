@@ -14,9 +14,9 @@ from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
-from jax_sparse24.ops.pack import pack24_strided
+from jax_sparse24.ops.packed24 import pack24_strided
+from jax_sparse24.ops.packed_vnm import gather_vnm
 from jax_sparse24.ops.tokens import highest
-from jax_sparse24.ops.vnm import gather_vnm
 from tests.gpu import every_kernel
 from tests.ops.cases import CASES
 

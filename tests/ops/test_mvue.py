@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops._philox import philox4x32
 from jax_sparse24.ops.mvue import mvue_pack24
+from jax_sparse24.ops.reference.philox import philox4x32
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 

@@ -9,7 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
-from jax_sparse24.ops.pack import gather24
+from jax_sparse24.ops.packed24 import gather24
 from tests.ops import oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, words
 

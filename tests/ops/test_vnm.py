@@ -10,7 +10,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
-from jax_sparse24.ops.vnm import gather_vnm
+from jax_sparse24.ops.packed_vnm import gather_vnm
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, from_words, words
 

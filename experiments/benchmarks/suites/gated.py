@@ -11,9 +11,9 @@ import jax_sparse24 as s24
 from experiments.benchmarks.settings import Case, kernels
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import Program, random, same_bits
-from jax_sparse24.ops import reference
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
+from jax_sparse24.ops.reference import gated as reference
 
 KEYS = np.array([[2404, 1847], [2002, 5202]], np.uint32)
 

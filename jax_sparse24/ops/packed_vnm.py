@@ -1,5 +1,6 @@
 """V:2:M: blocks of V rows that share four of every M columns (Venom, 2310.02065)."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -9,11 +10,73 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import PackedVNM
-from jax_sparse24.ops import reference_vnm as reference
 from jax_sparse24.ops.mask import like
-from jax_sparse24.ops.pack import as_mask
+from jax_sparse24.ops.packed24 import PackedArray, as_mask
+from jax_sparse24.ops.reference import packed_vnm as reference
 from jax_sparse24.patterns import VNM
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedVNM(PackedArray):
+    """A V:2:M-sparse array (2310.02065), compressed along one of its last two axes.
+
+    As in Packed24 the compressed axis, of size K, is stored last. With `lead` the dimensions before the last
+    two, and `R` the size of the other one of these, which is cut into blocks of V:
+
+    values:    `lead + (R, 2 K / M)`, the kept elements, in order; float32, bfloat16, float16 (float64 by the
+               reference).
+    metadata:  `lead + (R, ceil(K / 2M))` uint8, two nibbles a byte as in Packed24; the positions are those
+               among the four columns of the block.
+    columns:   `lead + (R / V, K / M, 4)` uint8, the columns of each block that stay: ascending, from 0 to
+               M - 1.
+    v, m:      the size of a block (static).
+    axis:      the compressed axis, -1 or -2 (static)."""
+
+    values: jax.Array
+    metadata: jax.Array
+    columns: jax.Array
+    v: int = dataclasses.field(metadata={"static": True})
+    m: int = dataclasses.field(metadata={"static": True})
+    axis: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def K(self) -> int:
+        """Uncompressed size of the compressed axis."""
+        return self.values.shape[-1] // 2 * self.m
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array it stands for."""
+        *lead, rows, _ = self.values.shape
+        return (*lead, rows, self.K) if self.axis == -1 else (*lead, self.K, rows)
+
+    @property
+    def pattern(self) -> str:
+        """Such as 64:2:16, for V:N:M."""
+        return f"{self.v}:2:{self.m}"
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self):
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values, metadata and columns."""
+        return self.values.nbytes + self.metadata.nbytes + self.columns.nbytes
+
+    @property
+    def T(self) -> "PackedVNM":
+        """The transpose of the last two axes; no data moves."""
+        return dataclasses.replace(self, axis=-3 - self.axis)
+
+    def todense(self, *, implementation: str | None = None) -> jax.Array:
+        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
+        return unpack_vnm(self, implementation=implementation)
 
 
 def vnm_mask(
@@ -121,7 +184,7 @@ def _pack(x, pattern, axis, exact, implementation):
         return _packed(parts, pattern, axis)
 
     def fallback(x):
-        return reference.pack_vnm(x, pattern.v, pattern.m, axis, exact)
+        return _packed(reference.pack_vnm(x, pattern.v, pattern.m, axis, exact), pattern, axis)
 
     return run("pack_vnm", x.dtype, implementation, kernel, fallback, x)
 
@@ -147,7 +210,7 @@ def _pack_masked(x, mask, pattern, axis, implementation):
         return _packed(parts, pattern, axis)
 
     def fallback(x, mask):
-        return reference.pack_vnm_masked(x, mask, pattern.v, pattern.m, axis)
+        return _packed(reference.pack_vnm_masked(x, mask, pattern.v, pattern.m, axis), pattern, axis)
 
     return run("pack_vnm", x.dtype, implementation, kernel, fallback, x, mask)
 
@@ -219,7 +282,7 @@ def _unpack(values, metadata, columns, pattern, axis, implementation):
         return native.call("s24_vnm_unpack", shape, *parts, **_place(pattern, axis))
 
     def fallback(*parts):
-        return reference.unpack_vnm(_packed(parts, pattern, axis))
+        return reference.unpack_vnm(*parts, pattern.v, pattern.m, axis)
 
     return run("unpack_vnm", values.dtype, implementation, kernel, fallback, values, metadata, columns)
 

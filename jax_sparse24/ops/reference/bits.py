@@ -1,7 +1,8 @@
-"""Views of an array as groups of four, and exact bit tests, for the reference implementation.
+"""Views of an array as groups of four, and exact bit tests.
 
 XLA:CPU flushes subnormals to zero in arithmetic and comparisons, so whatever decides a selection works on
-integer bits."""
+integer bits. It slices, joins and selects bfloat16 through float32, which rewrites NaN, so elements move as
+integers."""
 
 import dataclasses
 
@@ -93,7 +94,7 @@ def with_sign(magnitude: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def select(condition: jax.Array, x: jax.Array, other: jax.Array | None = None) -> jax.Array:
-    """`x` where the condition holds, else `other` (+0), by bits (`reference.py` says why). Not
+    """`x` where the condition holds, else `other` (+0), by bits (the module says why). Not
     differentiable."""
     words = jnp.where(condition, bits(x), 0 if other is None else bits(other))
     return lax.bitcast_convert_type(words, x.dtype)
@@ -112,6 +113,16 @@ def join(members: list[jax.Array], axis: int) -> jax.Array:
     stacked = jnp.stack(members, axis=place + 1)
     length = stacked.shape[place] * len(members)
     return stacked.reshape(*stacked.shape[:place], length, *stacked.shape[place + 2 :])
+
+
+def split_floats(x: jax.Array, axis: int) -> list[jax.Array]:
+    """As `split`, with every bit of the floats of `x`."""
+    return [lax.bitcast_convert_type(m, x.dtype) for m in split(bits(x), axis)]
+
+
+def join_floats(members: list[jax.Array], axis: int) -> jax.Array:
+    """As `join`, with every bit of the floats of `members`."""
+    return lax.bitcast_convert_type(join([bits(m) for m in members], axis), members[0].dtype)
 
 
 def rank_below_two(keys: list[jax.Array]) -> list[jax.Array]:

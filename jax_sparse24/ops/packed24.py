@@ -1,4 +1,4 @@
-"""Between dense arrays and `Packed24`."""
+"""2:4 arrays in packed form: `Packed24`, what makes it from an array, and back."""
 
 import dataclasses
 from functools import partial
@@ -10,11 +10,88 @@ import numpy as np
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.formats import Packed24
-from jax_sparse24.ops import reference
 from jax_sparse24.ops.mask import search_kernel
+from jax_sparse24.ops.reference import packed24 as reference
+from jax_sparse24.ops.reference import transposable
 from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.patterns import FLOAT8
+
+
+class PackedArray:
+    """Base of the classes that stand for an array without being one.
+
+    A conversion to NumPy is refused: it would wrap the object, or unpack it where nobody asked to spend the
+    memory that it saves."""
+
+    def __array__(self, *_, **__):
+        name = type(self).__name__
+        raise TypeError(f"{name}: it stands for an array and is none; call todense() to unpack it.")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed24(PackedArray):
+    """A 2:4-sparse array, compressed along one axis.
+
+    The compressed axis is stored last, whatever its place in the array it stands for: matrix products read it
+    as the contraction axis, and `.T` moves no data. With `lead` the array's dimensions without that axis, and
+    `K` its size:
+
+    values:    `lead + (K / 2,)`, the kept elements, in order; float32, bfloat16, float16, float8_e4m3fn
+               (float64 by the reference).
+    metadata:  `lead + (ceil(K / 8),)` uint8; byte `b` holds the nibbles of groups `2b` (low) and `2b + 1`
+               (high). A nibble is `i0 | i1 << 2`, the two kept positions `i0 < i1` of a group of four, as in
+               `mma.sp`; a missing last group is 4.
+    axis:      the compressed axis, counted from the end (static), so leading batch dimensions may come and
+               go under `vmap`.
+    """
+
+    values: jax.Array
+    metadata: jax.Array
+    axis: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def K(self) -> int:
+        """Uncompressed size of the compressed axis."""
+        return 2 * self.values.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array it stands for."""
+        lead = self.values.shape[:-1]
+        place = len(lead) + 1 + self.axis
+        return (*lead[:place], self.K, *lead[place:])
+
+    @property
+    def pattern(self) -> str:
+        return "2:4"
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self):
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and metadata: 9/16 of a 16-bit array, 17/32 of a float32 one."""
+        return self.values.nbytes + self.metadata.nbytes
+
+    @property
+    def T(self) -> "Packed24":
+        """The transpose of the last two axes; no data moves."""
+        if self.ndim < 2 or self.axis not in (-1, -2):
+            raise ValueError(
+                f"Packed24.T: the compressed axis must be one of the last two, got axis {self.axis} "
+                f"of shape {self.shape}."
+            )
+        return Packed24(self.values, self.metadata, -3 - self.axis)
+
+    def todense(self, *, implementation: str | None = None) -> jax.Array:
+        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
+        return unpack24(self, implementation=implementation)
 
 
 def packed_types(x, axis: int):
@@ -118,7 +195,9 @@ def _pack(x, axis, implementation):
     def kernel(x):
         return Packed24(*native.call("s24_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
 
-    return run("pack24", x.dtype, implementation, kernel, lambda x: reference.pack24(x, axis), x)
+    return run(
+        "pack24", x.dtype, implementation, kernel, lambda x: Packed24(*reference.pack24(x, axis), axis), x
+    )
 
 
 def _pack_fwd(x, axis, implementation):
@@ -153,21 +232,26 @@ def in_strides(target: str, *operands, **attributes) -> Packed24:
 def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
     """`pack24(regroup(x, "strided"), -2)` of a matrix (T, n): every four rows T / 4 apart make a group. Not
     differentiable."""
-    kernel = partial(in_strides, "s24_pack")
-    return run(
-        "pack24", x.dtype, implementation, kernel, lambda x: reference.pack24(regroup(x, "strided"), -2), x
-    )
+
+    def fallback(x):
+        return Packed24(*reference.pack24(regroup(x, "strided"), -2), -2)
+
+    return run("pack24", x.dtype, implementation, partial(in_strides, "s24_pack"), fallback, x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 @partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _pack_masked(x, mask, axis, implementation):
-    kernel, fallback = (partial(f, axis=axis) for f in (_masked_kernel, reference.pack24_masked))
+    kernel, fallback = (partial(f, axis=axis) for f in (_masked_kernel, _masked_reference))
     return run("pack24", x.dtype, implementation, kernel, fallback, x, mask)
 
 
 def _masked_kernel(x, mask, axis):
     return Packed24(*native.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis)
+
+
+def _masked_reference(x, mask, axis):
+    return Packed24(*reference.pack24_masked(x, mask, axis), axis)
 
 
 def _pack_masked_fwd(x, mask, axis, implementation):
@@ -203,7 +287,7 @@ def _both_kernel(x, mask) -> tuple[Packed24, Packed24]:
 
 
 def _both_reference(x, mask) -> tuple[Packed24, Packed24]:
-    return reference.pack24_masked(x, mask, -1), reference.pack24_masked(x, mask, -2)
+    return _masked_reference(x, mask, -1), _masked_reference(x, mask, -2)
 
 
 def _pack_masked_both_fwd(x, mask, implementation):
@@ -239,7 +323,7 @@ def _transposable_pack(w, implementation):
         two_kernels = partial(search_first, search_kernel, _both_kernel)
         return jax.lax.platform_dependent(w, cuda=one_pass, default=two_kernels)
 
-    fallback = partial(search_first, reference.transposable_mask24, _both_reference)
+    fallback = partial(search_first, transposable.transposable_mask24, _both_reference)
     return run("transposable_pack24", w.dtype, implementation, kernel, fallback, w)
 
 
@@ -297,9 +381,7 @@ def _unpack(values, metadata, axis, implementation):
             "s24_unpack", jax.ShapeDtypeStruct(shape, values.dtype), values, metadata, trailing=-1 - axis
         )
 
-    def fallback(values, metadata):
-        return reference.unpack24(Packed24(values, metadata, axis))
-
+    fallback = partial(reference.unpack24, axis=axis)
     return run("todense", values.dtype, implementation, kernel, fallback, values, metadata)
 
 

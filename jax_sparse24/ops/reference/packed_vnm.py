@@ -1,4 +1,4 @@
-"""The truth of the V:2:M operations, in jnp, like `reference`.
+"""Packing V:2:M arrays and unpacking them.
 
 An array is seen as blocks (..., blocks, V, groups, M), whatever the axis of its columns."""
 
@@ -7,9 +7,8 @@ import itertools
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse24.formats import Packed24, PackedVNM
-from jax_sparse24.ops import reference
-from jax_sparse24.ops._groups import (
+from jax_sparse24.ops.reference import packed24
+from jax_sparse24.ops.reference.bits import (
     bits,
     compute_format,
     flush,
@@ -24,7 +23,7 @@ LANES = 16  # partial sums of a column
 
 
 def _blocks(x, v, m, axis):
-    """Elements as integers where they only move: `reference` says why."""
+    """Elements that only move are given as integers: `bits` says why."""
     x = x if axis == -1 else jnp.swapaxes(x, -1, -2)
     *lead, rows, depth = x.shape
     return x.reshape(*lead, rows // v, v, depth // m, m)
@@ -139,22 +138,21 @@ def vnm_mask(x, v, m, axis, exact):
 
 def pack_vnm(x, v, m, axis, exact):
     columns = _columns(x, v, m, axis, exact)
-    packed = reference.pack24(_four(x, columns, v, m, axis), -1)
-    return PackedVNM(packed.values, packed.metadata, columns, v, m, axis)
+    return *packed24.pack24(_four(x, columns, v, m, axis), -1), columns
 
 
 def pack_vnm_masked(x, mask, v, m, axis):
     columns = _columns(x, v, m, axis, False, _blocks(mask, v, m, axis))
-    packed = reference.pack24_masked(*(_four(y, columns, v, m, axis) for y in (x, mask)), -1)
-    return PackedVNM(packed.values, packed.metadata, columns, v, m, axis)
+    four, allowed = (_four(y, columns, v, m, axis) for y in (x, mask))
+    return *packed24.pack24_masked(four, allowed, -1), columns
 
 
-def unpack_vnm(packed):
-    four = reference.unpack24(Packed24(packed.values, packed.metadata, -1))
-    blocks = _spread(_blocks(bits(four), packed.v, 4, -1), packed.columns, packed.m)
-    return lax.bitcast_convert_type(_unblock(blocks, packed.axis), four.dtype)
+def unpack_vnm(values, metadata, columns, v, m, axis):
+    four = packed24.unpack24(values, metadata, -1)
+    blocks = _spread(_blocks(bits(four), v, 4, -1), columns, m)
+    return lax.bitcast_convert_type(_unblock(blocks, axis), four.dtype)
 
 
 def gather_vnm(x, metadata, columns, v, m, axis):
     """The values of `x` at the positions that metadata and columns name."""
-    return reference.gather24(_four(x, columns, v, m, axis), metadata, -1)
+    return packed24.gather24(_four(x, columns, v, m, axis), metadata, -1)

@@ -1,14 +1,66 @@
 """Matrices in the form that cuSPARSELt multiplies, `Compressed24`: for the engines, where it multiplies on
 CUDA and nothing is differentiated."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import cusparselt, native
-from jax_sparse24.formats import Compressed24, Packed24
 from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.ops.pack import packed_types
+from jax_sparse24.ops.packed24 import Packed24, PackedArray, packed_types
 from jax_sparse24.patterns import FLOAT8
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Compressed24(PackedArray):
+    """A 2:4-sparse matrix of 16-bit floats as cuSPARSELt reads it on sm_90. Internal: what a kernel packs for
+    one of its products is written here at once.
+
+    compressed: (R + 8 ceil(R / 64), K / 2), R rows of values as in Packed24 and then their metadata in the
+                library's order, K a multiple of 32. No two bytes of that look like an Inf or a NaN.
+    metadata:   (R, K / 8) uint8 and
+    axis:       (static), as in Packed24. Together 10/16 of the array, where Packed24 has 9/16."""
+
+    compressed: jax.Array
+    metadata: jax.Array
+    axis: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def values(self) -> jax.Array:
+        return self.compressed[: self.metadata.shape[0]]
+
+    @property
+    def plain(self) -> Packed24:
+        """The same for other products; the values may be copied."""
+        return Packed24(self.values, self.metadata, self.axis)
+
+    @property
+    def K(self) -> int:
+        return 2 * self.compressed.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows = self.metadata.shape[0]
+        return (rows, self.K) if self.axis == -1 else (self.K, rows)
+
+    @property
+    def pattern(self) -> str:
+        return "2:4"
+
+    @property
+    def dtype(self):
+        return self.compressed.dtype
+
+    def with_values(self, values: jax.Array) -> "Compressed24":
+        """Others at the same positions."""
+        behind = self.compressed[self.metadata.shape[0] :]
+        return dataclasses.replace(self, compressed=jnp.concatenate([values, behind]))
+
+    def todense(self, *, implementation: str | None = None) -> jax.Array:
+        """The array it stands for, with +0 where nothing is kept; by the kernel, as nothing else reads it."""
+        return unpack(self)
 
 
 def compressed_types(x, axis: int):
