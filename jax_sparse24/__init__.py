@@ -9,6 +9,8 @@ from jax_sparse24.engine import sparsifiers as sparsifiers
 from jax_sparse24.engine.ffn import sparse_ffn as sparse_ffn
 from jax_sparse24.engine.linear import sparse_dot as sparse_dot
 from jax_sparse24.engine.stats import activation_stats as activation_stats
+from jax_sparse24.explain import explain as explain
+from jax_sparse24.installation import info as info
 from jax_sparse24.measure.tuning import tune as tune
 from jax_sparse24.monitor import density as density
 from jax_sparse24.monitor import flip_rate as flip_rate
@@ -29,8 +31,6 @@ from jax_sparse24.ops.prune import double_prune24 as double_prune24
 from jax_sparse24.ops.prune import prune24 as prune24
 from jax_sparse24.ops.prune import soft24 as soft24
 from jax_sparse24.ops.squared_relu import squared_relu24 as squared_relu24
-from jax_sparse24.report import explain as explain
-from jax_sparse24.report import info as info
 from jax_sparse24.schedule import Phase as Phase
 from jax_sparse24.schedule import Schedule as Schedule
 

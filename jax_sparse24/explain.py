@@ -1,14 +1,10 @@
-"""What runs, where and why: `explain` for methods and models, `info` for the installation."""
+"""`explain`: what becomes sparse in which product of a method or model, what runs it, and why."""
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
 
-import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, native, table
+from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import Decision, decide, library_obstacle
 from jax_sparse24.engine.float8 import Float8
 from jax_sparse24.engine.fusions import SAMPLED_B1, decide_eight_bits
@@ -190,63 +186,3 @@ def _numbers(decision, by) -> list[str]:
     ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
     times = (entry["dense_us"], entry["packed_us"], producer)
     return [ratio, *("-" if us is None else f"{us / 1e3:.3g}" for us in times)]
-
-
-def info() -> None:
-    """Prints versions, devices, and which implementations are on or off and why (also `python -m
-    jax_sparse24.info`)."""
-    print("\n".join(_info_lines()))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _dotted(version) -> str:
-    return ".".join(map(str, version))
-
-
-def _info_lines() -> list[str]:
-    lines = [
-        f"jax_sparse24 {_version('jax_sparse24')}, Python {platform.python_version()}, {platform.platform()}"
-    ]
-    lines.append("packages:")
-    for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets"):
-        lines.append(f"  {package:20} {_version(package)}")
-    lines.append("devices:")
-    unreachable = ""
-    try:
-        for device in jax.devices():
-            lines.append(f"  {device.platform}:{device.id} {device.device_kind}")
-    except Exception as error:  # a GPU whose driver is missing, or that another process holds, and others
-        first = (str(error).strip() or type(error).__name__).split("\n")[0]
-        unreachable = f"no device answers: {first}"
-        lines.append(f"  {unreachable}")
-        lines.append("  JAX_PLATFORMS=cpu leaves the accelerator alone")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    lines.append(f"  CPU cores usable: {cores}")
-    available, reason = native.available()
-    lines.append("implementations:")
-    lines.append("  reference   on    jnp, any device")
-    built = native.versions()
-    detail = (
-        f"CPU kernels for {built.get('isa')}, FFI API {_dotted(built.get('ffi_built'))}"
-        if available
-        else reason
-    )
-    lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
-    cuda, reason = native.available("cuda")
-    detail = f"CUDA kernels, cuSPARSELt {_dotted(cusparselt.OLDEST)} or newer" if cuda else reason
-    lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
-    if unreachable:
-        return [*lines, *(f"  {name:<11} off   {unreachable}" for name in ("None", "cusparselt"))]
-    found, note = table.tables()
-    decided = f"products {found[0].origin}" if found else "XLA's dense product everywhere; run s24.tune()"
-    lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
-    obstacle = library_obstacle()
-    detail = obstacle or f"version {_dotted(cusparselt.version())}"
-    lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
-    return lines

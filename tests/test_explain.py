@@ -1,8 +1,6 @@
-"""explain and info: what they print."""
+"""`explain`: what it prints of methods and models."""
 
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,6 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import native
 
 TRANSPOSABLE = "transposable mask"
 
@@ -178,74 +175,3 @@ def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(layer
 def test_explain_says_what_it_takes(what):
     with pytest.raises(TypeError, match=r"explain: needs a method from s24\.methods or an nnx\.Module, got"):
         s24.explain(what)
-
-
-def check_info(out):
-    assert re.match(r"jax_sparse24 \d+\.\d+\.\d+.*, Python 3\.\d+", out)
-    for package in ("jax", "jaxlib", "flax", "optax"):
-        assert re.search(rf"^  {package} +\d+\.\d+", out, re.MULTILINE), package
-    assert re.search(r"^  cpu:0 ", out, re.MULTILINE)
-    states = dict(re.findall(r"^  (reference|ffi|cusparselt) +(on|off) +\S+", out, re.MULTILINE))
-    assert set(states) == {"reference", "ffi", "cusparselt"}
-    assert states["reference"] == "on"
-    for line in out.splitlines():
-        if re.match(r"  \w+ +off ", line):
-            assert len(line.split(" off ")[1].strip()) > 10, "what is off needs a reason"
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="lists the CPU")
-def test_info_names_versions_devices_and_implementations(capsys):
-    s24.info()
-    out = capsys.readouterr().out
-    check_info(out)
-    assert re.search(r"^  ffi +on +.*FFI API \d+\.\d+", out, re.MULTILINE)
-
-
-def test_info_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "jax_sparse24.info"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
-    )
-    check_info(done.stdout)
-    assert done.stderr == ""
-
-
-def test_info_when_no_device_answers():
-    """As with a CUDA plugin on a machine without a GPU, or with one that does not start."""
-    code = """if True:
-        import jax
-        def devices(*_):
-            raise RuntimeError("Unable to initialize backend 'cuda': no device\\nmore")
-        jax.devices = jax.local_devices = jax.default_backend = devices
-        import jax_sparse24 as s24
-        s24.info()
-    """
-    for run, platforms in (["-c", code], "cpu"), (["-m", "jax_sparse24.info"], "cuda"):
-        done = subprocess.run(
-            [sys.executable, *run],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={"JAX_PLATFORMS": platforms, "PATH": ""},
-        )
-        if platforms == "cuda" and "cuda:0" in done.stdout:
-            continue
-        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-        assert re.search(r"^  no device answers: \S+", done.stdout, re.M), done.stdout
-        assert re.search(r"^  cusparselt +off   no device answers", done.stdout, re.M), done.stdout
-
-
-def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):
-
-    reason = "the native module jax_sparse24._cpu is not built; build it with `pip install -e .`"
-    monkeypatch.setattr(native, "_loaded", dict.fromkeys(native.PLATFORMS, (None, reason)))
-    s24.info()
-    assert re.search(rf"^  ffi +off +{re.escape(reason)}", capsys.readouterr().out, re.MULTILINE)
-    s24.explain(s24.methods.FST())
-    assert reason in capsys.readouterr().out
-    with pytest.raises(RuntimeError, match="pip install"):
-        s24.explain(s24.methods.FST(), implementation="ffi")

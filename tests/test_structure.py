@@ -21,7 +21,7 @@ LAYERS = [
     {"methods"},
     {"measure"},
     {"nn", "linen", "optim", "monitor"},
-    {"surgery", "report", "export"},
+    {"surgery", "explain", "installation", "export"},
     {"info"},
     {"__init__"},
 ]

@@ -9,9 +9,9 @@ from flax import nnx
 from experiments.config import Config
 from experiments.data.batches import VOCABULARY, Corpus
 from experiments.models import decoder
+from jax_sparse24.explain import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
-from jax_sparse24.report import Choice, choices
 
 
 def say(line: str) -> None:
