@@ -27,7 +27,7 @@ LAYERS = [
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # Imports inside functions: what layers need and the functional core does without.
-WITHIN_FUNCTIONS = {("explain", "flax"), ("report", "jax_sparse24.nn")}
+WITHIN_FUNCTIONS = {("explain", "flax"), ("explain", "jax_sparse24.nn")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
     *("tyro", "tqdm", "matplotlib", "tensorboardX"),
