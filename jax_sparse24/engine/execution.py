@@ -11,8 +11,9 @@ from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
+from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
-from jax_sparse24.ops.tokens import ASCENDING, collect, densest, regroup, set_columns
+from jax_sparse24.ops.order import collect, regroup
 
 
 @dataclasses.dataclass(frozen=True)

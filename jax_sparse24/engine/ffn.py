@@ -14,8 +14,8 @@ from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.engine.plan import FFN
+from jax_sparse24.ops.order import inverse_of, permute
 from jax_sparse24.ops.reference.saved import SLOPES
-from jax_sparse24.ops.tokens import inverse_of, permute
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -29,13 +29,13 @@ from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
 from jax_sparse24.ops import gated
 from jax_sparse24.ops.compressed24 import Compressed24
-from jax_sparse24.ops.kept import in_tiles, kept_backward, repack_vnm
 from jax_sparse24.ops.matmul import gather, with_values
+from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM
 from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import sampled_matmul
-from jax_sparse24.ops.tokens import regroup
+from jax_sparse24.ops.saved import in_tiles, repack_vnm, saved_backward
 from jax_sparse24.patterns import FLOAT8
 
 DENSE = Decision("dense", "only its values are needed")
@@ -190,7 +190,7 @@ class Saved24:
         row, implementation = run.plan.row("B2"), run.implementation
         features = run.shared_dense_features(saved.todense(implementation=implementation), counts_f)
         chosen = jnp.zeros(0, jnp.int32) if features is None else features
-        dy1, y2_along, dy1_along = kept_backward(
+        dy1, y2_along, dy1_along = saved_backward(
             *(saved, dy2_Tf, chosen, run.activation, row.tokens),
             compressed=tuple(decision.form == "compressed" for decision in decisions),
             implementation=implementation,

@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 
 from jax_sparse24.engine.operand import Order, Sparsifier
-from jax_sparse24.ops.tokens import collect, regroup
+from jax_sparse24.ops.order import collect, regroup
 
 # Product -> ((operand, contracted axis), (operand, contracted axis)). The result has the free axis of
 # the first operand, then that of the second.
@@ -49,7 +49,7 @@ class Row:
     other: what becomes of the other operand, which stays an array; None for nothing.
     eight_bits: `by` and `other` are `Float8` with a scale per tensor, so hardware may multiply 8-bit numbers.
     The others are for products that contract tokens:
-    tokens: which tokens make a group (see `ops.tokens.regroup`).
+    tokens: which tokens make a group (see `ops.order.regroup`).
     gather_features: features i, i + m, i + 2m, ... of the operand are moved next to each other before the
     cut, m being the size of a group.
     dense_share: the share of the operand's features whose part of the result comes from a small dense product

@@ -12,15 +12,14 @@ from jax_sparse24 import patterns
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.plan import Row
 from jax_sparse24.ops import compressed24
-from jax_sparse24.ops.kept import pack_counted, squared_relu_vnm
-from jax_sparse24.ops.mask import mask_nm
+from jax_sparse24.ops.features import causal_mask24
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
-from jax_sparse24.ops.packed24 import pack24, pack24_strided
+from jax_sparse24.ops.packed24 import pack24, pack24_strided, squared_relu24
 from jax_sparse24.ops.packed_vnm import pack_vnm, vnm_mask
-from jax_sparse24.ops.prune import prune24, soft24
-from jax_sparse24.ops.squared_relu import squared_relu24
-from jax_sparse24.ops.tokens import causal_mask24
+from jax_sparse24.ops.saved import pack_counted, squared_relu_vnm
+from jax_sparse24.ops.select import mask_nm, prune24
+from jax_sparse24.ops.soft import soft24
 from jax_sparse24.patterns import VNM
 
 # Cuts of the output gradient: MVUE of least variance, or as the code of 2404.01847 draws it; the two largest

@@ -10,7 +10,8 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
 from jax_sparse24.engine.fusions import DENSE, product
 from jax_sparse24.engine.operand import ACTIVATIONS
-from jax_sparse24.ops.tokens import densest, inverse_of, permute
+from jax_sparse24.ops.features import densest
+from jax_sparse24.ops.order import inverse_of, permute
 
 
 def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:

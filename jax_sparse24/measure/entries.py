@@ -26,9 +26,9 @@ from jax_sparse24.measure.products import (
 )
 from jax_sparse24.measure.programs import Program, random
 from jax_sparse24.measure.timing import interleaved
-from jax_sparse24.ops.mask import mask24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.packed24 import pack24
+from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))

@@ -18,7 +18,7 @@ from jax_sparse24.methods.base import (
     is_number,
     where_finite,
 )
-from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.select import mask24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Top2
 from jax_sparse24.methods.base import Method, check_positive, check_whole, where_finite
-from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import GROUP, KEPT
 
 

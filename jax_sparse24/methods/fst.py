@@ -23,7 +23,8 @@ from jax_sparse24.methods.base import (
     where_finite,
 )
 from jax_sparse24.methods.search_decay import search_decay
-from jax_sparse24.ops.mask import mask24, transposable_mask24
+from jax_sparse24.ops.select import mask24
+from jax_sparse24.ops.transposable import transposable_mask24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_sparse24.ops.tokens import collect
+from jax_sparse24.ops.order import collect
 
 Metric = Literal["cosine", "l2"]
 Layout = Literal["spread", "adjacent", "none"]

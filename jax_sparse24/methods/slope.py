@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import Masked
 from jax_sparse24.methods.base import Method, check_choice, check_field, check_whole, is_number, where_finite
-from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.select import mask24
 from jax_sparse24.schedule import Phase, Schedule
 
 

@@ -7,7 +7,7 @@ from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, TopN
 from jax_sparse24.methods.base import Method, check_choice, check_positive
 from jax_sparse24.methods.ste import STE
-from jax_sparse24.ops.mask import mask_nm
+from jax_sparse24.ops.select import mask_nm
 from jax_sparse24.patterns import check_nm
 
 

@@ -9,8 +9,8 @@ from jax_sparse24.engine.float8 import in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.methods.base import Method, check_choice, where_finite
-from jax_sparse24.ops.mask import mask24
-from jax_sparse24.ops.prune import soft24
+from jax_sparse24.ops.select import mask24
+from jax_sparse24.ops.soft import soft24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import dataclasses
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Top2
 from jax_sparse24.methods.base import Method
-from jax_sparse24.ops.mask import mask24
+from jax_sparse24.ops.select import mask24
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops.mask import like
+from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24, in_strides, packed_types
 from jax_sparse24.ops.reference import mvue as reference
 from jax_sparse24.ops.reference import packed24
-from jax_sparse24.ops.tokens import regroup
+from jax_sparse24.ops.select import like
 
 
 def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> jax.Array:

@@ -10,10 +10,8 @@ import numpy as np
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops.mask import search_kernel
+from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.reference import packed24 as reference
-from jax_sparse24.ops.reference import transposable
-from jax_sparse24.ops.tokens import regroup
 from jax_sparse24.patterns import FLOAT8
 
 
@@ -144,16 +142,6 @@ def pack24(
             else _pack_masked(x, mask, axis, implementation)
         )
     return tuple(_pack(x, a, implementation) for a in axis) if both else _pack(x, axis, implementation)
-
-
-def transposable_pack24(w, *, implementation: str | None = None) -> tuple[jax.Array, Packed24, Packed24]:
-    """`transposable_mask24(w)`, and `w` packed by it along axis -1 and along axis -2; on CUDA from one pass
-    over `w`.
-
-    w: as there, and the same errors. Both packed arrays are differentiable in `w`, at kept positions."""
-    w = patterns.as_array("transposable_pack24", "w", w)
-    patterns.check_matrix("transposable_pack24", w)
-    return _transposable_pack(w, implementation)
 
 
 def as_mask(op: str, mask, x) -> jax.Array:
@@ -307,38 +295,6 @@ def _pack_masked_both_bwd(implementation, residuals, cts):
 _pack_masked_both.defvjp(_pack_masked_both_fwd, _pack_masked_both_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-@partial(jax.jit, static_argnums=(1,), inline=True)
-def _transposable_pack(w, implementation):
-    def one_pass(w):
-        types = (jax.ShapeDtypeStruct(w.shape, jnp.bool_), *_both_types(w))
-        mask, *packed = native.call("s24_transposable_pack", types, w)
-        return mask, *_of_both(*packed)
-
-    def search_first(search, pack, w):
-        mask = search(w)
-        return mask, *pack(w, mask)
-
-    def kernel(w):
-        two_kernels = partial(search_first, search_kernel, _both_kernel)
-        return jax.lax.platform_dependent(w, cuda=one_pass, default=two_kernels)
-
-    fallback = partial(search_first, transposable.transposable_mask24, _both_reference)
-    return run("transposable_pack24", w.dtype, implementation, kernel, fallback, w)
-
-
-def _transposable_pack_fwd(w, implementation):
-    mask, *packed = _transposable_pack(w, implementation)
-    return (mask, *packed), ([p.metadata for p in packed], mask)
-
-
-def _transposable_pack_bwd(implementation, residuals, cts):
-    return _pack_masked_both_bwd(implementation, residuals, cts[1:])[:1]
-
-
-_transposable_pack.defvjp(_transposable_pack_fwd, _transposable_pack_bwd)
-
-
 def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Array:
     """The array that `packed` stands for, +0 where nothing is kept. Differentiable in the values."""
     if not isinstance(packed, Packed24):
@@ -419,3 +375,78 @@ def _gather_bwd(axis, implementation, metadata, ct):
 
 
 gather24.defvjp(_gather_fwd, _gather_bwd)
+
+
+def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str | None = None):
+    """`relu(x)**2`, the two largest of every four kept, packed: activation, selection and packing in one pass
+    (2503.16672).
+
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. The square is taken in float32,
+    whose subnormals count as zero, and rounded to x's dtype before the selection, so the result equals
+    `pack24(relu(x)**2, axis)`; NaN passes. axis: also (-1, -2), for a product along either: a Packed24 of
+    each, from one pass over `x` on CUDA. Returns Packed24 or a tuple of them. Differentiable in `x`:
+    `2 relu(x)` at kept positions. Raises like `mask24`; ValueError for other pairs of axes."""
+    x = patterns.as_array("squared_relu24", "x", x)
+    if not (isinstance(axis, tuple) and len(axis) == 2):
+        return _squared_relu24(x, patterns.check_grouped("squared_relu24", x, axis), implementation)
+    patterns.check_both("squared_relu24", x, axis)
+    return _squared_relu_both(x, implementation)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _squared_relu24(x, axis, implementation):
+    kernel, fallback = (partial(f, axis=axis) for f in (_squared_relu_kernel, _squared_relu_reference))
+    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
+
+
+def _squared_relu_kernel(x, axis):
+    return Packed24(*native.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
+
+
+def _squared_relu_reference(x, axis):
+    return Packed24(*reference.squared_relu24(x, axis), axis)
+
+
+def _squared_relu_fwd(x, axis, implementation):
+    packed = _squared_relu24(x, axis, implementation)
+    return packed, (packed.metadata, x)
+
+
+def _squared_relu_bwd(axis, implementation, residuals, ct):
+    metadata, x = residuals
+    return (_unpack(ct.values, metadata, axis, implementation) * (2 * jnp.maximum(x, 0)),)
+
+
+_squared_relu24.defvjp(_squared_relu_fwd, _squared_relu_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(jax.jit, static_argnums=(1,), inline=True)
+def _squared_relu_both(x, implementation):
+    def kernel(x):
+        types = (*packed_types(x, -1), *packed_types(x, -2))
+        *rows, values, metadata = native.call("s24_squared_relu_pack_both", types, x)
+        return Packed24(*rows, -1), Packed24(values, metadata, -2)
+
+    def fallback(x):
+        return _squared_relu_reference(x, -1), _squared_relu_reference(x, -2)
+
+    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
+
+
+def _squared_relu_both_fwd(x, implementation):
+    packed = _squared_relu_both(x, implementation)
+    return packed, ([p.metadata for p in packed], x)
+
+
+def _squared_relu_both_bwd(implementation, residuals, cts):
+    metadata, x = residuals
+    rows, columns = (
+        _unpack(ct.values, nibbles, axis, implementation)
+        for ct, nibbles, axis in zip(cts, metadata, (-1, -2), strict=True)
+    )
+    return ((rows + columns) * (2 * jnp.maximum(x, 0)),)
+
+
+_squared_relu_both.defvjp(_squared_relu_both_fwd, _squared_relu_both_bwd)

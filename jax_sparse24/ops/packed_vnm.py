@@ -10,9 +10,9 @@ from jax import lax
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops.mask import like
 from jax_sparse24.ops.packed24 import PackedArray, as_mask
 from jax_sparse24.ops.reference import packed_vnm as reference
+from jax_sparse24.ops.select import like
 from jax_sparse24.patterns import VNM
 
 

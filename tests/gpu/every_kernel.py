@@ -14,13 +14,13 @@ import numpy as np
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
 from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm
-from jax_sparse24.ops.tokens import highest
+from jax_sparse24.ops.saved import pack_counted, repack_vnm, saved_backward, squared_relu_vnm
 
 KEYS = [jax.random.key(seed) for seed in (1, 2)]
 KERNELS = {"implementation": "ffi"}
@@ -68,10 +68,10 @@ def kept(x, also):
     """From packed activations, in 16-bit floats and whole tiles. also: forms of the results."""
     yield pack_counted(x, False, compressed=also[0], **KERNELS)
     packed, counts = pack_counted(x, True, compressed=also[0], **KERNELS)
-    yield highest(counts, 0.1, x.shape[0], **KERNELS)
+    yield top_features(counts, 0.1, x.shape[0], **KERNELS)
     for tokens in ("consecutive", "strided"):
         for activation in ("squared_relu", "relu"):
-            yield kept_backward(packed, x, FEATURES, activation, tokens, compressed=also, **KERNELS)
+            yield saved_backward(packed, x, FEATURES, activation, tokens, compressed=also, **KERNELS)
 
 
 def gated(x):

@@ -13,14 +13,14 @@ from jax_sparse24.engine import execution, gated
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.gated import gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
+from jax_sparse24.ops.saved import saved_backward
 from tests.ops import library
 from tests.ops.cases import KEY
 from tests.ops.data import adversarial, assert_same_bits
-from tests.ops.test_kept import operands
+from tests.ops.test_saved import operands
 
 pytestmark = pytest.mark.usefixtures("cusparselt")
 DTYPES = ["bfloat16", "float16"]
@@ -77,8 +77,8 @@ def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
 
     def pairs(packed, dy2):
         kept = Compressed24(compressed24.compress(packed), packed.metadata, -1)
-        made = kept_backward(kept, dy2, features, "squared_relu", compressed=asked)
-        plain = kept_backward(packed, dy2, features, "squared_relu")
+        made = saved_backward(kept, dy2, features, "squared_relu", compressed=asked)
+        plain = saved_backward(packed, dy2, features, "squared_relu")
         yield made[0], plain[0]
         for flag, got, want in zip(asked, made[1:], plain[1:], strict=True):
             if flag:

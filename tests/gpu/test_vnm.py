@@ -11,7 +11,7 @@ from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.packed_vnm import gather_vnm
 from tests.gpu.test_producers import assert_same_on_both
 from tests.ops.data import adversarial, assert_same_bits
-from tests.ops.test_vnm import PLACES
+from tests.ops.test_packed_vnm import PLACES
 
 # As PLACES, and many tiles in both directions.
 LARGE = [

@@ -10,8 +10,9 @@ import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
-from jax_sparse24.ops import tokens
-from jax_sparse24.ops.tokens import causal_mask24, dense_count, densest, regroup
+from jax_sparse24.ops import features
+from jax_sparse24.ops.features import causal_mask24, dense_count, densest
+from jax_sparse24.ops.order import regroup
 from tests.engine import oracle
 
 T, d, f = 48, 16, 40
@@ -97,7 +98,7 @@ def test_counts_from_the_forward_pass_choose_the_same_features(activation, monke
     want = run(method, *arrays, "ffi", activation=activation)
     counts = []
     monkeypatch.setattr(fusions.Counts, "matches", lambda *_: True)
-    monkeypatch.setattr(tokens, "non_zeros", lambda x: counts.append(x))  # of no use to the backward pass
+    monkeypatch.setattr(features, "non_zeros", lambda x: counts.append(x))  # of no use to the backward pass
     for one_pass in (True, False):
         if not one_pass:
             monkeypatch.setattr(fusions.Saved24, "matches", lambda *_: None)

@@ -18,7 +18,7 @@ from jax_sparse24.methods.routing import (
     responses,
     route,
 )
-from jax_sparse24.ops.tokens import inverse_of, permute
+from jax_sparse24.ops.order import inverse_of, permute
 from tests.engine import oracle
 
 T, d, f, V, M, K = 64, 16, 64, 16, 8, 4

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
-from jax_sparse24.ops.tokens import regroup
 
 
 def order(rows: int, groups: int, value_bytes: int) -> np.ndarray:

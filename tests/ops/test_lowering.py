@@ -10,13 +10,13 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import cusparselt, decision, hardware, native
 from jax_sparse24.dispatch.decision import named
+from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
-from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm
-from jax_sparse24.ops.tokens import highest
+from jax_sparse24.ops.saved import pack_counted, repack_vnm, saved_backward
 from tests.gpu import every_kernel
 from tests.ops.cases import CASES
 
@@ -91,7 +91,7 @@ def test_kept_activations_are_one_call_each_way_on_cuda(shape, built):
 
     def parts(x):
         packed, counts = pack_counted(x, True)
-        return kept_backward(packed, x, highest(counts, 0.1, 128), "squared_relu")
+        return saved_backward(packed, x, top_features(counts, 0.1, 128), "squared_relu")
 
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     calls = re.findall(r"@(s24_\w+)\(.*-> \(?(.*)", lowered(parts, "cuda", x=x))

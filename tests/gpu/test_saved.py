@@ -9,19 +9,19 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
-from jax_sparse24.ops.kept import (
+from jax_sparse24.ops.features import top_features
+from jax_sparse24.ops.reference.saved import SLOPES
+from jax_sparse24.ops.saved import (
     in_tiles,
     in_vnm_tiles,
-    kept_backward,
     pack_counted,
     repack_vnm,
+    saved_backward,
     squared_relu_vnm,
 )
-from jax_sparse24.ops.reference.saved import SLOPES
-from jax_sparse24.ops.tokens import highest
 from tests.gpu.test_producers import assert_same_on_both, on
 from tests.ops.data import adversarial, assert_same_bits, from_words, unit_roundoff, words
-from tests.ops.test_kept import operands
+from tests.ops.test_saved import operands
 
 TILES = [(128, 64), (256, 72), (1152, 8)]  # the last one partly outside
 
@@ -38,7 +38,7 @@ def test_same_bits_in_whole_tiles(shape, activation, tokens, dtype):
     packed, dy2 = jax.device_get(operands(dtype, shape))
     assert in_tiles(packed)
     args = packed, dy2, features_of(shape[1])
-    assert_same_on_both(lambda *args: kept_backward(*args, activation, tokens), *args)
+    assert_same_on_both(lambda *args: saved_backward(*args, activation, tokens), *args)
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
@@ -59,7 +59,7 @@ def test_same_bits_where_blocks_repeat_their_work():
     x, dy2 = words.view(jnp.bfloat16)
     packed = jax.device_get(s24.pack24(x, -1))
     args = packed, dy2, features_of(x.shape[1])
-    assert_same_on_both(lambda *args: kept_backward(*args, "squared_relu"), *args)
+    assert_same_on_both(lambda *args: saved_backward(*args, "squared_relu"), *args)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_value_of_16_bits(activation, dtype):
     packed = s24.Packed24(values, np.full((256, 64), 0xE4, np.uint8), -1)
     dy2 = np.tile(np.asarray([1.0, 1.7, -3e-3, 0.0], values.dtype), (256, 128))
     none = np.zeros(0, np.int32)
-    assert_same_on_both(lambda *args: kept_backward(*args, activation), packed, dy2, none)
+    assert_same_on_both(lambda *args: saved_backward(*args, activation), packed, dy2, none)
 
 
 @pytest.mark.parametrize("shape", [(132, 24), (8, 4)], ids=str)
@@ -110,7 +110,7 @@ def test_what_falls_into_no_tile(shape, dtype):
     packed = jax.device_get(s24.pack24(jnp.asarray(y * y, dtype), -1))
     args = packed, np.asarray(jnp.asarray(dy2, dtype)), features_of(shape[1])
     got, want = (
-        on(kind, lambda *args: kept_backward(*args, "squared_relu"), *args) for kind in ("cuda", "cpu")
+        on(kind, lambda *args: saved_backward(*args, "squared_relu"), *args) for kind in ("cuda", "cpu")
     )
     assert_same_bits(got[1], want[1])
     near = 4 * unit_roundoff(dtype)
@@ -121,15 +121,15 @@ def test_what_falls_into_no_tile(shape, dtype):
 def test_the_highest_scores(count, most):
     scores = np.random.default_rng(count).integers(0, most + 1, count, np.int32)
     for share in (0.05, 1.0):
-        assert_same_on_both(lambda s, share=share: highest(s, share, most), scores)
+        assert_same_on_both(lambda s, share=share: top_features(s, share, most), scores)
         each = np.stack([scores, scores[::-1]])
-        assert_same_on_both(jax.vmap(lambda s, share=share: highest(s, share, most)), each)
+        assert_same_on_both(jax.vmap(lambda s, share=share: top_features(s, share, most)), each)
 
 
 def test_vmap_broadcasts():
     packed, dy2 = jax.device_get(operands("bfloat16", (128, 72)))
     several, features = np.stack([dy2, dy2[::-1]]), np.asarray([[1, 5, 30], [0, 2, 71]], np.int32)
-    run = jax.vmap(lambda d, n: kept_backward(packed, d, n, "squared_relu"))
+    run = jax.vmap(lambda d, n: saved_backward(packed, d, n, "squared_relu"))
     assert_same_on_both(run, several, features)
     assert_same_on_both(jax.vmap(lambda x: pack_counted(x, True)), several)
 
@@ -140,7 +140,7 @@ def test_large():
     words = jax.random.bits(jax.random.key(1), (T, f), np.uint16) & 0x3FFF
     dy2 = jax.lax.bitcast_convert_type(words, jnp.bfloat16)  # 0 to 2
     packed, features = s24.pack24(dy2, -1), jnp.asarray([5, f - 1], jnp.int32)
-    run = partial(kept_backward, features=features, activation="squared_relu", tokens="consecutive")
+    run = partial(saved_backward, features=features, activation="squared_relu", tokens="consecutive")
     whole, end = run(packed, dy2), run(jax.tree.map(lambda x: x[-128:], packed), dy2[-128:])
     assert_same_bits(whole[0].values[-128:], end[0].values)
     for all_of, part in zip(whole[1:], end[1:], strict=True):

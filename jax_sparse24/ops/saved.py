@@ -1,4 +1,4 @@
-"""Packed activations that are kept for the backward pass, and what follows from them (2503.16672)."""
+"""Packed activations that are saved for the backward pass, and what follows from them (2503.16672)."""
 
 from functools import partial
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import run
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24, compressed_types
+from jax_sparse24.ops.features import non_zeros, rank_of
 from jax_sparse24.ops.matmul import with_values
-from jax_sparse24.ops.packed24 import Packed24, gather24, pack24, pack24_strided, packed_types
+from jax_sparse24.ops.order import collect, regroup
+from jax_sparse24.ops.packed24 import Packed24, gather24, pack24, pack24_strided, packed_types, squared_relu24
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, pack_vnm, packed_vnm_types
 from jax_sparse24.ops.reference.bits import bits
 from jax_sparse24.ops.reference.packed24 import squared_relu
 from jax_sparse24.ops.reference.saved import sloped
-from jax_sparse24.ops.squared_relu import squared_relu24
-from jax_sparse24.ops.tokens import collect, non_zeros, rank_of, regroup
 from jax_sparse24.patterns import VNM
 
 TILE = 128  # tokens that a CUDA kernel takes at a time
@@ -26,9 +26,10 @@ MOST_TILES = 65535  # along tokens
 
 
 class Along(NamedTuple):
-    """An array (T, f), of which only a part is kept along f, as products that contract tokens take it: cut to
-    the two largest of every four tokens, packed along axis -2; and the features (n, T) that stay dense, in
-    the same order of tokens."""
+    """A saved activation (T, f), regrouped for the products that contract tokens.
+
+    packed: the two largest of every four tokens, packed along axis -2.
+    dense: the features (n, T) that stay dense, in the same order of tokens."""
 
     packed: Packed24 | Compressed24
     dense: jax.Array
@@ -87,8 +88,8 @@ def pack_counted(
 
 
 @partial(jax.jit, static_argnames=("activation", "tokens", "compressed", "implementation"), inline=True)
-def kept_backward(
-    kept: Packed24 | Compressed24,
+def saved_backward(
+    saved: Packed24 | Compressed24,
     dy2: jax.Array,
     features: jax.Array,
     activation: str,
@@ -100,12 +101,12 @@ def kept_backward(
     """From packed values Y2 of an activation and the gradient dY2: dY1 at the places of Y2, packed as it is,
     and Y2 and dY1 along tokens; in one pass over dY2 on CUDA, for whole tiles of 16-bit floats.
 
-    kept: (T, f), packed along f. dy2: (T, f). features: int32 (n,), ascending, those that stay dense.
+    saved: (T, f), packed along f. dy2: (T, f). features: int32 (n,), ascending, those that stay dense.
     activation: of `reference.saved.SLOPES`. tokens: "consecutive" or "strided", as `regroup` has it; T a
     multiple of 4. compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA in whole
-    tiles; dY1 has the form of `kept`. Not differentiable."""
+    tiles; dY1 has the form of `saved`. Not differentiable."""
 
-    def one_pass(kept, dy2, features):
+    def one_pass(saved, dy2, features):
         ranks = rank_of(features, dy2.shape[1])
         few = jax.ShapeDtypeStruct((features.size, dy2.shape[0]), dy2.dtype)
         forms = [
@@ -114,8 +115,8 @@ def kept_backward(
         along = [(*types(dy2, -2), few) for _, types in forms]
         dy1, *parts = native.call(
             "s24_kept_backward",
-            (jax.ShapeDtypeStruct(_stored(kept).shape, dy2.dtype), *along[0], *along[1]),
-            *(_stored(kept), kept.metadata, dy2, ranks),
+            (jax.ShapeDtypeStruct(_stored(saved).shape, dy2.dtype), *along[0], *along[1]),
+            *(_stored(saved), saved.metadata, dy2, ranks),
             relu=activation == "relu",
             strided=tokens == "strided",
         )
@@ -123,11 +124,11 @@ def kept_backward(
             Along(form(values, metadata, -2), dense)
             for (form, _), (values, metadata, dense) in zip(forms, (parts[:3], parts[3:]), strict=True)
         )
-        return type(kept)(dy1, kept.metadata, kept.axis), y2, dy1_along
+        return type(saved)(dy1, saved.metadata, saved.axis), y2, dy1_along
 
-    def composed(implementation, kept, dy2, features):
-        dy2 = gather24(dy2, kept.metadata, -1, implementation)
-        dy1 = with_values(kept, sloped(kept.values, dy2, activation))
+    def composed(implementation, saved, dy2, features):
+        dy2 = gather24(dy2, saved.metadata, -1, implementation)
+        dy1 = with_values(saved, sloped(saved.values, dy2, activation))
         pack = pack24_strided if tokens == "strided" else partial(pack24, axis=-2)
 
         def along(x):
@@ -137,12 +138,12 @@ def kept_backward(
             few = lax.bitcast_convert_type(regroup(lax.optimization_barrier(few), tokens), dense.dtype)
             return Along(pack(dense, implementation=implementation), few.T)
 
-        return dy1, along(kept), along(dy1)
+        return dy1, along(saved), along(dy1)
 
-    if in_tiles(kept) and any(compressed):
-        return one_pass(kept, dy2, features)
-    args = kept, dy2, features
-    return _run("kept_backward", kept.dtype, in_tiles(kept), implementation, one_pass, composed, *args)
+    if in_tiles(saved) and any(compressed):
+        return one_pass(saved, dy2, features)
+    args = saved, dy2, features
+    return _run("saved_backward", saved.dtype, in_tiles(saved), implementation, one_pass, composed, *args)
 
 
 @partial(jax.jit, static_argnames=("v", "m", "implementation"), inline=True)

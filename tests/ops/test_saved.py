@@ -7,12 +7,13 @@ import pytest
 from jax import lax
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.kept import kept_backward, pack_counted, repack_vnm, squared_relu_vnm
+from jax_sparse24.ops.features import dense_count, set_columns, top_features
+from jax_sparse24.ops.order import collect, regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference import packed24 as reference
 from jax_sparse24.ops.reference.bits import FORMATS
 from jax_sparse24.ops.reference.saved import SLOPES, sloped
-from jax_sparse24.ops.tokens import collect, dense_count, highest, regroup, set_columns
+from jax_sparse24.ops.saved import pack_counted, repack_vnm, saved_backward, squared_relu_vnm
 from tests.ops.data import (
     LAYOUT,
     adversarial,
@@ -88,7 +89,7 @@ def test_what_follows_from_kept_activations(dtype, activation, tokens):
 
     @jax.jit
     def parts(kept, dy2):
-        got = kept_backward(kept, dy2, device(FEATURES), activation, tokens, implementation="ffi")
+        got = saved_backward(kept, dy2, device(FEATURES), activation, tokens, implementation="ffi")
         dense = [x.todense(implementation="reference") for x in (kept, got[0])]
         moved = [regroup(lax.bitcast_convert_type(x, LAYOUT[dtype][0]), tokens) for x in dense]
         cut = [Packed24(*reference.pack24(lax.bitcast_convert_type(x, dtype), -2), -2) for x in moved]
@@ -152,4 +153,4 @@ def test_the_features_with_the_most():
     scores = np.random.default_rng(0).integers(0, 5, 300, np.int32)
     for share in (0.1, 1.0):
         want = np.sort(np.argsort(-scores, kind="stable")[: dense_count(300, share)])
-        np.testing.assert_array_equal(highest(jnp.asarray(scores), share, 4), want)
+        np.testing.assert_array_equal(top_features(jnp.asarray(scores), share, 4), want)
