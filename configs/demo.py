@@ -3,15 +3,17 @@
 import dataclasses
 
 import jax_sparse24 as s24
-from experiments.config import Config, Data, Model, Optim, Train
+from experiments.config import Config, Optim, Train
+from experiments.data import text
+from experiments.models import decoder
 
 
 def dense() -> Config:
     """The demo's dense arm: about a minute on two cores."""
     return Config(
         name="demo-dense",
-        model=Model(layers=4, d=128, f=512, heads=2),
-        data=Data(seq=128, batch=12),
+        model=decoder.Config(layers=4, d=128, f=512, heads=2),
+        data=text.Config(seq=128, batch=12),
         optim=Optim(lr=3e-3, warmup=100),
         train=Train(
             steps=400, eval_every=100, eval_batches=16, monitor_every=10, probe_every=0, checkpoint_every=0

@@ -16,7 +16,7 @@ from experiments.ablations import result as results
 from experiments.ablations import runs, text
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
-from experiments.config import UserError, require
+from experiments.errors import UserError, require
 from experiments.training.step import graphdefs_of
 
 ROOT = Path("runs/ablate")

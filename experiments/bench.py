@@ -13,7 +13,7 @@ from experiments.benchmarks.settings import SUITES, Settings
 from experiments.benchmarks.suites import gemm
 from experiments.benchmarks.torch import programs as torch_programs
 from experiments.cli import command
-from experiments.config import UserError
+from experiments.errors import UserError
 
 
 class Progress:

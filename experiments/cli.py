@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from experiments.config import UserError
+from experiments.errors import UserError
 
 STOPPED = os.EX_TEMPFAIL  # 75: a signal stopped the run, which was saved; call it again with --resume
 # What the system refuses for no fault of the program.

@@ -8,101 +8,29 @@ command line.
 import contextlib
 import dataclasses
 import difflib
+import functools
+import importlib
 import importlib.util
 import inspect
 import json
+import pkgutil
 import sys
 import traceback
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flax import nnx
+
 import jax_sparse24 as s24
 from experiments import files
+from experiments.data import base as datas
+from experiments.data import text
+from experiments.errors import UserError, require
+from experiments.models import base as models
+from experiments.models import decoder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-class UserError(ValueError):
-    """A mistake that the user can correct: shown as one message, without a traceback."""
-
-
-def require(condition: bool, message: str):
-    """Raise UserError with this message unless the condition holds."""
-    if not condition:
-        raise UserError(message)
-
-
-@dataclass(frozen=True)
-class Model:
-    """The decoder-only language model."""
-
-    layers: int = 4
-    """number of blocks"""
-    d: int = 128
-    """model width"""
-    f: int = 512
-    """FFN width"""
-    heads: int = 4
-    """attention heads; d / heads must be even (rotary positions turn pairs)"""
-    ffn: Literal["squared_relu", "swiglu"] = "squared_relu"
-    """FFN: act(x W1) W2 with squared ReLU, or (silu(x Wg) * x W1) W2"""
-    tied: bool = True
-    """use the embedding as output head"""
-    scan: bool = False
-    """one scanned block with stacked parameters instead of unrolled blocks: compiles faster"""
-    remat: bool = False
-    """recompute each block in the backward pass: less memory, more time"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of the products; parameters stay float32"""
-    implementation: Literal["reference", "ffi", "cusparselt"] | None = None
-    """what runs the sparse products: None for the fastest as measured, "reference" for masked dense ones"""
-    attention: Literal["xla", "cudnn"] = "xla"
-    """what computes attention: "cudnn" is several times faster on an NVIDIA GPU with dtype bfloat16, but its
-    gradients differ in their last bits from run to run"""
-    rank: int = 0
-    """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
-    bottleneck: Literal["silu", "identity"] = "silu"
-    """with a rank: what is between the two factors"""
-
-    def __post_init__(self):
-        for name in ("layers", "d", "f", "heads"):
-            require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
-        require(
-            self.d % (2 * self.heads) == 0,
-            f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
-            "Choose d as a multiple of 2 * heads.",
-        )
-        require(
-            self.attention == "xla" or self.dtype == "bfloat16",
-            f"model.attention cudnn needs model.dtype bfloat16, got {self.dtype}.",
-        )
-        require(
-            0 <= self.rank <= self.d,
-            f"model.rank is 0 (full) or at most model.d = {self.d}, got {self.rank}.",
-        )
-
-
-@dataclass(frozen=True)
-class Data:
-    """The text: bytes, packed into sequences."""
-
-    corpus: str = "stdlib"
-    """`stdlib` (the Python standard library's own source files) or a folder of text files"""
-    patterns: tuple[str, ...] = ("*.txt", "*.md", "*.rst", "*.py")
-    """which files of a folder to take (not used for stdlib)"""
-    root: str = "data"
-    """where prepared corpora are kept"""
-    seq: int = 128
-    """tokens that the model sees at once"""
-    batch: int = 16
-    """sequences per optimiser step, over all processes and micro-batches"""
-
-    def __post_init__(self):
-        for name in ("seq", "batch"):
-            require(getattr(self, name) > 0, f"data.{name} must be positive, got {getattr(self, name)}.")
-        require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
 
 
 @dataclass(frozen=True)
@@ -190,6 +118,9 @@ class Train:
         )
 
 
+DEFAULTS = {"model": decoder.Config(), "data": text.Config()}
+
+
 @dataclass(frozen=True)
 class Config:
     """One training run, complete."""
@@ -198,8 +129,8 @@ class Config:
     """name of the run folder"""
     seed: int = 0
     """of initialisation, data order and the method's noise"""
-    model: Model = Model()
-    data: Data = Data()
+    model: models.Config = DEFAULTS["model"]
+    data: datas.Config = DEFAULTS["data"]
     optim: Optim = Optim()
     train: Train = Train()
     method: object = s24.methods.Dense()
@@ -219,6 +150,12 @@ class Config:
             f"optim.warmup must be shorter than train.steps, got {self.optim.warmup} and {self.train.steps}.",
         )
 
+    def create_model(self) -> models.LanguageModel:
+        """The model, initialised from the seed."""
+        # Noise keys of a method come from the default stream, so they do not shift the parameters.
+        rngs = nnx.Rngs(params=self.seed, default=self.seed + 1)
+        return self.model.create(self.method, self.data.vocabulary.size, rngs=rngs)
+
     @property
     def schedule(self) -> s24.Schedule:
         """The phases of the run: `train.dense_first`, then those of the method."""
@@ -231,21 +168,71 @@ class Config:
         return s24.Schedule((first, *own.phases)) if first else own
 
 
+# What the launcher takes by its name, with an example of one.
+PARTS_BY_NAME = {"model": "decoder", "data": "text", "method": "SLoPe"}
+
+
+def with_part(config: "Config", part: str, name: str) -> "Config":
+    """The config with another model, dataset or method. Raises UserError with the nearest name."""
+    return with_method(config, name) if part == "method" else with_component(config, part, name)
+
+
+def nearest(name: str, known, cutoff: float = 0.4) -> str:
+    """` Did you mean ...?` with the nearest of some names, whatever their case; "" if none is near."""
+    lower = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return f" Did you mean {lower[near[0]]}?" if near else ""
+
+
 def with_method(config: Config, name: str) -> Config:
     """The config with the method `name` of `s24.methods` in its place and in its name, with default options;
     dense first steps last a quarter of the run at most. Raises UserError with the nearest name."""
     known = {entry.name: getattr(s24.methods, entry.name) for entry in s24.methods.list()}
-    if name not in known:
-        lower = {key.lower(): key for key in known}
-        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
-        hint = f" Did you mean {lower[near[0]]}?" if near else ""
-        raise UserError(f"There is no method {name!r}; there are {', '.join(known)}.{hint}")
+    require(
+        name in known, f"There is no method {name!r}; there are {', '.join(known)}.{nearest(name, known)}"
+    )
     method = known[name]()
     if getattr(method, "dense_warmup", 0) > config.train.steps // 4:
         method = dataclasses.replace(method, dense_warmup=config.train.steps // 4)
-    old, new = type(config.method).__name__.lower(), name.lower()
-    label = config.name.replace(old, new) if old in config.name else f"{config.name}-{new}"
+    label = renamed(config.name, type(config.method).__name__, name)
     return dataclasses.replace(config, name=label, method=method)
+
+
+def renamed(name: str, old: str, new: str) -> str:
+    """The name of a run in which a component takes another's place."""
+    old, new = old.lower(), new.lower()
+    return name.replace(old, new) if old in name else f"{name}-{new}"
+
+
+def with_component(config: Config, field: str, name: str) -> Config:
+    """The config with the model or the data `name` in its place and in its name. Fields that the old one has
+    too keep their values. Raises UserError with the nearest name."""
+    known, old = components(field), getattr(config, field)
+    require(
+        name in known, f"There is no {field} {name!r}; there are {', '.join(known)}.{nearest(name, known)}"
+    )
+    own = {f.name for f in dataclasses.fields(known[name])}
+    common = {f.name: getattr(old, f.name) for f in dataclasses.fields(old) if f.name in own}
+    new = {"name": renamed(config.name, name_of(old), name), field: known[name](**common)}
+    return dataclasses.replace(config, **new)
+
+
+ROOMS = {"model": ("experiments.models", models.Config), "data": ("experiments.data", datas.Config)}
+
+
+def components(field: str) -> dict[str, type]:
+    """The models, or the datasets, of this repository by name: `Config` of each module that has one."""
+    room, base = ROOMS[field]
+    modules = [info.name for info in pkgutil.iter_modules(importlib.import_module(room).__path__)]
+    kinds = {name: getattr(importlib.import_module(f"{room}.{name}"), "Config", base) for name in modules}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, base) and kind is not base}
+
+
+def name_of(component) -> str:
+    """The name of a model or of a dataset: that of its module, in full where it is not of this repository."""
+    module = type(component).__module__
+    room, _, name = module.rpartition(".")
+    return name if room in [room for room, _ in ROOMS.values()] else module
 
 
 def load(spec: str) -> Config:
@@ -277,9 +264,7 @@ def find(path: str) -> Path:
         if candidate.is_file():
             return candidate.resolve()
     known = [str(file) for file in listing()]
-    near = difflib.get_close_matches(path, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise UserError(f"There is no config file {path!r}.{hint}")
+    raise UserError(f"There is no config file {path!r}.{nearest(path, known)}")
 
 
 @contextlib.contextmanager
@@ -323,34 +308,74 @@ def public_functions(path: Path) -> dict:
     }
 
 
-def to_dict(value) -> dict:
-    """A config as JSON data; a method carries its class name."""
+def to_dict(config: Config) -> dict:
+    """A config as JSON data. A method carries the name of its class, a model or data whose class is not that
+    of `DEFAULTS` the name of its module."""
+    data = plain(config)
+    data["method"] = {"class": type(config.method).__name__, **data["method"]}
+    for field in ROOMS:
+        component = getattr(config, field)
+        if type(component) is not type(DEFAULTS[field]):
+            data[field] = {"class": name_of(component), **data[field]}
+    return data
+
+
+def plain(value):
+    """Dataclasses as dictionaries, tuples as lists."""
     if dataclasses.is_dataclass(value):
-        fields = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        is_method = type(value) not in (Config, Model, Data, Optim, Train)
-        return {"class": type(value).__name__, **fields} if is_method else fields
-    return list(value) if isinstance(value, tuple) else value
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def from_dict(data: dict, kind=Config):
-    """The config that `to_dict` wrote. Raises UserError on an unknown field or method."""
-    data = dict(data)
-    if kind is object:
-        name = data.pop("class", None)
-        kind = getattr(s24.methods, str(name), None)
-        require(
-            kind is not None,
-            f"config.json names the method {name!r}, which jax_sparse24.methods does not have.",
-        )
-    hints = typing.get_type_hints(kind)
-    unknown = sorted(set(data) - set(hints))
-    require(not unknown, f"config.json has fields that {kind.__name__} does not know: {', '.join(unknown)}.")
-    for key, value in data.items():
-        if isinstance(value, dict):
-            data[key] = from_dict(value, hints[key])
-        elif isinstance(value, list):
-            data[key] = tuple(value)
-    return kind(**data)
+def from_dict(data: dict) -> Config:
+    """The config that `to_dict` wrote. Raises UserError on an unknown field, method, model or dataset."""
+    fields = dict(data)
+    for name, value in data.items():
+        if isinstance(value, dict) and name in PARTS:
+            rest = {key: item for key, item in value.items() if key != "class"}
+            fields[name] = built(PARTS[name](value.get("class")), rest)
+    return built(Config, fields)
+
+
+def built(kind: type, data: dict):
+    """A dataclass from the values of its fields."""
+    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(kind)})
+    label = kind.__name__ if kind.__name__ != "Config" or kind is Config else f"{kind.__module__}.Config"
+    require(not unknown, f"config.json has fields that {label} does not know: {', '.join(unknown)}.")
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+def method_class(name: str | None) -> type:
+    """The method of that name."""
+    kind = getattr(s24.methods, str(name), None)
+    require(
+        kind is not None,
+        f"config.json names the method {name!r}, which jax_sparse24.methods does not have.",
+    )
+    return kind
+
+
+def component_class(field: str, name: str | None) -> type:
+    """The config of a model or of data by its name, or by its module where that is not of this repository."""
+    if name is None:
+        return type(DEFAULTS[field])
+    if name in components(field):
+        return components(field)[name]
+    try:
+        return importlib.import_module(name).Config
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"config.json names the {field} {name!r}, which is neither one of {', '.join(components(field))} "
+            "nor a module that can be imported and has a Config."
+        ) from error
+
+
+PARTS = {
+    "optim": lambda name: Optim,
+    "train": lambda name: Train,
+    "method": method_class,
+    **{field: functools.partial(component_class, field) for field in ROOMS},
+}
 
 
 def write(config: Config, path: Path):

@@ -20,7 +20,8 @@ from experiments.analysis import comparison, runs, sampling
 from experiments.benchmarks import demo_page
 from experiments.benchmarks.suites import train_step
 from experiments.cli import STOPPED, command
-from experiments.config import REPOSITORY, UserError
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
 from experiments.training import environment, opening
 from experiments.training.loop import train
 

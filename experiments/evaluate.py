@@ -10,9 +10,10 @@ import argparse
 from pathlib import Path
 
 from experiments.cli import command
-from experiments.config import require
 from experiments.data.batches import open_corpus, validation_batches
-from experiments.training.evaluator import Evaluator, bits, mark
+from experiments.data.vocabulary import Bytes
+from experiments.errors import require
+from experiments.training.evaluator import Evaluator, mark, said
 from experiments.training.monitor import Leak
 from experiments.training.stored import load_state
 
@@ -36,7 +37,7 @@ def main(argv=None):
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
     for name, loss in losses.items():
-        print(f"  {name:<7} {loss:.4f} nats, {bits(loss):.4f} bits per byte{mark(config.method, name)}")
+        print(f"  {name:<7} {said(config, loss, ', ')}{mark(config.method, name)}")
     if not config.method.causal and len(batches) > 1:
         found = Leak(program.graphdefs, batches)(state["params"], state["sparse"])
         error = "" if found["leak_error"] is None else f" ± {found['leak_error']:.4f}"
@@ -45,7 +46,9 @@ def main(argv=None):
             f"tokens; they change {found['leak_share']:.0%} of the logits before them"
         )
     order1 = corpus.statistics["order1_nats"]
-    print(f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits(order1):.4f} bits)")
+    print(
+        f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {Bytes().bits(order1):.4f} bits)"
+    )
 
 
 if __name__ == "__main__":

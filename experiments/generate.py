@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.analysis.sampling import sample_run
 from experiments.cli import command
-from experiments.config import require
+from experiments.errors import require
 
 
 @command
@@ -15,12 +15,12 @@ def main(argv=None):
     )
     parser.add_argument("run", type=Path, help="folder of a run, such as runs/demo/fst")
     parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
-    parser.add_argument("--tokens", type=int, default=300, help="bytes to generate (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens to generate (default: %(default)s)")
     parser.add_argument(
         "--temperature",
         type=float,
         default=0.8,
-        help="0 always takes the likeliest byte (default: %(default)s)",
+        help="0 always takes the likeliest token (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -11,8 +11,9 @@ import tyro
 
 from experiments import config as configs
 from experiments.cli import STOPPED, command
-from experiments.config import Config, UserError, require
-from experiments.training.evaluator import bits, mark
+from experiments.config import Config
+from experiments.errors import UserError, require
+from experiments.training.evaluator import mark, said
 
 USAGE = """usage: python -m experiments.launch CONFIG [options] [overrides]
 
@@ -24,6 +25,8 @@ path/to/file.py:function. Every field can be overridden:
   python -m experiments.launch configs/fst/masked_decay.py:cpu --optim.lr 3e-4 --method.decay 1e-4
   python -m experiments.launch configs/fst/masked_decay.py:cpu --help     lists all fields with their values
   python -m experiments.launch configs/dense.py:cpu --method SLoPe --method.rank 0.1    any method, any config
+  python -m experiments.launch configs/dense.py:cpu --model qwen3 --data jsonl --data.file text.jsonl
+                                          a file of experiments/models, and one of experiments/data
   python -m experiments.launch --resume runs/NAME                     continues an interrupted run
   python -m experiments.launch --resume runs/NAME --train.steps 2000  lengthens it: from its checkpoint on,
                                           phases and learning rate are those of a run of 2000 steps
@@ -85,9 +88,9 @@ def parse(argv) -> Launch:
     else:
         require(not spec.startswith("-"), f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
         default = Launch(configs.load(spec))
-    name, overrides = method_of(overrides)
-    if name is not None:
-        default = dataclasses.replace(default, config=configs.with_method(default.config, name))
+    chosen, overrides = components_of(overrides)
+    for part, name in chosen.items():
+        default = dataclasses.replace(default, config=configs.with_part(default.config, part, name))
     try:
         launch = tyro.cli(
             Launch, default=default, args=overrides, prog=f"python -m experiments.launch {spec}"
@@ -98,18 +101,21 @@ def parse(argv) -> Launch:
         raise UserError(str(error)) from error
 
 
-def method_of(overrides) -> tuple[str | None, list[str]]:
-    """The NAME of `--method NAME`, which decides what `--method.OPTION` there are, and the other words."""
-    rest = list(overrides)
-    for place, word in enumerate(rest):
+def components_of(overrides) -> tuple[dict[str, str], list[str]]:
+    """The names of `--model NAME`, `--data NAME` and `--method NAME`, which decide what options each has, and
+    the other words."""
+    chosen, rest, words = {}, [], iter(overrides)
+    for word in words:
         option, equals, name = word.partition("=")
-        if option == "--method":
-            if not equals:
-                require(place + 1 < len(rest), "--method needs the name of a method, such as --method SLoPe.")
-                name = rest.pop(place + 1)
-            del rest[place]
-            return name, rest
-    return None, rest
+        part = option.removeprefix("--")
+        if option.startswith("--") and part in configs.PARTS_BY_NAME:
+            example = configs.PARTS_BY_NAME[part]
+            name = name if equals else next(words, None)
+            require(name is not None, f"{option} needs the name of a {part}, such as {option} {example}.")
+            chosen[part] = name
+        else:
+            rest.append(word)
+    return chosen, rest
 
 
 def connect(launch: Launch):
@@ -158,8 +164,7 @@ def main(argv=None):
     if not result.losses:
         print(f"The run in {out} was already complete at step {result.step}.")
     for name, loss in result.losses.items():
-        said = f"validation loss, {name:<6} {loss:.4f} nats = {bits(loss):.4f} bits per byte"
-        print(said + mark(launch.config.method, name))
+        print(f"validation loss, {name:<6} {said(launch.config, loss)}{mark(launch.config.method, name)}")
     print(f"Next: python -m experiments.report {out} --out {out}")
 
 

@@ -19,8 +19,9 @@ from experiments import config as configs
 from experiments import files
 from experiments.analysis.tables import markdown
 from experiments.cli import command
-from experiments.config import Config, UserError, require
+from experiments.config import Config
 from experiments.data import batches as datas
+from experiments.errors import UserError, require
 from experiments.training.monitor import Monitor
 from experiments.training.start import initial_state
 from experiments.training.step import Program
@@ -33,7 +34,7 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
 
     watched: the method whose fresh masks are compared.
     """
-    program, monitor = Program(config), Monitor(watched)
+    program, monitor = Program(config), Monitor(config, watched)
     state, batches = initial_state(program), datas.train_batches(corpus, config.data, config.seed)
     measured, rates, metrics = [], [], None
     for step in range(steps):

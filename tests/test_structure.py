@@ -186,22 +186,39 @@ def test_experiments_are_on_top(folder):
             assert imported.split(".")[0] not in below, f"{name(path)} imports {imported}"
 
 
-# The rooms of experiments/ from the bottom up; the commands beside them may import everything.
-ROOMS = [("data", "models"), ("training",), ("analysis",), ("ablations",), ("benchmarks",)]
-SHARED = {"config", "cli", "files"}  # modules beside the rooms that these may import
+# The rooms of experiments/, and the modules that they share, from the bottom up. All else there are commands,
+# which may import everything.
+ROOMS = [
+    {"errors", "files"},
+    {"data", "models"},
+    {"config", "cli"},
+    {"training"},
+    {"analysis"},
+    {"ablations"},
+    {"benchmarks"},
+]
+ROOM_RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in modules("experiments") if p.parent.name != "experiments"], ids=name
-)
+def room(path: Path) -> str:
+    return path.relative_to(ROOT / "experiments").with_suffix("").parts[0]
+
+
+def test_what_stands_beside_the_rooms_is_a_command():
+    for path in modules("experiments"):
+        is_command = room(path) not in ROOM_RANK and path.name != "__init__.py"
+        assert is_command == (
+            '__name__ == "__main__"' in path.read_text() and path.parent.name == "experiments"
+        )
+
+
+@pytest.mark.parametrize("path", [p for p in modules("experiments") if room(p) in ROOM_RANK], ids=name)
 def test_rooms_import_rooms_below(path):
-    rank = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
-    own = path.relative_to(ROOT / "experiments").parts[0]
-    assert own in rank, f"{name(path)} has no place in ROOMS: give it one"
+    own = room(path)
     for imported in imports(path):
         top, *rest = imported.split(".")
         if top == "experiments" and rest[:1] != [own]:
-            below = rest and (rest[0] in SHARED or rank.get(rest[0], 99) < rank[own])
+            below = rest and ROOM_RANK.get(rest[0], 99) < ROOM_RANK[own]
             assert below, f"{name(path)} must not import {imported}: it is not below"
 
 

@@ -1,15 +1,17 @@
 """FST: fully sparse training with transposable masks, MVUE gradients and masked decay (arXiv 2404.01847)."""
 
 import jax_sparse24 as s24
-from experiments.config import Config, Data, Model, Optim, Train
+from experiments.config import Config, Optim, Train
+from experiments.data import text
+from experiments.models import decoder
 
 
 def config() -> Config:
     """GPT-2 size (124M), the paper's recipe: for an accelerator."""
     return Config(
         name="fst-124m",
-        model=Model(layers=12, d=768, f=3072, heads=12, scan=True, remat=True, dtype="bfloat16"),
-        data=Data(seq=1024, batch=512),
+        model=decoder.Config(layers=12, d=768, f=3072, heads=12, scan=True, remat=True, dtype="bfloat16"),
+        data=text.Config(seq=1024, batch=512),
         optim=Optim(lr=1.5e-4, final=1 / 15, warmup=3000),
         train=Train(
             steps=300_000,
@@ -28,8 +30,8 @@ def cpu() -> Config:
     """Small enough for a laptop's processor: some minutes."""
     return Config(
         name="fst-cpu",
-        model=Model(layers=4, d=128, f=512, heads=2),
-        data=Data(seq=128, batch=16),
+        model=decoder.Config(layers=4, d=128, f=512, heads=2),
+        data=text.Config(seq=128, batch=16),
         optim=Optim(lr=3e-3, warmup=100),
         train=Train(steps=600),
         method=s24.methods.FST(decay=6e-4),

@@ -18,7 +18,10 @@ import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.ablations.verdicts import Predicate
 from experiments.analysis.outcome import METRICS
-from experiments.config import REPOSITORY, Config, Data, Model, Optim, Train, UserError, require
+from experiments.config import REPOSITORY, Config, Optim, Train
+from experiments.data import text
+from experiments.errors import UserError, require
+from experiments.models import decoder
 
 REPLICATE = "replicate"
 # Programs that differ in the order of their sums differ by the rounding of float32 (6e-8) times the root of
@@ -64,8 +67,8 @@ SIZES = {
         _size(
             "smoke",
             1e-3,
-            model=Model(layers=1, d=16, f=32, heads=1),
-            data=Data(seq=32, batch=4),
+            model=decoder.Config(layers=1, d=16, f=32, heads=1),
+            data=text.Config(seq=32, batch=4),
             optim=Optim(lr=3e-3, warmup=2),
             train=Train(
                 steps=12,
@@ -80,8 +83,8 @@ SIZES = {
         _size(
             "cpu",
             6e-4,
-            model=Model(layers=2, d=64, f=256, heads=2),
-            data=Data(seq=64, batch=16),
+            model=decoder.Config(layers=2, d=64, f=256, heads=2),
+            data=text.Config(seq=64, batch=16),
             optim=Optim(lr=3e-3, warmup=100),
             train=Train(
                 steps=800,
@@ -96,8 +99,10 @@ SIZES = {
         _size(
             "gpu",
             6e-5,
-            model=Model(layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16", attention="cudnn"),
-            data=Data(seq=512, batch=32),
+            model=decoder.Config(
+                layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16", attention="cudnn"
+            ),
+            data=text.Config(seq=512, batch=32),
             optim=Optim(lr=1e-3, warmup=100),
             train=Train(
                 steps=1000,

@@ -10,8 +10,8 @@ LABELS = {
     ("monitor", "flip_rate"): "flip rate per step",
     ("probe", "noise"): "share of |g|² that the cut adds",
     ("probe", "cosine"): "cosine of sparse and dense gradient",
-    ("eval", "dense"): "validation loss, dense (nats per byte)",
-    ("eval", "sparse"): "validation loss, sparse (nats per byte)",
+    ("eval", "dense"): "validation loss, dense (nats per token)",
+    ("eval", "sparse"): "validation loss, sparse (nats per token)",
 }
 
 
@@ -26,7 +26,7 @@ def write(named, runs: dict, path: Path):
         }
         _curves(left, runs, "train", "loss", windows=40, labels=labels)
         _curves(right, runs, kind, name, windows=15 if kind == "monitor" else None, labels=labels)
-        left.set(xlabel="optimiser step", ylabel="training loss (nats per byte)")
+        left.set(xlabel="optimiser step", ylabel="training loss (nats per token)")
         right.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
         seeds = max(map(len, runs.values()))
         band = "" if seeds == 1 else f"; bands: lowest to highest of {seeds} seeds"

@@ -15,7 +15,7 @@ from experiments.ablations.ablation import REPLICATE, Ablation, Named
 from experiments.ablations.leaks import leaking
 from experiments.ablations.verdicts import CONFIDENCE, Comparison, Interval, combine, judge
 from experiments.analysis.outcome import LIMITS, LOSSES, METRICS, outcome
-from experiments.config import UserError, require
+from experiments.errors import UserError, require
 from experiments.training import environment
 
 FORMAT = 2

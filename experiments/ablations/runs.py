@@ -21,7 +21,8 @@ from experiments import config as configs
 from experiments import files
 from experiments.ablations.ablation import Named, folder_of
 from experiments.analysis.runs import Run, read_run
-from experiments.config import REPOSITORY, Config, require
+from experiments.config import REPOSITORY, Config
+from experiments.errors import require
 from experiments.training import rundir
 from experiments.training.environment import git, tree
 from experiments.training.loop import Diverged, train

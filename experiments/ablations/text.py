@@ -2,6 +2,7 @@
 
 import re
 
+from experiments import config as configs
 from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.leaks import NOTE, leaking, marked
 from experiments.ablations.result import difference, spread
@@ -225,9 +226,11 @@ def provenance(result: dict) -> str:
         fingerprint = f"fingerprint {text['digest'][:12]}"
     else:
         fingerprint = f"{text.get('bytes', 0)} bytes in {text.get('records', 0)} records"
+    kind, source = model.get("ffn") or model["class"], data.get("corpus") or data["class"]
+    unit = configs.from_dict(result["config"]).data.vocabulary.unit
     return (
-        f"Size {result['size']}: {model['layers']} layers, d={model['d']}, f={model['f']}, {model['ffn']}, "
-        f"{train['steps']} steps of {data['batch']} x {data['seq']} bytes of {data['corpus']} "
+        f"Size {result['size']}: {model['layers']} layers, d={model['d']}, f={model['f']}, {kind}, "
+        f"{train['steps']} steps of {data['batch']} x {data['seq']} {unit}s of {source} "
         f"({fingerprint}). {result['date']}, {result['hardware']['description']}{cores}, {packages}; "
         f"{commit}."
     )

@@ -36,7 +36,7 @@ from typing import Literal
 import numpy as np
 from scipy import optimize, stats
 
-from experiments.config import require
+from experiments.errors import require
 
 CONFIDENCE = 0.95
 POWER = 0.8

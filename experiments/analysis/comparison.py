@@ -7,8 +7,8 @@ import numpy as np
 from experiments import files
 from experiments.analysis.runs import Run, descent, mean, monitor_cost, percent, read_runs
 from experiments.analysis.tables import markdown
-from experiments.config import UserError
-from experiments.training.evaluator import bits
+from experiments.data.vocabulary import Bytes
+from experiments.errors import UserError
 
 LEAKS = " *"  # beside a loss that is no language model's
 EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
@@ -20,15 +20,15 @@ def summary(run: Run) -> dict:
     total = run.config.train.steps
     _, speed = run.column("train", "steps_per_s")
     dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
-    leaks = "" if run.config.method.causal else LEAKS
+    leaks, vocabulary = "" if run.config.method.causal else LEAKS, run.config.data.vocabulary
     return {
         "method": type(run.config.method).__name__,
         "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
         "val. loss, dense (nats)": dense,
         "val. loss, sparse (nats)": sparse and show(sparse) + leaks,
         "leak of later tokens (nats)": run.last("eval", "leak"),
-        "bits per byte, dense": dense and bits(dense),
-        "bits per byte, sparse": sparse and show(bits(sparse)) + leaks,
+        f"bits per {vocabulary.unit}, dense": dense and vocabulary.bits(dense),
+        f"bits per {vocabulary.unit}, sparse": sparse and show(vocabulary.bits(sparse)) + leaks,
         "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
         "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
         "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
@@ -67,6 +67,7 @@ def text(runs) -> str:
         lines.append(f"{LEAKS.strip()} No language-model loss: it depends on later tokens.\n")
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
+        bits = Bytes().bits
         lines.append(
             f"Byte entropy of the training text ({corpus['bytes'] / 1e6:.1f} MB): order 0, knowing nothing, "
             f"{order0:.3f} nats = {bits(order0):.3f} bits; order 1, knowing the byte before, "
@@ -76,7 +77,7 @@ def text(runs) -> str:
 
 
 NOTES = f"""\
-Losses are means over the same validation text, in nats per byte. *Dense* evaluates every product dense.
+Losses are means over the same validation text, in nats per token. *Dense* evaluates every product dense.
 *Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
 sparsity, its dense weights cut once by FST's transposable mask. Where it is marked it depends on later
 tokens; the leak is how much lower it is for that than where these are foreign text. The flip rate is the

@@ -70,7 +70,7 @@ def smooth(values, window: int):
 
 def _loss(runs):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
-    _axes(left, runs, "training", "loss, nats per byte")
+    _axes(left, runs, "training", f"loss, nats per {runs[0].config.data.vocabulary.unit}")
     _axes(right, runs, "validation: dense weights (solid) and sparse weights (dashed)", "")
     heights = []
     for colour, run in zip(_cycle(runs), runs, strict=True):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.config import Config, require
+from experiments.config import Config
+from experiments.errors import require
 from experiments.training import rundir
 
 

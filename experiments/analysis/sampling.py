@@ -5,25 +5,32 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from experiments.data.batches import SEPARATOR
 from experiments.training.stored import load_state
 
 
 def generate(
-    graphdef, params, sparse, prompt: bytes, *, length: int, tokens: int, temperature: float, seed: int
+    graphdef,
+    params,
+    sparse,
+    prompt: bytes,
+    *,
+    vocabulary,
+    length: int,
+    tokens: int,
+    temperature: float,
+    seed: int,
 ) -> bytes:
-    """The prompt and `tokens` more bytes; temperature 0 always takes the likeliest.
+    """The prompt and `tokens` more tokens as text; temperature 0 always takes the likeliest.
 
-    The model sees the last `length` tokens, through a cache of keys and values. A separator, the end of a
-    record, is shown as a form feed.
+    The model sees the last `length` tokens, through its cache. A separator, the end of a record, is shown as
+    the vocabulary shows it.
     """
-    context = jnp.array([[SEPARATOR, *prompt][-length:]], jnp.int32)
+    context = jnp.array([[vocabulary.separator, *vocabulary.encode(prompt)][-length:]], jnp.int32)
     key = jax.random.key(seed)
     made = _sample(graphdef, params, sparse, context, length, temperature, key, tokens)
-    return prompt + bytes(np.where(np.asarray(made) == SEPARATOR, 0x0C, made).astype(np.uint8))
+    return prompt + vocabulary.decode(made)
 
 
 @partial(jax.jit, static_argnums=(0, 4, 7))
@@ -55,6 +62,7 @@ def sample_run(
         state["params"],
         state["sparse"],
         prompt.encode(),
+        vocabulary=config.data.vocabulary,
         length=config.data.seq,
         tokens=tokens,
         temperature=temperature,

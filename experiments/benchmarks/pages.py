@@ -9,7 +9,8 @@ from experiments.benchmarks import comparison, quoted, rows, select, stored
 from experiments.benchmarks.settings import RESULTS
 from experiments.benchmarks.stored import load
 from experiments.benchmarks.suites import ffn, gemm, producers, train_step
-from experiments.config import REPOSITORY, UserError
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
 
 PAGE = REPOSITORY / "docs/benchmarks.md"
 IMAGES = REPOSITORY / "docs/images"

@@ -10,7 +10,8 @@ from pathlib import Path
 from experiments import files
 from experiments.benchmarks import rows, select, stored
 from experiments.benchmarks.suites import producers
-from experiments.config import REPOSITORY, UserError
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
 
 PAGES = ("README.md", "docs/gpu.md", "docs/cpu-kernels.md")
 METHODS = ("FST", "Activation24", "Venom")

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import tyro
 
 import jax_sparse24 as s24
-from experiments.config import REPOSITORY, UserError, require
+from experiments.config import REPOSITORY
+from experiments.errors import UserError, require
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import PATTERNS
 from jax_sparse24.patterns import FLOAT8, VNM

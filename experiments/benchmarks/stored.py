@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from experiments.benchmarks.session import SCHEME
-from experiments.config import UserError
+from experiments.errors import UserError
 
 # Rows that agree in these measure the same.
 IDENTITY = (

@@ -1,12 +1,12 @@
-"""From a prepared corpus to batches of tokens, through grain; the position in the data can be saved.
+"""From records to batches of tokens, through grain; the position in the data can be saved.
 
-Tokens are bytes; 256 marks the end of a record. Shapes: B sequences in the local batch, L tokens per
-sequence.
+Shapes: B sequences in the local batch, L tokens per sequence.
 """
 
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grain
@@ -14,11 +14,9 @@ import jax
 import numpy as np
 
 from experiments import files
-from experiments.config import Data, require
-from experiments.data import text as corpora
+from experiments.data.base import Config
+from experiments.errors import require
 
-SEPARATOR = 256
-VOCABULARY = 257
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
 
 
@@ -32,24 +30,18 @@ class Corpus:
     statistics: dict
 
 
-def open_corpus(data: Data) -> Corpus:
-    """Prepare (once) and open the corpus. Raises UserError when there is no text."""
-    builder = corpora.prepare(data)
-    sources = {}
-    for split in ("train", "validation"):
-        sources[split] = builder.as_data_source(split)
-        # A format that loses records on the way must not go unnoticed.
-        expected, found = builder.info.splits[split].num_examples, len(sources[split])
-        require(
-            expected == found, f"The {split} split of {builder.data_dir} has {found} records, not {expected}."
-        )
-    path = Path(builder.data_dir) / "statistics.json"
-    known = _read(path)
+def open_corpus(data: Config) -> Corpus:
+    """Open the records of a dataset, and read or compute what is known of their text. Raises UserError when
+    there is no text."""
+    records = data.records()
+    sources = {"train": records.train, "validation": records.validation}
+    path = records.folder and records.folder / "statistics.json"
+    known = _read(path) if path else {}
     if "digest" not in known:
-        known = statistics(sources["train"]) | contents(sources)
-        if jax.process_index() == 0:
+        known = statistics(records.train) | contents(sources)
+        if path and jax.process_index() == 0:
             files.write(path, json.dumps(known))
-    return Corpus(builder.name, sources["train"], sources["validation"], known)
+    return Corpus(records.name, records.train, records.validation, known)
 
 
 def _read(path: Path) -> dict:
@@ -73,21 +65,22 @@ def contents(sources: dict) -> dict:
     return {"files": len(paths), "validation_bytes": size["validation"], "digest": digest.hexdigest()[:16]}
 
 
-def tokens_of(record) -> dict:
-    """A record as tokens: its bytes, then the separator."""
-    return {"tokens": np.append(np.frombuffer(record["text"], np.uint8), SEPARATOR).astype(np.int32)}
+def tokens_of(vocabulary, record) -> dict:
+    """A record as tokens: those of its text, then the separator."""
+    return {"tokens": np.append(vocabulary.encode(record["text"]), vocabulary.separator).astype(np.int32)}
 
 
-def sequences(source, data: Data, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
+def sequences(source, data: Config, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
     """Packed sequences of L + 1 tokens, ordered by the seed; `shard` is (index, count) of processes."""
     index, count = shard
     records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
-    records = (records.repeat() if repeat else records).map(tokens_of).to_iter_dataset()
+    records = (records.repeat() if repeat else records).map(partial(tokens_of, data.vocabulary))
+    records = records.to_iter_dataset()
     packed = grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
     return grain.experimental.WindowShuffleIterDataset(packed, window_size=SHUFFLE_WINDOW, seed=seed)
 
 
-def train_batches(corpus: Corpus, data: Data, seed: int):
+def train_batches(corpus: Corpus, data: Config, seed: int):
     """The endless Batches of this process, {"tokens": int32 (B, L + 1)}."""
     count = jax.process_count()
     require(
@@ -133,7 +126,7 @@ class Batches:
         self._iterator.start_prefetch()
 
 
-def validation_batches(corpus: Corpus, data: Data, count: int) -> list[np.ndarray]:
+def validation_batches(corpus: Corpus, data: Config, count: int) -> list[np.ndarray]:
     """At most `count` batches int32 (B, L + 1), the same for every seed and every process."""
     batches = []
     for batch in sequences(corpus.validation, data, 0, repeat=False).batch(data.batch, drop_remainder=True):

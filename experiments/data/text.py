@@ -18,7 +18,8 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from experiments.config import Data, UserError, require
+from experiments.data import base
+from experiments.errors import UserError, require
 
 RECORD_BYTES = 4096
 VALIDATION_SHARE = 0.05
@@ -27,6 +28,35 @@ NO_TEXT = bytes(set(range(32)) - set(b"\a\b\t\n\v\f\r\x1a\x1b")) + b"\x7f"
 # Installed packages are not the standard library, test folders are mostly tables of cases, and pydoc_data is
 # one generated file of manual text, a sixteenth of all.
 STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(base.Config):
+    """Which files of text, and where they are kept prepared."""
+
+    corpus: str = "stdlib"
+    """`stdlib` (the Python standard library's own source files) or a folder of text files"""
+    patterns: tuple[str, ...] = ("*.txt", "*.md", "*.rst", "*.py")
+    """which files of a folder to take (not used for stdlib)"""
+    root: str = "data"
+    """where prepared corpora are kept"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
+
+    def records(self) -> base.Records:
+        """The prepared corpus. Raises UserError where there is no text."""
+        builder, sources = prepare(self), {}
+        for split in ("train", "validation"):
+            sources[split] = builder.as_data_source(split)
+            # A format that loses records on the way must not go unnoticed.
+            expected, found = builder.info.splits[split].num_examples, len(sources[split])
+            require(
+                expected == found,
+                f"The {split} split of {builder.data_dir} has {found} records, not {expected}.",
+            )
+        return base.Records(builder.name, **sources, folder=Path(builder.data_dir))
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,7 +101,7 @@ class LocalText(TextFiles):
     """Text files of a folder that the user names."""
 
 
-def prepare(data: Data) -> tfds.core.DatasetBuilder:
+def prepare(data: Config) -> tfds.core.DatasetBuilder:
     """The prepared corpus of these data settings; prepares it when it is not there yet.
 
     Raises UserError, before anything is written, when there are no files or too few to split.
@@ -112,7 +142,7 @@ def stdlib_files(folder: Path) -> list[str]:
     return sorted(files)
 
 
-def local_files(folder: Path, data: Data) -> list[str]:
+def local_files(folder: Path, data: Config) -> list[str]:
     """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders."""
     if not folder.is_dir():
         raise UserError(

@@ -4,16 +4,73 @@ Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H 
 V vocabulary.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config, Model
+from experiments.errors import require
+from experiments.models import base
 
 ROPE_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Config(base.Config):
+    """Sizes of the decoder, what its layers compute with, and which feed-forward they have."""
+
+    layers: int = 4
+    """number of blocks"""
+    d: int = 128
+    """model width"""
+    f: int = 512
+    """FFN width"""
+    heads: int = 4
+    """attention heads; d / heads must be even (rotary positions turn pairs)"""
+    ffn: Literal["squared_relu", "swiglu"] = "squared_relu"
+    """FFN: act(x W1) W2 with squared ReLU, or (silu(x Wg) * x W1) W2"""
+    tied: bool = True
+    """use the embedding as output head"""
+    scan: bool = False
+    """one scanned block with stacked parameters instead of unrolled blocks: compiles faster"""
+    remat: bool = False
+    """recompute each block in the backward pass: less memory, more time"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the products; parameters stay float32"""
+    implementation: Literal["reference", "ffi", "cusparselt"] | None = None
+    """what runs the sparse products: None for the fastest as measured, "reference" for masked dense ones"""
+    attention: Literal["xla", "cudnn"] = "xla"
+    """what computes attention: "cudnn" is several times faster on an NVIDIA GPU with dtype bfloat16, but its
+    gradients differ in their last bits from run to run"""
+    rank: int = 0
+    """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
+    bottleneck: Literal["silu", "identity"] = "silu"
+    """with a rank: what is between the two factors"""
+
+    def __post_init__(self):
+        for name in ("layers", "d", "f", "heads"):
+            require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
+        require(
+            self.d % (2 * self.heads) == 0,
+            f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
+            "Choose d as a multiple of 2 * heads.",
+        )
+        require(
+            self.attention == "xla" or self.dtype == "bfloat16",
+            f"model.attention cudnn needs model.dtype bfloat16, got {self.dtype}.",
+        )
+        require(
+            0 <= self.rank <= self.d,
+            f"model.rank is 0 (full) or at most model.d = {self.d}, got {self.rank}.",
+        )
+
+    def create(self, method, vocabulary: int, *, rngs) -> "Decoder":
+        """See `experiments.models.base.Config`."""
+        return Decoder(self, method, vocabulary, rngs=rngs)
 
 
 @jax.custom_vjp
@@ -52,14 +109,14 @@ def rotate(x_BLHh, first=0):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
 
 
-def _factors(model: Model) -> dict:
+def _factors(model: Config) -> dict:
     return {"rank": model.rank, "activation": model.bottleneck, "dtype": jnp.dtype(model.dtype)}
 
 
 class LowRankQKV(nnx.Module):
     """Queries, keys and values by a low-rank layer each."""
 
-    def __init__(self, model: Model, *, rngs):
+    def __init__(self, model: Config, *, rngs):
         self.parts = nnx.List(
             s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs) for _ in range(3)
         )
@@ -71,7 +128,7 @@ class LowRankQKV(nnx.Module):
 class Attention(nnx.Module):
     """Causal self-attention with rotary positions; its products stay dense."""
 
-    def __init__(self, model: Model, *, rngs):
+    def __init__(self, model: Config, *, rngs):
         dtype = jnp.dtype(model.dtype)
         self.heads, self.by = model.heads, model.attention
         if model.rank:
@@ -108,7 +165,7 @@ def _slots(first, length: int, size: int):
 class Block(nnx.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, model: Model, method, *, rngs):
+    def __init__(self, model: Config, method, *, rngs):
         dtype = jnp.dtype(model.dtype)
         gated = model.ffn == "swiglu"
         feed_forward = s24.nn.GatedFFN if gated else s24.nn.FFN
@@ -144,14 +201,14 @@ class Block(nnx.Module):
         return x_BLd + self.ffn(y_BLd), self.ffn.activation_stats(y_BLd)
 
 
-class Decoder(nnx.Module):
+class Decoder(base.LanguageModel):
     """Logits of the next token at every position; no position sees a later one.
 
     With `scan`, `blocks` is one Block whose variables carry a leading layer axis; the parameters are bit for
     bit those of the unrolled model with the same seed, stacked.
     """
 
-    def __init__(self, model: Model, method, vocabulary: int, *, rngs):
+    def __init__(self, model: Config, method, vocabulary: int, *, rngs):
         dtype = jnp.dtype(model.dtype)
         self.model = model
         self.embedding = nnx.Embed(
@@ -202,7 +259,9 @@ class Decoder(nnx.Module):
         return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def activation_stats(self, tokens_BL) -> dict:
-        """`FFN.activation_stats` of every block, each (N,)."""
+        """`FFN.activation_stats` of every block, each (N,); {} with a gate."""
+        if self.model.ffn == "swiglu":
+            return {}
         x_BLd = self._embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
@@ -226,7 +285,7 @@ class Decoder(nnx.Module):
         )[0]
 
 
-def _run_block(model: Model, graphdef, state, x_BLd):
+def _run_block(model: Config, graphdef, state, x_BLd):
     def run(state, x):
         return nnx.merge(graphdef, state)(x)
 
@@ -237,10 +296,3 @@ def stack(blocks) -> Block:
     """Blocks of equal structure as one, every variable with a leading layer axis."""
     graphdef = nnx.graphdef(blocks[0])
     return nnx.merge(graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, blocks)))
-
-
-def create(config: Config, vocabulary: int) -> Decoder:
-    """The model of a config, initialised from its seed (the same for every method)."""
-    # Noise keys of a method come from the default stream, so they do not shift the parameters.
-    rngs = nnx.Rngs(params=config.seed, default=config.seed + 1)
-    return Decoder(config.model, config.method, vocabulary, rngs=rngs)

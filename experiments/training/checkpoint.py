@@ -12,7 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from experiments.config import UserError, require
+from experiments.errors import UserError, require
 
 
 def plain(tree):

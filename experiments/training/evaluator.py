@@ -1,7 +1,6 @@
 """Validation loss with dense and with sparse weights, and how it is said."""
 
 import dataclasses
-import math
 
 import jax
 import numpy as np
@@ -9,8 +8,6 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config
-from experiments.data.batches import VOCABULARY
-from experiments.models import decoder
 from experiments.training.step import graphdefs_of, loss_of
 
 
@@ -25,9 +22,8 @@ class Evaluator:
             masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
             cut = dataclasses.replace(config, method=masked)
             cut_graphdefs = graphdefs_of(cut)
-            _, _, blank = nnx.split(
-                nnx.eval_shape(lambda: decoder.create(cut, VOCABULARY)), nnx.Param, s24.nn.SparseState
-            )
+            model = nnx.eval_shape(cut.create_model)
+            _, _, blank = nnx.split(model, nnx.Param, s24.nn.SparseState)
 
         def dense_loss(params, sparse, tokens_BL):
             return loss_of(nnx.merge(graphdefs[False], params, sparse), tokens_BL)
@@ -53,6 +49,7 @@ def mark(method, name: str) -> str:
     return "" if name == "dense" or method.causal else " (no language-model loss: it depends on later tokens)"
 
 
-def bits(nats: float) -> float:
-    """Bits per byte of a loss in nats per token; a token is a byte."""
-    return nats / math.log(2)
+def said(config: Config, nats: float, joined: str = " = ") -> str:
+    """A loss in nats per token, and in bits per unit of the data's vocabulary."""
+    vocabulary = config.data.vocabulary
+    return f"{nats:.4f} nats{joined}{vocabulary.bits(nats):.4f} bits per {vocabulary.unit}"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.config import Config, UserError
+from experiments.config import Config
+from experiments.errors import UserError
 from experiments.training.optimiser import learning_rate
 
 

@@ -10,8 +10,9 @@ import jax
 
 import jax_sparse24 as s24
 from experiments import config as configs
-from experiments.config import Config, UserError
+from experiments.config import Config
 from experiments.data.batches import Corpus, open_corpus, train_batches, validation_batches
+from experiments.errors import UserError
 from experiments.training import rundir
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
@@ -126,7 +127,7 @@ class Loop:
         self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
         self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
         self.writer, self.progress = writer, progress
-        self.clock, self.monitor = Clock(), Monitor(config.method, config.train.monitor_mask)
+        self.clock, self.monitor = Clock(), Monitor(config)
         self.probe = Probe(config, program.graphdefs, evaluator.batches[0])
         self.leak = None
         if not config.method.causal and len(evaluator.batches) > 1:

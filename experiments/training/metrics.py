@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from experiments.config import UserError
+from experiments.errors import UserError
 
 
 class Writer:

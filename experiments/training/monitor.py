@@ -18,11 +18,29 @@ from experiments.training.step import loss_of, losses_of
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
 
-def ffn_kernels(params) -> list:
-    """The FFN kernels (..., in, out) of a parameter tree."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    names = [({str(getattr(key, "key", "")) for key in path}, leaf) for path, leaf in leaves]
-    return [leaf for parts, leaf in names if {"ffn", "kernel"} <= parts]
+FEED_FORWARD = s24.nn.FFN | s24.nn.GatedFFN | s24.nn.LowRankFFN
+
+
+class Watched:
+    """`watched(params)`: the kernels (..., in, out), of a tree like the parameters, that monitors look at.
+
+    They are those of all sparse layers of the model, and those of its feed-forward blocks where these are
+    dense, so that arms of every method are measured alike."""
+
+    def __init__(self, model: nnx.Module):
+        layers = {path for path, _ in s24.nn.sparse_layers(model)}
+        for path, block in nnx.iter_modules(model):
+            if isinstance(block, FEED_FORWARD):
+                own = nnx.iter_modules(block)
+                layers |= {(*path, *inner) for inner, layer in own if isinstance(layer, s24.nn.Linear)}
+        self.paths = {(*path, "kernel") for path in layers}
+
+    def __call__(self, params) -> list:
+        def name(path):
+            return tuple(key.key for key in path if hasattr(key, "key"))
+
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        return [leaf for path, leaf in leaves if name(path) in self.paths]
 
 
 def _floats(values) -> dict:
@@ -30,22 +48,27 @@ def _floats(values) -> dict:
 
 
 class Monitor:
-    """Measures one optimiser step: `masks` before and after it, then `compare` and `descent`."""
+    """Measures one optimiser step: `masks` before and after it, then `compare` and `descent`.
 
-    def __init__(self, method, ruler: str = "transposable"):
+    method: whose fresh masks are compared; the config's own by default."""
+
+    def __init__(self, config, method=None):
+        method = method or config.method
+        watched = Watched(nnx.eval_shape(config.create_model))
+
         def fresh(w):
             mask = method.fresh_mask(w)
-            return RULERS[ruler](w) if mask is None else mask
+            return RULERS[config.train.monitor_mask](w) if mask is None else mask
 
         def compare(before, after, first, params):
             since = {} if first is None else {"flipped_since_start": s24.flip_rate(first, after)}
             return {
                 "flip_rate": s24.flip_rate(before, after),
-                "kept_share": s24.kept_share(ffn_kernels(params), after),
+                "kept_share": s24.kept_share(watched(params), after),
                 **since,
             }
 
-        self.masks = jax.jit(lambda params: [fresh(w) for w in ffn_kernels(params)])
+        self.masks = jax.jit(lambda params: [fresh(w) for w in watched(params)])
         self._compare = jax.jit(compare)
 
     def compare(self, before, after, first, params) -> dict:
@@ -112,20 +135,21 @@ class Leak:
 class Probe:
     """`probe(params, sparse, sparse_phase)`: activations and gradients on a fixed batch.
 
-    Of every FFN n without a gate, whatever the phase: `density_n`, the share of non-zeros of Y2, and for the
-    method's cuts of Y2 what `s24.activation_stats` says they lose, such as `F2_lost_n`; and the means over
-    the FFNs, such as `density`. In a sparse phase, of the gradient of the FFN kernels: cosine, that of the
-    sparse and the dense one at the same weights (1 would be no harm); noise, what share of the sparse one's
-    squared norm its random cut adds, from two draws, |g1 - g2|^2 / (|g1|^2 + |g2|^2), 0 without a draw.
+    Of every FFN n whose model has `activation_stats`, whatever the phase: `density_n`, the share of non-zeros
+    of Y2, and for the method's cuts of Y2 what `s24.activation_stats` says they lose, such as `F2_lost_n`;
+    and the means over the FFNs, such as `density`. In a sparse phase, of the gradient of the watched kernels:
+    cosine, that of the sparse and the dense one at the same weights (1 would be no harm); noise, what share
+    of the sparse one's squared norm its random cut adds, from two draws, |g1 - g2|^2 / (|g1|^2 + |g2|^2), 0
+    without a draw.
     """
 
     def __init__(self, config, graphdefs: dict, tokens_BL):
         tokens_BL = tokens_BL[: config.data.batch // config.train.accumulate]
-        gated = config.model.ffn == "swiglu"
+        watched = Watched(nnx.eval_shape(config.create_model))
 
         def gradient(graphdef, params, sparse):
             grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
-            return ffn_kernels(grads)
+            return watched(grads)
 
         def gradients(params, sparse):
             draws = jnp.arange(2 if config.method.stochastic else 1)
@@ -140,8 +164,6 @@ class Probe:
             }
 
         def activations(params, sparse):
-            if gated:
-                return {}
             layers = nnx.merge(graphdefs[False], params, sparse).activation_stats(tokens_BL[:, :-1])
             each = {f"{name}_{n}": x for name, values in layers.items() for n, x in enumerate(values)}
             return each | {name: values.mean() for name, values in layers.items()}

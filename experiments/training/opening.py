@@ -1,14 +1,17 @@
 """What a run says before its first step: what runs sparse, what dense, and why; the text; the model. And the
 measurements that this needs, where no table has them."""
 
+import dataclasses
 import sys
+from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+import jax_sparse24 as s24
 from experiments.config import Config
-from experiments.data.batches import VOCABULARY, Corpus
-from experiments.models import decoder
+from experiments.data.batches import Corpus
 from jax_sparse24.explain import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
@@ -28,31 +31,55 @@ def opening(config: Config, corpus: Corpus, *, measure: bool, show: bool = True)
         say(text(config, corpus))
 
 
-def shape_of(config: Config) -> tuple[int, int, int]:
-    """(T, d, f) of the products of an FFN in one micro-batch."""
+@dataclass(frozen=True)
+class Block:
+    """The feed-forward blocks of one shape that a method may make sparse."""
+
+    shape: tuple[int, int, int]
+    """(T, d, f): tokens of a micro-batch, model width, FFN width"""
+    dtype: str
+    implementation: str | None
+
+
+def blocks_of(config: Config) -> list[Block]:
+    """The `FFN` and `GatedFFN` blocks of the model, without two that are alike."""
     tokens = config.data.batch // config.train.accumulate * config.data.seq
-    return tokens, config.model.d, config.model.f
+    # Shapes are the same under every method, and Dense refuses none.
+    model = nnx.eval_shape(dataclasses.replace(config, method=Dense()).create_model)
+    layers = [m.up for _, m in nnx.iter_modules(model) if isinstance(m, s24.nn.FFN | s24.nn.GatedFFN)]
+    found = [
+        Block(
+            (tokens, v.in_features, v.out_features),
+            jnp.dtype(v.dtype or v.param_dtype).name,
+            v.implementation,
+        )
+        for v in layers
+    ]
+    return list(dict.fromkeys(found))
 
 
 def ensure_measured(config: Config, show=say) -> None:
     """Measure the products of this run that no table of this machine knows; some seconds, once."""
-    model, shape = config.model, shape_of(config)
-    if model.implementation is None and not model.rank and not any(size % 4 for size in shape):
-        ensure([shape], [model.dtype], [config.method], show=show)
+    for block in blocks_of(config):
+        if block.implementation is None and not any(size % 4 for size in block.shape):
+            ensure([block.shape], [block.dtype], [config.method], show=show)
 
 
 def products(config: Config) -> str:
     """What runs sparse, what dense, and why, in one line."""
-    method, model = config.method, config.model
+    method, blocks = config.method, blocks_of(config)
     name = type(method).__name__
-    if model.rank:
-        return f"low-rank layers of rank {model.rank}; every product is dense"
     if isinstance(method, Dense):
         return "Dense: every product is dense"
+    if not blocks:
+        return (
+            f"{name}: this model has no s24.nn.FFN or GatedFFN, so what runs its products is not listed here"
+        )
     phases = [f"{start} to {end - 1}" for start, end, phase in config.schedule.boundaries() if phase.sparse]
     groups: dict[str, list[Choice]] = {}
-    for choice in choices(method, shape_of(config), model.dtype, model.implementation):
-        groups.setdefault(choice.runs, []).append(choice)
+    for block in blocks:
+        for choice in choices(method, block.shape, block.dtype, block.implementation):
+            groups.setdefault(choice.runs, []).append(choice)
     said = "; ".join(f"{', '.join(c.product for c in g)} {runs} ({_why(g)})" for runs, g in groups.items())
     return f"{name}, sparse in steps {' and '.join(phases)} of {config.train.steps}: {said}"
 
@@ -80,5 +107,5 @@ def text(config: Config, corpus: Corpus) -> str:
 
 def parameters(config: Config) -> int:
     """How many the model has."""
-    params = nnx.state(nnx.eval_shape(lambda: decoder.create(config, VOCABULARY)), nnx.Param)
+    params = nnx.state(nnx.eval_shape(config.create_model), nnx.Param)
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -14,7 +14,8 @@ import jax
 
 from experiments import config as configs
 from experiments import files
-from experiments.config import Config, UserError, require
+from experiments.config import Config
+from experiments.errors import UserError, require
 from experiments.training.environment import git, tree
 
 

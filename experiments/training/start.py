@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config, require
+from experiments.config import Config
+from experiments.errors import require
 from experiments.training.step import Program
 from experiments.training.stored import load_state
 

@@ -16,9 +16,8 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_sparse24 as s24
-from experiments.config import Config, UserError, require
-from experiments.data.batches import VOCABULARY
-from experiments.models import decoder
+from experiments.config import Config
+from experiments.errors import UserError, require
 from experiments.training.optimiser import optimiser
 from jax_sparse24.methods import Method
 
@@ -49,7 +48,7 @@ def distilled_loss(model, teacher, method: Method, tokens_BL):
 def graphdefs_of(config: Config, adapting: bool = True) -> dict:
     """The model's structure with dense (False) and with sparse (True) products; computes nothing."""
     try:
-        model = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
+        model = nnx.eval_shape(config.create_model)
     except (ValueError, TypeError) as error:
         raise UserError(f"This model cannot be built: {error}") from error
     graphdefs = {}
@@ -88,7 +87,7 @@ class Program:
         return graphdefs_of(self.config, adapting=False)
 
     def _initial(self):
-        _, params, sparse = nnx.split(decoder.create(self.config, VOCABULARY), nnx.Param, s24.nn.SparseState)
+        _, params, sparse = nnx.split(self.config.create_model(), nnx.Param, s24.nn.SparseState)
         state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
         return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.config.method.distill else {})
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.config import require
+from experiments.errors import require
 from experiments.training import rundir
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.step import Program

@@ -16,14 +16,16 @@ CONFIG_FILE = '''
 import dataclasses
 
 import jax_sparse24 as s24
-from experiments.config import Config, Data, Model, Optim, Train
+from experiments.models import decoder
+from experiments.data import text
+from experiments.config import Config, Optim, Train
 
 def config():
     """A run of twelve steps: masks refreshed at 0, 2, 4, 6 and 8, dense from step 9."""
     return Config(
         name="tiny",
-        model=Model(layers=2, d=16, f=32, heads=2),
-        data=Data(corpus={corpus!r}, root={root!r}, seq=32, batch=4),
+        model=decoder.Config(layers=2, d=16, f=32, heads=2),
+        data=text.Config(corpus={corpus!r}, root={root!r}, seq=32, batch=4),
         optim=Optim(warmup=2),
         train=Train(
             steps=12,

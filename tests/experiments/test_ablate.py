@@ -24,7 +24,8 @@ from experiments.ablations import reproduction, result, runs, text
 from experiments.ablations.leaks import leaking
 from experiments.analysis.outcome import METRICS
 from experiments.cli import STOPPED
-from experiments.config import REPOSITORY, UserError
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
 from experiments.training import rundir
 from experiments.training.loop import Result
 from tests.experiments.conftest import python
@@ -37,15 +38,17 @@ import dataclasses
 
 import jax_sparse24 as s24
 from experiments.ablations.ablation import Ablation
-from experiments.config import Data, Model, Optim, Train
+from experiments.models import decoder
+from experiments.data import text
+from experiments.config import Optim, Train
 from experiments.ablations.verdicts import all_of, between, less
 
 
 def ablation(size):
     base = dataclasses.replace(
         size.base,
-        model=Model(layers=1, d=8, f=16, heads=1),
-        data=Data(corpus={corpus!r}, root={root!r}, seq=16, batch=4),
+        model=decoder.Config(layers=1, d=8, f=16, heads=1),
+        data=text.Config(corpus={corpus!r}, root={root!r}, seq=16, batch=4),
         train=Train(steps={steps}, eval_every=0, eval_batches=1, monitor_every=5, probe_every=0,
                     checkpoint_every=50, keep=1),
     )

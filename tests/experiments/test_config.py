@@ -4,10 +4,14 @@ import dataclasses
 import json
 
 import pytest
+from flax import nnx
 
 import jax_sparse24 as s24
 from experiments import config as configs
-from experiments.config import Config, Data, Model, Optim, Train, UserError
+from experiments.config import Config, Optim, Train
+from experiments.data import text
+from experiments.errors import UserError
+from experiments.models import decoder
 
 
 def all_specs():
@@ -28,6 +32,50 @@ def test_json_names_the_method():
     assert data["method"]["class"] == "FST"
     assert data["method"]["decay"] == 1e-4
     json.dumps(data)
+
+
+def test_json_of_runs_from_before_components_had_names():
+    """A model and data without a class are the decoder and files of text, and are written so still."""
+    config = Config(model=decoder.Config(layers=2), data=text.Config(corpus="folder", patterns=("*.txt",)))
+    data = json.loads(json.dumps(configs.to_dict(config)))
+    assert "class" not in data["model"] and "class" not in data["data"]
+    assert data["data"]["patterns"] == ["*.txt"]
+    assert configs.from_dict(data) == config
+
+
+USER_MODEL = """
+from dataclasses import dataclass
+from experiments.models import base, decoder
+
+@dataclass(frozen=True)
+class Config(base.Config):
+    depth: int = 3
+    tied: bool = True
+    def create(self, method, vocabulary, *, rngs):
+        return decoder.Config(layers=self.depth, d=8, f=16, heads=1).create(method, vocabulary, rngs=rngs)
+"""
+
+
+def test_a_model_of_the_user_s_own_survives_json(tmp_path, monkeypatch):
+    (tmp_path / "own_model.py").write_text(USER_MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_model
+
+    config = Config(model=own_model.Config(depth=2))
+    data = json.loads(json.dumps(configs.to_dict(config)))
+    assert data["model"] == {"class": "own_model", "depth": 2, "tied": True}
+    assert configs.from_dict(data) == config
+    assert len(nnx.eval_shape(config.create_model).blocks) == 2
+    with pytest.raises(UserError, match=r"own_model\.Config does not know: layers"):
+        configs.from_dict(data | {"model": {"class": "own_model", "layers": 1}})
+    with pytest.raises(UserError, match="names the model 'nowhere', which is neither one of decoder"):
+        configs.from_dict(data | {"model": {"class": "nowhere"}})
+
+
+def test_every_file_of_models_and_data_is_known_by_its_name():
+    assert configs.components("model")["decoder"] is decoder.Config
+    assert configs.components("data")["text"] is text.Config
+    assert not {"base", "batches", "vocabulary"} & {*configs.components("model"), *configs.components("data")}
 
 
 def test_arms_of_the_demo_differ_in_the_method_only():
@@ -59,10 +107,10 @@ def test_load_wants_a_config(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Model(d=20, heads=4), "d=20 and heads=4.*multiple of 2"),
-        (lambda: Model(layers=0), "model.layers must be positive, got 0"),
-        (lambda: Data(batch=-1), "data.batch must be positive, got -1"),
-        (lambda: Data(patterns=()), "data.patterns is empty"),
+        (lambda: decoder.Config(d=20, heads=4), "d=20 and heads=4.*multiple of 2"),
+        (lambda: decoder.Config(layers=0), "model.layers must be positive, got 0"),
+        (lambda: text.Config(batch=-1), "data.batch must be positive, got -1"),
+        (lambda: text.Config(patterns=()), "data.patterns is empty"),
         (lambda: Optim(lr=0.0), "optim.lr must be positive"),
         (lambda: Optim(final=2.0), r"optim.final .* \[0, 1\], got 2.0"),
         (lambda: Train(eval_every=-1), "train.eval_every must not be negative"),

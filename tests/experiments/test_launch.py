@@ -7,7 +7,7 @@ import pytest
 import jax_sparse24 as s24
 from experiments import config as configs
 from experiments import launch
-from experiments.config import UserError
+from experiments.errors import UserError
 from experiments.training import opening as openings
 from experiments.training.step import Program
 from jax_sparse24.dispatch.decision import Decision
@@ -166,7 +166,7 @@ def test_the_shapes_of_a_run_are_measured_where_that_helps(config, measured):
     openings.ensure_measured(config, show=None)
     assert measured == [(([(4 * 32, 16, 32)], ["float32"], [config.method]), {"show": None})]
     half = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=2))
-    assert openings.shape_of(half) == (64, 16, 32)
+    assert [block.shape for block in openings.blocks_of(half)] == [(64, 16, 32)]
     for model in ({"implementation": "reference"}, {"rank": 4}, {"f": 30}):
         openings.ensure_measured(
             dataclasses.replace(config, model=dataclasses.replace(config.model, **model))

@@ -8,7 +8,7 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments import search_decay
-from experiments.config import UserError
+from experiments.errors import UserError
 from experiments.search_decay import search
 
 DENSE = [0.0, 9.0, 0.02, 0.02]  # only the second half counts

@@ -10,7 +10,7 @@ from experiments.benchmarks import rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings, kernels
 from experiments.benchmarks.torch import programs as torch_programs
-from experiments.config import require
+from experiments.errors import require
 from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import decide, library_obstacle
 from jax_sparse24.measure import (

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import config as configs
 from experiments.benchmarks import check, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import block, data, forward_backward, made_by, state_of
 from experiments.benchmarks.torch import programs as torch_programs
-from experiments.config import Config
-from experiments.data.batches import VOCABULARY
+from experiments.config import Config, Optim
+from experiments.data import text
+from experiments.models import decoder
 from experiments.training.step import Program as StepProgram
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.measure import Program, interleaved, untuned
@@ -45,10 +45,12 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
     while case.d % (2 * heads):
         heads -= 1
     return Config(
-        model=configs.Model(layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention),
-        data=configs.Data(seq=seq, batch=max(case.T // seq, 1)),
+        model=decoder.Config(
+            layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention
+        ),
+        data=text.Config(seq=seq, batch=max(case.T // seq, 1)),
         # From the first step on, so that the second one's loss tells an update that is wrong.
-        optim=configs.Optim(lr=RATE / case.d, warmup=0),
+        optim=Optim(lr=RATE / case.d, warmup=0),
         method=method,
     )
 
@@ -64,7 +66,8 @@ class Steps:
         self.program = StepProgram(config, options)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         data = config.data
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, (data.batch, data.seq + 1), np.int32)
+        words = data.vocabulary.size - 1
+        tokens = np.random.default_rng(0).integers(0, words, (data.batch, data.seq + 1), np.int32)
         self.tokens = self.program.batch(tokens)
         self.metrics = self.first_two()
 

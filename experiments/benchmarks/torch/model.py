@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from flax import nnx
 
 from experiments.benchmarks.torch import programs as torch_programs
-from experiments.config import Config, Model
-from experiments.models.decoder import ROPE_BASE
+from experiments.config import Config
+from experiments.models import decoder
 from experiments.training.optimiser import learning_rate
 
 EPSILON = 1e-6  # of flax's norms
@@ -30,7 +30,7 @@ def norm(x_BLd, scale_d):
 def angles(length: int, width: int):
     """Cosines and sines (L, 1, h/2) of `rotate`, made once: PyTorch would compute them for every element."""
     half, device = width // 2, torch_programs.device()
-    frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+    frequency = decoder.ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
     angle_Lh = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequency
     return torch.cos(angle_Lh)[:, None], torch.sin(angle_Lh)[:, None]
 
@@ -40,7 +40,7 @@ def rotate(x_BLHh, cos, sin):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BLHh.dtype)
 
 
-def attention(model: Model, params: dict, turns, x_BLd):
+def attention(model: decoder.Config, params: dict, turns, x_BLd):
     batch, length, d = x_BLd.shape
     qkv = x_BLd @ params["qkv"]["kernel"].to(x_BLd.dtype)
     q, k, v = qkv.view(batch, length, 3, model.heads, d // model.heads).unbind(2)
@@ -54,7 +54,7 @@ def feed_forward(x, w1, w2):
     return torch.relu(x @ w1).square() @ w2
 
 
-def logits(model: Model, params: dict, turns, tokens_BL):
+def logits(model: decoder.Config, params: dict, turns, tokens_BL):
     dtype = getattr(torch, model.dtype)
     table_Vd = params["embedding"]["embedding"].to(dtype)
     x_BLd = F.embedding(tokens_BL, table_Vd)
@@ -66,7 +66,7 @@ def logits(model: Model, params: dict, turns, tokens_BL):
     return (norm(x_BLd, params["norm"]["scale"]) @ table_Vd.T).float()
 
 
-def loss_of(model: Model, params: dict, turns, tokens_BL):
+def loss_of(model: decoder.Config, params: dict, turns, tokens_BL):
     """Mean cross entropy in nats of each token given those before it."""
     found = logits(model, params, turns, tokens_BL[:, :-1])
     return F.cross_entropy(found.flatten(0, 1), tokens_BL[:, 1:].flatten())

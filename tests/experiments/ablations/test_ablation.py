@@ -13,7 +13,8 @@ from experiments.ablations.ablation import SIZES, Ablation
 from experiments.ablations.verdicts import all_of, less
 from experiments.analysis.outcome import LIMITS, METRICS, outcome
 from experiments.analysis.runs import Run
-from experiments.config import Data, UserError
+from experiments.data import text
+from experiments.errors import UserError
 from experiments.training.step import Program
 
 SIZE = SIZES["smoke"]
@@ -126,7 +127,7 @@ def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
         ({"seeds": (0, -1)}, "must not be negative, got -1"),
         ({"found": {"gpus": "Little."}}, "by size: smoke, cpu, gpu; got 'gpus'"),
         (
-            {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=Data(seq=16))}},
+            {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=text.Config(seq=16))}},
             "'fst' has other data .* than 'dense'",
         ),
         ({"arms": {**ARMS, "fst": SIZE.arm(s24.methods.FST(), steps=13)}}, "another number of steps"),

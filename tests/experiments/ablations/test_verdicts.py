@@ -23,7 +23,7 @@ from experiments.ablations.verdicts import (
     seeds_for,
     within,
 )
-from experiments.config import UserError
+from experiments.errors import UserError
 
 
 def metrics(**arms):

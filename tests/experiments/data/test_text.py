@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from experiments.config import Data, UserError
 from experiments.data import batches as datas
 from experiments.data import text as corpora
+from experiments.errors import UserError
 from tests.experiments.conftest import REPOSITORY, write_corpus
 
 
@@ -43,8 +43,8 @@ def test_tokens_are_the_bytes_of_the_files(data, shared):
     for name, parts in texts.items():
         assert collections.Counter(b"".join(parts.values())) == collections.Counter(files[name])
         assert all(part in files[name] and len(part) <= corpora.RECORD_BYTES for part in parts.values())
-    tokens = datas.tokens_of({"text": b"ab\xff"})["tokens"]
-    assert tokens.tolist() == [97, 98, 255, datas.SEPARATOR]
+    tokens = datas.tokens_of(data.vocabulary, {"text": b"ab\xff"})["tokens"]
+    assert tokens.tolist() == [97, 98, 255, data.vocabulary.separator]
 
 
 def test_split_is_by_file_and_does_not_depend_on_other_files():
@@ -102,7 +102,7 @@ def test_processes_read_different_records(data):
 
 def test_prepared_once_and_anew_when_files_change(tmp_path):
     write_corpus(tmp_path / "text", files=3)
-    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), seq=16, batch=2)
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), seq=16, batch=2)
     first = corpora.prepare(data)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
     assert corpora.prepare(data).data_dir == first.data_dir
@@ -117,7 +117,10 @@ def test_several_prepare_it_at_once(tmp_path):
     (tmp_path / "text").mkdir()
     for name in "abc":
         (tmp_path / f"text/{name}.txt").write_text(f"{name}\n" * 4000)
-    data, start = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")), threading.Barrier(4)
+    data, start = (
+        corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")),
+        threading.Barrier(4),
+    )
 
     def prepared(_):
         start.wait()
@@ -153,7 +156,7 @@ def test_empty_corpus(tmp_path, files, message):
         path.write_text(text)
     (tmp_path / "text").mkdir(exist_ok=True)
     with pytest.raises(UserError, match=message):
-        corpora.prepare(Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
+        corpora.prepare(corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
     assert not (tmp_path / "data").exists()
 
 
@@ -165,7 +168,7 @@ def test_a_file_name_that_is_no_utf8(tmp_path, name):
     with open(path, "w") as file:
         file.write("words")
     with pytest.raises(UserError, match=r"name is no UTF-8: b'.*(e9|xff).*Rename it"):
-        corpora.prepare(Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
+        corpora.prepare(corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data")))
     assert not (tmp_path / "data").exists()
 
 
@@ -174,7 +177,7 @@ def test_files_that_are_no_text(tmp_path):
     draw = np.random.default_rng(0)
     write_corpus(tmp_path / "text", files=2)
     (tmp_path / "text" / "latin.txt").write_bytes("Käse, Öl und Brötchen\n\x1b[1m\f".encode("latin-1") * 99)
-    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
     corpora.check_text(tmp_path / "text", corpora.local_files(tmp_path / "text", data))
     for n in range(3):
         (tmp_path / "text" / f"weights{n}.txt").write_bytes(draw.bytes(500))
@@ -189,7 +192,7 @@ def test_patterns(tmp_path):
     write_corpus(tmp_path / "text", files=2)
     for path in (tmp_path / "text").iterdir():
         path.rename(path.with_suffix(".tex"))
-    data = Data(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), patterns=("*.tex",))
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), patterns=("*.tex",))
     assert set(corpora.prepare(data).info.splits) == {"train", "validation"}
 
 
@@ -206,8 +209,8 @@ def test_statistics():
 
 def test_standard_library_without_tensorflow(tmp_path):
     code = (
-        "import sys; from experiments.data import batches as data; from experiments.config import Data\n"
-        f"d = Data(root={str(tmp_path)!r}); c = data.open_corpus(d)\n"
+        "import sys; from experiments.data import batches as data; from experiments.data.text import Config\n"
+        f"d = Config(root={str(tmp_path)!r}); c = data.open_corpus(d)\n"
         "next(data.train_batches(c, d, 0)); data.validation_batches(c, d, 2)\n"
         "assert 'tensorflow' not in sys.modules\n"
         "print(c.statistics['bytes'], c.statistics['order1_nats'])"

@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config, Model
 from experiments.models import decoder
 from experiments.training.monitor import Leak
 
@@ -50,7 +49,7 @@ METHODS = {
 def logits_of(method, **model):
     """The compiled sparse forward pass of a small decoder, int32 (B, L) to logits."""
     shape = {"layers": 2, "d": 16, "f": 64, "heads": 2, **model}
-    made = decoder.create(Config(model=Model(**shape), method=method), 256)
+    made = decoder.Config(**shape).create(method, 256, rngs=nnx.Rngs(params=0, default=1))
     s24.nn.arrange(made)
     s24.refresh(made)
     graphdef, state = nnx.split(made)
@@ -97,7 +96,9 @@ def test_no_implementation_leaks(columns, implementation):
 def test_the_size_of_a_leak(name):
     """Loss at single positions, where what follows is foreign text; against a loop over them."""
     method = METHODS[name]
-    model = decoder.create(Config(model=Model(layers=1, d=16, f=64, heads=2), method=method), 256)
+    model = decoder.Config(layers=1, d=16, f=64, heads=2).create(
+        method, 256, rngs=nnx.Rngs(params=0, default=1)
+    )
     s24.nn.arrange(model)
     model.embedding.embedding[...] *= 10  # logits that differ
     graphdef, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)

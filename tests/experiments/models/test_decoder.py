@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config, Model
 from experiments.models import decoder
 from experiments.training.step import loss_of
 
@@ -19,7 +18,7 @@ METHODS = (s24.methods.Dense(), s24.methods.STE(), s24.methods.FST())
 
 def build(method=s24.methods.Dense(), seed=0, **model):  # noqa: B008
     shape = {"layers": 2, "d": 16, "f": 32, "heads": 2, **model}
-    return decoder.create(Config(model=Model(**shape), method=method, seed=seed), VOCABULARY)
+    return decoder.Config(**shape).create(method, VOCABULARY, rngs=nnx.Rngs(params=seed, default=seed + 1))
 
 
 def tokens(length=12, batch=4, seed=0):

@@ -24,8 +24,8 @@ from experiments import config as configs
 from experiments import evaluate, generate, report
 from experiments.analysis import comparison, sampling
 from experiments.cli import STOPPED
-from experiments.config import UserError
 from experiments.data import batches as datas
+from experiments.errors import UserError
 from experiments.training import rundir, stored
 from experiments.training.checkpoint import Checkpoints, quiet_failure
 from experiments.training.loop import Diverged, train
@@ -236,12 +236,13 @@ def test_generate(finished, capsys):
 
 def test_greedy_generation_is_that_of_the_model_without_a_cache(finished):
     """Greedy bytes are the likeliest of the model without a cache."""
-    _config, program, _, state = stored.load_state(finished)
+    config, program, _, state = stored.load_state(finished)
     made = sampling.generate(
         program.graphdefs[False],
         state["params"],
         state["sparse"],
         b"x" * 20,
+        vocabulary=config.data.vocabulary,
         length=32,
         tokens=6,
         temperature=0.0,

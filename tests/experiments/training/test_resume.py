@@ -15,8 +15,8 @@ import pytest
 import jax_sparse24 as s24
 from experiments import files, launch
 from experiments.analysis import comparison, runs
-from experiments.config import UserError
 from experiments.data import batches as datas
+from experiments.errors import UserError
 from experiments.training import rundir
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train

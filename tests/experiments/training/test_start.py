@@ -15,8 +15,7 @@ import jax_sparse24 as s24
 from experiments.ablations.ablation import SIZES, Ablation
 from experiments.ablations.runs import Slot, jobs_of, run_in_parallel
 from experiments.ablations.verdicts import less
-from experiments.config import Model, UserError
-from experiments.data.batches import VOCABULARY
+from experiments.errors import UserError
 from experiments.models import decoder
 from experiments.training import rundir
 from experiments.training import start as starts
@@ -145,11 +144,11 @@ def test_the_distilled_loss():
 
 def test_a_low_rank_decoder(config):
     """Every linear layer of a block has two factors, queries, keys and values their own."""
-    model = Model(layers=1, d=16, f=32, heads=2, ffn="swiglu", rank=4, scan=True)
+    model = decoder.Config(layers=1, d=16, f=32, heads=2, ffn="swiglu", rank=4, scan=True)
     config = dataclasses.replace(config, method=s24.methods.Dense(), model=model)
-    made = nnx.eval_shape(lambda: decoder.create(config, VOCABULARY))
+    made = nnx.eval_shape(config.create_model)
     logits = nnx.eval_shape(lambda made: made(jnp.zeros((2, 8), jnp.int32)), made)
-    assert logits.shape == (2, 8, VOCABULARY)
+    assert logits.shape == (2, 8, config.data.vocabulary.size)
     kernels = {path: v.shape for path, v in nnx.to_flat_state(nnx.state(made, nnx.Param)) if "kernel" in path}
     assert len(kernels) == 7 * 2
     assert all(4 in shape[-2:] for shape in kernels.values())

@@ -12,8 +12,11 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config, Data, Model, Optim, Train, UserError
-from experiments.training.monitor import Monitor, Probe, ffn_kernels
+from experiments.config import Config, Optim, Train
+from experiments.data import text
+from experiments.errors import UserError
+from experiments.models import decoder
+from experiments.training.monitor import Monitor, Probe, Watched
 from experiments.training.optimiser import decayed, learning_rate, optimiser
 from experiments.training.step import Program
 
@@ -22,12 +25,17 @@ NOISELESS = s24.methods.FST(mvue=None, refresh_every=3)
 
 def small(method=s24.methods.Dense(), **train):  # noqa: B008
     return Config(
-        model=Model(layers=2, d=16, f=32, heads=2, scan=True),
-        data=Data(seq=16, batch=8),
+        model=decoder.Config(layers=2, d=16, f=32, heads=2, scan=True),
+        data=text.Config(seq=16, batch=8),
         optim=Optim(warmup=1),
         train=Train(steps=20, **train),
         method=method,
     )
+
+
+def ffn_kernels(tree) -> list:
+    """The kernels of the feed-forward blocks, in a tree like the parameters of `small()`."""
+    return Watched(nnx.eval_shape(small().create_model))(tree)
 
 
 def batch(seed=0, sequences=8, length=17):
@@ -143,7 +151,7 @@ def test_learning_rate(schedule):
 
 @pytest.mark.parametrize("method", [s24.methods.Dense(), s24.methods.FST()])
 def test_monitor(method):
-    program, monitor = program_of(small(method)), Monitor(method)
+    program, monitor = program_of(small(method)), Monitor(small(method))
     params = initial_state(program)["params"]
     kernels = ffn_kernels(params)
     masks = monitor.masks(params)
@@ -164,9 +172,9 @@ def test_the_ruler_of_a_method_without_masks():
     one, other, transposable = (
         monitor.masks(params)
         for monitor in (
-            Monitor(s24.methods.STE()),
-            Monitor(s24.methods.Dense(), "top-2"),
-            Monitor(s24.methods.Dense()),
+            Monitor(small(s24.methods.STE())),
+            Monitor(small(monitor_mask="top-2")),
+            Monitor(small()),
         )
     )
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -176,7 +184,7 @@ def test_the_ruler_of_a_method_without_masks():
 def test_predicted_and_actual_change_of_a_small_step():
     """With a small learning rate the loss of the same batch changes as the first order says."""
     config = dataclasses.replace(small(NOISELESS), optim=Optim(lr=1e-5, warmup=0))
-    program, monitor = program_of(config), Monitor(NOISELESS)
+    program, monitor = program_of(config), Monitor(config)
     state, tokens = initial_state(program), batch(0)
     state, metrics = advance(program, state, tokens, True)
     change = monitor.descent(metrics, program.loss(True, state, program.batch(tokens)))
@@ -235,7 +243,7 @@ def test_errors_come_before_any_work():
         Program(dataclasses.replace(config, model=dataclasses.replace(config.model, f=30)))
     with pytest.raises(UserError, match=r"This training step cannot be built: .*multiple of 4"):
         config = small(s24.methods.FST())
-        odd = dataclasses.replace(config, data=Data(seq=15, batch=3))
+        odd = dataclasses.replace(config, data=text.Config(seq=15, batch=3))
         Program(odd).step(True)
 
 

@@ -12,7 +12,7 @@ import jax_sparse24 as s24
 from experiments import evaluate
 from experiments.analysis import comparison, runs
 from experiments.analysis.outcome import outcome
-from experiments.config import UserError
+from experiments.errors import UserError
 from experiments.training import evaluator, stored
 from experiments.training.loop import train
 from experiments.training.step import Program

@@ -12,7 +12,8 @@ import pytest
 import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.analysis.runs import read_run
-from experiments.config import Config, Model, Optim
+from experiments.config import Config, Optim
+from experiments.models import decoder
 from experiments.training import rundir, stored
 from experiments.training.loop import train
 from experiments.training.optimiser import optimiser
@@ -25,7 +26,7 @@ def settling(shared, tmp_path_factory):
     config = dataclasses.replace(
         tiny,
         train=dataclasses.replace(tiny.train, monitor_every=0, probe_every=0, eval_every=0),
-        model=Model(layers=1, d=16, f=32, heads=2),
+        model=decoder.Config(layers=1, d=16, f=32, heads=2),
         optim=Optim(warmup=2, clip=1e-5, b2=0.5),
         method=s24.methods.STEP(earliest=0.25, latest=0.75),
     )

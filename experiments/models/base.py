@@ -1,0 +1,47 @@
+"""What a language model of the experiments is, and its config, which builds it.
+
+A new architecture is one file in this folder, `NAME.py`, with a subclass of `Config` that is called `Config`
+too. The launcher then knows it as `--model NAME`, and a config file as `Config(model=NAME.Config(...))`.
+Nothing else names architectures: monitors, and the lines before the first step, ask the layers of the model
+that was built.
+"""
+
+import dataclasses
+
+from flax import nnx
+
+
+class LanguageModel(nnx.Module):
+    """A causal language model. Its sparse layers are those of `s24.nn`."""
+
+    def __call__(self, tokens_BL):
+        """int32 (B, L) to float32 logits (B, L, V) of the next token at every position."""
+        raise NotImplementedError
+
+    def empty_cache(self, batch: int, size: int):
+        """The cache of `decode` before the first token, for `size` tokens."""
+        raise NotImplementedError
+
+    def decode(self, tokens_BL, cache, first):
+        """Logits (B, L, V) of tokens that follow those in the cache, and the cache with them.
+
+        first: the position of the first of these tokens."""
+        raise NotImplementedError
+
+    def activation_stats(self, tokens_BL) -> dict:
+        """`s24.nn.FFN.activation_stats` of every feed-forward block, each (N,); {} if the model has none."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The fields that a model is built from."""
+
+    def create(self, method, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
+        """The model with `method` in its sparse layers.
+
+        Parameters come from the stream `params` of `rngs`, in an order that does not depend on the method, so
+        that methods start from the same ones.
+
+        vocabulary: how many tokens there are."""
+        raise NotImplementedError
