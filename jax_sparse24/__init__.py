@@ -33,6 +33,7 @@ from jax_sparse24.ops.transposable import transposable_mask24 as transposable_ma
 from jax_sparse24.ops.transposable import transposable_pack24 as transposable_pack24
 from jax_sparse24.schedule import Phase as Phase
 from jax_sparse24.schedule import Schedule as Schedule
+from jax_sparse24.schedule import due as due
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,8 @@
-"""Phases of training: stretches of optimiser steps with one plan."""
+"""Phases of training, stretches of optimiser steps with one plan; and which steps a method's state is due
+at."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 
@@ -77,3 +79,27 @@ class Schedule:
             if start <= step < end:
                 return self.phases[number + 1] if settled and phase.until_settled else phase
         raise ValueError(f"Schedule: step {step} is outside [0, {self.total_steps}).")
+
+
+def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
+    """Whether a method's cached state is to be recomputed before an optimiser step of a sparse phase.
+
+    This is the one place that knows: `s24.refresh` asks it for a step, and a training loop on the host asks
+    it before it calls `s24.refresh(model, step, due=...)` or a compiled refresh of its own. At step 0, and at
+    multiples of the method's period, it is; without a period, never.
+
+    method: of `s24.methods`. step: the number of the optimiser step, from 0, an int or a traced integer.
+    what: "refresh", of masks and other state, every `method.refresh_every` steps, or "arrange", of neurons
+    (`s24.nn.arrange`), every `method.arrange_every` steps.
+
+    Returns a bool, or a traced one for a traced step that a period decides. Raises ValueError for a step that
+    is not a number of a step, or another `what`."""
+    if what not in ("refresh", "arrange"):
+        raise ValueError(f"due: what={what!r} is unknown; use 'refresh' or 'arrange'.")
+    traced = isinstance(step, jax.core.Tracer)
+    if not traced and (isinstance(step, bool) or not hasattr(step, "__index__") or step < 0):
+        raise ValueError(f"due: step={step!r} must be the number of the optimiser step, an int >= 0.")
+    every = method.refresh_every if what == "refresh" else method.arrange_every
+    if not every:
+        return False
+    return step % every == 0 if traced else bool(step % every == 0)

@@ -69,3 +69,42 @@ def test_phases_and_schedules_are_static_values():
     assert s24.Schedule((A, C, B)) != SCHEDULE
     with pytest.raises(dataclasses.FrozenInstanceError):
         A.steps = 3
+
+
+def test_a_refresh_is_due_at_multiples_of_the_period():
+    method = s24.methods.FST(refresh_every=4)
+    assert [step for step in range(13) if s24.due(method, step)] == [0, 4, 8, 12]
+    assert not any(s24.due(method, step, "arrange") for step in range(3))
+    assert not any(s24.due(s24.methods.STE(), step) for step in range(3))  # masks are chosen in every call
+    venom = s24.methods.Venom(v=16, m=8, arrange_every=3)
+    assert [step for step in range(7) if s24.due(venom, step, "arrange")] == [0, 3, 6]
+    traced = jax.jit(lambda step: s24.due(method, step))
+    assert [bool(traced(step)) for step in (3, 4)] == [False, True]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, None, True])
+def test_due_wants_a_step(step):
+    with pytest.raises(ValueError, match=r"due: step=.* must be the number of the optimiser step"):
+        s24.due(s24.methods.FST(), step)
+
+
+def test_due_wants_a_known_occasion():
+    with pytest.raises(ValueError, match="due: what='draw' is unknown"):
+        s24.due(s24.methods.FST(), 0, "draw")
+
+
+def test_layers_refresh_when_it_is_due(monkeypatch):
+    """`s24.refresh` asks `due`, so that nothing else decides."""
+    from flax import nnx
+
+    from jax_sparse24 import schedule
+
+    asked = []
+    monkeypatch.setattr(schedule, "due", lambda method, step: asked.append(int(step)) or step == 3)
+    layer = s24.nn.Linear(8, 8, method=s24.methods.FST(refresh_every=2), rngs=nnx.Rngs(0))
+    layer.kernel[...] = -layer.kernel[...][::-1]
+    before = np.asarray(layer.mask())
+    s24.refresh(layer, 2)
+    np.testing.assert_array_equal(layer.mask(), before)
+    s24.refresh(layer, 3)
+    assert asked == [2, 3] and (np.asarray(layer.mask()) != before).any()

@@ -154,7 +154,7 @@ class Loop:
             phase = self._phase(step, state)
             self._compile(phase)
             watched = due(step, train.monitor_every)
-            again = phase.sparse and due(step, self.config.method.arrange_every)
+            again = phase.sparse and s24.due(self.config.method, step, "arrange")
             entered = step in self.entered or again
             if entered:
                 self._flush()

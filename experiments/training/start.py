@@ -48,11 +48,11 @@ def _unperturbed(program: Program):
 
 def check_start(config: Config) -> None:
     """UserError for a method that needs a trained model where none is named. Compiles nothing."""
-    method = config.method
+    method, option = config.method, config.method.training(config.train.steps).teacher
     require(
-        bool(config.train.start_from) or not method.distill,
-        f"{type(method).__name__} with distill={method.distill} learns from a trained dense model: name its "
-        "run with --train.start-from RUN, or set --method.distill 0.",
+        bool(config.train.start_from) or not option,
+        f"{type(method).__name__} with {option}={getattr(method, option, None)} learns from a trained dense "
+        f"model: name its run with --train.start-from RUN, or set --method.{option} 0.",
     )
 
 

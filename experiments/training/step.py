@@ -36,15 +36,6 @@ def losses_of(logits_BLV, tokens_BL):
     return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:])
 
 
-def distilled_loss(model, teacher, method: Method, tokens_BL):
-    """Cross entropy, and a share of `method.distill` of Kullback-Leibler divergence from the teacher, both
-    distributions at `method.temperature`, times its square (arXiv 2407.20584, section 3.3)."""
-    logits_BLV, share, t = model(tokens_BL[:, :-1]), method.distill, method.temperature
-    own, taught = (jax.nn.log_softmax(x / t) for x in (logits_BLV, teacher(tokens_BL[:, :-1])))
-    divergence = optax.losses.kl_divergence_with_log_targets(own, taught).mean()
-    return (1 - share) * cross_entropy(logits_BLV, tokens_BL) + share * t**2 * divergence
-
-
 def graphdefs_of(config: Config, adapting: bool = True) -> dict:
     """The model's structure with dense (False) and with sparse (True) products; computes nothing."""
     try:
@@ -68,7 +59,7 @@ class Program:
 
     def __init__(self, config: Config, compiler_options: dict | None = None):
         self.config, self.compiler_options = config, compiler_options
-        self.tx = optimiser(config)
+        self.tx, self.training = optimiser(config), config.method.training(config.train.steps)
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.split = NamedSharding(mesh, PartitionSpec(None, "data"))
@@ -89,7 +80,7 @@ class Program:
     def _initial(self):
         _, params, sparse = nnx.split(self.config.create_model(), nnx.Param, s24.nn.SparseState)
         state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
-        return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.config.method.distill else {})
+        return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.training.teacher else {})
 
     @functools.cached_property
     def initial_state(self):
@@ -153,8 +144,7 @@ class Program:
         """(state, metrics) after optimiser step number `step`; the state is donated. Masks that are due are
         computed anew before, unless they are `fresh`. Whether they are is decided here: a GPU's host would
         wait for a step that decides itself."""
-        every = self.config.method.refresh_every
-        if sparse and every > 1 and step % every == 0 and not fresh:
+        if sparse and not fresh and not self.refreshes_within and s24.due(self.config.method, step):
             state = self.refreshed(state)
         return self.step(sparse, adapters)(state, tokens_ABL)
 
@@ -168,7 +158,7 @@ class Program:
         mode = self._mode(sparse, adapters)
         if mode not in self._compiled:
             self.check(sparse, adapters)
-            if sparse and self.config.method.refresh_every > 1:
+            if sparse and self.config.method.refresh_every and not self.refreshes_within:
                 self.refreshed  # noqa: B018 - compiled now, not in the middle of the steps
             lowered = self._lowered.pop(mode)
             self._compiled[mode] = lowered.compile(compiler_options=self.compiler_options)
@@ -190,11 +180,18 @@ class Program:
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"This training step cannot be built: {error}") from error
 
+    @property
+    def refreshes_within(self) -> bool:
+        """Whether masks are due in every step, so that the compiled step itself computes them."""
+        return all(s24.due(self.config.method, step) for step in (0, 1))
+
     def _objective(self, model, state, tokens_BL):
-        if "teacher" not in state:
-            return loss_of(model, tokens_BL)
-        teacher = nnx.merge(self.without_adapters[False], state["teacher"], state["sparse"])
-        return distilled_loss(model, teacher, self.config.method, tokens_BL)
+        logits_BLV, taught_BLV = model(tokens_BL[:, :-1]), None
+        if "teacher" in state:
+            teacher = nnx.merge(self.without_adapters[False], state["teacher"], state["sparse"])
+            taught_BLV = teacher(tokens_BL[:, :-1])
+        loss = cross_entropy(logits_BLV, tokens_BL)
+        return self.training.loss(loss, logits_BLV, taught_BLV) if self.training.loss else loss
 
     def _step(self, graphdef, sparse_phase: bool):
         def loss_and_grad(state, params, sparse, tokens_BL, index):
@@ -222,7 +219,7 @@ class Program:
             model = nnx.merge(graphdef, state["params"], state["sparse"])
             masks = {}
             if sparse_phase:
-                s24.refresh(model, step=state["step"], due=self.config.method.refresh_every == 1)
+                s24.refresh(model, step=state["step"], due=self.refreshes_within)
                 masks = s24.nn.masks(model)
             _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
             loss, (grads, seen) = mean_over(state, params, sparse, tokens_ABL)

@@ -2,7 +2,10 @@
 
 from jax_sparse24.methods.activation24 import Activation24 as Activation24
 from jax_sparse24.methods.ast import AST as AST
+from jax_sparse24.methods.base import Decay as Decay
+from jax_sparse24.methods.base import Freeze as Freeze
 from jax_sparse24.methods.base import Method as Method
+from jax_sparse24.methods.base import Training as Training
 from jax_sparse24.methods.bimask import BiMask as BiMask
 from jax_sparse24.methods.catalogue import list as list
 from jax_sparse24.methods.dense import Dense as Dense

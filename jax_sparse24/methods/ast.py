@@ -1,15 +1,17 @@
 """AST: retraining a trained dense model to 2:4 weights (2407.20584)."""
 
 import dataclasses
-from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Masked
 from jax_sparse24.methods.base import (
+    Decay,
     Method,
+    Training,
     check_field,
     check_flag,
     check_positive,
@@ -36,7 +38,6 @@ class AST(Method):
     train_projection: also train the projection (in, in / k) that sums."""
 
     when = "A trained dense model is to become a 2:4 one for inference."
-    decay_on: ClassVar = "momentum"
 
     decay: float = 1e-4
     decay_steps: int = 10_000
@@ -57,6 +58,20 @@ class AST(Method):
         check_flag(self, "train_projection")
         possible = bool(self.slorb) or not self.train_projection
         check_field(self, "train_projection", possible, "needs slorb > 0")
+
+    def training(self, total_steps):
+        decay = Decay(self.decay, on="momentum", rise=self.decay_steps)
+        if not self.distill:
+            return Training(decay=decay)
+        return Training(decay=decay, loss=self.distilled, teacher="distill")
+
+    def distilled(self, cross_entropy, logits_BLV, taught_BLV):
+        """The loss: of `cross_entropy`, and of the Kullback-Leibler divergence from the teacher's
+        distribution (section 3.3)."""
+        share, t = self.distill, self.temperature
+        own_BLV, goal_BLV = (jax.nn.log_softmax(x / t) for x in (logits_BLV, taught_BLV))
+        divergence = jnp.sum(jnp.exp(goal_BLV) * (goal_BLV - own_BLV), axis=-1).mean()
+        return (1 - share) * cross_entropy + share * t**2 * divergence
 
     def linear_plan(self):
         masked = Masked("mask", "2:4 mask")

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax
@@ -14,29 +15,58 @@ from jax_sparse24.schedule import Phase, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
+class Decay:
+    """Masked decay: the pruned weights times a rate are added to what the optimiser works on (2404.01847).
+
+    rate: 0 for none. on: the "gradients", which both Adam moments see; the "momentum", the smoothed gradient;
+    or the "weights", after Adam and times the learning rate. rise: optimiser steps within which the rate of
+    decay on the momentum rises from 0."""
+
+    rate: float = 0.0
+    on: Literal["gradients", "momentum", "weights"] = "gradients"
+    rise: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Freeze:
+    """Adam's second moment is that of the dense phases in the sparse ones: `s24.optim.step_adamw`, whose
+    arguments these are."""
+
+    settles: Literal["arithmetic", "geometric"] | None
+    earliest: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a method asks of a training loop besides its products.
+
+    decay: masked decay, for the optimiser. freeze: what becomes of Adam's second moment; None for plain
+    AdamW. loss: called with the cross entropy (a scalar), the logits (B, L, V) and those of the teacher (None
+    without one), it returns the loss to train with; None for the cross entropy. teacher: the option of the
+    method, 0 where there is none, that asks for the dense model which training started from as a teacher; ""
+    for none."""
+
+    decay: Decay = Decay()
+    freeze: Freeze | None = None
+    loss: Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array] | None = None
+    teacher: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Method:
     """Base of all methods: frozen and hashable, so it is static under jit. This base itself is dense.
 
     A paper subclasses it with its table (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ),
-    its state (`init`, `refresh`, `refresh_every`) and its hooks (`decay`, `schedule`). State is a dict of
-    arrays per weight matrix.
+    its state (`init`, `refresh`, `refresh_every`) and what it asks of the training loop (`training`,
+    `schedule`). State is a dict of arrays per weight matrix.
 
-    decay: rate of masked decay; 0 for none. decay_on: what it is added to: the gradients, seen by both Adam
-    moments; the "momentum", the smoothed gradient, where it rises from 0 within `decay_steps` optimiser
-    steps; or the "weights", after Adam and times the learning rate.
-    refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh.
+    refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh; see `s24.due`.
     arrange_every: optimiser steps of a sparse phase between rearrangements of neurons; 0 for only once.
-    distill: share of the loss that compares with a dense teacher; temperature: of both distributions there.
     when: for whom the method is, in a sentence.
     """
 
-    decay: ClassVar[float] = 0.0
-    decay_on: ClassVar[Literal["gradients", "momentum", "weights"]] = "gradients"
-    decay_steps: ClassVar[int] = 0
     refresh_every: ClassVar[int] = 0
     arrange_every: ClassVar[int] = 0
-    distill: ClassVar[float] = 0.0
-    temperature: ClassVar[float] = 1.0
     when: ClassVar[str] = ""
 
     def linear_plan(self) -> Plan:
@@ -105,6 +135,10 @@ class Method:
     def stochastic(self) -> bool:
         """Whether products draw random numbers, so that calls need a key."""
         return self.linear_plan().stochastic or self.ffn_plan().stochastic
+
+    def training(self, total_steps: int) -> Training:
+        """What a run of `total_steps` optimiser steps changes in its optimiser and its loss."""
+        return Training()
 
     def schedule(self, total_steps: int) -> Schedule:
         """Phases of a run of `total_steps` optimiser steps."""

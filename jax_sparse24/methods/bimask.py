@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Top2
-from jax_sparse24.methods.base import Method, check_positive, check_whole, where_finite
+from jax_sparse24.methods.base import Decay, Method, Training, check_positive, check_whole, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import GROUP, KEPT
 
@@ -54,6 +54,9 @@ class BiMask(Method):
         check_positive(self, "decay")
         check_whole(self, "refresh_every")
         check_whole(self, "trials", of="orders to try")
+
+    def training(self, total_steps):
+        return Training(decay=Decay(self.decay))
 
     def linear_plan(self):
         return Plan.of(LINEAR, fwd=Row("w", Top2()), dgrad=Row("w", Reordered(Top2(), axis=-1)))

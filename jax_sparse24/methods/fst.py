@@ -14,7 +14,9 @@ from jax_sparse24.engine.sparsifiers import (
     weight_gradient,
 )
 from jax_sparse24.methods.base import (
+    Decay,
     Method,
+    Training,
     check_choice,
     check_positive,
     check_share,
@@ -59,6 +61,9 @@ class FST(Method):
         check_positive(self, "decay")
         check_whole(self, "refresh_every")
         check_share(self, "dense_fraction")
+
+    def training(self, total_steps):
+        return Training(decay=Decay(self.decay))
 
     def linear_plan(self):
         names = {"transposable": "transposable", "greedy": "greedy transposable"}

@@ -5,7 +5,7 @@ from typing import Literal
 
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, TopN
-from jax_sparse24.methods.base import Method, check_choice, check_positive
+from jax_sparse24.methods.base import Decay, Method, Training, check_choice, check_positive
 from jax_sparse24.methods.ste import STE
 from jax_sparse24.ops.select import mask_nm
 from jax_sparse24.patterns import check_nm
@@ -33,6 +33,9 @@ class SRSTE(Method):
         check_positive(self, "decay")
         check_choice(self, "decay_on", "gradients", "weights")
         check_nm("SRSTE", self.n, self.m)
+
+    def training(self, total_steps):
+        return Training(decay=Decay(self.decay, on=self.decay_on))
 
     def linear_plan(self):
         if (self.n, self.m) == (2, 4):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jax_sparse24.methods.base import check_field, check_share, is_number
+from jax_sparse24.methods.base import Freeze, Training, check_field, check_share, is_number
 from jax_sparse24.methods.ste import STE
 from jax_sparse24.schedule import Phase, Schedule
 
@@ -37,6 +37,9 @@ class STEP(STE):
     def settles(self) -> Literal["arithmetic", "geometric"] | None:
         """The mean that decides when to switch, or None for a given share."""
         return self.switch if isinstance(self.switch, str) else None
+
+    def training(self, total_steps):
+        return Training(freeze=Freeze(self.settles, round(self.earliest * total_steps)))
 
     def schedule(self, total_steps):
         field = "latest" if self.settles else "switch"

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jax_sparse24 import schedule
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.methods import Dense
@@ -135,12 +136,12 @@ class Linear(nnx.Module):
         """See `s24.refresh`; leading axes of stacked layers are allowed."""
         if step is not None:
             self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
-        every, old = self.method.refresh_every, self.method_state()
-        if not every or not old or not self.active:
+        old = self.method_state()
+        if not self.method.refresh_every or not old or not self.active:
             return
         kernel = self.kernel[...]
         if due is None:
-            due = step is None or step % every == 0
+            due = step is None or schedule.due(self.method, step)
         if isinstance(due, jax.core.Tracer):
             new = jax.lax.cond(due, self._refreshed, _keep, old, kernel)
         else:

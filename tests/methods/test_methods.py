@@ -12,7 +12,7 @@ import jax_sparse24 as s24
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN, LINEAR, Row
 from jax_sparse24.engine.sparsifiers import MVUE, DenseValues, Masked, Soft, Top2
-from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.base import Decay, Freeze, Method, Training
 
 METHODS = [
     s24.methods.Dense(),
@@ -91,7 +91,7 @@ def test_dense():
     method = s24.methods.Dense()
     assert (method.linear_plan().rows, method.ffn_plan().rows) == ((), ())
     assert (method.init(weight(8, 8)), method.fresh_mask(weight(8, 8))) == ({}, None)
-    assert (method.decay, method.refresh_every, method.stochastic) == (0.0, 0, False)
+    assert (method.training(10), method.refresh_every, method.stochastic) == (Training(), 0, False)
     assert method.schedule(10) == s24.Schedule((s24.Phase("train", 10, sparse=False),))
     assert isinstance(method, Method)
 
@@ -109,8 +109,8 @@ def test_ste():
         "B1": Row("w2", DenseValues(prune, axis=-2)),
         "B3": Row("w1", DenseValues(prune, axis=-2)),
     }
-    assert (method.decay, method.refresh_every, method.stochastic, method.init(weight(8, 8))) == (
-        0,
+    assert (method.training(9), method.refresh_every, method.stochastic, method.init(weight(8, 8))) == (
+        Training(),
         0,
         False,
         {},
@@ -140,7 +140,7 @@ def test_sste_table_and_scale():
         "dgrad": Row("w", DenseValues(Soft(), axis=-2)),
         "wgrad": Row("dy", MVUE(exact=False)),
     }
-    assert (method.refresh_every, method.decay, method.stochastic) == (0, 0.0, True)
+    assert (method.refresh_every, method.training(9), method.stochastic) == (0, Training(), True)
     assert [phase.sparse for phase in method.schedule(10).phases] == [True]
     # 1.4845 for a Gaussian of any size (section 5); 1.4836 with two million groups.
     w = weight(2, 512, 512)
@@ -383,3 +383,26 @@ def test_counts_are_called_what_they_count():
         s24.methods.BiMask(trials=0)
     with pytest.raises(ValueError, match=r"slorb=-1 must be a whole number of inputs, >= 0"):
         s24.methods.AST(slorb=-1)
+
+
+def test_what_methods_ask_of_a_training_loop():
+    """Of their optimiser: where masked decay acts, and which moment is frozen."""
+    methods = s24.methods
+    asked = {
+        methods.FST(decay=0.1): Training(Decay(0.1)),
+        methods.BiMask(decay=0.2): Training(Decay(0.2)),
+        methods.SRSTE(decay=0.3, decay_on="weights"): Training(Decay(0.3, on="weights")),
+        methods.AST(decay=0.4, decay_steps=7, distill=0.0): Training(Decay(0.4, on="momentum", rise=7)),
+        methods.STEP(earliest=0.25, switch="geometric"): Training(freeze=Freeze("geometric", 10)),
+        methods.STEP(switch=0.3): Training(freeze=Freeze(None, 4)),
+    }
+    for method, training in asked.items():
+        assert method.training(40) == training
+
+
+def test_a_distilled_loss_is_the_cross_entropy_of_a_student_who_is_the_teacher():
+    method = s24.methods.AST(distill=0.25)
+    training, logits = method.training(10), weight(2, 3, 8)
+    assert training.teacher == "distill" and hash(training) == hash(method.training(10))
+    np.testing.assert_allclose(training.loss(2.0, logits, logits), 1.5, rtol=1e-6)
+    assert training.loss(2.0, logits, -logits) > 1.5

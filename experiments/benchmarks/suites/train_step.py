@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_sparse24 as s24
 from experiments.benchmarks import check, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
@@ -213,7 +214,7 @@ def compare(
         steps[name] = Steps(config, named)
         status[name] = verdict(steps[name], truths.get(name), method.stochastic, dtype, case)
         programs[name, "step"] = steps[name]
-        if method.refresh_every:
+        if s24.due(method, 0):
             programs[name, REFRESHING] = steps[name].refreshing
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)

@@ -20,7 +20,7 @@ from experiments.models import decoder
 from experiments.training import rundir
 from experiments.training import start as starts
 from experiments.training.loop import train
-from experiments.training.step import Program, distilled_loss, loss_of
+from experiments.training.step import Program, cross_entropy, loss_of
 from experiments.training.stored import load_state
 
 AST = s24.methods.AST(decay=0.1, decay_steps=3, refresh_every=2, slorb=16)
@@ -135,7 +135,9 @@ def test_the_distilled_loss():
     own, taught = (jnp.asarray(rng.normal(size=(2, 5, 7)), jnp.float32) for _ in range(2))
     tokens = jnp.asarray(rng.integers(0, 7, (2, 6)))
     method = s24.methods.AST(distill=0.25, temperature=3.0)
-    got = distilled_loss(lambda _: own, lambda _: taught, method, tokens)
+    training = method.training(10)
+    assert training.teacher == "distill" and not s24.methods.AST(distill=0.0).training(10).teacher
+    got = training.loss(cross_entropy(own, tokens), own, taught)
     p, q = (np.asarray(jax.nn.softmax(x / 3), np.float64) for x in (taught, own))
     divergence = (p * np.log(p / q)).sum(-1).mean()
     want = 0.75 * float(loss_of(lambda _: own, tokens)) + 0.25 * 9 * divergence
