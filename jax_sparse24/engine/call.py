@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 
-import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
@@ -72,7 +70,7 @@ def check_state(op: str, method, state, **weights) -> None:
     single = "w" in weights
     fix = "method.init(w)" if single else '{"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}'
     fix = f"pass state={fix} of this {type(method).__name__}"
-    expected = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in weights.items()}
+    expected = {role: method.state_shapes(w.shape, role) for role, w in weights.items()}
     unknown = [] if single else [repr(role) for role in state if role not in weights]
     for role, entries in expected.items():
         own, place = (state, "state") if single else (state.get(role, {}), f"state[{role!r}]")
@@ -80,8 +78,7 @@ def check_state(op: str, method, state, **weights) -> None:
             raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
         others = [entry for entry in own if entry not in entries]
         if others and single:  # a layer of an FFN, called alone, brings what it has there
-            w = weights[role]
-            there = [jax.eval_shape(partial(method.init, role=r), w) for r in ("w1", "w2")]
+            there = [method.state_shapes(weights[role].shape, r) for r in ("w1", "w2")]
             others = [entry for entry in others if not any(entry in state for state in there)]
         unknown += [f"{place}[{entry!r}]" for entry in others]
         for entry, like in entries.items():

@@ -12,7 +12,7 @@ from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
-from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of, permute
 from jax_sparse24.ops.reference.saved import SLOPES
@@ -96,6 +96,18 @@ def _from_saved(run, saved, arrays, state, key):
 _ffn.defvjp(ffn_fwd, _ffn_bwd)
 
 
+def check_fits(op: str, method, activation: str) -> None:
+    """Raises ValueError for an activation that is unknown, or with which the method cannot be differentiated.
+
+    op: the operation or layer, for the message."""
+    check_activation(op, activation)
+    if method.ffn_plan().save_packed and activation not in SLOPES:
+        raise ValueError(
+            f"{op}: {method} saves the packed activations for the backward pass, which needs an activation "
+            f"whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
+        )
+
+
 def sparse_ffn(
     x,
     w1,
@@ -114,16 +126,8 @@ def sparse_ffn(
     x: (..., d). w1: (d, f), w2: (f, d'), dense weights; b1: (f,) or None. state: `{"w1": method.init(w1,
     "w1"), "w2": method.init(w2, "w2")}`, if the method has state. activation: "squared_relu", "relu", "gelu"
     or "silu". Key, dtypes, differentiation and errors as `sparse_dot`."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"sparse_ffn: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
-        )
     plan = plan_of("sparse_ffn", method, "ffn_plan")
-    if plan.save_packed and activation not in SLOPES:
-        raise ValueError(
-            f"sparse_ffn: {method} keeps the packed activations for the backward pass, which needs an "
-            f"activation whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
-        )
+    check_fits("sparse_ffn", method, activation)
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     b1 = check_bias("sparse_ffn", "b1", b1, "w1", w1)
     check_state("sparse_ffn", method, state, w1=w1, w2=w2)

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import decision as dispatch
-from jax_sparse24.dispatch import hardware
 from jax_sparse24.dispatch.decision import Decision, decide
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.dispatch.product import Product
@@ -240,7 +239,7 @@ class GatedMVUE:
         drawn = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not drawn or row.tokens != "consecutive" or row.gather_features:
             return None
-        if not hardware.faster(gated.PACKING[row.by.exact], gate_Tf.dtype):
+        if decide(gated.PACKING[row.by.exact], gate_Tf.dtype, alternative="fused").runs == "reference":
             return None
         decision = run.decide("wgrad", x_Td, gate_Tf)
         return decision if decision.sparse else None

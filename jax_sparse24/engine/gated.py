@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_sparse24.dispatch import hardware
+from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import plan_of, prepare
+from jax_sparse24.engine.call import check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
+from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.ops import gated as ops
@@ -21,31 +22,66 @@ from jax_sparse24.ops.reference.gated import GATES
 
 
 class Weight(NamedTuple):
-    """A linear without bias: its matrix (in, out), and the method's state and key."""
+    """One linear of the block.
+
+    w: its matrix (in, out). state: of the method, by name. key: uint32 (2,) or a PRNG key, if the method
+    draws. bias: (out,) or None."""
 
     w: jax.Array
     state: dict
     key: jax.Array | None
+    bias: jax.Array | None = None
 
 
-def pays(activation: str, dtype) -> bool:
-    """Whether a kernel for gated activations is faster than XLA here."""
-    return activation in GATES and any(hardware.faster(operation, dtype) for operation in ops.OPERATIONS)
+def fuses(activation: str, dtype) -> bool:
+    """Whether some operation on gated activations has a kernel that was measured to be faster than XLA."""
+    found = [decide(operation, dtype, alternative="fused").runs for operation in ops.OPERATIONS]
+    return activation in GATES and any(runs != "reference" for runs in found)
 
 
 def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, implementation=None):
     """`down(act(gate(x)) * up(x))`, products and gradients as three `sparse_dot` give them.
 
-    xs: x (..., d) as gate and as up take it, so that it gets the sum of both gradients as from two layers.
-    activation: "silu" or "gelu". Dtypes and errors as `sparse_dot`."""
-    op = "sparse_dot"
+    Without biases, and where a kernel serves the activations, all three have one differentiation rule;
+    elsewhere they are three. The values are the same.
+
+    Args:
+      xs: the input (..., d) twice, as gate and as up take it, so that autodiff sums the gradients of both
+        branches with the bits of two layers.
+      gate, up: (d, f) and what belongs to them. down: (f, d').
+      method: from `s24.methods`, with a table for a linear layer.
+      activation: "silu" or "gelu" for one rule, or another one of `engine.operand.ACTIVATIONS`.
+      implementation: as in `sparse_dot`.
+
+    Returns:
+      (..., d') in the promoted dtype.
+
+    Raises:
+      As `sparse_dot`."""
+    layers = (gate, up, down)
+    made = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
+    bare = all(layer.bias is None for layer in layers) and implementation != "reference"
+    if bare and len(made) == 1 and fuses(activation, *made):
+        return _in_one_rule(xs, layers, method, activation, implementation)
+
+    def dot(x, layer):
+        w, state, key, bias = layer
+        return sparse_dot(x, w, method, state, key, bias=bias, implementation=implementation)
+
+    return dot(_fused(activation, dot(xs[0], gate), dot(xs[1], up)), down)
+
+
+def _in_one_rule(xs, layers, method, activation, implementation):
+    op, (gate, up, down) = "sparse_dot", layers
     plan = plan_of(op, method, "linear_plan")
     x_gate, (w_gate,), *_ = prepare(op, plan, implementation, gate.state, gate.key, xs[0], w=gate.w)
     x_up, (w_up, w_down), *_ = prepare(op, plan, implementation, {}, up.key, xs[1], w=up.w, w_down=down.w)
     weights = [
         Weight(w, layer.state, key_words(op, layer.key) if plan.stochastic else None)
-        for w, layer in ((w_gate, gate), (w_up, up), (w_down, down))
+        for w, layer in zip((w_gate, w_up, w_down), layers, strict=True)
     ]
+    for layer in weights:
+        check_state(op, method, layer.state, w=layer.w)
     run = Execution(op, "linear", plan, implementation)
     out = _gated_ffn(run, activation, x_gate, x_up, weights)
     return checkpoint_name(out.reshape(*jnp.shape(xs[0])[:-1], w_down.shape[1]), "s24_dot")
@@ -71,7 +107,7 @@ def _forward(run, activation, products, x_Td, weights):
         checkpoint_name(product(run, "fwd", {"x": x_Td, "w": layer.w}, layer.state, layer.key), "s24_dot")
         for layer in (gate, up)
     )
-    kernel = hardware.faster("gated", gate_Tf.dtype)
+    kernel = decide("gated", gate_Tf.dtype, alternative="fused").runs != "reference"
     z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
     y_Td = product(run, "fwd", {"x": z_Tf, "w": down.w}, down.state, down.key)
     return y_Td, gate_Tf, up_Tf, z_Tf
@@ -97,7 +133,7 @@ def _bwd(run, activation, residuals, dy_Td):
     if decision := fusions.GATED_MVUE.matches(run, x_Td, gate_Tf):
         keys = [layer.key for layer in first]
         dgate_Tf, dup_Tf, made = fusions.GATED_MVUE.run(decision, run, activation, x_Td, *arrays, keys)
-    elif hardware.faster("gated_backward", dz_Tf.dtype):
+    elif decide("gated_backward", dz_Tf.dtype, alternative="fused").runs != "reference":
         dgate_Tf, dup_Tf = ops.gated_backward(*arrays, activation)
     else:
         _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
+from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import LINEAR
 
 
@@ -40,6 +41,16 @@ def over_tokens(dy_Tf, bias_f):
         return None
     sums = jnp.promote_types(dy_Tf.dtype, jnp.float32)
     return dy_Tf.sum(0, dtype=sums).astype(bias_f.dtype)
+
+
+def forward_weight(w: jax.Array, method, state) -> jax.Array:
+    """What `sparse_dot` multiplies by: `w` (..., in, out) as its method cuts it forward, an array with zeros.
+
+    state: of the method, by name. Methods that leave the weight dense forward give it back."""
+    row = method.linear_plan().row("fwd")
+    if row is None or row.operand != "w":
+        return w
+    return row.by(w, dict(LINEAR["fwd"])["w"], Request(state, None, "reference"))
 
 
 def sparse_dot(

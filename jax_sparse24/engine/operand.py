@@ -19,6 +19,13 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     **GATES,
 }
 
+
+def check_activation(op: str, activation: str) -> None:
+    """Raises ValueError, with the name of the operation or layer, for an activation that is none of them."""
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
+
+
 Packed = Packed24 | PackedVNM | Compressed24
 
 

@@ -9,7 +9,7 @@ from jax_sparse24.engine.call import check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
 from jax_sparse24.engine.fusions import DENSE, product
-from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.ops.features import densest
 from jax_sparse24.ops.order import inverse_of, permute
 
@@ -19,7 +19,7 @@ def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "s
     Y2, without the counts of its non-zeros that CUDA adds, 4 bytes a feature. shape: (T, d, f)."""
     T, d, f = shape
     x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
-    state = {role: jax.eval_shape(partial(method.init, role=role), w) for role, w in (("w1", w1), ("w2", w2))}
+    state = {role: method.state_shapes(w.shape, role) for role, w in (("w1", w1), ("w2", w2))}
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
     _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, run), x, w1, w2, None, None, state, key)
@@ -36,10 +36,7 @@ def activation_stats(
     the cut drops, and "F2_lost_energy" and "B2_lost_energy", that of their squares. B2 is given what F2 kept
     if the plan keeps that support; features that stay dense in it lose nothing. With MVUE, which scales what
     it keeps, the energy is the relative squared error."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"activation_stats: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
-        )
+    check_activation("activation_stats", activation)
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)

@@ -13,6 +13,7 @@ from jax_sparse24.methods.base import (
     check_share,
     check_whole,
     phases,
+    scale_like,
 )
 from jax_sparse24.methods.sste import soft_scale
 
@@ -85,6 +86,9 @@ class Activation24(Method):
         if not self.soft_weights or role == "w":
             return {}
         return {"scale": soft_scale(w, -2 if role == "w1" else -1)}  # groups along the model width
+
+    def state_shapes(self, shape, role="w"):
+        return {"scale": scale_like(shape)} if self.soft_weights and role != "w" else {}
 
     def schedule(self, total_steps):
         check_field(

@@ -18,6 +18,7 @@ from jax_sparse24.methods.base import (
     check_share,
     check_whole,
     is_number,
+    mask_like,
     where_finite,
 )
 from jax_sparse24.ops.select import mask24
@@ -79,6 +80,9 @@ class AST(Method):
 
     def init(self, w, role="w"):
         return {"mask": mask24(w, -2)}
+
+    def state_shapes(self, shape, role="w"):
+        return {"mask": mask_like(shape)}
 
     def refresh(self, state, w, role="w"):
         return where_finite(w, self.init(w), state)

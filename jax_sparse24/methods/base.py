@@ -4,6 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -81,6 +82,17 @@ class Method:
         """State for a weight (..., in, out). role: its name in the plan, "w1" or "w2" in an FFN."""
         return {}
 
+    def state_shapes(self, shape: tuple[int, ...], role: str = "w") -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the state that `init` makes for a weight of `shape` (..., in, out).
+
+        Every call of an engine compares its state with them. A method that says them spares the tracing of
+        `init`, which may be a search; by default it is traced.
+        Who overrides `init` of such a method overrides this, too."""
+        if type(self).init is Method.init:
+            return {}
+        w = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return jax.eval_shape(partial(self.init, role=role), w)
+
     def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """State recomputed from the current weight; see `where_finite` for a weight with NaN or Inf."""
         return state
@@ -155,6 +167,16 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
         return jnp.where(ahead, new[name], old[name])
 
     return {name: decide(name) for name in new}
+
+
+def mask_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """A mask of weights of `shape`, for `Method.state_shapes`."""
+    return jax.ShapeDtypeStruct(shape, bool)
+
+
+def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """A float32 number for every matrix of weights of `shape`, for `Method.state_shapes`."""
+    return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
 
 
 def check_field(method: Method, field: str, good: bool, rule: str) -> None:

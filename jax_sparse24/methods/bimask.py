@@ -65,6 +65,13 @@ class BiMask(Method):
         identity = jnp.broadcast_to(jnp.arange(w.shape[-1], dtype=jnp.int32), (*w.shape[:-2], w.shape[-1]))
         return self.refresh({"order": identity, "searches": jnp.zeros(w.shape[:-2], jnp.int32)}, w)
 
+    def state_shapes(self, shape, role="w"):
+        *stack, _, out = shape
+        return {
+            "order": jax.ShapeDtypeStruct((*stack, out), jnp.int32),
+            "searches": jax.ShapeDtypeStruct((*stack,), jnp.int32),
+        }
+
     def refresh(self, state, w, role="w"):
         search = self._better_order
         for _ in w.shape[:-2]:

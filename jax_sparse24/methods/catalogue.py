@@ -45,14 +45,14 @@ def _entry(kind: type[Method], d: int, f: int) -> Entry:
         row, words = plan.row(product), plan.describe(product)
         products[product] = f"{row.operand}: {words}" if row else f"dense{words and ', '}{words}"
     papers = tuple(re.findall(r"\d{4}\.\d{5}", sys.modules[kind.__module__].__doc__ or ""))
-    state, adapters = (_bytes(make, d, f) for make in (method.init, method.adapters))
-    return Entry(kind.__name__, papers, products, state, adapters, method.when)
-
-
-def _bytes(make, d: int, f: int) -> int:
     shapes = {"w1": (d, f), "w2": (f, d)}
-    made = [
-        jax.eval_shape(partial(make, role=role), jax.ShapeDtypeStruct(shape, jnp.float32))
+    state = [method.state_shapes(shape, role) for role, shape in shapes.items()]
+    adapters = [
+        jax.eval_shape(partial(method.adapters, role=role), jax.ShapeDtypeStruct(shape, jnp.float32))
         for role, shape in shapes.items()
     ]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+    return Entry(kind.__name__, papers, products, _bytes(state), _bytes(adapters), method.when)
+
+
+def _bytes(shapes) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

@@ -21,6 +21,7 @@ from jax_sparse24.methods.base import (
     check_positive,
     check_share,
     check_whole,
+    mask_like,
     phases,
     where_finite,
 )
@@ -80,6 +81,10 @@ class FST(Method):
         if self.mask != "double-pruned":
             return {"mask": mask}
         return {"mask": mask, "backward": mask & mask24(jnp.where(mask, w, 0), -1)}
+
+    def state_shapes(self, shape, role="w"):
+        names = ("mask", "backward") if self.mask == "double-pruned" else ("mask",)
+        return dict.fromkeys(names, mask_like(shape))
 
     def refresh(self, state, w, role="w"):
         return where_finite(w, self.init(w), state)

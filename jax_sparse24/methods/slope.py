@@ -8,7 +8,15 @@ import jax.numpy as jnp
 
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import Masked
-from jax_sparse24.methods.base import Method, check_choice, check_field, check_whole, is_number, where_finite
+from jax_sparse24.methods.base import (
+    Method,
+    check_choice,
+    check_field,
+    check_whole,
+    is_number,
+    mask_like,
+    where_finite,
+)
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.schedule import Phase, Schedule
 
@@ -58,6 +66,9 @@ class SLoPe(Method):
     def init(self, w, role="w"):
         scores = jax.random.uniform(_own_key(w, 0), w.shape) if self.mask == "random" else w
         return _pruned_twice(mask24(scores, -2), w)
+
+    def state_shapes(self, shape, role="w"):
+        return dict.fromkeys(("mask", "twice"), mask_like(shape))
 
     def refresh(self, state, w, role="w"):
         return where_finite(w, _pruned_twice(state["mask"], w), state)

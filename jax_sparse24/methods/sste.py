@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.float8 import in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
-from jax_sparse24.methods.base import Method, check_choice, where_finite
+from jax_sparse24.methods.base import Method, check_choice, scale_like, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.ops.soft import soft24
 
@@ -54,6 +54,9 @@ class SSTE(Method):
 
     def init(self, w, role="w"):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
+
+    def state_shapes(self, shape, role="w"):
+        return {"scale": scale_like(shape)}
 
     def refresh(self, state, w, role="w"):
         return where_finite(w, self.init(w), state)

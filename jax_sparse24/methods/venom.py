@@ -19,6 +19,7 @@ from jax_sparse24.methods.base import (
     check_share,
     check_whole,
     phases,
+    scale_like,
 )
 from jax_sparse24.methods.routing import (
     Layout,
@@ -136,6 +137,18 @@ class Venom(Method):
             if self.observed:
                 state["norms"] = jnp.zeros((*w.shape[:-2], self.clusters, w.shape[-1]), jnp.float32)
         return state
+
+    def state_shapes(self, shape, role="w"):
+        if role == "w":
+            return {}
+        *stack, wide, out = shape
+        shapes = {"scale": scale_like(shape)} if self.weights == "soft" else {}
+        if role == "w1":
+            shapes["centroids"] = jax.ShapeDtypeStruct((*stack, wide, self.clusters), jnp.float32)
+            shapes["arranged"] = jax.ShapeDtypeStruct((*stack,), bool)
+            if self.observed:
+                shapes["norms"] = jax.ShapeDtypeStruct((*stack, self.clusters, out), jnp.float32)
+        return shapes
 
     def arrange(self, w1):
         found = cluster_neurons(w1, self.clusters, self.metric)

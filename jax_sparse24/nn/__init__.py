@@ -1,7 +1,6 @@
 """Flax NNX layers: dense parameters, sparse products."""
 
 from jax_sparse24.nn.adapters import merge_adapters as merge_adapters
-from jax_sparse24.nn.adapters import reset as reset
 from jax_sparse24.nn.adapters import set_adapting as set_adapting
 from jax_sparse24.nn.arrange import arrange as arrange
 from jax_sparse24.nn.ffn import FFN as FFN
@@ -16,5 +15,6 @@ from jax_sparse24.nn.state import fold_key as fold_key
 from jax_sparse24.nn.state import masks as masks
 from jax_sparse24.nn.state import observe as observe
 from jax_sparse24.nn.state import refresh as refresh
+from jax_sparse24.nn.state import reset as reset
 from jax_sparse24.nn.state import set_sparse as set_sparse
 from jax_sparse24.nn.state import sparse_layers as sparse_layers

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse24.engine.operand import Request
+from jax_sparse24.engine.linear import forward_weight
 from jax_sparse24.nn.state import sparse_layers
 from jax_sparse24.patterns import check_flag
 
@@ -18,15 +18,6 @@ def set_adapting(model: nnx.Module, adapting: bool) -> None:
         layer.adapting = bool(adapting)
 
 
-def reset(model: nnx.Module) -> None:
-    """Gives every sparse layer the state and the adapters that a new layer with its kernel has, in place.
-
-    For kernels that were set after the model was made, such as those of a trained model. Noise keys and steps
-    stay."""
-    for _, layer in sparse_layers(model):
-        layer.reset()
-
-
 def merge_adapters(model: nnx.Module) -> None:
     """Makes every kernel what its layer multiplies by, sparse weight and adapters, and the layer dense, in
     place: outputs do not change but for rounding, and the parameters are those of an ordinary linear layer.
@@ -35,10 +26,8 @@ def merge_adapters(model: nnx.Module) -> None:
     set aside (`set_adapting`) are left out. Methods that make no weight sparse keep their kernels."""
     for _, layer in sparse_layers(model):
         kernel = layer.kernel[...]
-        row = layer.method.linear_plan().row("fwd")
-        if row is not None and row.operand == "w" and layer.active:
-            request = Request(layer.method_state(), None, "reference")
-            kernel = row.by(kernel, -2, request)
+        if layer.active:
+            kernel = forward_weight(kernel, layer.method, layer.method_state())
         if layer.adapted:
             kernel = kernel + layer.adapt(jnp.eye(layer.in_features, dtype=kernel.dtype))
         layer.kernel[...] = kernel

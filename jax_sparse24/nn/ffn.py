@@ -6,18 +6,11 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jax_sparse24.engine.ffn import sparse_ffn
-from jax_sparse24.engine.gated import Weight, gated_ffn, pays
-from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.gated import Weight, gated_ffn
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.linear import Linear
-
-
-def check_activation(layer: str, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{layer}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}."
-        )
+from jax_sparse24.nn.linear import Linear, check_alike
 
 
 class FFN(nnx.Module):
@@ -47,6 +40,7 @@ class FFN(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
+        check_alike("FFN", up=up, down=down)
         if not (up.active and down.active) or up.adapted or down.adapted or not x.size:
             return down(ACTIVATIONS[self.activation](up(x)))
         x, w1, b1, w2, b2 = self._promoted(x)
@@ -62,6 +56,7 @@ class FFN(nnx.Module):
         """How sparse the activations of `x` are, and what the method's cuts take away, in dense mode too, and
         without adapters; see `s24.activation_stats`."""
         up = self.up
+        check_alike("FFN", up=up, down=self.down)
         x, w1, b1, *_ = self._promoted(x)
         return activation_stats(
             x, w1, up.method, self._state(), up.noise_key(), b1=b1, activation=self.activation
@@ -103,17 +98,14 @@ class GatedFFN(nnx.Module):
         self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        layers = (self.gate, self.up, self.down)
-        alike = {(v.method, v.implementation, v.dtype, v.kernel.dtype) for v in layers}
-        plain = all(v.active and not v.adapted and v.bias is None for v in layers) and len(alike) == 1
-        if plain and self.gate.implementation != "reference":
-            promoted = [dtypes.promote_dtype((x, v.kernel[...]), dtype=v.dtype) for v in layers]
-            if pays(self.activation, promoted[0][0].dtype):
-                weights = [
-                    Weight(w, v.method_state(), v.noise_key())
-                    for v, (_, w) in zip(layers, promoted, strict=True)
-                ]
-                xs = [x for x, _ in promoted[:2]]
-                method, implementation = self.gate.method, self.gate.implementation
-                return gated_ffn(xs, *weights, method, self.activation, implementation)
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        layers = {"gate": self.gate, "up": self.up, "down": self.down}
+        check_alike("GatedFFN", **layers)
+        if any(not layer.active or layer.adapted for layer in layers.values()):
+            return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        xs, weights = [], []
+        for layer in layers.values():
+            bias = None if layer.bias is None else layer.bias[...]
+            own_x, w, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
+            xs.append(own_x)
+            weights.append(Weight(w, layer.method_state(), layer.noise_key(), bias))
+        return gated_ffn(xs[:2], *weights, self.up.method, self.activation, self.up.implementation)

@@ -153,6 +153,30 @@ class Linear(nnx.Module):
         return self.method.refresh(state, kernel, self.role)
 
 
+def check_alike(block: str, **layers: Linear) -> None:
+    """Raises unless the layers of a block agree on what one table and one differentiation rule take from all
+    of them: method, implementation and dtype.
+
+    block: its name, for messages. layers: by their names in it. Raises TypeError for a layer of another kind,
+    ValueError where layers differ."""
+    for name, layer in layers.items():
+        if not isinstance(layer, Linear):
+            raise TypeError(
+                f"{block}: {name} must be an s24.nn.Linear, got {type(layer).__name__}; write "
+                f"a block of other layers as a module of your own."
+            )
+    for what in ("method", "implementation", "dtype"):
+        values = {name: getattr(layer, what) for name, layer in layers.items()}
+        if what == "dtype":
+            values = {name: value and jnp.dtype(value) for name, value in values.items()}
+        if len(set(values.values())) > 1:
+            found = ", ".join(f"{name}.{what} is {value}" for name, value in values.items())
+            raise ValueError(
+                f"{block}: {found}; its layers run as one, so all must have the same {what}: replace all of "
+                f"them, or use s24.nn.set_sparse to make one dense."
+            )
+
+
 def _keep(state, kernel):
     return state
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse24.engine.operand import ACTIVATIONS
-from jax_sparse24.nn.ffn import check_activation
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.nn.linear import Linear
 
 Bottleneck = Literal["silu", "identity"]

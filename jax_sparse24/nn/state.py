@@ -39,6 +39,15 @@ def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
         layer.refresh(step, due)
 
 
+def reset(model: nnx.Module) -> None:
+    """Gives every sparse layer the state and the adapters that a new layer with its kernel has, in place.
+
+    For kernels that were set after the model was made, such as those of a trained model. Noise keys and steps
+    stay."""
+    for _, layer in sparse_layers(model):
+        layer.reset()
+
+
 def set_sparse(model: nnx.Module, sparse: bool) -> None:
     """Switches every sparse layer between its method's products and dense ones, in place; parameters and
     state stay.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import hardware, native
+from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import decide, run
 from jax_sparse24.ops.compressed24 import Compressed24, compressed_types
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
@@ -51,7 +51,8 @@ def gated(
 def _run(operation, transposed, implementation, kernel, fallback, *args):
     """As `run`; None takes the kernel only where it was measured to be faster than XLA."""
     dtype = args[-1].dtype
-    if implementation is None and not hardware.faster(operation, dtype, transposed):
+    decision = decide(operation, dtype, implementation, alternative="fused", transposed=transposed)
+    if decision.runs == "reference":
         return fallback(*args)
     return run("gated", dtype, implementation, kernel, fallback, *args)
 

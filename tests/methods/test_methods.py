@@ -406,3 +406,40 @@ def test_a_distilled_loss_is_the_cross_entropy_of_a_student_who_is_the_teacher()
     assert training.teacher == "distill" and hash(training) == hash(method.training(10))
     np.testing.assert_allclose(training.loss(2.0, logits, logits), 1.5, rtol=1e-6)
     assert training.loss(2.0, logits, -logits) > 1.5
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *METHODS,
+        s24.methods.FST(mask="double-pruned"),
+        s24.methods.SSTE(scale="unit"),
+        s24.methods.Activation24(soft_weights=True),
+        *(
+            s24.methods.Venom(v=16, m=8, clusters=4, columns=columns, weights=weights)
+            for columns in ("data", "statistic", "cluster")
+            for weights in ("soft", "dense")
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("role", ["w", "w1", "w2"])
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_shapes_of_the_state_are_those_of_init(method, role, stack):
+    """Which a call does not run; in bfloat16, too."""
+    w = jax.ShapeDtypeStruct((*stack, 16, 32), jnp.bfloat16)
+    made = jax.eval_shape(lambda w: method.init(w, role), w)
+    said = method.state_shapes(w.shape, role)
+    assert {n: (v.shape, v.dtype) for n, v in said.items()} == {
+        n: (v.shape, v.dtype) for n, v in made.items()
+    }
+
+
+def test_every_method_with_state_says_its_shapes():
+    kinds = [
+        kind for kind in vars(s24.methods).values() if isinstance(kind, type) and issubclass(kind, Method)
+    ]
+    assert len(kinds) > 10
+    for kind in kinds:
+        stateful = kind.init is not Method.init
+        assert (kind.state_shapes is not Method.state_shapes) == stateful, kind.__name__

@@ -365,3 +365,68 @@ def test_no_tokens_give_gradients_of_zero(method):
 
     assert not any(g.any() for g in jax.tree.leaves(jax.grad(loss)(weights)))
     ffn.activation_stats(x)
+
+
+# ---- layers that were replaced
+
+
+@pytest.mark.parametrize("block", [s24.nn.FFN, s24.nn.GatedFFN])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"method": s24.methods.STE()}, r"up.method is FST\(.*down.method is STE\(\).*the same method"),
+        ({"implementation": "reference"}, r"down.implementation is reference; .*the same implementation"),
+        ({"dtype": jnp.bfloat16}, r"down.dtype is bfloat16; .*the same dtype"),
+    ],
+)
+def test_a_block_refuses_layers_that_differ(block, changed, message):
+    """A replaced layer was silently run as `up`."""
+    model = block(d, f, method=FST, rngs=nnx.Rngs(0))
+    model.down = s24.nn.Linear(f, d, **({"method": FST} | changed), use_bias=False, rngs=nnx.Rngs(1))
+    with pytest.raises(ValueError, match=rf"^{block.__name__}: .*{message}"):
+        model(inputs())
+    model.down = nnx.Linear(f, d, rngs=nnx.Rngs(1))
+    with pytest.raises(TypeError, match=rf"^{block.__name__}: down must be an s24.nn.Linear, got Linear"):
+        model(inputs())
+
+
+def test_a_block_takes_a_layer_that_is_alike():
+    model = s24.nn.FFN(d, f, method=FST, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    want = model(inputs())
+    same = s24.methods.FST(refresh_every=FST.refresh_every)
+    down = s24.nn.Linear(f, d, method=same, dtype="float32", use_bias=False, rngs=nnx.Rngs(1))
+    nnx.update(down, nnx.state(model.down))
+    model.down = down
+    np.testing.assert_array_equal(model(inputs()), want)
+
+
+def test_experts_refuse_layers_that_differ():
+    model = s24.nn.MoE(d, f, experts=2, method=FST, rngs=nnx.Rngs(0))
+    model.experts.down.method = s24.methods.STE()
+    with pytest.raises(ValueError, match=r"FFN: up.method is FST\(.*down.method is STE"):
+        model(inputs())
+    model.experts.up.implementation = "reference"
+    with pytest.raises(ValueError, match=r"FFN: up.method is FST\("):
+        model(inputs())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: s24.nn.FFN(d, f, method=FST, rngs=nnx.Rngs(0)),
+        lambda: s24.nn.GatedFFN(d, f, method=s24.methods.AST(), rngs=nnx.Rngs(0)),
+        lambda: s24.nn.FFN(d, 32, method=s24.methods.Venom(v=16, m=8, clusters=4), rngs=nnx.Rngs(0)),
+        lambda: s24.nn.Linear(d, f, method=s24.methods.BiMask(), rngs=nnx.Rngs(0)),
+    ],
+)
+def test_a_call_does_not_trace_the_search_for_its_state(make, monkeypatch):
+    """Only the shapes of the state are needed; `init` of FST searches 90 patterns for every tile."""
+    model, traced = make(), []
+    for _, layer in s24.nn.sparse_layers(model):
+        kind = type(layer.method)
+        monkeypatch.setattr(kind, "init", lambda *_, **__: traced.append(1) or {})
+    x = inputs(16, d)
+    nnx.grad(lambda m: m(x).sum())(model)
+    if isinstance(model, s24.nn.FFN):
+        model.activation_stats(x)
+    assert not traced
