@@ -39,7 +39,7 @@ def over_tokens(dy_Tf, bias_f):
     """The gradient of a bias, or None if there is none."""
     if bias_f is None:
         return None
-    sums = jnp.promote_types(dy_Tf.dtype, jnp.float32)
+    sums = jnp.float64 if dy_Tf.dtype == jnp.float64 else jnp.float32
     return dy_Tf.sum(0, dtype=sums).astype(bias_f.dtype)
 
 
