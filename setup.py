@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent / "ffi"))
 import build_cuda
 
 CPU = Path("ffi/cpu")
-HANDLERS = ["module", "producer_handlers", "pack_handlers", "matmul_handlers", "vnm_handlers", "isa"]
-# Compiled per instruction set, every rounding as written.
-PRODUCERS = ["packing", "maps", "tiles", "vnm", "variant"]
-PRODUCTS = ["matmul"]  # compiled per instruction set, FMA welcome
+# A file's suffix says how it is compiled: *.simd.cc once per instruction set with every rounding as written;
+# *.fma.cc once per instruction set, where a product and a sum may be rounded once; every other *.cc once.
+SIMD, FUSED = ".simd.cc", ".fma.cc"
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 VARIANTS = {"generic": []}
@@ -49,13 +48,13 @@ def jaxlib_include():
 
 def cpu_units():
     """Yield (source, folder of the object, flags)."""
-    for name in HANDLERS:
-        flags = ["-O1", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O1"]
-        yield CPU / f"{name}.cc", "handlers", flags
-    for isa, arch in VARIANTS.items():
-        for names, contract in ((PRODUCERS, "off"), (PRODUCTS, "fast")):
-            flags = [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
-            yield from ((CPU / f"{name}.cc", isa, flags) for name in names)
+    for source in sorted(CPU.glob("*.cc")):
+        if not source.name.endswith((SIMD, FUSED)):
+            yield source, "handlers", ["-O1", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O1"]
+            continue
+        contract = "fast" if source.name.endswith(FUSED) else "off"
+        for isa, arch in VARIANTS.items():
+            yield source, isa, [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
 
 
 class BuildNative(build_ext):

@@ -11,34 +11,9 @@ import subprocess
 from pathlib import Path
 
 CUDA = Path("ffi/cuda")
-HANDLERS = [
-    "module",
-    "producer_handlers",
-    "pack_handlers",
-    "kept_handlers",
-    "pack_both_handlers",
-    "gated_handlers",
-    "matmul_handlers",
-    "vnm_handlers",
-    "cusparselt",
-    "cusparselt_handlers",
-]
-# Every rounding as written.
-PRODUCERS = [
-    "maps",
-    "tiles",
-    "pack_rows",
-    "pack_columns",
-    "pack_both",
-    "pack_counted",
-    "kept_columns",
-    "highest",
-    "gated",
-    "vnm",
-    "vnm_tiles",
-    "vnm_repack",
-]
-PRODUCTS = ["matmul", "vnm_matmul", "matmul_f32", "sm90/metadata"]
+# A file's suffix says how it is compiled: *.cc are handlers, for the C++ compiler; *.cu are kernels in which
+# every rounding is as written; in *.fma.cu a product and a sum may be rounded once.
+FUSED = ".fma.cu"
 # Machine code for Ampere, Ada and Hopper; PTX for what comes later.
 TARGETS = [
     "-gencode=arch=compute_80,code=[sm_80,compute_80]",
@@ -88,15 +63,15 @@ def _toolkit() -> Path | None:
 def kernel_units(toolkit: Path):
     """Yield (source, folder of the object, command without files) for each file of kernels."""
     nvcc = str(toolkit / "bin" / "nvcc")
-    for names, contract in ((PRODUCERS, "false"), (PRODUCTS, "true")):
-        for name in names:
-            yield CUDA / f"{name}.cu", "cuda", [nvcc, *COMMON, f"-fmad={contract}"]
+    for source in sorted(CUDA.rglob("*.cu")):
+        fused = "true" if source.name.endswith(FUSED) else "false"
+        yield source, str(source.parent.relative_to("ffi")), [nvcc, *COMMON, f"-fmad={fused}"]
 
 
 def handler_units():
     """Yield (source, folder of the object, flags) for each file of handlers."""
-    for name in HANDLERS:
-        yield CUDA / f"{name}.cc", "cuda_handlers", ["-O1"]
+    for source in sorted(CUDA.rglob("*.cc")):
+        yield source, "cuda_handlers", ["-O1"]
 
 
 def runtime(toolkit: Path) -> str:

@@ -2,7 +2,7 @@
 #pragma once
 #include <initializer_list>
 
-#include "../core/vnm.h"
+#include "../core/packed_vnm.h"
 #include "shapes.h"
 
 namespace s24 {

@@ -3,7 +3,7 @@
 // A sum over the V rows of a tile is the sum of 16 partial ones: partial sum l adds rows l, l + 16, l + 32, ... in
 // order, and add_lanes adds the 16. Everything is float32, so that each implementation finds the same columns.
 #pragma once
-#include "metadata.h"
+#include "packed24.h"
 #include "select.h"
 
 namespace s24 {

@@ -1,18 +1,13 @@
-// The FFI targets of this module.
+// What the handlers of the CPU share.
 #pragma once
-#include "xla/ffi/api/c_api.h"
+#include "../call/target.h"
 
 namespace s24 {
 
-struct Target {
-  const char* name;
-  XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*);
-};
-
-// Null-terminated.
-extern const Target kProducerTargets[];
-extern const Target kPackTargets[];
-extern const Target kMatmulTargets[];
-extern const Target kVnmTargets[];
+// The binding of a handler that runs on XLA's thread pool, see S24_TARGET.
+template <size_t kOperands, size_t kResults, class... Names>
+auto on_pool(Takes<kOperands> operands, Gives<kResults> results, Names... attributes) {
+  return signature(xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>(), operands, results, attributes...);
+}
 
 }  // namespace s24

@@ -50,16 +50,26 @@ struct SampledArgs {
 constexpr int64_t kSampledRows = 64;  // The most rows of a task, which all belong to one block of V.
 constexpr int64_t kSampledGroups = 128;
 
+// Every kernel once: X(name, parameters). Tables, declarations and their contents are made of this list.
+//
+// Kernels of products get one block of the result and kMatmulScratch bytes of scratch, aligned to 64.
+#define S24_KERNELS(X)                                                                                                     \
+  X(select, (const GroupwiseArgs&, int64_t begin, int64_t end))                                                             \
+  X(soft, (const GroupwiseArgs&, int64_t begin, int64_t end))                                                               \
+  X(mvue, (const GroupwiseArgs&, int64_t begin, int64_t end))                                                               \
+  X(transposable, (const TileArgs&, int64_t begin, int64_t end))                                                            \
+  X(packed24, (const PackArgs&, int64_t begin, int64_t end))                                                                \
+  X(packed_vnm, (const VnmArgs&, int64_t begin, int64_t end))                                                               \
+  X(matmul, (const MatmulArgs&, const MatmulBlock&, void* scratch))                                                         \
+  X(matmul_vnm, (const VnmMatmulArgs&, const MatmulBlock&, void* scratch))                                                  \
+  X(sampled, (const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch))
+
+// The kernels of one instruction set.
 struct Kernels {
   const char* isa;
-  void (*map)(const GroupwiseArgs&, int64_t begin, int64_t end);
-  void (*tile)(const TileArgs&, int64_t begin, int64_t end);
-  void (*pack)(const PackArgs&, int64_t begin, int64_t end);
-  // One block of the output; scratch is kMatmulScratch bytes, aligned to 64.
-  void (*matmul)(const MatmulArgs&, const MatmulBlock&, void* scratch);
-  void (*vnm)(const VnmArgs&, int64_t begin, int64_t end);
-  void (*vnm_matmul)(const VnmMatmulArgs&, const MatmulBlock&, void* scratch);
-  void (*sampled)(const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch);
+#define S24_MEMBER(name, parameters) void(*name) parameters;
+  S24_KERNELS(S24_MEMBER)
+#undef S24_MEMBER
 };
 
 }  // namespace s24

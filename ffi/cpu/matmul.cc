@@ -65,18 +65,7 @@ ffi::Error Matmul(ffi::ThreadPool pool, int64_t dense_k_last, int64_t out_packed
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kMatmul, Matmul,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Attr<int64_t>("dense_k_last")
-                           .Attr<int64_t>("out_packed_last")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>());
+S24_TARGET("s24_matmul", Matmul, on_pool(takes<3>, gives<1>, "dense_k_last", "out_packed_last"));
 
 }  // namespace
-
-const Target kMatmulTargets[] = {{"s24_matmul", kMatmul}, {nullptr, nullptr}};
-
 }  // namespace s24

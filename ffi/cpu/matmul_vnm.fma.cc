@@ -1,10 +1,10 @@
-// The product with a V:N:M operand, on the parts of matmul.cc, which includes this at its end.
+// The product of a V:N:M matrix and a dense one.
 //
 // A block of V rows meets only four of M rows of D. Those of a few groups, gathered from the panel, fit into the
 // first-level cache and serve all V rows; the panel itself stays in the second-level one and serves all rows of a task.
 // Values and metadata are read as they are stored: one byte names four entries, and the scalar work of finding them
 // hides behind the FMAs of a whole panel.
-#pragma once
+#include "panels.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -155,7 +155,7 @@ void vnm_matmul_typed(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& 
 
 }  // namespace
 
-void vnm_matmul(const VnmMatmulArgs& a, const MatmulBlock& m, void* scratch) {
+void matmul_vnm(const VnmMatmulArgs& a, const MatmulBlock& m, void* scratch) {
   VnmScratch& s = *static_cast<VnmScratch*>(scratch);
   switch (a.product.in) {
     case Dtype::kF32: return vnm_matmul_typed<F32>(a, m, s);

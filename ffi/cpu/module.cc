@@ -6,17 +6,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "../call/target.h"
 #include "../core/philox.h"
-#include "../core/tiles.h"
-#include "handlers.h"
+#include "../core/transposable.h"
 #include "isa.h"
 
 namespace py = pybind11;
-
-static void add(py::dict& all, const s24::Target* targets) {
-  for (; targets->name != nullptr; ++targets)
-    all[targets->name] = py::capsule(reinterpret_cast<void*>(targets->handler), "xla._CUSTOM_CALL_TARGET");
-}
 
 PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
   m.doc() = "CPU kernels of jax_sparse24 as XLA FFI targets.";
@@ -24,10 +19,8 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
       "registrations",
       [] {
         py::dict all;
-        add(all, s24::kProducerTargets);
-        add(all, s24::kPackTargets);
-        add(all, s24::kMatmulTargets);
-        add(all, s24::kVnmTargets);
+        for (const s24::Target& target : s24::targets())
+          all[target.name] = py::capsule(reinterpret_cast<void*>(target.execute), "xla._CUSTOM_CALL_TARGET");
         return all;
       },
       "Target name -> capsule, for jax.ffi.register_ffi_target.");

@@ -1,4 +1,4 @@
-// FFI handlers of packing and unpacking.
+// Handlers of packing to 2:4, unpacking and gathering.
 #include <algorithm>
 
 #include "../call/packed24.h"
@@ -25,7 +25,7 @@ ffi::Error run(ffi::ThreadPool& pool, const PackCall& c) {
     for_each_batch(begin, end, units, [&](int64_t b, int64_t unit0, int64_t unit1) {
       PackArgs args = c.at(b);
       if (const uint32_t* key = c.key(b)) args.key = {key[0], key[1]};
-      kernels().pack(args, unit0, unit1);
+      kernels().packed24(args, unit0, unit1);
     });
   });
   return ffi::Error::Success();
@@ -44,27 +44,11 @@ ffi::Error run_both(ffi::ThreadPool& pool, const PackCall& rows, const PackCall&
   const int64_t row_units_of_band = 4 * kPackTileGroups * (g.inner / 4) / kPackGroups;
   parallel_for(pool, bands, 1, [&](int64_t begin, int64_t end) {
     for (int64_t band = begin; band < end; ++band) {
-      kernels().pack(rows.at(0), band * row_units_of_band, std::min((band + 1) * row_units_of_band, row_units));
-      kernels().pack(columns.at(0), band * column_units, (band + 1) * column_units);
+      kernels().packed24(rows.at(0), band * row_units_of_band, std::min((band + 1) * row_units_of_band, row_units));
+      kernels().packed24(columns.at(0), band * column_units, (band + 1) * column_units);
     }
   });
   return ffi::Error::Success();
-}
-
-ffi::Error SquaredReluPackBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
-                               ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
-                               ffi::Result<ffi::AnyBuffer> metadata) {
-  constexpr const char* kName = "s24_squared_relu_pack_both";
-  return run_both(pool, PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata),
-                  PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata));
-}
-
-ffi::Error PackMaskedBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mask,
-                          ffi::Result<ffi::AnyBuffer> row_values, ffi::Result<ffi::AnyBuffer> row_metadata,
-                          ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
-  constexpr const char* kName = "s24_pack_masked_both";
-  return run_both(pool, PackCall::masked(kName, 0, x, mask, *row_values, *row_metadata),
-                  PackCall::masked(kName, 1, x, mask, *values, *metadata));
 }
 
 ffi::Error Pack(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
@@ -77,9 +61,25 @@ ffi::Error SquaredReluPack(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffe
   return run(pool, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
 }
 
+ffi::Error SquaredReluPackBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
+                               ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
+                               ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_squared_relu_pack_both";
+  return run_both(pool, PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata),
+                  PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata));
+}
+
 ffi::Error PackMasked(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer mask,
                       ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
   return run(pool, PackCall::masked("s24_pack_masked", trailing, x, mask, *values, *metadata));
+}
+
+ffi::Error PackMaskedBoth(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mask,
+                          ffi::Result<ffi::AnyBuffer> row_values, ffi::Result<ffi::AnyBuffer> row_metadata,
+                          ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_pack_masked_both";
+  return run_both(pool, PackCall::masked(kName, 0, x, mask, *row_values, *row_metadata),
+                  PackCall::masked(kName, 1, x, mask, *values, *metadata));
 }
 
 ffi::Error MvuePack(ffi::ThreadPool pool, int64_t trailing, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
@@ -97,42 +97,14 @@ ffi::Error Unpack(ffi::ThreadPool pool, int64_t trailing, ffi::AnyBuffer values,
   return run(pool, PackCall::unpack("s24_unpack", trailing, values, metadata, *dense));
 }
 
-#define S24_PACK_BINDING ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("trailing")
-#define S24_BOTH .Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()
-
-XLA_FFI_DEFINE_HANDLER(kPack, Pack, S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER(kSquaredReluPack, SquaredReluPack,
-                       S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER(kPackMasked, PackMasked,
-                       S24_PACK_BINDING.Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER(kSquaredReluPackBoth, SquaredReluPackBoth,
-                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>() S24_BOTH);
-XLA_FFI_DEFINE_HANDLER(kPackMaskedBoth, PackMaskedBoth,
-                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>() S24_BOTH);
-XLA_FFI_DEFINE_HANDLER(kMvuePack, MvuePack,
-                       S24_PACK_BINDING.Attr<int64_t>("exact")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER(kGather, Gather,
-                       S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER(kUnpack, Unpack,
-                       S24_PACK_BINDING.Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+S24_TARGET("s24_pack", Pack, on_pool(takes<1>, gives<2>, "trailing"));
+S24_TARGET("s24_squared_relu_pack", SquaredReluPack, on_pool(takes<1>, gives<2>, "trailing"));
+S24_TARGET("s24_squared_relu_pack_both", SquaredReluPackBoth, on_pool(takes<1>, gives<4>));
+S24_TARGET("s24_pack_masked", PackMasked, on_pool(takes<2>, gives<2>, "trailing"));
+S24_TARGET("s24_pack_masked_both", PackMaskedBoth, on_pool(takes<2>, gives<4>));
+S24_TARGET("s24_mvue_pack", MvuePack, on_pool(takes<2>, gives<2>, "trailing", "exact"));
+S24_TARGET("s24_gather", Gather, on_pool(takes<2>, gives<1>, "trailing"));
+S24_TARGET("s24_unpack", Unpack, on_pool(takes<2>, gives<1>, "trailing"));
 
 }  // namespace
-
-const Target kPackTargets[] = {{"s24_pack", kPack},
-                               {"s24_squared_relu_pack", kSquaredReluPack},
-                               {"s24_squared_relu_pack_both", kSquaredReluPackBoth},
-                               {"s24_pack_masked", kPackMasked},
-                               {"s24_pack_masked_both", kPackMaskedBoth},
-                               {"s24_mvue_pack", kMvuePack},
-                               {"s24_gather", kGather},
-                               {"s24_unpack", kUnpack},
-                               {nullptr, nullptr}};
-
 }  // namespace s24

@@ -1,9 +1,9 @@
-// Packed arrays. Compiled once per instruction set, like maps.cc.
-#include "../core/metadata.h"
+// Packing to 2:4, unpacking and gathering.
+#include "../core/packed24.h"
 #include "../core/select.h"
 #include "../core/squared_relu.h"
 #include "mvue_lanes.h"
-#include "packed_tile.h"
+#include "packed24_tile.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -376,7 +376,7 @@ void pack_typed(const PackArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void pack(const PackArgs& a, int64_t begin, int64_t end) {
+void packed24(const PackArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return pack_typed<F32>(a, begin, end);
     case Dtype::kBF16: return pack_typed<BF16>(a, begin, end);

@@ -1,9 +1,9 @@
-// V:N:M arrays: masks, packing, unpacking. Compiled once per instruction set, like maps.cc.
+// V:N:M arrays: masks, packing, unpacking.
 //
 // A unit of work first chooses the columns of its tiles, which reads everything, then goes over the chosen columns only,
 // which are still in cache.
-#include "packed_tile.h"
-#include "vnm_gather.h"
+#include "packed24_tile.h"
+#include "packed_vnm_gather.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -315,7 +315,7 @@ void vnm_typed(const VnmArgs& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void vnm(const VnmArgs& a, int64_t begin, int64_t end) {
+void packed_vnm(const VnmArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return vnm_typed<F32>(a, begin, end);
     case Dtype::kBF16: return vnm_typed<BF16>(a, begin, end);

@@ -1,6 +1,6 @@
-// Which four columns of each tile stay. Compiled once per instruction set, as a part of vnm.cc.
+// Which four columns of each tile stay. Compiled once per instruction set, as a part of packed_vnm.simd.cc.
 #pragma once
-#include "../core/vnm.h"
+#include "../core/packed_vnm.h"
 #include "lanes.h"
 #include "vectors.h"
 

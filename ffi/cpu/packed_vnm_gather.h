@@ -1,7 +1,7 @@
 // The chosen columns of rows: four lanes' worth of each group, by permutations where the instruction set has them. Compiled
-// once per instruction set, as a part of vnm.cc.
+// once per instruction set, as a part of packed_vnm.simd.cc.
 #pragma once
-#include "vnm_columns.h"
+#include "packed_vnm_columns.h"
 
 namespace s24 {
 namespace S24_ISA {

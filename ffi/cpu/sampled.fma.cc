@@ -1,10 +1,9 @@
-// The product of two dense matrices at the entries of a V:N:M matrix, on the parts of matmul.cc, which includes this at
-// its end.
+// The product of two dense matrices at the entries of a V:N:M matrix.
 //
 // A block of V rows needs four of every M columns: the dot products of its rows with four rows of B each, of which a row
 // of the block keeps two. Rows of A stand in a panel as [k][row], so that vectors run along them: a row of B is read as
 // scalars, each in one FMA per vector. That is 4 / M of the dense FMAs.
-#pragma once
+#include "panels.h"
 
 namespace s24 {
 namespace S24_ISA {

@@ -1,5 +1,5 @@
-// Transposable masks and double pruning, by tiles of 4x4. Compiled once per instruction set, like maps.cc.
-#include "../core/tiles.h"
+// Transposable masks and double pruning, by tiles of 4x4.
+#include "../core/transposable.h"
 
 #include "lanes.h"
 
@@ -93,7 +93,7 @@ void tile_typed(const TileArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void tile(const TileArgs& a, int64_t begin, int64_t end) {
+void transposable(const TileArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return tile_typed<F32>(a, begin, end);
     case Dtype::kBF16: return tile_typed<BF16>(a, begin, end);

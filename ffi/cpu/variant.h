@@ -1,17 +1,13 @@
-// What one instruction set provides (S24_ISA names it); variant.cc puts it into a table.
+// What one instruction set provides (S24_ISA names it); variant.simd.cc puts it into a table.
 #pragma once
 #include "kernels.h"
 
 namespace s24 {
 namespace S24_ISA {
 
-void map(const GroupwiseArgs&, int64_t begin, int64_t end);
-void tile(const TileArgs&, int64_t begin, int64_t end);
-void pack(const PackArgs&, int64_t begin, int64_t end);
-void matmul(const MatmulArgs&, const MatmulBlock&, void* scratch);
-void vnm(const VnmArgs&, int64_t begin, int64_t end);
-void vnm_matmul(const VnmMatmulArgs&, const MatmulBlock&, void* scratch);
-void sampled(const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch);
+#define S24_DECLARE(name, parameters) void name parameters;
+S24_KERNELS(S24_DECLARE)
+#undef S24_DECLARE
 
 }  // namespace S24_ISA
 }  // namespace s24

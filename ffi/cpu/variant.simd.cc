@@ -8,7 +8,9 @@ namespace s24 {
 namespace S24_ISA {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {S24_STRING(S24_ISA), map, tile, pack, matmul, vnm, vnm_matmul, sampled};
+#define S24_VALUE(name, parameters) name,
+const Kernels kKernels = {S24_STRING(S24_ISA), S24_KERNELS(S24_VALUE)};
+#undef S24_VALUE
 
 }  // namespace S24_ISA
 }  // namespace s24

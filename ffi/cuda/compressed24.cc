@@ -1,4 +1,4 @@
-// FFI handlers of cuSPARSELt: a compressed matrix from values and metadata, and its product with a dense one.
+// Handlers of cuSPARSELt: a compressed matrix from values and metadata, and its product with a dense one.
 //
 // The library's compressed matrix is the values and then the metadata in an order of its own, in one buffer; here an array
 // of `compressed_rows` rows. The workspace is a result, so that nothing is allocated.
@@ -9,7 +9,6 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr const char* kCompress = "s24_cusparselt_compress";
 constexpr const char* kMatmul = "s24_cusparselt_matmul";
 
 struct Type {
@@ -43,7 +42,8 @@ Type operands_type(Check& check, const char* name, const ffi::AnyBuffer& b, int6
 
 ffi::Error Compress(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
                     ffi::Result<ffi::AnyBuffer> compressed) {
-  Check check(kCompress);
+  constexpr const char* kName = "s24_cusparselt_compress";
+  Check check(kName);
   const Dims v = dims_of(values), m = dims_of(metadata);
   if (!check.require(v.size() >= 2 && m.size() >= 2, "operands need two dimensions")) return check.error();
   const int64_t rows = v[v.size() - 2], depth = 2 * v.back();
@@ -70,7 +70,7 @@ ffi::Error Compress(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer m
       const char* const bytes = at_bytes(metadata.untyped_data(), batch.index(1, b) * metadata_bytes);
       e = write_metadata(reinterpret_cast<const uint8_t*>(bytes), to + value_bytes, rows, depth, stream);
     }
-    if (e != cudaSuccess) return status(kCompress, e);
+    if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
 }
@@ -184,18 +184,12 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
       .RemainingArgs()                 \
       .Ret<ffi::AnyBuffer>()           \
       .Ret<ffi::AnyBuffer>()
-#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
 
-XLA_FFI_DEFINE_HANDLER(kCompressHandler, Compress,
-                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
+S24_TARGET("s24_cusparselt_compress", Compress, on_stream(takes<2>, gives<1>), kInGraphs);
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize().S24_OPERANDS);
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS, S24_GRAPH);
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS, kInGraphs);
+const RegisteredTarget registered_product({kMatmul, kExecute, kInitialize});
 
 }  // namespace
-
-const Target kCusparseltTargets[] = {
-    {kCompress, kCompressHandler, nullptr}, {kMatmul, kExecute, kInitialize}, {nullptr, nullptr, nullptr}};
-
 }  // namespace cuda
 }  // namespace s24

@@ -1,4 +1,10 @@
-// The places of the n largest of some numbers, in one block: they are few, and a sort of them takes many kernels.
+// The features with the n highest scores, in ascending order; of equal scores the first ones.
+//
+// Operands: scores (count) of int32 and the places of the n highest ones (n), both in device memory.
+// Steps: one block of threads finds the largest number that n scores reach, from its highest bit down; counts the scores above
+// it and those equal to it before each thread; and writes the places.
+// Constraints: n <= count; scores count as the nearest number from 0 to 2^bits - 1, bits < 32. One block is enough because
+// features are few, and a sort of them would take many kernels.
 #include "vectors.cuh"
 
 namespace s24 {
@@ -75,7 +81,7 @@ __global__ void __launch_bounds__(kSearchers) highest(const int32_t* scores, int
 
 }  // namespace
 
-cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream) {
+cudaError_t launch_features(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   return start(highest, dim3(1), kSearchers, 0, stream, scores, places, unsigned(count), unsigned(n), bits);
 }

@@ -1,4 +1,4 @@
-// FFI handlers of gated activations and their gradients.
+// Handlers of gated activations and their gradients.
 #include "handlers.h"
 
 namespace s24 {
@@ -118,41 +118,11 @@ ffi::Error BackwardPack(cudaStream_t stream, int64_t gelu, int64_t transposed, i
   return ffi::Error::Success();
 }
 
-#define S24_GATED_BINDING ffi::Ffi::Bind().Ctx<Stream>().Attr<int64_t>("gelu").Attr<int64_t>("transposed")
-#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
-
-XLA_FFI_DEFINE_HANDLER(kGated, Gated, S24_GATED_BINDING.Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
-                       S24_GATED_BINDING.Attr<int64_t>("dz_transposed")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kBackwardPack, BackwardPack,
-                       S24_GATED_BINDING.Attr<int64_t>("dz_transposed")
-                           .Attr<int64_t>("exact")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
+S24_TARGET("s24_gated", Gated, on_stream(takes<2>, gives<1>, "gelu", "transposed"), kInGraphs);
+S24_TARGET("s24_gated_backward", Backward, on_stream(takes<3>, gives<2>, "gelu", "transposed", "dz_transposed"), kInGraphs);
+S24_TARGET("s24_gated_backward_pack", BackwardPack,
+           on_stream(takes<5>, gives<6>, "gelu", "transposed", "dz_transposed", "exact"), kInGraphs);
 
 }  // namespace
-
-const Target kGatedTargets[] = {{"s24_gated", kGated, nullptr},
-                                {"s24_gated_backward", kBackward, nullptr},
-                                {"s24_gated_backward_pack", kBackwardPack, nullptr},
-                                {nullptr, nullptr, nullptr}};
-
 }  // namespace cuda
 }  // namespace s24

@@ -1,7 +1,13 @@
-// act(gate) up and its gradients, in float32, with operands in either order of memory; and the estimates of the gradients for
-// the next product in the same pass. Compiled without contraction of products and sums.
+// Gated activations and their gradients, in float32.
+//
+// Operands: gate and up (rows, cols), or (cols, rows) if transposed; dz likewise. Results: z = act(gate) up, or dgate and dup,
+// all (rows, cols), and on request the estimates of both gradients packed along rows.
+// Steps: where all operands lie alike a thread goes along rows; otherwise a block loads tiles of 128 rows, transposes through
+// shared memory what lies the other way, computes, stores, and packs the gradients from registers.
+// Constraints: tiles need aligned arrays whose sizes are multiples of an access, packing whole tiles of rows. Other calls run
+// element by element, and pack in passes of their own.
 #include "mma_sp.cuh"
-#include "pack_tile.cuh"
+#include "packed24_tile.cuh"
 
 namespace s24 {
 namespace cuda {

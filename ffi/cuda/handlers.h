@@ -1,53 +1,39 @@
-// The FFI targets of this module, and what their handlers share.
+// What the handlers of CUDA share.
 #pragma once
+#include <initializer_list>
 #include <string>
 
 #include "../call/packed24.h"
+#include "../call/target.h"
 #include "launch.h"
 
 namespace s24 {
 namespace cuda {
 
-struct Target {
-  const char* name;
-  XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*);
-  XLA_FFI_Error* (*initialize)(XLA_FFI_CallFrame*);  // null: none
-};
-
-// Null-terminated.
-extern const Target kProducerTargets[];
-extern const Target kPackTargets[];
-extern const Target kKeptTargets[];
-extern const Target kPackBothTargets[];
-extern const Target kGatedTargets[];
-extern const Target kMatmulTargets[];
-extern const Target kVnmTargets[];
-extern const Target kCusparseltTargets[];
-
 using Stream = ffi::PlatformStream<cudaStream_t>;
+
+// The binding of a handler that launches on a stream, see S24_TARGET.
+template <size_t kOperands, size_t kResults, class... Names>
+auto on_stream(Takes<kOperands> operands, Gives<kResults> results, Names... attributes) {
+  return signature(ffi::Ffi::Bind().Ctx<Stream>(), operands, results, attributes...);
+}
+
+// Launches never wait, allocate or copy to the host, so that XLA may capture them into a CUDA graph.
+constexpr std::initializer_list<ffi::Traits> kInGraphs = {ffi::Traits::kCmdBufferCompatible};
 
 inline ffi::Error status(const char* target, cudaError_t e) {
   return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));
 }
 
-// What makes a compressed matrix of 16-bit values, rows x depth: metadata in cuSPARSELt's order behind them.
+// Appends the metadata in cuSPARSELt's order to 16-bit values (rows, depth / 2): together they are a compressed matrix.
 inline cudaError_t write_behind(void* values, const uint8_t* metadata, int64_t rows, int64_t depth, cudaStream_t stream) {
   return launch_metadata_sm90_16bit(metadata, static_cast<uint8_t*>(values) + rows * depth, rows, depth, stream);
 }
 
-// The same after the packing of element b, if its values stand in one.
+// Appends the metadata to batch element b if its values are the head of a compressed matrix.
 inline cudaError_t finish(const PackCall& c, int64_t b, cudaStream_t stream) {
   const PackArgs a = c.at(b);
   return c.rows == 0 ? cudaSuccess : write_behind(a.values, a.metadata, c.rows, c.depth, stream);
-}
-
-// One array packed along its rows and along its columns: the loop over its batch is one, and compressed matrices have a
-// batch of their own.
-inline ffi::Error check_both(const PackCall& rows, const PackCall& columns) {
-  if (rows.error.failure()) return rows.error;
-  if (columns.error.failure()) return columns.error;
-  if (rows.batch.count() == columns.batch.count()) return ffi::Error::Success();
-  return ffi::Error::InvalidArgument(std::string(rows.target) + ": both values must be compressed matrices, or neither");
 }
 
 }  // namespace cuda

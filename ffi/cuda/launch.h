@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../call/arguments.h"
-#include "../core/slopes.h"
+#include "../core/saved.h"
 
 namespace s24 {
 namespace cuda {
@@ -51,7 +51,7 @@ struct AlongTokens {
   uint8_t* behind = nullptr;
 };
 
-struct KeptArgs {
+struct SavedArgs {
   Dtype dtype;
   Slope slope;
   bool strided;
@@ -64,19 +64,19 @@ struct KeptArgs {
   AlongTokens y2_along, dy1_along;
 };
 
-// 16-bit floats in whole tiles: tokens a multiple of kKeptTokens, features of 8.
-constexpr int64_t kKeptTokens = 128;
-cudaError_t launch_kept(const KeptArgs& args, cudaStream_t stream);
+// 16-bit floats in whole tiles: tokens a multiple of kSavedTokens, features of 8.
+constexpr int64_t kSavedTokens = 128;
+cudaError_t launch_saved_backward(const SavedArgs& args, cudaStream_t stream);
 
 // What makes such a Y2: kPlain or kSquaredRelu along rows, of `features` each, that the arguments have as one long row.
-// counts (tokens / kKeptTokens, features): how many elements of every feature are kept and not zero, among so many tokens.
+// counts (tokens / kSavedTokens, features): how many elements of every feature are kept and not zero, among so many tokens.
 // behind: as above.
 cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, uint8_t* behind,
                                 cudaStream_t stream);
 
 // places: ascending, those of the n largest of `count` scores, from 0 to 2^bits - 1 (others count as the nearest of these); of
 // equal ones the first.
-cudaError_t launch_highest(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
+cudaError_t launch_features(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
 
 // V:N:M activations (tokens, features), packed along their features, packed to the same pattern along their tokens: tokens of
 // a group are neighbours or, if strided, a M-th of all apart; features stay in place or, if collected, those of one place in
@@ -101,8 +101,10 @@ cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
 
-cudaError_t launch_map(const GroupwiseArgs& args, const uint32_t* key, cudaStream_t stream);
-cudaError_t launch_tile(const TileArgs& args, cudaStream_t stream);
+cudaError_t launch_select(const GroupwiseArgs& args, cudaStream_t stream);  // kMask, kPrune
+cudaError_t launch_soft(const GroupwiseArgs& args, cudaStream_t stream);
+cudaError_t launch_mvue(const GroupwiseArgs& args, const uint32_t* key, cudaStream_t stream);
+cudaError_t launch_transposable(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 // kSquaredRelu of one array along its rows and its columns; one pass if both fall into whole tiles.

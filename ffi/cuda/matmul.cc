@@ -1,10 +1,9 @@
-// FFI handler of the product of a packed and a dense matrix by our own kernels.
+// The handler of the product of a 2:4 matrix and a dense one by our own kernels.
 #include "../call/matmul.h"
 #include "handlers.h"
 
 namespace s24 {
 namespace cuda {
-
 namespace {
 
 ffi::Error Matmul(cudaStream_t stream, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
@@ -22,20 +21,8 @@ ffi::Error Matmul(cudaStream_t stream, int64_t dense_k_last, int64_t out_packed_
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(kMatmul, Matmul,
-                       ffi::Ffi::Bind()
-                           .Ctx<Stream>()
-                           .Attr<int64_t>("dense_k_last")
-                           .Attr<int64_t>("out_packed_last")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       {ffi::Traits::kCmdBufferCompatible});
+S24_TARGET("s24_matmul", Matmul, on_stream(takes<3>, gives<1>, "dense_k_last", "out_packed_last"), kInGraphs);
 
 }  // namespace
-
-const Target kMatmulTargets[] = {{"s24_matmul", kMatmul, nullptr}, {nullptr, nullptr, nullptr}};
-
 }  // namespace cuda
 }  // namespace s24

@@ -3,9 +3,9 @@
 // A block computes kRows x 128 with eight warps; tiles of 64 along K pass through shared memory, three in flight. Metadata
 // are read as they are stored. Any shape: what does not fill a tile is zero, or is not written.
 #pragma once
-#include "../core/metadata.h"
+#include "../core/packed24.h"
 #include "sm80/metadata_layouts.h"
-#include "../core/vnm.h"
+#include "../core/packed_vnm.h"
 #include "mma_sp.cuh"
 #include "vectors.cuh"
 

@@ -1,5 +1,9 @@
-// out(R, N) = P(R, K) D(K, N) on sparse tensor cores, bfloat16 and float16, P packed 2:4.
-#include "matmul_sp.cuh"
+// The product of a 2:4 matrix and a dense one on sparse tensor cores, in bfloat16 and float16.
+//
+// Operands: out (R, N) = P (R, K) D (K, N), or out^T or D^T as the flags say; P is packed along K as values and metadata.
+// Steps: those of matmul.cuh with every column of P in its own place.
+// Constraints: sm_80 or later. Operands that are not whole accesses of 16 bytes are read element by element.
+#include "matmul.cuh"
 
 namespace s24 {
 namespace cuda {

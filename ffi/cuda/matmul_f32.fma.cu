@@ -1,7 +1,10 @@
-// out(R, N) = P(R, K) D(K, N) in float32, by fused multiply-adds: sparse tensor cores have no exact float32.
+// The product of a packed matrix and a dense one in float32, by fused multiply-adds: sparse tensor cores have no exact float32.
 //
-// A block computes 16 kOwn x 64, a thread kOwn x 4 of them. Only kept elements are multiplied, in ascending order of K.
-#include "matmul_sp.cuh"
+// Operands: as in matmul.fma.cu and matmul_vnm.fma.cu, all float32.
+// Steps: a block computes 16 kOwn x 64 of the result, a thread kOwn x 4. Tiles of 32 along K pass through shared memory. Only
+// kept elements are multiplied, in ascending order of K.
+// Constraints: none; V of V:N:M matrices is a multiple of 16.
+#include "matmul.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -1,10 +1,15 @@
-// out(R, N) = P(R, K) D(K, N) on sparse tensor cores, bfloat16 and float16, P packed V:2:M: the 2:4 product of the columns
-// that a block of V rows keeps with the rows of D that belong to them, which are gathered on their way into shared memory.
+// The product of a V:2:M matrix and a dense one on sparse tensor cores, in bfloat16 and float16.
+//
+// Operands: out (R, N) = P (R, K) D (K, N), or out^T; P is packed as values, metadata and columns.
+// Steps: it is the 2:4 product of the columns that a block of V rows keeps with the rows of D that belong to them. A block
+// gathers these rows on their way into shared memory, multiplies by mma.sp, or on Hopper by wgmma, and stores whole lines.
+// Constraints: D is not transposed: its rows are gathered whole, so the caller transposes a D whose contracted axis is
+// contiguous. Gathering tiles need V of at least 64 and whole accesses; other calls take the kernel of matmul.cuh.
 //
 // The rows of one block of threads share their columns, and nothing else shares what they gather: level 2 of the cache
-// delivers each line of D once for every V rows. So a block takes as many columns as its registers hold, which also reads
-// P less often. Rows of D are gathered whole: a D whose contracted axis is contiguous is transposed before.
-#include "matmul_sp.cuh"
+// delivers each line of D once for every V rows. So a block takes as many columns as its registers hold, which also reads P
+// less often.
+#include "matmul.cuh"
 #include "sm90/wgmma_sp.cuh"
 
 namespace s24 {

@@ -4,28 +4,15 @@
 
 #include <string>
 
+#include "../call/target.h"
 #include "cusparselt.h"
-#include "handlers.h"
 
 namespace py = pybind11;
 
 namespace {
 
-py::capsule capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
+py::capsule capsule(XLA_FFI_Handler* handler) {
   return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
-}
-
-void add(py::dict& all, const s24::cuda::Target* targets) {
-  for (; targets->name != nullptr; ++targets) {
-    if (targets->initialize == nullptr) {
-      all[targets->name] = capsule(targets->execute);
-    } else {
-      py::dict stages;
-      stages["initialize"] = capsule(targets->initialize);
-      stages["execute"] = capsule(targets->execute);
-      all[targets->name] = stages;
-    }
-  }
 }
 
 }  // namespace
@@ -36,14 +23,16 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
       "registrations",
       [] {
         py::dict all;
-        add(all, s24::cuda::kProducerTargets);
-        add(all, s24::cuda::kPackTargets);
-        add(all, s24::cuda::kKeptTargets);
-        add(all, s24::cuda::kPackBothTargets);
-        add(all, s24::cuda::kGatedTargets);
-        add(all, s24::cuda::kMatmulTargets);
-        add(all, s24::cuda::kVnmTargets);
-        add(all, s24::cuda::kCusparseltTargets);
+        for (const s24::Target& target : s24::targets()) {
+          if (target.initialize == nullptr) {
+            all[target.name] = capsule(target.execute);
+            continue;
+          }
+          py::dict stages;
+          stages["initialize"] = capsule(target.initialize);
+          stages["execute"] = capsule(target.execute);
+          all[target.name] = stages;
+        }
         return all;
       },
       "Target name -> capsule, or stage -> capsule, for jax.ffi.register_ffi_target.");

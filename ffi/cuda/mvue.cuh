@@ -1,6 +1,6 @@
 // Random words of the groups of an estimate.
 #pragma once
-#include "simt/drawn.h"
+#include "simt/mvue.h"
 #include "vectors.cuh"
 
 namespace s24 {

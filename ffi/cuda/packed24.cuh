@@ -1,6 +1,6 @@
 // What packing does to one group, for both ways that groups lie.
 #pragma once
-#include "draws.cuh"
+#include "mvue.cuh"
 
 namespace s24 {
 namespace cuda {

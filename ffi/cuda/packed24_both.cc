@@ -1,9 +1,17 @@
-// FFI handlers of packing a matrix along its rows and its columns at once.
+// Handlers of packing a matrix along its rows and its columns at once.
 #include "handlers.h"
 
 namespace s24 {
 namespace cuda {
 namespace {
+
+// One loop goes over the batches of both, and matrices that are compressed have a batch of their own.
+ffi::Error check_both(const PackCall& rows, const PackCall& columns) {
+  if (rows.error.failure()) return rows.error;
+  if (columns.error.failure()) return columns.error;
+  if (rows.batch.count() == columns.batch.count()) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument(std::string(rows.target) + ": both values must be compressed matrices, or neither");
+}
 
 // mask: given, or written by `pack`.
 template <class F>
@@ -38,19 +46,26 @@ ffi::Error TransposablePack(cudaStream_t stream, ffi::AnyBuffer w, ffi::Result<f
              });
 }
 
-#define S24_BOTH .Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()
-#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
+ffi::Error SquaredReluPackBoth(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> row_values,
+                               ffi::Result<ffi::AnyBuffer> row_metadata, ffi::Result<ffi::AnyBuffer> values,
+                               ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_squared_relu_pack_both";
+  const PackCall rows = PackCall::plain(kName, PackOp::kSquaredRelu, 0, x, *row_values, *row_metadata);
+  const PackCall columns = PackCall::plain(kName, PackOp::kSquaredRelu, 1, x, *values, *metadata);
+  if (ffi::Error error = check_both(rows, columns); error.failure()) return error;
+  for (int64_t b = 0; b < rows.batch.count(); ++b) {
+    cudaError_t e = launch_squared_relu_both(rows.at(b), columns.at(b), stream);
+    if (e == cudaSuccess) e = finish(rows, b, stream);
+    if (e == cudaSuccess) e = finish(columns, b, stream);
+    if (e != cudaSuccess) return status(kName, e);
+  }
+  return ffi::Error::Success();
+}
 
-XLA_FFI_DEFINE_HANDLER(kPackMaskedBoth, PackMaskedBoth,
-                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>() S24_BOTH, S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kTransposablePack, TransposablePack,
-                       ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>() S24_BOTH, S24_GRAPH);
+S24_TARGET("s24_pack_masked_both", PackMaskedBoth, on_stream(takes<2>, gives<4>), kInGraphs);
+S24_TARGET("s24_transposable_pack", TransposablePack, on_stream(takes<1>, gives<5>), kInGraphs);
+S24_TARGET("s24_squared_relu_pack_both", SquaredReluPackBoth, on_stream(takes<1>, gives<4>), kInGraphs);
 
 }  // namespace
-
-const Target kPackBothTargets[] = {{"s24_pack_masked_both", kPackMaskedBoth, nullptr},
-                                   {"s24_transposable_pack", kTransposablePack, nullptr},
-                                   {nullptr, nullptr, nullptr}};
-
 }  // namespace cuda
 }  // namespace s24

@@ -1,8 +1,14 @@
-// A matrix of 16-bit floats packed along its rows and its columns in one pass: by a given mask, or by the best transposable
-// one, which is written, too. Compiled without contraction of products and sums.
-#include "simt/tile_pairs.h"
-#include "pack_tile.cuh"
-#include "tile_search.cuh"
+// A matrix packed to 2:4 along its rows and along its columns in one pass, by one mask.
+//
+// Operands: dense (outer, len, inner); values and metadata along inner and along len; a mask, which is given or, if it is
+// searched, written as the best transposable one.
+// Steps: a block loads 4x4 tiles and their mask, or searches it; a thread takes the pairs of the rows and of the columns from
+// the same registers; columns are transposed through shared memory.
+// Constraints: 16-bit floats in whole tiles with at most 2^32 - 1 elements. Other calls take one pass after the other. Groups
+// in which a given mask is not transposable take a slower path.
+#include "simt/transposable_pairs.h"
+#include "packed24_tile.cuh"
+#include "transposable.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -179,7 +185,7 @@ cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& colum
   if (one_pass(rows, columns)) return launch<true>(rows, columns, mask, stream);
   const Groups& g = columns.groups;
   const TileArgs search = {TileOp::kTransposableMask, columns.dtype, columns.dense, mask, g.outer * g.len, g.inner};
-  const cudaError_t e = launch_tile(search, stream);
+  const cudaError_t e = launch_transposable(search, stream);
   return e == cudaSuccess ? launch_one_by_one(rows, columns, stream) : e;
 }
 

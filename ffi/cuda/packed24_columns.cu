@@ -1,7 +1,10 @@
-// Packing and unpacking where groups lie across rows: the packed form is the transpose, which passes through shared memory,
-// so that both sides are read and written in 16-byte pieces of whole lines. Compiled without contraction of products and
-// sums.
-#include "pack_tile.cuh"
+// Packing to 2:4, unpacking and gathering where groups lie across rows.
+//
+// Operands: as in packed24_rows.cu, with inner > 1.
+// Steps: a block takes several tiles of the group axis in turn. It loads the next tile, encodes one, and transposes it through
+// shared memory, so that both sides are read and written in 16-byte pieces of whole lines.
+// Constraints: fits_columns says which calls fall into whole tiles.
+#include "packed24_tile.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -1,6 +1,11 @@
-// Packing and unpacking: groups of neighbours, and every case that fits no tile. Compiled without contraction of products
-// and sums.
-#include "pack_groups.cuh"
+// Packing to 2:4, unpacking and gathering: groups of neighbours, and every case that fits no tile.
+//
+// Operands: dense (outer, len, inner) with groups along len; values (outer, inner, len / 2) and metadata (outer, inner,
+// ceil(len / 8)); a mask of the shape of dense, or two words of a key in device memory, where the operation takes one.
+// Steps: a thread loads the two groups of a metadata byte, encodes or decodes them, and stores the result; estimates take two
+// bytes, so that four groups share a call of Philox.
+// Constraints: none. Long rows of whole bytes that are aligned take accesses of 16 bytes.
+#include "packed24.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -1,8 +1,8 @@
 // A tile of groups that lie across rows: the packed form is the transpose, which passes through shared memory, so that both
 // sides are read and written in 16-byte pieces of whole lines.
 #pragma once
-#include "simt/tile_pairs.h"
-#include "pack_groups.cuh"
+#include "simt/transposable_pairs.h"
+#include "packed24.cuh"
 
 namespace s24 {
 namespace cuda {

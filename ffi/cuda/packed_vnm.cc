@@ -1,5 +1,5 @@
-// FFI handlers of V:N:M arrays.
-#include "../call/matmul_vnm.h"
+// Handlers of V:N:M masks, packing, unpacking and gathering.
+#include "../call/packed_vnm.h"
 #include "handlers.h"
 
 namespace s24 {
@@ -56,23 +56,6 @@ ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m
   return run(stream, VnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
 }
 
-ffi::Error VnmMatmul(cudaStream_t stream, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
-                     ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
-                     ffi::Result<ffi::AnyBuffer> out) {
-  const VnmMatmulCall c = VnmMatmulCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
-                                      {values, metadata, columns}, dense, *out);
-  if (c.error.failure()) return c.error;
-  if (c.empty()) return ffi::Error::Success();
-  const MatmulArgs& p = c.args.product;
-  if (p.depth == 0) return status(c.target, cudaMemsetAsync(p.out, 0, size_t(c.batch.count() * c.out_bytes()), stream));
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const VnmMatmulArgs a = c.at(b);
-    const cudaError_t e = p.in == Dtype::kF32 ? launch_vnm_matmul_f32(a, stream) : launch_vnm_matmul(a, stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
-}
-
 ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided, int64_t collected, ffi::AnyBuffer values,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> along_values,
                      ffi::Result<ffi::AnyBuffer> along_metadata, ffi::Result<ffi::AnyBuffer> along_columns) {
@@ -115,87 +98,14 @@ ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided,
   return ffi::Error::Success();
 }
 
-#define S24_GRAPH {ffi::Traits::kCmdBufferCompatible}
-#define S24_VNM_BINDING \
-  ffi::Ffi::Bind().Ctx<Stream>().Attr<int64_t>("trailing").Attr<int64_t>("v").Attr<int64_t>("m")
-
-XLA_FFI_DEFINE_HANDLER(kVnmMask, VnmMask, S24_VNM_BINDING.Attr<int64_t>("exact").Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmPack, VnmPack,
-                       S24_VNM_BINDING.Attr<int64_t>("exact")
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmSquaredRelu, VnmSquaredRelu,
-                       ffi::Ffi::Bind()
-                           .Ctx<Stream>()
-                           .Attr<int64_t>("v")
-                           .Attr<int64_t>("m")
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmPackMasked, VnmPackMasked,
-                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmGather, VnmGather,
-                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmUnpack, VnmUnpack,
-                       S24_VNM_BINDING.Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmMatmul, VnmMatmul,
-                       ffi::Ffi::Bind()
-                           .Ctx<Stream>()
-                           .Attr<int64_t>("v")
-                           .Attr<int64_t>("m")
-                           .Attr<int64_t>("dense_k_last")
-                           .Attr<int64_t>("out_packed_last")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
-XLA_FFI_DEFINE_HANDLER(kVnmRepack, VnmRepack,
-                       ffi::Ffi::Bind()
-                           .Ctx<Stream>()
-                           .Attr<int64_t>("v")
-                           .Attr<int64_t>("m")
-                           .Attr<int64_t>("strided")
-                           .Attr<int64_t>("collected")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
-                       S24_GRAPH);
+S24_TARGET("s24_vnm_mask", VnmMask, on_stream(takes<1>, gives<1>, "trailing", "v", "m", "exact"), kInGraphs);
+S24_TARGET("s24_vnm_pack", VnmPack, on_stream(takes<1>, gives<3>, "trailing", "v", "m", "exact"), kInGraphs);
+S24_TARGET("s24_vnm_squared_relu", VnmSquaredRelu, on_stream(takes<1>, gives<3>, "v", "m"), kInGraphs);
+S24_TARGET("s24_vnm_pack_masked", VnmPackMasked, on_stream(takes<2>, gives<3>, "trailing", "v", "m"), kInGraphs);
+S24_TARGET("s24_vnm_gather", VnmGather, on_stream(takes<3>, gives<1>, "trailing", "v", "m"), kInGraphs);
+S24_TARGET("s24_vnm_unpack", VnmUnpack, on_stream(takes<3>, gives<1>, "trailing", "v", "m"), kInGraphs);
+S24_TARGET("s24_vnm_repack", VnmRepack, on_stream(takes<3>, gives<3>, "v", "m", "strided", "collected"), kInGraphs);
 
 }  // namespace
-
-const Target kVnmTargets[] = {{"s24_vnm_mask", kVnmMask, nullptr},
-                              {"s24_vnm_pack", kVnmPack, nullptr},
-                              {"s24_vnm_squared_relu", kVnmSquaredRelu, nullptr},
-                              {"s24_vnm_pack_masked", kVnmPackMasked, nullptr},
-                              {"s24_vnm_gather", kVnmGather, nullptr},
-                              {"s24_vnm_unpack", kVnmUnpack, nullptr},
-                              {"s24_vnm_matmul", kVnmMatmul, nullptr},
-                              {"s24_vnm_repack", kVnmRepack, nullptr},
-                              {nullptr, nullptr, nullptr}};
-
 }  // namespace cuda
 }  // namespace s24

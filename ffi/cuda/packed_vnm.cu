@@ -1,11 +1,15 @@
-// V:N:M arrays: masks, packing, unpacking. Compiled without contraction of products and sums.
+// V:N:M arrays: masks, packing, unpacking and gathering.
 //
-// A block of threads takes whole blocks of V rows, times some groups of M columns. It chooses the columns of each, which
+// Operands: dense (outer, R, K), or (outer, K, R); values (outer, R, 2K/M), metadata (outer, R, ceil(K/2M)) and columns
+// (outer, R/V, K/M, 4); a mask of the shape of dense, as a result or an operand.
+// Steps: a block of threads takes whole blocks of V rows, times some groups of M columns. It chooses the columns of each, which
 // reads everything once, then two of four in every row, from what is still in cache; what is packed passes through shared
 // memory, so that whole lines are written whichever way the dense array lies.
-#include "../core/vnm.h"
+// Constraints: V of 16 to 256, a power of two; M from 4 to kVnmMaxM. Calls that fits_vnm_tiles takes go to
+// packed_vnm_tiles.cu.
+#include "../core/packed_vnm.h"
 
-#include "pack_groups.cuh"
+#include "packed24.cuh"
 
 namespace s24 {
 namespace cuda {

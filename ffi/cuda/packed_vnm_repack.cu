@@ -1,10 +1,11 @@
-// V:N:M activations that are packed along their features, packed along their tokens, without the array between: 16-bit floats
-// in whole tiles (vnm_tile.cuh). Compiled without contraction of products and sums.
+// V:N:M activations that are packed along their features, packed along their tokens, without the dense array between.
 //
-// Four of M features are stored, so a block reads few bytes of the packed rows and spreads them over tiles of zeros in shared
-// memory. Where features are collected, every group of M features gives one to each of M tiles of V rows; a block takes
-// several of these, as each has to read all of them.
-#include "vnm_tile.cuh"
+// Operands: values, metadata and columns of (tokens, features), packed along features; the same three packed along tokens.
+// Steps: a block reads the packed rows of its tile, which are few bytes because four of M features are stored, spreads them
+// over tiles of zeros in shared memory, and packs these along tokens (packed_vnm_tile.cuh).
+// Constraints: fits_vnm_repack: 16-bit floats in whole tiles. Where features are collected, every group of M features gives
+// one to each of M tiles of V rows; a block takes several of these, as each has to read all of them.
+#include "packed_vnm_tile.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -4,10 +4,10 @@
 // what vnm.cu reads twice: the sums of columns, the four columns of each group, two of four in every row. Sizes are powers
 // of two, since a division would cost more than all that is done to an element.
 #pragma once
-#include "../core/vnm.h"
+#include "../core/packed_vnm.h"
 
 #include "mma_sp.cuh"
-#include "pack_groups.cuh"
+#include "packed24.cuh"
 
 namespace s24 {
 namespace cuda {

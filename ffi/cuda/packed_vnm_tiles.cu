@@ -1,5 +1,10 @@
-// V:N:M arrays of bfloat16 and float16 in whole tiles (vnm_tile.cuh). Compiled without contraction of products and sums.
-#include "vnm_tile.cuh"
+// V:N:M arrays of bfloat16 and float16 in whole tiles.
+//
+// Operands: as in packed_vnm.cu; squared ReLU may come before packing.
+// Steps: a block copies V rows x 128 columns into shared memory once, and chooses the columns and the two of four there
+// (packed_vnm_tile.cuh).
+// Constraints: fits_vnm_tiles: V of 64, 128 or 256, M of 8, 16 or 32, K a multiple of 128, no exact search and no given mask.
+#include "packed_vnm_tile.cuh"
 
 namespace s24 {
 namespace cuda {

@@ -1,7 +1,13 @@
-// The backward pass of activations that were kept packed along features: nothing dense of their size is read or written
-// but dY2. Compiled without contraction of products and sums.
+// The backward pass of an activation that was saved packed along features.
+//
+// Operands: Y2 packed (tokens, features) along features and dY2 (tokens, features), which is dense. Results: dY1 on the
+// support of Y2; both cut to the two largest of four tokens and packed along tokens; their chosen features as dense rows.
+// Steps: a block loads tiles of dY2 with the kept pairs of Y2, multiplies the slope of the activation with dY2, stores dY1 and
+// the dense rows, cuts along tokens, and transposes through shared memory.
+// Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8. Nothing dense of this size is read or
+// written but dY2.
 #include "sm90/metadata_words.cuh"
-#include "pack_tile.cuh"
+#include "packed24_tile.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -31,7 +37,7 @@ struct KeptInput {
   uint32_t nibbles[4];  // a byte of metadata each
 
   // at: of the first token's first feature. next: from one token to the next.
-  __device__ __forceinline__ void read(const KeptArgs& a, uint64_t at, uint64_t next) {
+  __device__ __forceinline__ void read(const SavedArgs& a, uint64_t at, uint64_t next) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j, at += next) {
       dy2[j] = load<uint32_t, 4>(static_cast<const uint32_t*>(a.dy2) + at / 2);
@@ -78,7 +84,7 @@ __device__ __forceinline__ void store_dense(const FourRows& rows, uint32_t dense
 
 // A block takes up to `rounds` tiles along tokens and reads the next one before it packs one.
 template <class T, Slope slope>
-__global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constant__ KeptArgs a, unsigned rounds) {
+__global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constant__ SavedArgs a, unsigned rounds) {
   using S = Tile<uint16_t>;
   __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
   __shared__ int32_t ranks[S::kInner];
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
 }
 
 template <class T>
-cudaError_t launch(const KeptArgs& a, cudaStream_t stream) {
+cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, int64_t(Tile<uint16_t>::kInner));
   const int rounds = rounds_for(tiles * columns, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
@@ -172,9 +178,9 @@ cudaError_t launch(const KeptArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-static_assert(kKeptTokens == 4 * kTileGroups, "a tile");
+static_assert(kSavedTokens == 4 * kTileGroups, "a tile");
 
-cudaError_t launch_kept(const KeptArgs& a, cudaStream_t stream) {
+cudaError_t launch_saved_backward(const SavedArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
   return a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
 }

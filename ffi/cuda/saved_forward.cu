@@ -1,7 +1,12 @@
-// Packing along rows that also counts, in each column, the elements that are kept and not zero, and writes the metadata in
-// cuSPARSELt's order. Compiled without contraction of products and sums.
+// Packing of an activation that is saved for the backward pass.
+//
+// Operands: x (tokens, features); its squared ReLU or x itself packed 2:4 along features; counts (tokens / kSavedTokens,
+// features) of the entries that are kept and not zero; and, if asked for, the metadata in cuSPARSELt's order for sm_90.
+// Steps: a block takes kSavedTokens tokens. A thread packs its eight features of some of them and counts in bytes; the counts
+// of a block are summed, and the metadata reordered, in shared memory.
+// Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8.
 #include "sm90/metadata_words.cuh"
-#include "pack_groups.cuh"
+#include "packed24.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -11,7 +16,7 @@ constexpr int kTogether = 4;  // tokens that a thread reads before it packs them
 constexpr unsigned kAcross = 64;  // threads side by side, eight features each
 constexpr unsigned kDown = kThreads / kAcross;
 
-// A block takes kKeptTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes.
+// A block takes kSavedTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes.
 // bytes: of metadata in a row; columns: blocks side by side; behind: see launch.h.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
@@ -19,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
                  unsigned columns) {
   using Pairs = Vector<uint32_t, 2>;
   __shared__ Pairs sums[kDown][kAcross];
-  __shared__ uint32_t words[kKeptTokens][kAcross / 4 + 1];  // of metadata; one more, against bank conflicts
+  __shared__ uint32_t words[kSavedTokens][kAcross / 4 + 1];  // of metadata; one more, against bank conflicts
   const unsigned across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   const unsigned part = blockIdx.x / columns, b = blockIdx.x % columns * kAcross + across;
   const bool inside = b < bytes;
@@ -30,8 +35,8 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
   };
   Pairs found = {};
 #pragma unroll 1
-  for (unsigned t = kTogether * down; inside && t < kKeptTokens; t += kTogether * kDown) {
-    const uint64_t at = (uint64_t(part) * kKeptTokens + t) * bytes + b;
+  for (unsigned t = kTogether * down; inside && t < kSavedTokens; t += kTogether * kDown) {
+    const uint64_t at = (uint64_t(part) * kSavedTokens + t) * bytes + b;
     Vector<uint32_t, 4> in[kTogether];
     S24_UNROLL
     for (int j = 0; j < kTogether; ++j) in[j] = load<uint32_t, 4>(dense + 4 * (at + j * bytes));
@@ -83,8 +88,8 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
   const unsigned word = blockIdx.x % columns * (kAcross / 4) + own.word;
   if (behind != nullptr && 4 * word < bytes) {
     S24_UNROLL
-    for (int first = 0; first < int(kKeptTokens); first += 64) {
-      const int64_t m = int64_t(part) * kKeptTokens + first + own.row;
+    for (int first = 0; first < int(kSavedTokens); first += 64) {
+      const int64_t m = int64_t(part) * kSavedTokens + first + own.row;
       const int64_t n = cusparselt_sm90_16bit(m, 8 * int64_t(word), 8 * int64_t(bytes));
       store(reinterpret_cast<uint32_t*>(behind + n / 2), own.made([&](int row) { return words[first + row][own.word]; }));
     }
@@ -103,7 +108,7 @@ cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, uint8_t
   static_assert(kThreads == 16 * kAcross / 4, "64 rows of metadata in a block are 16 bytes of a thread");
   const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
   const unsigned columns = blocks_for(bytes, kAcross);
-  return start(pack_counted<op, T>, dim3(unsigned(rows / kKeptTokens) * columns), kThreads, 0, stream,
+  return start(pack_counted<op, T>, dim3(unsigned(rows / kSavedTokens) * columns), kThreads, 0, stream,
                static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, behind,
                unsigned(bytes), columns);
 }

@@ -1,7 +1,12 @@
-// Tiles of 4x4: transposable masks and pruning along both axes. Compiled without contraction of products and sums.
+// Operations on tiles of 4x4: transposable masks, and pruning along both axes.
+//
+// Operands: w (rows, cols), and a mask (bytes 0 or 1) or a pruned array of its shape.
+// Steps: a thread loads a tile, or two side by side of 16-bit floats whose mask is searched; searches or prunes; and stores
+// four rows. The next tiles are loaded before the search of the present ones.
+// Constraints: rows and cols are multiples of 4.
 #include <type_traits>
 
-#include "tile_search.cuh"
+#include "transposable.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -95,7 +100,7 @@ cudaError_t launch(const TileArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_tile(const TileArgs& a, cudaStream_t stream) {
+cudaError_t launch_transposable(const TileArgs& a, cudaStream_t stream) {
   if (a.rows == 0 || a.cols == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);

@@ -1,6 +1,6 @@
 // The best mask of a thread's tile, and its bytes.
 #pragma once
-#include "simt/tile_search.h"
+#include "simt/transposable.h"
 #include "vectors.cuh"
 
 namespace s24 {

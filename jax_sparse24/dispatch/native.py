@@ -97,7 +97,7 @@ def call(name, out_types, *args, **attrs):
     """Call the target `name` on the platform that the program is lowered for.
 
     Args:
-      name: e.g. "s24_prune"; see ffi/{cpu,cuda}/*_handlers.cc.
+      name: e.g. "s24_prune"; the first argument of an S24_TARGET in ffi/cpu or ffi/cuda.
       out_types: one `jax.ShapeDtypeStruct`, or a sequence of them. Shapes are those without vmap.
       *args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped;
         handlers broadcast.

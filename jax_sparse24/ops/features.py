@@ -49,7 +49,7 @@ def top_features(
 
     def one_block(score):
         places = jax.ShapeDtypeStruct((count,), jnp.int32)
-        return native.call("s24_highest", places, score, bits=most.bit_length())
+        return native.call("s24_features", places, score, bits=most.bit_length())
 
     def several(score):
         return _sorted_places(score, count)

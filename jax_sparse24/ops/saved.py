@@ -114,7 +114,7 @@ def saved_backward(
         ]
         along = [(*types(dy2, -2), few) for _, types in forms]
         dy1, *parts = native.call(
-            "s24_kept_backward",
+            "s24_saved_backward",
             (jax.ShapeDtypeStruct(_stored(saved).shape, dy2.dtype), *along[0], *along[1]),
             *(_stored(saved), saved.metadata, dy2, ranks),
             relu=activation == "relu",

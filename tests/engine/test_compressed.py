@@ -90,7 +90,7 @@ def test_two_passes_make_four_of_them(monkeypatch):
     targets = [target for target, *_ in found]
     (counted,) = (out for target, _, out in found if target == "s24_pack_counted")
     assert counted == f"{matrix(T, F)}, tensor<{T}x{F // 8}xui8>, tensor<{T // 128}x{F}xui8>"
-    (made,) = (out.split(", ") for target, _, out in found if target == "s24_kept_backward")
+    (made,) = (out.split(", ") for target, _, out in found if target == "s24_saved_backward")
     assert (made[0], made.count(matrix(F, T))) == (matrix(T, F), 2)
     read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
     assert sorted(read) == sorted([matrix(T, F), matrix(F, T)] * 2)

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/simt/drawn.h"
+#include "../../ffi/cuda/simt/mvue.h"
 #include "../../ffi/cuda/sm80/metadata_layouts.h"
 #include "../../ffi/cuda/sm90/metadata_layouts.h"
-#include "../../ffi/cuda/simt/soft_pairs.h"
-#include "../../ffi/cuda/simt/tile_search.h"
+#include "../../ffi/cuda/simt/soft.h"
+#include "../../ffi/cuda/simt/transposable.h"
 
 using namespace s24;
 

@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../ffi/core/vnm.h"
+#include "../../ffi/core/packed_vnm.h"
 #include "../../ffi/cpu/kernels.h"
 #include "checks.h"
 
@@ -121,18 +121,19 @@ static bool differ(std::vector<T>& results) {
 
 // Each: a call for every instruction set; whether bits differ.
 
-static bool maps() {
+static bool groupwise() {
   const GroupwiseOp op = one_of({GroupwiseOp::kMask, GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential});
   const Dtype d = dtype();
   const Groups g = groups(6000);
   const int64_t n = 4 * g.count(), out = op == GroupwiseOp::kMask ? 1 : bytes_of(d);
-  now = "map" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
+  now = "groupwise" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
   Array x(n, bytes_of(d));
   x.floats(d);
   std::vector<Array> results;
   for (const Kernels* k : kAll) {
     GroupwiseArgs a = {op, d, x.data(), results.emplace_back(n, out).data(), g, Key{kKey[0], kKey[1]}};
-    in_pieces(g.count(), [&](int64_t begin, int64_t end) { k->map(a, begin, end); });
+    const auto run = op == GroupwiseOp::kSoft ? k->soft : op == GroupwiseOp::kMask || op == GroupwiseOp::kPrune ? k->select : k->mvue;
+    in_pieces(g.count(), [&](int64_t begin, int64_t end) { run(a, begin, end); });
   }
   return differ(results);
 }
@@ -147,7 +148,7 @@ static bool tiles() {
   std::vector<Array> results;
   for (const Kernels* k : kAll) {
     TileArgs a = {op, d, w.data(), results.emplace_back(rows * cols, out).data(), rows, cols};
-    in_pieces(rows / 4, [&](int64_t begin, int64_t end) { k->tile(a, begin, end); });
+    in_pieces(rows / 4, [&](int64_t begin, int64_t end) { k->transposable(a, begin, end); });
   }
   return differ(results);
 }
@@ -167,7 +168,7 @@ static bool packs() {
     dense.emplace_back(n, bytes_of(d)), kept.emplace_back(n / 2, bytes_of(d)), made.emplace_back(metadata, 1);
     PackArgs a = {op, d, unpacks ? dense.back().data() : x.data(), mask.bytes(), unpacks ? values.data() : kept.back().data(),
                   reads ? places.bytes() : made.back().bytes(), g, Key{kKey[0], kKey[1]}};
-    in_pieces(pack_units(g), [&](int64_t begin, int64_t end) { k->pack(a, begin, end); });
+    in_pieces(pack_units(g), [&](int64_t begin, int64_t end) { k->packed24(a, begin, end); });
   }
   if (op == PackOp::kUnpack) return differ(dense);
   return differ(kept) || (op != PackOp::kGather && differ(made));
@@ -202,7 +203,7 @@ static bool blocks() {
     b.values = unpacks ? given_values.data() : kept.emplace_back(values, size).data();
     b.metadata = reads ? given_metadata.bytes() : places.emplace_back(metadata, 1).bytes();
     b.columns = reads ? given_columns.bytes() : chosen.emplace_back(columns, 1).bytes();
-    in_pieces(vnm_units(b), [&](int64_t begin, int64_t end) { k->vnm(b, begin, end); });
+    in_pieces(vnm_units(b), [&](int64_t begin, int64_t end) { k->packed_vnm(b, begin, end); });
   }
   if (a.op == VnmOp::kMask) return differ(mask);
   if (a.op == VnmOp::kUnpack) return differ(dense);
@@ -259,7 +260,7 @@ static bool block_products() {
     p.out = results.emplace_back(rows * p.cols, bytes_of(p.out_dtype)).data();
     for (int64_t r = 0; r < rows; r += high)
       for (int64_t c = 0; c < p.cols; c += kVnmMatmulCols)
-        k->vnm_matmul(a, {r, std::min(rows, r + high), c, std::min(p.cols, c + kVnmMatmulCols)}, scratch());
+        k->matmul_vnm(a, {r, std::min(rows, r + high), c, std::min(p.cols, c + kVnmMatmulCols)}, scratch());
   }
   return compared && differ(results);
 }
@@ -295,7 +296,7 @@ int main(int, char** arguments) {
     const char* name;
     bool (*run)();
     long calls = 0, compared = 0, wrong = 0;
-  } kinds[] = {{"maps", maps}, {"tiles", tiles}, {"packs", packs}, {"blocks", blocks}, {"products", products},
+  } kinds[] = {{"groupwise", groupwise}, {"tiles", tiles}, {"packs", packs}, {"blocks", blocks}, {"products", products},
                {"products of blocks", block_products}, {"samples", samples}};
   for (uint32_t number = uint32_t(std::atoi(arguments[2])); std::chrono::steady_clock::now() < end; ++number) {
     random_bits.seed(number);

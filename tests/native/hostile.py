@@ -129,7 +129,7 @@ def gated(backward: bool, R, K) -> Call:
     return Call(operands, results, flags)
 
 
-def kept(T, f, n) -> Call:
+def saved(T, f, n) -> Call:
     inside = packed(T, f) | {"dy2": x(T, f), "ranks": x(f, dtype="int32")}
     along = {
         f"{of}_{name}": array
@@ -248,10 +248,10 @@ CASES = {
         bad=({"K": 22},),
         legal=("out is float32",),
     ),
-    "s24_kept_backward": Case(
-        kept, sizes={"T": 128, "f": 24, "n": 5}, empty=("T", "f", "n"), bad=({"T": 64}, {"f": 20})
+    "s24_saved_backward": Case(
+        saved, sizes={"T": 128, "f": 24, "n": 5}, empty=("T", "f", "n"), bad=({"T": 64}, {"f": 20})
     ),
-    "s24_highest": Case(
+    "s24_features": Case(
         lambda count, n: Call(
             {"scores": x(count, dtype="int32")}, {"places": x(n, dtype="int32")}, {"bits": 4}
         ),

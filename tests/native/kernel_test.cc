@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "../../ffi/core/metadata.h"
+#include "../../ffi/core/packed24.h"
 #include "../../ffi/core/mvue.h"
 #include "../../ffi/core/soft.h"
 #include "../../ffi/core/squared_relu.h"
-#include "../../ffi/core/vnm.h"
+#include "../../ffi/core/packed_vnm.h"
 #include "../../ffi/cuda/launch.h"
 #include "checks.h"
 
@@ -322,7 +322,13 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
   long wrong = 0;
   for (const GroupwiseOp op : {GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential, GroupwiseOp::kMask}) {
     for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
-    cuda::launch_map({op, dtype, x, y, g, Key{0, 0}}, kKey, nullptr);
+    const GroupwiseArgs args = {op, dtype, x, y, g, Key{0, 0}};
+    if (op == GroupwiseOp::kMask || op == GroupwiseOp::kPrune)
+      cuda::launch_select(args, nullptr);
+    else if (op == GroupwiseOp::kSoft)
+      cuda::launch_soft(args, nullptr);
+    else
+      cuda::launch_mvue(args, kKey, nullptr);
     for_groups(g, [&](int64_t n, int64_t at, int64_t, int64_t) {
       Bits given[4], want[4], keep[4];
       for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner];
@@ -339,7 +345,7 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
       }
     });
   }
-  report(name + " maps", wrong);
+  report(name + " groupwise", wrong);
 }
 
 int main() {

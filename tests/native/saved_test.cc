@@ -1,9 +1,9 @@
-// The kernels of kept activations, thread by thread on a CPU, against the definitions of ffi/core.
+// The kernels of saved activations and of the choice of features, thread by thread on a CPU, against the definitions of ffi/core.
 // Prints one line per check: its name, and how many cases were wrong.
 #include <algorithm>
 #include <vector>
 
-#include "../../ffi/core/metadata.h"
+#include "../../ffi/core/packed24.h"
 #include "../../ffi/core/select.h"
 #include "../../ffi/core/squared_relu.h"
 #include "../../ffi/cuda/launch.h"
@@ -26,7 +26,7 @@ static uint16_t draw(bool positive) {
 }
 
 template <class T, Slope slope>
-static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int64_t features, bool strided) {
+static void saved_case(const std::string& name, Dtype dtype, int64_t tokens, int64_t features, bool strided) {
   const size_t all = size_t(tokens * features), dense = 5;
   std::vector<uint16_t> y(all, 0), dy1(all, 0), dy2(all), values(all / 2);
   std::vector<uint8_t> metadata(all / 8, 0);
@@ -77,7 +77,7 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
   const auto to = [](Results& r) {
     return cuda::AlongTokens{r.values.data(), r.metadata.data(), r.dense.data(), r.behind.data()};
   };
-  cuda::launch_kept({dtype, slope, strided, tokens, features, int64_t(dense), values.data(), metadata.data(), dy2.data(), ranks.data(),
+  cuda::launch_saved_backward({dtype, slope, strided, tokens, features, int64_t(dense), values.data(), metadata.data(), dy2.data(), ranks.data(),
                      got_dy1.data(), to(got[0]), to(got[1])},
                     nullptr);
   long wrong = got_dy1 != want_dy1;
@@ -86,13 +86,13 @@ static void kept_case(const std::string& name, Dtype dtype, int64_t tokens, int6
     wrong += (r->values != want.values) + (r->metadata != want.metadata);
     wrong += (r->dense != want.dense) + (r->behind != want.behind);
   }
-  report(name + " kept", wrong);
+  report(name + " saved", wrong);
 }
 
 // Without different NaN, whole groups take another way than with them.
 template <class T>
 static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_t rows, int64_t features, bool numbers) {
-  const size_t all = size_t(rows * features), parts = all / cuda::kKeptTokens;
+  const size_t all = size_t(rows * features), parts = all / cuda::kSavedTokens;
   std::vector<uint16_t> x(all), values(all / 2), want_values(all / 2);
   std::vector<uint8_t> metadata(all / 8), want_metadata(all / 8, 0), counts(parts, 255), want_counts(parts, 0);
   for (uint16_t& v : x) {
@@ -106,7 +106,7 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
     take_kept<uint16_t>(group, keep, &want_values[2 * n]);
     want_metadata[n / 2] |= uint8_t((nibble_of<uint16_t>(keep) & 15) << (n % 2 * 4));
     for (size_t j = 0, at = 4 * n; j < 4; ++j, ++at)
-      want_counts[at / size_t(features * cuda::kKeptTokens) * size_t(features) + at % size_t(features)] +=
+      want_counts[at / size_t(features * cuda::kSavedTokens) * size_t(features) + at % size_t(features)] +=
           keep[j] != 0 && (group[j] & T::kMagnitude) != 0;
   }
   const Groups groups = {1, int64_t(all), 1};
@@ -138,7 +138,7 @@ static void highest_case(const std::string& name, size_t count, size_t n, int bi
   want.resize(n);
   std::sort(want.begin(), want.end());
   want.resize(n + kBehind, -7);
-  cuda::launch_highest(given.data(), places.data(), int64_t(count), int64_t(n), bits, nullptr);
+  cuda::launch_features(given.data(), places.data(), int64_t(count), int64_t(n), bits, nullptr);
   report(name + " highest", places != want);
 }
 
@@ -152,10 +152,10 @@ int main() {
   highest_case("900 of 1100 of 31 bits or negative", 1100, 900, 31, true);
 
   // So many tokens that blocks repeat their work, and the last one ends early.
-  kept_case<BF16, Slope::kSquaredRelu>("bfloat16 1152x136 strided", Dtype::kBF16, 1152, 136, true);
-  kept_case<BF16, Slope::kRelu>("bfloat16 128x64 consecutive", Dtype::kBF16, 128, 64, false);
-  kept_case<F16, Slope::kSquaredRelu>("float16 256x72 consecutive", Dtype::kF16, 256, 72, false);
-  kept_case<F16, Slope::kRelu>("float16 128x24 strided", Dtype::kF16, 128, 24, true);
+  saved_case<BF16, Slope::kSquaredRelu>("bfloat16 1152x136 strided", Dtype::kBF16, 1152, 136, true);
+  saved_case<BF16, Slope::kRelu>("bfloat16 128x64 consecutive", Dtype::kBF16, 128, 64, false);
+  saved_case<F16, Slope::kSquaredRelu>("float16 256x72 consecutive", Dtype::kF16, 256, 72, false);
+  saved_case<F16, Slope::kRelu>("float16 128x24 strided", Dtype::kF16, 128, 24, true);
 
   counted_case<BF16>("bfloat16 squares 256x544", Dtype::kBF16, PackOp::kSquaredRelu, 256, 544, false);
   counted_case<BF16>("bfloat16 squares of numbers 128x72", Dtype::kBF16, PackOp::kSquaredRelu, 128, 72, true);

@@ -59,13 +59,16 @@ def spilled_bytes(build, source: str, arch: str, cubin: Path, *flags) -> dict[st
     return {function: int(spilled) for function, spilled in found}
 
 
-@pytest.mark.parametrize(("source", "kernels"), [("pack_columns", 3 * 5 + 2), ("pack_both", 4)])
-def test_what_packing_reads_ahead_stays_in_registers(build, source, kernels, tmp_path):
+@pytest.mark.parametrize(
+    ("source", "kernel", "instances"),
+    [("packed24_columns", "pack_columns", 3 * 5 + 2), ("packed24_both", "pack_both", 4)],
+)
+def test_what_packing_reads_ahead_stays_in_registers(build, source, kernel, instances, tmp_path):
     """Storing it would wait for it. Estimates, operations 3 and 4, need more registers for other things."""
     spills = spilled_bytes(build, source, "sm_90a", tmp_path / "kernels.cubin", "-fmad=false")
-    kernel = re.compile(rf"\d+{source}I(?!.*PackOpE[34]E).*Groups")
-    packing = {f: n for f, n in spills.items() if kernel.search(f)}
-    assert len(packing) == kernels
+    named = re.compile(rf"\d+{kernel}I(?!.*PackOpE[34]E).*Groups")
+    packing = {f: n for f, n in spills.items() if named.search(f)}
+    assert len(packing) == instances
     assert not any(packing.values()), packing
 
 
@@ -75,9 +78,9 @@ def test_what_packing_reads_ahead_stays_in_registers(build, source, kernels, tmp
 @pytest.mark.parametrize(
     ("source", "arch", "kernels", "instructions"),
     [
-        ("matmul", "sm_80", 4, 4 * 32),
-        ("matmul", "sm_90a", 4, 4 * 32),
-        ("vnm_matmul", "sm_90a", 7, 2 * 64 + 16 + 2 * 4),
+        ("matmul.fma", "sm_80", 4, 4 * 32),
+        ("matmul.fma", "sm_90a", 4, 4 * 32),
+        ("matmul_vnm.fma", "sm_90a", 7, 2 * 64 + 16 + 2 * 4),
     ],
 )
 def test_products_run_on_sparse_tensor_cores_without_spills(
@@ -94,7 +97,7 @@ def test_products_run_on_sparse_tensor_cores_without_spills(
         ).stdout
         assert sass.count("HMMA.SP.16832.F32.BF16") >= instructions
         assert "LDL" not in sass
-        assert (sass.count("HGMMA.SP.64x256x32.F32.BF16") == 4) == (source == "vnm_matmul")
+        assert (sass.count("HGMMA.SP.64x256x32.F32.BF16") == 4) == (source == "matmul_vnm.fma")
 
 
 def test_the_module_imports_without_a_driver():

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 # The address sanitizer finds null pointers too; a check of its own before every access doubles the compiling.
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize=null", "-fno-sanitize-recover=all", "-Wno-psabi"]
-KERNELS = ("packing", "maps", "tiles", "vnm", "matmul", "variant")
+KERNELS = sorted(p for kind in ("*.simd.cc", "*.fma.cc") for p in (ROOT / "ffi/cpu").glob(kind))
 LEVELS = {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
 SECONDS = 10
 
@@ -32,7 +32,7 @@ def test_random_calls_stay_within_their_arrays(compiler, tmp_path):
         return compile_to(tmp_path / f"{source.stem}_{isa}.o", *compiler, *flags, fuzzed, "-c", source)
 
     units = [("all", HERE / "fuzz.cc")]
-    units += [(isa, ROOT / f"ffi/cpu/{name}.cc") for name in KERNELS for isa in sets]
+    units += [(isa, source) for source in KERNELS for isa in sets]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, units))
     program = compile_to(tmp_path / "fuzz", *compiler, *SANITIZED, *objects)

@@ -4,8 +4,9 @@ and exact products. Indices, layouts, synchronisation points and fragments are t
 import pytest
 
 SOURCES = (
-    *("maps", "pack_rows", "pack_columns"),
-    *("matmul", "matmul_f32", "vnm", "vnm_tiles", "vnm_repack", "vnm_matmul"),
+    *("select", "soft", "mvue", "packed24_rows", "packed24_columns"),
+    *("matmul.fma", "matmul_f32.fma", "matmul_vnm.fma"),
+    *("packed_vnm", "packed_vnm_tiles", "packed_vnm_repack"),
 )
 
 
@@ -16,7 +17,10 @@ def report(counts, kernels) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def tiles(counts, kernels) -> dict[str, int]:
-    return counts("tile_test.cc", *kernels("tiles", "pack_both", "pack_rows", "pack_columns"))
+    return counts(
+        "transposable_test.cc",
+        *kernels("transposable", "packed24_both", "packed24_rows", "packed24_columns"),
+    )
 
 
 def of(report, *words) -> dict[str, int]:
@@ -24,7 +28,7 @@ def of(report, *words) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("operation", "cases"), [(" packs 2:4", 8), ("unpacks 2:4", 8), ("gathers 2:4", 8), ("maps", 12)]
+    ("operation", "cases"), [(" packs 2:4", 8), ("unpacks 2:4", 8), ("gathers 2:4", 8), ("groupwise", 12)]
 )
 def test_kernels_of_groups_give_the_defined_bits(report, operation, cases):
     """Estimates too: groups that share a call of Philox draw the words that are theirs."""
@@ -62,7 +66,7 @@ def test_blocks_packed_again_along_the_other_axis(report):
 
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
 def test_metadata_for_cusparselt(counts, kernels, width):
-    found = of(counts("metadata_test.cc", *kernels("sm90/metadata")), f"metadata {width}")
+    found = of(counts("compressed24_test.cc", *kernels("sm90/compressed24")), f"metadata {width}")
     assert len(found) == 4
     assert not any(found.values()), found
 
@@ -79,14 +83,14 @@ def test_products_are_exact_in_every_layout(report, dtype, kind):
 
 def test_gated_activations_in_either_order_of_memory(counts, kernels):
     """Values against float64; packed gradients have the bits that packing them by itself gives."""
-    found = counts("gated_test.cc", *kernels("gated", "pack_rows", "pack_columns"))
+    found = counts("gated_test.cc", *kernels("gated", "packed24_rows", "packed24_columns"))
     assert len(found) == 8
     assert not any(found.values()), found
 
 
-def test_what_follows_from_kept_activations(counts, kernels):
+def test_what_follows_from_saved_activations(counts, kernels):
     """How they are packed and counted; dY1 along features, both cut along tokens, their dense features, and
     how these are chosen, also of scores that should not be there."""
-    found = counts("kept_test.cc", *kernels("pack_counted", "kept_columns", "highest"))
+    found = counts("saved_test.cc", *kernels("saved_forward", "saved_backward", "features"))
     assert len(found) == 16
     assert not any(found.values()), found

@@ -2,7 +2,7 @@
 // Prints one line per check: its name, and how many cases were wrong.
 #include <vector>
 
-#include "../../ffi/core/tiles.h"
+#include "../../ffi/core/transposable.h"
 #include "../../ffi/cuda/launch.h"
 #include "checks.h"
 
@@ -15,7 +15,7 @@ static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_
   long wrong = 0, wrong_pruned = 0;
   for (int64_t i = 0; i < rows * cols; ++i) w[i] = i / cols < rows / 2 ? draw<Bits>() : similar<Bits>();
   for (const TileOp op : {TileOp::kTransposableMask, TileOp::kPruneColumnsFirst, TileOp::kPruneRowsFirst}) {
-    cuda::launch_tile({op, dtype, w, y, rows, cols}, nullptr);
+    cuda::launch_transposable({op, dtype, w, y, rows, cols}, nullptr);
     for (int64_t t = 0; t < rows / 4 * (cols / 4); ++t) {
       const auto at = [&](int i) { return (t / (cols / 4) * 4 + i / 4) * cols + t % (cols / 4) * 4 + i % 4; };
       Bits x[16];
@@ -60,7 +60,7 @@ static void both_ways_case(const std::string& name, Dtype dtype, Groups g) {
                     rows ? out.row_bytes.data() : out.bytes.data(), along, Key{0, 0}};
   };
   Out want = fresh(), got = fresh();
-  cuda::launch_tile({TileOp::kTransposableMask, dtype, x, want.mask.data(), g.outer * g.len, g.inner}, nullptr);
+  cuda::launch_transposable({TileOp::kTransposableMask, dtype, x, want.mask.data(), g.outer * g.len, g.inner}, nullptr);
   long wrong = 0;
   for (const bool given : {false, true}) {
     if (given) {

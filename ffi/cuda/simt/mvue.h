@@ -5,7 +5,7 @@
 // of float32 sums and products, so what can be a sum is one, and no branch is in the way. What is rare is left to the
 // definition: numbers that are not finite or not below 2^127, and two draws that rounding makes one.
 #pragma once
-#include "pairs.h"
+#include "select.h"
 
 namespace s24 {
 

@@ -4,7 +4,7 @@
 // run each group by itself: fewer operations per group, and branches for what is rare. A group is two words, elements 0
 // and 1 in the first, the lower one in the low half; a pair is one word.
 #pragma once
-#include "../../core/metadata.h"
+#include "../../core/packed24.h"
 #include "../../core/mvue.h"
 #include "../../core/squared_relu.h"
 

@@ -4,8 +4,8 @@
 // the same halves, so the largest score is the largest of 19 sums of two largest halves. Below its score a key holds the
 // order of the patterns: the largest key is the first pattern with the largest score.
 #pragma once
-#include "../../core/tiles.h"
-#include "pairs.h"
+#include "../../core/transposable.h"
+#include "select.h"
 
 namespace s24 {
 

@@ -3,8 +3,8 @@
 // A pair of a mask's row or column is named by its lowest three bits, which differ; four of them, in nibbles, select from
 // tables of bytes at once.
 #pragma once
-#include "../../core/tiles.h"
-#include "pairs.h"
+#include "../../core/transposable.h"
+#include "select.h"
 
 namespace s24 {
 

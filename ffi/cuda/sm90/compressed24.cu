@@ -1,7 +1,10 @@
-// Metadata in the order of libraries.
+// The metadata of a packed matrix in cuSPARSELt's order for sm_90.
 //
-// A block takes 64 rows of 64 bytes, which are as many bytes together in cuSPARSELt's order: they pass through shared
+// Operands: metadata (rows, depth / 8) as packing writes them, and as many bytes in the library's order, for rows padded to a
+// multiple of 64.
+// Steps: a block takes 64 rows of 64 bytes, which are as many bytes together in cuSPARSELt's order. They pass through shared
 // memory, so that lines are read and written whole.
+// Constraints: depth is a multiple of 32 for 16-bit values and of 64 for 8-bit ones.
 #include "metadata_words.cuh"
 
 namespace s24 {

@@ -1,6 +1,6 @@
 // Metadata in cuSPARSELt's order for sm_90 and 16-bit values, see metadata_layouts.h.
 #pragma once
-#include "../simt/pairs.h"
+#include "../simt/select.h"
 #include "../vectors.cuh"
 #include "metadata_layouts.h"
 
