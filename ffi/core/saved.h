@@ -1,9 +1,9 @@
-// Gradients of activations where only the value y of the activation is known: its slope there times the gradient dy, in
-// float32, rounded once.
+// Gradients of an activation of which only the result y was saved: the slope at y times the gradient dy, computed in float32
+// and rounded once.
 //
-// Results below 2^-125 are zero with the sign of dy: just above 2^-126 it depends on the hardware what it takes for
-// subnormal. So are those of squared ReLU where y < 2^-100, whose residue (see slope_at) would be subnormal. A result that
-// is no number has all bits but the sign.
+// Hardware disagrees on what is subnormal just above 2^-126, so results below 2^-125 are zero with the sign of dy. The results
+// of squared ReLU are zero, too, where y < 2^-100, because the residue in slope_at would be subnormal. A NaN result has all
+// bits set but the sign.
 #pragma once
 #include "floats.h"
 

@@ -1,4 +1,4 @@
-// FFI handler of the product of a packed and a dense matrix.
+// The handler of the product of a packed and a dense matrix.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Launches of the kernels: what the handlers see. No XLA headers here, and no CUDA language.
+// Launches of the kernels, as handlers see them. This header needs neither XLA nor the CUDA language.
 //
 // Arguments are in device memory. Random keys are there too: the kernel reads them, and not the `key` of its arguments. Launches never
 // wait, allocate or copy to the host, so they can be captured into a graph.
@@ -19,8 +19,8 @@ struct PackArgs : s24::PackArgs {
 
 enum class Activation : int32_t { kSilu, kGelu };
 
-// z = act(gate) up, or, if dz is given, dgate and dup. gate and up: (rows, cols), or (cols, rows) if transposed; dz the same
-// by its own flag; results (rows, cols).
+// Computes z = act(gate) up or, if dz is given, dgate and dup. gate and up are (rows, cols), or (cols, rows) if transposed; dz
+// has a flag of its own; results are (rows, cols).
 struct GatedArgs {
   Dtype dtype;
   Activation activation;
@@ -30,8 +30,7 @@ struct GatedArgs {
   int64_t rows, cols;
 };
 
-// Of dgate and dup, in this order: estimates packed along rows by op (kMvueExact, kMvueSequential) and two words of a key
-// each.
+// Estimates of dgate and dup, in this order, packed along rows by op (kMvueExact, kMvueSequential). Each has two words of a key.
 struct PackedGradients {
   PackOp op;
   void* values[2];
@@ -39,11 +38,8 @@ struct PackedGradients {
   const uint32_t* key[2];
 };
 
-// What follows from a packed Y2 that was kept for the backward pass, (tokens, features) along its features, and dY2 of the
-// same shape: dY1 on its support, with its metadata; and both cut to the two largest of four tokens, packed along these.
-// Tokens of a group are neighbours or, if strided, a quarter of all apart. Features with ranks[i] >= 0 also go dense to
-// row ranks[i] of (dense_rows, tokens), in the order of packed tokens; ranks without such a row count as negative.
-// behind: the metadata in cuSPARSELt's order for sm_90, rows padded to 64; null: not asked for.
+// An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,
+// as rows of tokens; and, unless behind is null, the metadata in cuSPARSELt's order for sm_90 with rows padded to 64.
 struct AlongTokens {
   void* values;
   uint8_t* metadata;
@@ -51,6 +47,10 @@ struct AlongTokens {
   uint8_t* behind = nullptr;
 };
 
+// The backward pass of Y2 (tokens, features), which was saved packed along features, with dY2 of the same shape. It gives dY1
+// on the support of Y2, whose metadata it shares, and both Y2 and dY1 along tokens. Tokens of a group are neighbours or, if
+// strided, a quarter of all tokens apart. A feature with ranks[i] >= 0 also goes to row ranks[i] of the dense rows
+// (dense_rows, tokens), in the order of packed tokens; a rank without such a row counts as negative.
 struct SavedArgs {
   Dtype dtype;
   Slope slope;
@@ -68,19 +68,19 @@ struct SavedArgs {
 constexpr int64_t kSavedTokens = 128;
 cudaError_t launch_saved_backward(const SavedArgs& args, cudaStream_t stream);
 
-// What makes such a Y2: kPlain or kSquaredRelu along rows, of `features` each, that the arguments have as one long row.
-// counts (tokens / kSavedTokens, features): how many elements of every feature are kept and not zero, among so many tokens.
-// behind: as above.
+// Packs Y2 (tokens, features) along features (kPlain, kSquaredRelu) and counts the kept non-zeros of each feature in every
+// kSavedTokens tokens: counts (tokens / kSavedTokens, features). `args` describes the matrix flattened to one row. behind: as
+// above.
 cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, uint8_t* behind,
                                 cudaStream_t stream);
 
-// places: ascending, those of the n largest of `count` scores, from 0 to 2^bits - 1 (others count as the nearest of these); of
-// equal ones the first.
+// Writes the places of the n highest of `count` scores, in ascending order; of equal scores the first ones. Scores are from 0
+// to 2^bits - 1, and others count as the nearest of these.
 cudaError_t launch_features(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream);
 
-// V:N:M activations (tokens, features), packed along their features, packed to the same pattern along their tokens: tokens of
-// a group are neighbours or, if strided, a M-th of all apart; features stay in place or, if collected, those of one place in
-// their groups of M come side by side.
+// Packs V:N:M activations (tokens, features), which are packed along features, to the same pattern along tokens. Tokens of a
+// group are neighbours or, if strided, an M-th of all tokens apart. Features stay in place or, if collected, features i, i + M,
+// i + 2M, ... are moved next to each other.
 struct RepackArgs {
   Dtype dtype;
   bool strided, collected;

@@ -6,7 +6,7 @@
 namespace s24 {
 namespace cuda {
 
-// What a group draws: kDraws words.
+// The words that a group draws.
 template <int kDraws>
 struct Draw {
   uint32_t words[2] = {};
@@ -37,7 +37,7 @@ struct QuartetDraw {
   }
 };
 
-// Never inlined: it is rare, and as long as everything else together.
+// Never inlined, because it is rare and as long as all other code of a kernel.
 template <class T, bool kExact>
 __device__ __noinline__ KeptPair keep_rare(Words group, uint32_t word0, uint32_t word1) {
   return keep_defined<T, kExact>(group, word0, word1);

@@ -1,7 +1,7 @@
 // A tile of a V:N:M array of bfloat16 or float16 in shared memory: V of 64, 128 or 256, M of 8, 16 or 32.
 //
 // A block of threads takes V rows x 128 columns. It copies them to shared memory, once and in whole lines, and finds there
-// what vnm.cu reads twice: the sums of columns, the four columns of each group, two of four in every row. Sizes are powers
+// what packed_vnm.cu reads twice: the sums of columns, the four columns of each group, two of four in every row. Sizes are powers
 // of two, since a division would cost more than all that is done to an element.
 #pragma once
 #include "../core/packed_vnm.h"

@@ -1,9 +1,8 @@
-// The estimate of a group of four 16-bit floats as the two entries that it keeps: the bits of mvue24 and keep24 of mvue.h and
-// select.h, written for processors that run each group by itself.
+// GPU version of mvue24 (the same bits as core/mvue.h): returns the two kept entries of a group of four 16-bit floats.
 //
-// Decisions are numbers, 0 or 1, and positions are sums of them. A GPU compares, selects and works on bits at half the rate
-// of float32 sums and products, so what can be a sum is one, and no branch is in the way. What is rare is left to the
-// definition: numbers that are not finite or not below 2^127, and two draws that rounding makes one.
+// A GPU compares, selects and works on bits at half the rate of float32 sums and products. So each decision is a number, 0 or
+// 1, positions are sums of decisions, and there are no branches. Rare groups are left to the definition: those with numbers
+// that are not finite or not below 2^127, and those whose two draws become one by rounding.
 #pragma once
 #include "select.h"
 

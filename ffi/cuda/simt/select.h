@@ -1,8 +1,9 @@
-// The two kept elements of a group of four 16-bit floats, as positions and bits.
+// GPU version of the selections (the same bits as core/select.h, squared_relu.h and mvue.h): returns the two kept elements of
+// a group of four 16-bit floats, as positions and bits.
 //
-// The decisions of select.h, squared_relu.h and mvue.h, which work on masks for vector units, written for processors that
-// run each group by itself: fewer operations per group, and branches for what is rare. A group is two words, elements 0
-// and 1 in the first, the lower one in the low half; a pair is one word.
+// The definitions work on masks, for the vector units of a CPU. A GPU runs each group in a thread of its own, so this takes
+// fewer operations per group and branches for rare groups. A group is two words: elements 0 and 1 are in the first, the lower
+// one in its low half. A pair is one word.
 #pragma once
 #include "../../core/packed24.h"
 #include "../../core/mvue.h"

@@ -1,9 +1,8 @@
-// The soft threshold of soft.h for two groups of 16-bit floats at once, one in each half of four words: a GPU takes the
-// least, the largest or the difference of both halves in one instruction.
+// GPU version of soft24 (the same bits as core/soft.h) for two groups of 16-bit floats at once, one in each half of four
+// words: a GPU takes the least, the largest or the difference of both halves in one instruction.
 //
-// Groups for which this may differ from the definition are rare, and reported: those with an element that is not finite,
-// and in bfloat16 those with a threshold below 2^-118, in which elements or differences may be subnormal, which count as
-// zero. (Above it numbers that differ do so by 2^-125 at least.) Differences are rounded once here, and by the definition
+// It reports the rare groups for which it may differ from the definition: those with an element that is not finite, and in
+// bfloat16 those with a threshold below 2^-118, whose elements or differences may be subnormal, which count as zero. (Above it numbers that differ do so by 2^-125 at least.) Differences are rounded once here, and by the definition
 // first to float32. Where that is not exact the threshold is below 2^-13 of the element, which both forms give.
 #pragma once
 #include "../../core/soft.h"

@@ -1,4 +1,4 @@
-// The search of tiles.h in integers, for processors that run each tile by itself.
+// GPU version of best_tile_mask (the same result as core/transposable.h): the search in integers, a tile in each thread.
 //
 // A score is a sum of an upper half, of rows 0 and 1, and a lower one. Halves that cover the columns equally often complete
 // the same halves, so the largest score is the largest of 19 sums of two largest halves. Below its score a key holds the

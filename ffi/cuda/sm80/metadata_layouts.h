@@ -1,6 +1,6 @@
 // Where mma.sp wants the metadata of a packed (rows, depth) matrix, and how CUTLASS stores it for sm_80, in closed form.
 //
-// Positions count nibbles (see core/metadata.h; the low half of a byte comes first).
+// Positions count nibbles (see core/packed24.h; the low half of a byte comes first).
 #pragma once
 #include "../../core/base.h"
 

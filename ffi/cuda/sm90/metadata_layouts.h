@@ -1,6 +1,6 @@
 // Where cuSPARSELt wants the metadata of a packed (rows, depth) matrix on sm_90, in closed form.
 //
-// Positions count nibbles (see core/metadata.h; the low half of a byte comes first). Row-major, as stored here, the nibble of
+// Positions count nibbles (see core/packed24.h; the low half of a byte comes first). Row-major, as stored here, the nibble of
 // row m and group q stands at m * depth / 4 + q.
 #pragma once
 #include "../../core/base.h"
