@@ -15,8 +15,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
-
-ROPE_BASE = 10_000.0
+from experiments.models.parts import look_up, rotate, slots
 
 
 @dataclass(frozen=True)
@@ -73,42 +72,6 @@ class Config(base.Config):
         return Decoder(self, method, vocabulary, rngs=rngs)
 
 
-@jax.custom_vjp
-def look_up(table_Vd, tokens_BL):
-    """Rows of a table, by int32 tokens."""
-    return table_Vd[tokens_BL]
-
-
-def sums_by_product(tokens_BL, ct_BLd, vocabulary: int):
-    """What each row of the table gets, as a product with one-hot tokens."""
-    tokens_BLV = jax.nn.one_hot(tokens_BL, vocabulary, dtype=ct_BLd.dtype)
-    options = {"precision": "highest", "preferred_element_type": jnp.float32}
-    return jnp.einsum("blv,bld->vd", tokens_BLV, ct_BLd, **options).astype(ct_BLd.dtype)
-
-
-def _gradient_of_table(residuals, ct_BLd):
-    table_Vd, tokens_BL = residuals
-    add = lambda tokens_BL, ct_BLd: jnp.zeros_like(table_Vd).at[tokens_BL].add(ct_BLd)  # noqa: E731
-    # On an accelerator tokens that add to few rows wait for each other.
-    product = partial(sums_by_product, vocabulary=len(table_Vd))
-    return jax.lax.platform_dependent(tokens_BL, ct_BLd, cpu=add, default=product), None
-
-
-look_up.defvjp(lambda table, tokens: (table[tokens], (table, tokens)), _gradient_of_table)
-
-
-def rotate(x_BLHh, first=0):
-    """Rotary positions (arXiv 2104.09864) in float32: turn pair (i, i + h/2) by position * base^(-2i/h).
-
-    first: the position of the first token."""
-    length, half = x_BLHh.shape[1], x_BLHh.shape[-1] // 2
-    frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = (first + jnp.arange(length, dtype=jnp.float32))[:, None] * frequency
-    cos, sin = jnp.cos(angle)[None, :, None], jnp.sin(angle)[None, :, None]
-    a, b = jnp.split(x_BLHh.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
-
-
 def _factors(model: Config) -> dict:
     return {"rank": model.rank, "activation": model.bottleneck, "dtype": jnp.dtype(model.dtype)}
 
@@ -147,19 +110,10 @@ class Attention(nnx.Module):
             heads = q_BLHh, k_BLHh, v_BLHh
             y_BLHh = jax.nn.dot_product_attention(*heads, is_causal=True, implementation=self.by)
             return self.out(y_BLHh.reshape(batch, length, d))
-        slots, visible_LS = _slots(first, length, cache[0].shape[1])
-        cache = [old.at[:, slots].set(new) for old, new in zip(cache, (k_BLHh, v_BLHh), strict=True)]
+        places, visible_LS = slots(first, length, cache[0].shape[1])
+        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLHh, v_BLHh), strict=True)]
         y_BLHh = jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None])
         return self.out(y_BLHh.reshape(batch, length, d)), cache
-
-
-def _slots(first, length: int, size: int):
-    """Slots of the tokens from position `first` on in a ring of `size`, and which slots each of them sees:
-    those of earlier tokens that have not been overwritten."""
-    position_L = first + jnp.arange(length)
-    last = first + length - 1
-    position_S = last - (last - jnp.arange(size)) % size  # of the token in each slot
-    return position_L % size, (position_S >= 0) & (position_S <= position_L[:, None])
 
 
 class Block(nnx.Module):

@@ -16,7 +16,7 @@ from flax import nnx
 
 from experiments.benchmarks.torch import programs as torch_programs
 from experiments.config import Config
-from experiments.models import decoder
+from experiments.models import decoder, parts
 from experiments.training.optimiser import learning_rate
 
 EPSILON = 1e-6  # of flax's norms
@@ -30,7 +30,7 @@ def norm(x_BLd, scale_d):
 def angles(length: int, width: int):
     """Cosines and sines (L, 1, h/2) of `rotate`, made once: PyTorch would compute them for every element."""
     half, device = width // 2, torch_programs.device()
-    frequency = decoder.ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+    frequency = parts.ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
     angle_Lh = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequency
     return torch.cos(angle_Lh)[:, None], torch.sin(angle_Lh)[:, None]
 

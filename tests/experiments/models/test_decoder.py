@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.models import decoder
+from experiments.models import decoder, parts
 from experiments.training.step import loss_of
 
 VOCABULARY = 11
@@ -40,9 +40,9 @@ def test_gradient_of_embeddings():
     table, words = jax.random.normal(jax.random.key(0), (VOCABULARY, 16)), tokens()
     ct = jax.random.normal(jax.random.key(1), (*words.shape, 16))
     wanted = jax.vjp(lambda t: t[words], table)[1](ct)[0]
-    gradient = lambda table, ct: jax.vjp(lambda t: decoder.look_up(t, words), table)[1](ct)[0]  # noqa: E731
+    gradient = lambda table, ct: jax.vjp(lambda t: parts.look_up(t, words), table)[1](ct)[0]  # noqa: E731
     np.testing.assert_allclose(gradient(table, ct), wanted, rtol=1e-5, atol=1e-5)
-    by_product = decoder.sums_by_product(words, ct, VOCABULARY)
+    by_product = parts.sums_by_product(words, ct, VOCABULARY)
     np.testing.assert_allclose(by_product, wanted, rtol=1e-5, atol=1e-5)
     lowered = jax.jit(gradient).trace(table, ct).lower(lowering_platforms=("cuda",))
     assert "scatter" not in lowered.as_text()
@@ -111,13 +111,13 @@ def test_methods_start_from_the_same_parameters():
 def test_rotary_positions_are_relative():
     q, k = jax.random.normal(jax.random.key(1), (2, 1, 1, 1, 8))
     q, k = (jnp.broadcast_to(x, (1, 10, 1, 8)) for x in (q, k))
-    scores = jnp.einsum("blhd,bmhd->lm", decoder.rotate(q), decoder.rotate(k))
+    scores = jnp.einsum("blhd,bmhd->lm", parts.rotate(q), decoder.rotate(k))
     for offset in (-2, 0, 3):
         diagonal = np.diagonal(scores, offset)
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(decoder.rotate(q)[0, 0], q[0, 0])
+    np.testing.assert_allclose(parts.rotate(q)[0, 0], q[0, 0])
     np.testing.assert_allclose(
-        jnp.linalg.norm(decoder.rotate(q), axis=-1), jnp.linalg.norm(q, axis=-1), rtol=1e-5
+        jnp.linalg.norm(parts.rotate(q), axis=-1), jnp.linalg.norm(q, axis=-1), rtol=1e-5
     )
 
 

@@ -1,0 +1,167 @@
+"""A decoder of the shape of Qwen3 (arXiv 2505.09388): grouped-query attention whose queries and keys are
+normed, and SwiGLU.
+
+Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H query heads, K key and value
+heads, h head width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments.errors import require
+from experiments.models import base
+from experiments.models.parts import look_up, rotate, slots
+
+EPSILON = 1e-6  # of every RMSNorm
+
+
+@dataclass(frozen=True)
+class Config(base.Config):
+    """Sizes of the model, and what its layers compute with."""
+
+    layers: int = 4
+    """number of blocks"""
+    d: int = 128
+    """model width"""
+    f: int = 384
+    """FFN width"""
+    heads: int = 4
+    """heads of queries"""
+    kv_heads: int = 2
+    """heads of keys and values, each shared by heads / kv_heads heads of queries"""
+    head: int = 32
+    """width of a head; even, since rotary positions turn pairs"""
+    rope: float = 1e6
+    """base of the rotary frequencies"""
+    tied: bool = True
+    """use the embedding as output head"""
+    remat: bool = False
+    """recompute each block in the backward pass: less memory, more time"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the products; parameters stay float32"""
+    implementation: Literal["reference", "ffi", "cusparselt"] | None = None
+    """what runs the sparse products: None for the fastest as measured, "reference" for masked dense ones"""
+    attention: Literal["xla", "cudnn"] = "xla"
+    """what computes attention: "cudnn" is faster on an NVIDIA GPU with dtype bfloat16, but its gradients
+    differ in their last bits from run to run"""
+
+    def __post_init__(self):
+        for name in ("layers", "d", "f", "heads", "kv_heads", "head", "rope"):
+            require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
+        require(self.head % 2 == 0, f"model.head must be even, got {self.head}: rotary positions turn pairs.")
+        require(
+            self.heads % self.kv_heads == 0,
+            f"model.kv_heads must divide model.heads, got kv_heads={self.kv_heads} and heads={self.heads}.",
+        )
+        require(
+            self.attention == "xla" or self.dtype == "bfloat16",
+            f"model.attention cudnn needs model.dtype bfloat16, got {self.dtype}.",
+        )
+
+    def create(self, method, vocabulary: int, *, rngs) -> "Qwen3":
+        """See `experiments.models.base.Config`."""
+        return Qwen3(self, method, vocabulary, rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query attention; queries and keys are normed per head before they are turned."""
+
+    def __init__(self, model: Config, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        linear = partial(nnx.Linear, use_bias=False, dtype=dtype, rngs=rngs)
+        norm = partial(nnx.RMSNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.model = model
+        self.query = linear(model.d, model.heads * model.head)
+        self.key = linear(model.d, model.kv_heads * model.head)
+        self.value = linear(model.d, model.kv_heads * model.head)
+        self.out = linear(model.heads * model.head, model.d)
+        self.query_norm, self.key_norm = norm(model.head), norm(model.head)
+
+    def __call__(self, x_BLd, cache=None, first=0):
+        """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
+        batch, length, _ = x_BLd.shape
+        of_heads = lambda y: y.reshape(batch, length, -1, self.model.head)  # noqa: E731
+        turned = partial(rotate, first=first, base=self.model.rope)
+        q_BLHh = turned(self.query_norm(of_heads(self.query(x_BLd))))
+        k_BLKh = turned(self.key_norm(of_heads(self.key(x_BLd))))
+        v_BLKh = of_heads(self.value(x_BLd))
+        attend = jax.nn.dot_product_attention
+        if cache is None:
+            y_BLHh = attend(q_BLHh, k_BLKh, v_BLKh, is_causal=True, implementation=self.model.attention)
+            return self.out(y_BLHh.reshape(batch, length, -1))
+        places, visible_LS = slots(first, length, cache[0].shape[1])
+        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
+        y_BLHh = attend(q_BLHh, *cache, mask=visible_LS[None, None])
+        return self.out(y_BLHh.reshape(batch, length, -1)), cache
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and SwiGLU, each added to the residual stream."""
+
+    def __init__(self, model: Config, method, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        norm = partial(nnx.RMSNorm, model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm1, self.attention = norm(), Attention(model, rngs=rngs)
+        options = {"method": method, "dtype": dtype, "implementation": model.implementation}
+        self.norm2, self.ffn = norm(), s24.nn.GatedFFN(model.d, model.f, **options, rngs=rngs)
+
+    def __call__(self, x_BLd, cache=None, first=0):
+        """The block's output, and its cache if there is one."""
+        y_BLd = self.attention(self.norm1(x_BLd), cache, first)
+        if cache is not None:
+            y_BLd, cache = y_BLd
+        x_BLd = x_BLd + y_BLd
+        x_BLd = x_BLd + self.ffn(self.norm2(x_BLd))
+        return x_BLd if cache is None else (x_BLd, cache)
+
+
+class Qwen3(base.LanguageModel):
+    """Logits of the next token at every position; no position sees a later one."""
+
+    def __init__(self, model: Config, method, vocabulary: int, *, rngs):
+        dtype = jnp.dtype(model.dtype)
+        self.model = model
+        self.embedding = nnx.Embed(
+            vocabulary, model.d, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs
+        )
+        self.blocks = nnx.List([Block(model, method, rngs=rngs) for _ in range(model.layers)])
+        self.norm = nnx.RMSNorm(model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        if not model.tied:
+            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens_BL):
+        """int32 (B, L) to float32 logits (B, L, V)."""
+        x_BLd = self._embedded(tokens_BL)
+        for block in self.blocks:
+            graphdef, state = nnx.split(block)
+            run = lambda state, x, graphdef=graphdef: nnx.merge(graphdef, state)(x)  # noqa: E731
+            x_BLd = (jax.checkpoint(run) if self.model.remat else run)(state, x_BLd)
+        return self._logits(x_BLd)
+
+    def empty_cache(self, batch: int, size: int):
+        """Keys and values (N, B, S, K, h) of no token yet, for `decode`."""
+        model = self.model
+        shape = (model.layers, batch, size, model.kv_heads, model.head)
+        return [jnp.zeros(shape, model.dtype) for _ in range(2)]
+
+    def decode(self, tokens_BL, cache, first):
+        """See `LanguageModel.decode`. L may not exceed the cache's S slots; the newest S tokens are seen."""
+        x_BLd, layers = self._embedded(tokens_BL), []
+        for n, block in enumerate(self.blocks):
+            x_BLd, layer = block(x_BLd, [part[n] for part in cache], first)
+            layers.append(layer)
+        return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
+
+    def _embedded(self, tokens_BL):
+        return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
+
+    def _logits(self, x_BLd):
+        x_BLd = self.norm(x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
+        return logits_BLV.astype(jnp.float32)
