@@ -78,9 +78,9 @@ def test_files_that_hold_no_documents(tmp_path, content, words):
 
 
 def test_rules(tmp_path):
-    with pytest.raises(UserError, match="data.file must be a file of JSON lines"):
+    with pytest.raises(UserError, match=r"data\.file must be a file of JSON lines"):
         jsonl.Config(file=str(tmp_path)).records()
     with pytest.raises(UserError, match=r"data.validation is a share in \(0, 1\), got 1"):
         jsonl.Config(validation=1.0)
-    with pytest.raises(UserError, match="data.seq must be positive, got 0"):
+    with pytest.raises(UserError, match=r"data\.seq must be positive, got 0"):
         jsonl.Config(seq=0)

@@ -103,7 +103,8 @@ def test_rules(fields, words):
 
 
 def test_a_run_from_the_command_line(shared, tmp_path, capsys):
-    """Of this model, on documents of a JSON Lines file: trained with FST, resumed, evaluated, sampled from."""
+    """Of this model, on documents of a JSON Lines file: trained with FST, resumed, evaluated, sampled
+    from."""
     texts = [path.read_text() for path in sorted((shared / "corpus").iterdir())]
     pieces = [text[i : i + 600] for text in texts for i in range(0, len(text), 600)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
