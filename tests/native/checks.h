@@ -10,6 +10,15 @@ static const uint32_t kKey[2] = {0x12345678u, 0x9abcdef0u};
 
 static void report(const std::string& name, long wrong) { std::printf("%s %ld\n", name.c_str(), wrong); }
 
+// Shows the bits of the input on stderr if this is the first wrong case of a check.
+template <class B>
+static void show_first(long wrong_before, const std::string& name, const B* input, int n) {
+  if (wrong_before != 0) return;
+  std::fprintf(stderr, "%s, first wrong input:", name.c_str());
+  for (int i = 0; i < n; ++i) std::fprintf(stderr, " %0*x", int(2 * sizeof(B)), unsigned(input[i]));
+  std::fprintf(stderr, "\n");
+}
+
 // Floats of any kind, as bits.
 
 template <class B>

@@ -14,6 +14,23 @@ FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-
 KERNELS = ["-O0", "-fPIC", "-x", "c++", "-include", str(HERE / "emulated/instructions.h")]
 
 
+class Counts(dict):
+    """The number after each name that a program printed, and the first wrong inputs that it showed."""
+
+    def __init__(self, found: dict[str, int], inputs: str):
+        super().__init__(found)
+        self.inputs = inputs
+
+    def of(self, *words: str) -> "Counts":
+        """Those whose name has all of these words."""
+        return Counts({n: k for n, k in self.items() if all(word in n for word in words)}, self.inputs)
+
+    def check(self) -> None:
+        """Fails if any case is wrong, with the names of the checks and the inputs."""
+        wrong = {name: n for name, n in self.items() if n}
+        assert not wrong, f"{wrong}\n{self.inputs}"
+
+
 @pytest.fixture(scope="session")
 def compiler() -> list[str]:
     """The command of a C++ compiler, and flags for all that is compiled here."""
@@ -61,7 +78,8 @@ def counts(compiler, tmp_path_factory):
     def run(source, *flags):
         output = tmp_path_factory.mktemp("native") / Path(source).stem
         program = compile_to(output, *compiler, "-O1", HERE / source, *flags)
-        printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
-        return {name: int(wrong) for name, wrong in (line.rsplit(" ", 1) for line in printed.splitlines())}
+        done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
+        found = {name: int(n) for name, n in (line.rsplit(" ", 1) for line in done.stdout.splitlines())}
+        return Counts(found, inputs=done.stderr)
 
     return run

@@ -316,7 +316,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
 }
 
 template <class T>
-static void map_case(const std::string& name, Dtype dtype, Groups g) {
+static void groupwise_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
   alignas(64) static Bits x[1 << 16], y[1 << 16];
   long wrong = 0;
@@ -339,10 +339,13 @@ static void map_case(const std::string& name, Dtype dtype, Groups g) {
         soft24<T>(given, want);
       else
         estimate<T>(op != GroupwiseOp::kMask, op == GroupwiseOp::kMvueExact, n, given, want);
+      long differ = 0;
       for (int j = 0; j < 4; ++j) {
         const int64_t i = at + j * g.inner;
-        wrong += op == GroupwiseOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
+        differ += op == GroupwiseOp::kMask ? reinterpret_cast<uint8_t*>(y)[i] != (keep[j] & 1) : y[i] != want[j];
       }
+      if (differ != 0) show_first(wrong, name + " groupwise, operation " + std::to_string(int(op)), given, 4);
+      wrong += differ;
     });
   }
   report(name + " groupwise", wrong);
@@ -358,9 +361,9 @@ int main() {
   }
   for (const Groups& g : {Groups{1101, 16, 1}, Groups{1, 20, 1}, Groups{2, 80, 216}, Groups{2, 8, 3}}) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
-    map_case<F16>("float16 " + shape, Dtype::kF16, g);
-    map_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
-    map_case<F32>("float32 " + shape, Dtype::kF32, g);
+    groupwise_case<F16>("float16 " + shape, Dtype::kF16, g);
+    groupwise_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
+    groupwise_case<F32>("float32 " + shape, Dtype::kF32, g);
   }
   vnm_case<BF16>("bfloat16 16:2:4 along rows", Dtype::kBF16, false, true, 48, 72, 16, 4);
   vnm_case<BF16>("bfloat16 128:2:8 along rows", Dtype::kBF16, false, true, 128, 160, 128, 8);

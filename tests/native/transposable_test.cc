@@ -24,11 +24,14 @@ static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_
       if (op == TileOp::kPruneColumnsFirst) double_prune_tile<T, true>(x);
       if (op == TileOp::kPruneRowsFirst) double_prune_tile<T, false>(x);
       const uint32_t mask = best_tile_mask(wide);
+      const bool masks = op == TileOp::kTransposableMask;
+      long differ = 0;
       for (int i = 0; i < 16; ++i)
-        if (op == TileOp::kTransposableMask)
-          wrong += reinterpret_cast<uint8_t*>(y)[at(i)] != (mask >> i & 1);
-        else
-          wrong_pruned += y[at(i)] != x[i];
+        differ += masks ? reinterpret_cast<uint8_t*>(y)[at(i)] != (mask >> i & 1) : y[at(i)] != x[i];
+      Bits given[16];
+      for (int i = 0; i < 16; ++i) given[i] = w[at(i)];
+      if (differ != 0) show_first(masks ? wrong : wrong_pruned, name + (masks ? " transposable" : " pruned"), given, 16);
+      (masks ? wrong : wrong_pruned) += differ;
     }
   }
   report(name + " transposable", wrong);
