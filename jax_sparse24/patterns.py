@@ -50,6 +50,16 @@ def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
     return x
 
 
+def as_mask(op: str, mask, x: jax.Array) -> jax.Array:
+    """`mask` as an array; raises TypeError or ValueError unless it is bool and of x's shape."""
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_:
+        raise TypeError(f"{op}: mask must be bool, got {mask.dtype.name}. Use mask24, or compare: mask != 0.")
+    if mask.shape != x.shape:
+        raise ValueError(f"{op}: mask has shape {mask.shape}, x has shape {x.shape}; they must be equal.")
+    return mask
+
+
 def _converts(x) -> bool:
     dense = hasattr(x, "__array__") or hasattr(x, "__jax_array__")
     return hasattr(x, "dtype") and dense and not hasattr(x, "todense")

@@ -73,7 +73,7 @@ def imports(path: Path, within: ast.AST | None = None) -> set[str]:
 
 def test_there_is_something_to_check():
     assert len(SOURCES) > 50
-    assert {"jax", "jax_sparse24.dispatch.native"} <= imports(PACKAGE / "ops" / "select.py")
+    assert {"jax", "jax_sparse24.dispatch.operation"} <= imports(PACKAGE / "ops" / "select.py")
 
 
 @pytest.mark.parametrize("path", modules("jax_sparse24"), ids=name)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -13,12 +14,6 @@ from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 
 IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
-# Operations without any kernel.
-REFERENCE_ONLY = frozenset({"mask_nm", "transposable_mask24 with exact=False", "random24"})
-# Operations that XLA:CPU fuses into one loop by itself.
-CUDA_ONLY = frozenset({"gated"})
-CPU_ONLY = frozenset({"sampled_matmul"})
-
 Runs = Literal["reference", "ffi", "cusparselt", "auto", "dense"]
 Form = Literal["dense", "packed", "compressed"]
 
@@ -58,6 +53,7 @@ def decide(
     *,
     alternative: Literal["dense", "masked", "fused"] = "dense",
     transposed: bool = False,
+    missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """What runs an operation, or a product whose operand is to become sparse.
 
@@ -66,22 +62,23 @@ def decide(
     products: "dense" while the operand is yet to be made, "masked" if it is packed already and would be
     unpacked. Of operations that XLA fuses by itself: "fused"; the reference then runs wherever no kernel
     was measured to be faster. transposed: of such an operation, whether its operands are read by columns.
+    missing: of operations, the platforms that have no kernel for it, and why (see `operation.Operation`).
     Raises ValueError for an unknown name and RuntimeError for a named implementation that cannot run here."""
     if isinstance(what, Product):
         return _product(what, implementation, alternative)
     if alternative == "fused" and implementation is None and not hardware.faster(what, dtype, transposed):
         return Decision("reference", "XLA fuses it, and no kernel was measured to be faster here")
-    return _operation(what, dtype, implementation)
+    return _operation(what, dtype, implementation, missing)
 
 
-def _operation(op: str, dtype, implementation: str | None) -> Decision:
+def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str, str]) -> Decision:
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
         )
     if implementation == "reference":
         return Decision("reference", "asked for")
-    obstacle = _obstacle(op, dtype, platform())
+    obstacle = _obstacle(op, dtype, platform(), missing)
     if implementation == "cusparselt":
         obstacle = obstacle or library_obstacle()
     if implementation is not None:
@@ -94,7 +91,7 @@ def _operation(op: str, dtype, implementation: str | None) -> Decision:
     if obstacle is not None and platform() in native.PLATFORMS:
         return Decision("reference", obstacle)
     kind = {"cpu": "CPU", "cuda": "CUDA"}
-    found = " and ".join(kind[p] for p in native.PLATFORMS if _obstacle(op, dtype, p) is None)
+    found = " and ".join(kind[p] for p in platforms(op, dtype, missing))
     if not found:
         return Decision("reference", obstacle)
     return Decision("auto", f"{found} kernel; reference on other platforms")
@@ -128,14 +125,15 @@ def _measured_algorithm(product: Product) -> int | None:
     return near[1].get("algorithm") if near is not None and table.same_library(near[0]) else None
 
 
-def _obstacle(op: str, dtype, where: str) -> str | None:
+def platforms(op: str, dtype, missing: Mapping[str, str]) -> list[str]:
+    """The platforms whose kernels can run an operation, be it the default one or another to lower for."""
+    return [p for p in native.PLATFORMS if _obstacle(op, dtype, p, missing) is None]
+
+
+def _obstacle(op: str, dtype, where: str, missing: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """Why the kernels of a platform cannot run an operation, or None."""
-    if op in REFERENCE_ONLY:
-        return f"{op} has no kernel"
-    if op in CUDA_ONLY and where == "cpu":
-        return f"{op} has no CPU kernel, XLA fuses it there"
-    if op in CPU_ONLY and where == "cuda":
-        return f"{op} has no CUDA kernel"
+    if lacks := missing.get(where) or missing.get("every platform"):
+        return f"{op} has {lacks}"
     if where not in native.PLATFORMS:
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = native.available(where)
@@ -170,17 +168,3 @@ def float8_sums(dtype) -> jnp.dtype:
 def product_obstacle(product: Product) -> str | None:
     """Why cuSPARSELt cannot run a product, or None."""
     return library_obstacle() or cusparselt.Descriptor.of(product).misfit() or None
-
-
-def run(op: str, dtype, implementation: str | None, kernel, reference, *args, cusparselt=None):
-    """Calls `kernel(*args)`, `cusparselt(*args)` (None: the kernel) or `reference(*args)`. The platform is
-    decided when the program is lowered."""
-    runs = _operation(op, dtype, implementation).runs
-    if runs == "reference":
-        return reference(*args)
-    if runs == "cusparselt":
-        return (cusparselt or kernel)(*args)
-    if runs == "ffi":
-        return kernel(*args)
-    kernels = {p: kernel for p in native.PLATFORMS if _obstacle(op, dtype, p) is None}
-    return jax.lax.platform_dependent(*args, **kernels, default=reference)

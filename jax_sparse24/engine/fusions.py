@@ -31,10 +31,10 @@ from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
-from jax_sparse24.ops.packed_vnm import PackedVNM
+from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
 from jax_sparse24.ops.reference.saved import sloped
-from jax_sparse24.ops.sampled import sampled_matmul
-from jax_sparse24.ops.saved import in_tiles, repack_vnm, saved_backward
+from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
+from jax_sparse24.ops.saved import in_tiles, saved_backward
 from jax_sparse24.patterns import FLOAT8
 
 DENSE = Decision("dense", "only its values are needed")
@@ -126,7 +126,7 @@ class SampledB1:
     def decide(plan: Plan, dtype, shape: tuple[int, int, int]) -> Decision:
         """Whether `implementation=None` takes it: where that was measured to take no longer than what B1 runs
         otherwise. shape: (T, d, f)."""
-        kernel = decide("sampled_matmul", dtype)
+        kernel = SAMPLED_MATMUL.decide(dtype)
         if not plan.save_packed or kernel.runs != "auto":
             return Decision("dense", kernel.reason if plan.save_packed else "dY2 is needed everywhere")
         pattern = plan.row("F2").by.pattern
@@ -143,7 +143,7 @@ class SampledB1:
         if not isinstance(saved, PackedVNM) or run.implementation == "reference":
             return False
         if run.implementation is not None:
-            return decide("sampled_matmul", dy3_Td.dtype).runs == "auto"
+            return SAMPLED_MATMUL.decide(dy3_Td.dtype).runs == "auto"
         return self.decide(run.plan, dy3_Td.dtype, (*dy3_Td.shape, w2_fd.shape[0])).sparse
 
     def run(self, run: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:

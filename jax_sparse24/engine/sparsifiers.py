@@ -16,8 +16,8 @@ from jax_sparse24.ops.features import causal_mask24
 from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
 from jax_sparse24.ops.packed24 import pack24, pack24_strided, squared_relu24
-from jax_sparse24.ops.packed_vnm import pack_vnm, vnm_mask
-from jax_sparse24.ops.saved import pack_counted, squared_relu_vnm
+from jax_sparse24.ops.packed_vnm import pack_vnm, squared_relu_vnm, vnm_mask
+from jax_sparse24.ops.saved import pack_counted
 from jax_sparse24.ops.select import mask_nm, prune24
 from jax_sparse24.ops.soft import soft24
 from jax_sparse24.patterns import VNM

@@ -28,6 +28,7 @@ from jax_sparse24.measure.programs import Program, random
 from jax_sparse24.measure.timing import interleaved
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.packed24 import pack24
+from jax_sparse24.ops.sampled import SAMPLED_MATMUL
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import FLOAT8, VNM
 
@@ -88,7 +89,7 @@ def jobs_of(
             if float8 and (name, operand) not in FLOAT8_PRODUCTS:
                 continue
             sampled = operand == "result"
-            if sampled and (float8 or decide("sampled_matmul", jnp.dtype(dtype), None).runs != "auto"):
+            if sampled and (float8 or SAMPLED_MATMUL.decide(jnp.dtype(dtype)).runs != "auto"):
                 continue
             job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
             if possible(job):

@@ -6,9 +6,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, native
-from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.ops.packed24 import Packed24, PackedArray, packed_types
+from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch.operation import Kernel
+from jax_sparse24.ops.mvue import MVUE_PACK24, MVUE_PACK24_STRIDED, key_words
+from jax_sparse24.ops.packed24 import (
+    PACK24,
+    PACK24_MASKED,
+    PACK24_STRIDED,
+    SQUARED_RELU24,
+    UNPACK24,
+    Packed24,
+    PackedArray,
+)
 from jax_sparse24.patterns import FLOAT8
 
 
@@ -62,55 +71,61 @@ class Compressed24(PackedArray):
         """The array it stands for, with +0 where nothing is kept; by the kernel, as nothing else reads it."""
         return unpack(self)
 
+    @staticmethod
+    def types(x, axis: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the compressed matrix and the metadata of a matrix packed along `axis`."""
+        values, metadata = Packed24.types(x, axis)
+        return _compressed_type(values), metadata
 
-def compressed_types(x, axis: int):
-    """As `packed_types`, for a `Compressed24`."""
-    values, metadata = packed_types(x, axis)
-    return _like(values), metadata
 
-
-def _like(values) -> jax.ShapeDtypeStruct:
+def _compressed_type(values, *_) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the compressed matrix with these values."""
     rows, half = values.shape
     behind = -(-rows // 64) * 16 // values.dtype.itemsize
     return jax.ShapeDtypeStruct((rows + behind, half), values.dtype)
 
 
+# The library's own calls, which have no reference: the reference multiplies what was packed.
+COMPRESS = Kernel("s24_cusparselt_compress", _compressed_type)
+MULTIPLY = Kernel("s24_cusparselt_matmul", types=None, attributes=lambda **flags: flags)
+
+
 def compress(packed: Packed24) -> jax.Array:
     """The compressed matrix of a packed one, of 16-bit floats or float8_e4m3fn."""
-    return native.call("s24_cusparselt_compress", _like(packed.values), packed.values, packed.metadata)
-
-
-def _made(target: str, x, axis: int, *operands, strided: bool = False, **attributes) -> Compressed24:
-    """What a kernel of `operands` packs of matrix `x`."""
-    if strided:
-        target = f"{target}_strided"
-    else:
-        attributes["trailing"] = -1 - axis
-    return Compressed24(*native.call(target, compressed_types(x, axis), *operands, **attributes), axis)
+    return COMPRESS(packed.values, packed.metadata)
 
 
 def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
-    """As `pack24`, or strided as `pack24_strided`."""
+    """As `pack24`, or strided as `pack24_strided`, by the same kernels."""
+    types = Compressed24.types(x, axis)
     if mask is not None:
-        return _made("s24_pack_masked", x, axis, x, mask)
-    return _made("s24_pack", x, axis, x, strided=strided)
+        made = PACK24_MASKED.kernel(x, mask, axis=axis, types=types)
+    elif strided:
+        made = PACK24_STRIDED.cuda(x, types=types)
+    else:
+        made = PACK24.kernel(x, axis=axis, types=types)
+    return Compressed24(*made, axis)
 
 
 def squared_relu(x, axis: int) -> Compressed24:
-    """As `squared_relu24`."""
-    return _made("s24_squared_relu_pack", x, axis, x)
+    """As `squared_relu24`, by the same kernel."""
+    return Compressed24(*SQUARED_RELU24.kernel(x, axis=axis, types=Compressed24.types(x, axis)), axis)
 
 
 def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compressed24:
-    """As `mvue_pack24`, or strided as `mvue_pack24_strided`."""
-    return _made("s24_mvue_pack", g, axis, key_words("mvue24", key), g, strided=strided, exact=exact)
+    """As `mvue_pack24`, or strided as `mvue_pack24_strided`, by the same kernels."""
+    words, types = key_words("mvue24", key), Compressed24.types(g, axis)
+    if strided:
+        made = MVUE_PACK24_STRIDED.cuda(words, g, exact=exact, types=types)
+    else:
+        made = MVUE_PACK24.kernel(words, g, axis=axis, exact=exact, types=types)
+    return Compressed24(*made, axis)
 
 
 def unpack(packed: Compressed24) -> jax.Array:
     """The array that `packed` stands for; its values are read where they are."""
     out = jax.ShapeDtypeStruct(packed.shape, packed.dtype)
-    return native.call("s24_unpack", out, packed.compressed, packed.metadata, trailing=-1 - packed.axis)
+    return UNPACK24.kernel(packed.compressed, packed.metadata, axis=packed.axis, types=out)
 
 
 def multiply(
@@ -135,12 +150,11 @@ def multiply(
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     workspace = jax.ShapeDtypeStruct((product.workspace(chosen, activation),), jnp.uint8)
     compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)
-    return native.call(
-        "s24_cusparselt_matmul",
-        (out, workspace),
+    return MULTIPLY(
         *(compressed, dense if k_last == dense_k_last else dense.T, *(() if bias is None else (bias,))),
         dense_k_last=k_last,
         out_packed_last=out_packed_last,
         activation=cusparselt.CODES[activation],
         algorithm=chosen,
+        types=(out, workspace),
     )[0]

@@ -1,13 +1,11 @@
 """Features that stay dense where tokens are cut, and a cut of tokens that is causal."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import run
+from jax_sparse24.dispatch.operation import Kernel, Operation
 from jax_sparse24.ops.reference.bits import magnitude_bits
 from jax_sparse24.ops.select import prune24
 
@@ -39,29 +37,28 @@ def non_zeros(x: jax.Array) -> jax.Array:
     return jnp.sum(magnitude_bits(x) != 0, axis=0, dtype=jnp.int32)
 
 
-@partial(jax.jit, static_argnames=("share", "most", "implementation"), inline=True)
 def top_features(
     score: jax.Array, share: float, most: int, *, implementation: str | None = None
 ) -> jax.Array:
     """int32 (`dense_count(n, share)`,), ascending: the places of the largest of `score`, int32 (n,) from 0 to
     `most`; of equal ones the first."""
     count = dense_count(score.size, share)
-
-    def one_block(score):
-        places = jax.ShapeDtypeStruct((count,), jnp.int32)
-        return native.call("s24_features", places, score, bits=most.bit_length())
-
-    def several(score):
-        return _sorted_places(score, count)
-
-    def kernel(score):
-        return jax.lax.platform_dependent(score, cuda=one_block, default=several)
-
-    return run("highest", score.dtype, implementation, kernel, several, score)
+    return TOP_FEATURES(score, count=count, most=most, implementation=implementation)
 
 
 def _sorted_places(score, count: int):
     return jnp.sort(jax.lax.top_k(score, count)[1])  # a GPU gathers columns faster in their order
+
+
+TOP_FEATURES = Operation(
+    "top_features",
+    reference=lambda score, count, most: _sorted_places(score, count),
+    cuda=Kernel(
+        "s24_features",
+        lambda score, count, most: jax.ShapeDtypeStruct((count,), jnp.int32),
+        lambda count, most: {"bits": most.bit_length()},
+    ),
+)
 
 
 def set_columns(x: jax.Array, places: jax.Array, columns: jax.Array) -> jax.Array:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import decide, run
-from jax_sparse24.ops.compressed24 import Compressed24, compressed_types
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
+from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
-from jax_sparse24.ops.packed24 import Packed24, packed_types
+from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference import gated as reference
 
 PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
@@ -43,57 +43,49 @@ def gated(
         )
     if transposed and gate.ndim < 2:
         raise ValueError(f"gated: transposed operands are (..., f, T), got shape {gate.shape}.")
-    decide("gated", jnp.promote_types(gate.dtype, up.dtype), implementation)
     dtype = jnp.promote_types(gate.dtype, up.dtype)
-    return _gated(gate.astype(dtype), up.astype(dtype), activation, bool(transposed), implementation)
-
-
-def _run(operation, transposed, implementation, kernel, fallback, *args):
-    """As `run`; None takes the kernel only where it was measured to be faster than XLA."""
-    dtype = args[-1].dtype
-    decision = decide(operation, dtype, implementation, alternative="fused", transposed=transposed)
-    if decision.runs == "reference":
-        return fallback(*args)
-    return run("gated", dtype, implementation, kernel, fallback, *args)
+    GATED.decide(dtype, implementation)
+    options = {"activation": activation, "transposed": bool(transposed)}
+    return GATED(gate.astype(dtype), up.astype(dtype), **options, implementation=implementation)
 
 
 def _rows(x, transposed: bool):
     return jnp.swapaxes(x, -1, -2) if transposed else x
 
 
-def _flags(activation: str, transposed: bool) -> dict[str, bool]:
-    return {"gelu": activation == "gelu", "transposed": transposed}
+def _shape(x, transposed: bool) -> jax.ShapeDtypeStruct:
+    """The type of a result (..., T, f), from that of gate or up."""
+    return jax.eval_shape(lambda x: _rows(x, transposed), x)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _gated(gate, up, activation, transposed, implementation):
-    def kernel(gate, up):
-        out = jax.eval_shape(lambda x: _rows(x, transposed), gate)
-        return native.call("s24_gated", out, gate, up, **_flags(activation, transposed))
-
-    def fallback(gate, up):
-        return _rows(reference.gated(gate, up, activation), transposed)
-
-    return _run("gated", transposed, implementation, kernel, fallback, gate, up)
+def _faster(dtype, transposed, dz_transposed=False, *, operation: str, **_) -> bool:
+    read_by_columns = transposed or dz_transposed
+    return decide(operation, dtype, alternative="fused", transposed=read_by_columns).runs != "reference"
 
 
-def _fwd(gate, up, *static):
-    return _gated(gate, up, *static), (gate, up)
+def _flags(activation: str, **others) -> dict[str, bool]:
+    return {"gelu": activation == "gelu", **others}
 
 
-def _bwd(activation, transposed, implementation, residuals, dz):
+CUDA_ONLY = {"cpu": "no CPU kernel, XLA fuses it there"}
+
+
+def _backward(saved, dz, *, activation, transposed, implementation):
     flags = {"transposed": transposed, "implementation": implementation}
-    gradients = gated_backward(*residuals, dz, activation, **flags)
+    gradients = gated_backward(*saved, dz, activation, **flags)
     return tuple(_rows(d, transposed) for d in gradients)
 
 
-_gated.defvjp(_fwd, _bwd)
-
-
-@partial(
-    jax.jit, static_argnames=("activation", "transposed", "dz_transposed", "implementation"), inline=True
+GATED = Operation(
+    "gated",
+    lambda gate, up, activation, transposed: _rows(reference.gated(gate, up, activation), transposed),
+    kernel=Kernel("s24_gated", lambda gate, up, transposed, **_: _shape(gate, transposed), _flags),
+    measured=partial(_faster, operation="gated"),
+    missing=CUDA_ONLY,
+    vjp=Reverse(lambda operands, results, **_: operands, _backward),
 )
+
+
 def gated_backward(
     gate,
     up,
@@ -106,18 +98,24 @@ def gated_backward(
 ) -> tuple[jax.Array, jax.Array]:
     """(dgate, dup), (..., T, f), of `gated`. dz: (..., T, f), or (..., f, T) if dz_transposed; in the dtype
     of gate and up."""
+    options = {"activation": activation, "transposed": transposed, "dz_transposed": dz_transposed}
+    return GATED_BACKWARD(gate, up, dz, **options, implementation=implementation)
 
-    def kernel(gate, up, dz):
-        out = jax.eval_shape(lambda x: _rows(x, transposed), gate)
-        flags = _flags(activation, transposed) | {"dz_transposed": dz_transposed}
-        return tuple(native.call("s24_gated_backward", (out, out), gate, up, dz, **flags))
 
-    def fallback(gate, up, dz):
-        operands = _rows(gate, transposed), _rows(up, transposed), _rows(dz, dz_transposed)
-        return reference.gated_backward(*operands, activation)
+def _backward_reference(gate, up, dz, activation, transposed, dz_transposed):
+    operands = _rows(gate, transposed), _rows(up, transposed), _rows(dz, dz_transposed)
+    return reference.gated_backward(*operands, activation)
 
-    either = transposed or dz_transposed
-    return _run("gated_backward", either, implementation, kernel, fallback, gate, up, dz)
+
+GATED_BACKWARD = Operation(
+    "gated",
+    _backward_reference,
+    kernel=Kernel(
+        "s24_gated_backward", lambda gate, *_, transposed, **__: (_shape(gate, transposed),) * 2, _flags
+    ),
+    measured=partial(_faster, operation="gated_backward"),
+    missing=CUDA_ONLY,
+)
 
 
 def gated_backward_pack(
@@ -139,43 +137,44 @@ def gated_backward_pack(
     Raises like `mvue24`, T being the grouped axis."""
     words = [key_words("mvue24", key) for key in keys]
     patterns.check_grouped("mvue24", gate, -1 if transposed else -2)
-    flags = (transposed, dz_transposed, compressed)
-    return _backward_pack(*words, gate, up, dz, activation, bool(exact), *flags, implementation)
+    options = {
+        "activation": activation,
+        "exact": bool(exact),
+        "transposed": transposed,
+        "dz_transposed": dz_transposed,
+        "compressed": compressed,
+    }
+    return GATED_BACKWARD_PACK(*words, gate, up, dz, **options, implementation=implementation)
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9, 10), inline=True)
-def _backward_pack(
-    gate_words,
-    up_words,
-    gate,
-    up,
-    dz,
-    activation,
-    exact,
-    transposed,
-    dz_transposed,
-    compressed,
-    implementation,
-):
-    def kernel(*operands):
-        dense = jax.eval_shape(lambda x: _rows(x, transposed), gate)
-        form, types = (Compressed24, compressed_types) if compressed else (Packed24, packed_types)
-        packed = types(dense, -2)
-        flags = _flags(activation, transposed) | {"dz_transposed": dz_transposed, "exact": exact}
-        dgate, dup, *parts = native.call(
-            "s24_gated_backward_pack", (dense, dense, *packed, *packed), *operands, **flags
-        )
-        return dgate, dup, form(*parts[:2], -2), form(*parts[2:], -2)
+def _types_in_one_pass(gate_words, up_words, gate, up, dz, *, transposed, compressed, **_):
+    dense = _shape(gate, transposed)
+    packed = (Compressed24 if compressed else Packed24).types(dense, -2)
+    return dense, dense, *packed, *packed
 
-    def fallback(gate_words, up_words, *operands):
-        flags = {"transposed": transposed, "dz_transposed": dz_transposed, "implementation": implementation}
-        dense = gated_backward(*operands, activation, **flags)
-        packed = (
-            mvue_pack24(words, d, -2, exact, implementation=implementation)
-            for words, d in zip((gate_words, up_words), dense, strict=True)
-        )
-        return *dense, *packed
 
-    either = transposed or dz_transposed
-    args = gate_words, up_words, gate, up, dz
-    return _run(PACKING[exact], either, implementation, kernel, fallback, *args)
+def _in_one_pass(*operands, compressed, **options):
+    dgate, dup, *parts = BACKWARD_PACK_KERNEL(*operands, compressed=compressed, **options)
+    form = Compressed24 if compressed else Packed24
+    return dgate, dup, form(*parts[:2], -2), form(*parts[2:], -2)
+
+
+def _in_steps(gate_words, up_words, *operands, activation, exact, compressed, implementation, **order):
+    dense = gated_backward(*operands, activation, **order, implementation=implementation)
+    packed = (
+        mvue_pack24(words, d, -2, exact, implementation=implementation)
+        for words, d in zip((gate_words, up_words), dense, strict=True)
+    )
+    return *dense, *packed
+
+
+BACKWARD_PACK_KERNEL = Kernel(
+    "s24_gated_backward_pack", _types_in_one_pass, lambda compressed, **options: _flags(**options)
+)
+GATED_BACKWARD_PACK = Operation(
+    "gated",
+    composed=_in_steps,
+    kernel=_in_one_pass,
+    measured=lambda dtype, exact, **options: _faster(dtype, operation=PACKING[exact], **options),
+    missing=CUDA_ONLY,
+)

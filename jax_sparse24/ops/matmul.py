@@ -8,14 +8,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import cusparselt, native
-from jax_sparse24.dispatch.decision import Decision, decide, run
+from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch.decision import Decision, decide
+from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.packed24 import Packed24, check_packed, gather24
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, gather_vnm
 from jax_sparse24.ops.reference import matmul as reference
+from jax_sparse24.ops.reference.packed24 import unpack24
+from jax_sparse24.ops.reference.packed_vnm import unpack_vnm
 from jax_sparse24.patterns import FLOAT8
 
 PACKED = Packed24, PackedVNM, Compressed24
@@ -199,12 +202,23 @@ def contract(
     by_library = implementation == "cusparselt" and not isinstance(packed, PackedVNM)
     fused = by_library and cusparselt.Descriptor.of(product).applies(bias, activation)
     last = (bias, activation) if fused else (None, None)
-    args = (dense_k_last, out_packed_last, out_dtype)
+    options = {
+        "dense_k_last": dense_k_last,
+        "out_packed_last": out_packed_last,
+        "out_dtype": out_dtype,
+        "algorithm": algorithm,
+        "activation": last[1],
+    }
     if isinstance(packed, Compressed24):
-        out = compressed24.multiply(packed, dense, *args, algorithm, *last)
+        out = compressed24.multiply(packed, dense, bias=last[0], **options)
     else:
-        stored = dataclasses.replace(packed, values=packed.values.astype(dtype), axis=-1)
-        out = _product(stored, dense.astype(dtype), last[0], *args, implementation, algorithm, last[1])
+        values, operands = packed.values.astype(dtype), (dense.astype(dtype), last[0])
+        options["implementation"] = implementation
+        if isinstance(packed, PackedVNM):
+            positions, blocks = (packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
+            out = MATMUL_VNM(values, *positions, *operands, **blocks, **options)
+        else:
+            out = MATMUL(values, packed.metadata, *operands, **options)
     return out if fused else _finish(out, bias, activation, bias_axis)
 
 
@@ -236,58 +250,50 @@ def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
     return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7, 8))
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8), inline=True)
-def _product(
-    packed, dense, bias, dense_k_last, out_packed_last, out_dtype, implementation, algorithm, activation
+def _sums(values, *others, dense_k_last, out_packed_last, out_dtype, **_):
+    """The type of what a kernel writes: the result, or float32 sums for a dtype that it does not write."""
+    rows, n = values.shape[-2], others[-1].shape[-2 if dense_k_last else -1]
+    dtype = out_dtype if out_dtype in (jnp.float32, values.dtype) else jnp.float32
+    return jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), dtype)
+
+
+def _layout(dense_k_last, out_packed_last, **_):
+    return {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
+
+
+MATMUL_KERNEL = Kernel("s24_matmul", _sums, _layout)
+MATMUL_VNM_KERNEL = Kernel(
+    "s24_vnm_matmul", _sums, lambda v, m, **options: {**_layout(**options), "v": v, "m": m}
+)
+
+
+def _kernel(values, metadata, dense, bias, *, out_dtype, **options):
+    return MATMUL_KERNEL(values, metadata, dense, out_dtype=out_dtype, **options).astype(out_dtype)
+
+
+def _reference(values, metadata, dense, bias, *, dense_k_last, out_packed_last, out_dtype, **_):
+    weights = unpack24(values, metadata, -1)
+    return reference.matmul(weights, dense, dense_k_last, out_packed_last, out_dtype)
+
+
+def _library(values, metadata, dense, bias, **options):
+    return compressed24.multiply(Packed24(values, metadata, -1), dense, bias=bias, **options)
+
+
+def _saves(operands, results, *, activation, **_):
+    return operands, results if activation else None
+
+
+def _backward(saved, ct, *, implementation, **options):
+    (values, metadata, dense, bias), out = saved
+    gradients = _gradients(Packed24(values, metadata, -1), dense, bias, out, ct, implementation, **options)
+    return gradients[0], None, *gradients[1:]
+
+
+def _gradients(
+    packed, dense, bias, out, ct, implementation, *, dense_k_last, out_packed_last, activation, **_
 ):
-    """bias and activation: for cuSPARSELt only, where it applies them."""
-    rows, n = packed.shape[-2], dense.shape[-2 if dense_k_last else -1]
-    out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
-    fast = out_dtype in (jnp.float32, packed.dtype)
-    flags = {"dense_k_last": dense_k_last, "out_packed_last": out_packed_last}
-
-    def kernel(packed, dense):
-        result = out if fast else jax.ShapeDtypeStruct(out.shape, jnp.float32)
-        if isinstance(packed, PackedVNM):
-            return vnm(packed, dense, result).astype(out_dtype)
-        parts = packed.values, packed.metadata
-        return native.call("s24_matmul", result, *parts, dense, **flags).astype(out_dtype)
-
-    def vnm(packed, dense, result):
-        def call(dense, **layout):
-            parts, blocks = (packed.values, packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
-            return native.call("s24_vnm_matmul", result, *parts, dense, **flags | layout, **blocks)
-
-        if not dense_k_last or packed.dtype == jnp.float32:
-            return call(dense)
-        # On CUDA rows of (K, N) are gathered whole: transposing them once costs less than to gather elements.
-        return lax.platform_dependent(
-            dense, cuda=lambda dense: call(dense.T, dense_k_last=False), default=call
-        )
-
-    def library(packed, dense):
-        args = (dense_k_last, out_packed_last, out_dtype, algorithm)
-        return compressed24.multiply(packed, dense, *args, bias, activation)
-
-    def fallback(packed, dense):
-        p = packed.todense(implementation="reference")
-        return reference.matmul(p, dense, dense_k_last, out_packed_last, out_dtype)
-
-    if isinstance(packed, PackedVNM):
-        return run("vnm_matmul", packed.dtype, implementation, kernel, fallback, packed, dense)
-    return run("matmul", packed.dtype, implementation, kernel, fallback, packed, dense, cusparselt=library)
-
-
-def _product_fwd(packed, dense, bias, *static):
-    out = _product(packed, dense, bias, *static)
-    return out, (packed, dense, bias, out if static[-1] else None)
-
-
-def _product_bwd(
-    dense_k_last, out_packed_last, out_dtype, implementation, algorithm, activation, residuals, ct
-):
-    packed, dense, bias, out = residuals
+    """The gradients of the packed values, of the dense operand and of the bias: two dense products."""
     if activation == "relu":
         ct = jnp.where(out > 0, ct, jnp.zeros_like(ct))
     sums = None if bias is None else ct.sum(-2 if out_packed_last else -1, dtype=jnp.float32)
@@ -296,9 +302,40 @@ def _product_bwd(
     weights = packed.todense(implementation=implementation)
     d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
     d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)  # (R, K)
-    d_packed = jax.tree.map(lambda _: None, packed)
     values = gather(d_weights, packed, implementation)
-    return dataclasses.replace(d_packed, values=values), d_dense.T if dense_k_last else d_dense, d_bias
+    return values, d_dense.T if dense_k_last else d_dense, d_bias
 
 
-_product.defvjp(_product_fwd, _product_bwd)
+# The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. bias and
+# activation are for cuSPARSELt only, where it applies them.
+MATMUL = Operation("matmul", _reference, kernel=_kernel, library=_library, vjp=Reverse(_saves, _backward))
+
+
+def _vnm_kernel(values, metadata, columns, dense, bias, *, out_dtype, dense_k_last, **options):
+    def call(dense, dense_k_last=dense_k_last):
+        options["dense_k_last"] = dense_k_last
+        return MATMUL_VNM_KERNEL(values, metadata, columns, dense, out_dtype=out_dtype, **options)
+
+    if not dense_k_last or values.dtype == jnp.float32:
+        out = call(dense)
+    else:
+        # On CUDA rows of (K, N) are gathered whole: transposing them once costs less than to gather elements.
+        out = lax.platform_dependent(dense, cuda=lambda dense: call(dense.T, False), default=call)
+    return out.astype(out_dtype)
+
+
+def _vnm_reference(
+    values, metadata, columns, dense, bias, *, v, m, dense_k_last, out_packed_last, out_dtype, **_
+):
+    weights = unpack_vnm(values, metadata, columns, v, m, -1)
+    return reference.matmul(weights, dense, dense_k_last, out_packed_last, out_dtype)
+
+
+def _vnm_backward(saved, ct, *, implementation, v, m, **options):
+    (*parts, dense, bias), out = saved
+    packed = PackedVNM(*parts, v, m, -1)
+    values, *gradients = _gradients(packed, dense, bias, out, ct, implementation, **options)
+    return values, None, None, *gradients
+
+
+MATMUL_VNM = Operation("vnm_matmul", _vnm_reference, kernel=_vnm_kernel, vjp=Reverse(_saves, _vnm_backward))

@@ -7,70 +7,73 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import run
+from jax_sparse24.dispatch.operation import Kernel, Operation, trailing
 from jax_sparse24.ops.order import regroup
-from jax_sparse24.ops.packed24 import Packed24, in_strides, packed_types
+from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference import mvue as reference
-from jax_sparse24.ops.reference import packed24
-from jax_sparse24.ops.select import like
+from jax_sparse24.ops.reference.packed24 import pack24
 
 
 def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
-    """A random 2:4 array along `axis` whose expectation is `g`.
+    """A random 2:4 array along an axis whose expectation is `g`.
 
-    key: a JAX PRNG key, typed or raw. g: any shape whose `axis` is a multiple of 4; float32, bfloat16,
-    float16. exact=True draws with the inclusion probabilities of least variance, `min(1, 2|g|/sum|g|)` with
-    the capped case, by systematic sampling (2203.10991). exact=False draws two entries one after the other,
-    in proportion to |g|, as the code of 2404.01847 does; unbiased too, 6 % more variance on Gaussian data.
     Kept entries are `g / probability`. The draw depends on the key and the group's row-major index only: the
     same bits in every implementation. A group with NaN or Inf is cut by magnitude, unscaled, so that it
     reaches the loss; float32 subnormals count as zero. It estimates gradients and has no derivative of its
-    own: differentiating raises. Raises like `mask24`; TypeError for a key that is none."""
-    patterns.check_flag("mvue24", "exact", exact)
-    words = key_words("mvue24", key)
-    g = patterns.as_array("mvue24", "g", g)
-    return _mvue(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
+    own: differentiating raises.
+
+    key: a JAX PRNG key, typed or raw.
+    g: any shape whose `axis` is a multiple of 4; float32, bfloat16 or float16.
+    axis: along which elements are grouped.
+    exact: True draws with the inclusion probabilities of least variance, `min(1, 2|g|/sum|g|)` with the
+        capped case, by systematic sampling. False draws two entries one after the other, in proportion to
+        |g|, which is unbiased too and has 6 % more variance on Gaussian data.
+    implementation: as in `mask24`.
+
+    Returns: an array of g's shape and dtype.
+    Raises: as `mask24`; TypeError for a key that is none.
+    Source: 2203.10991; of exact=False, the code of 2404.01847."""
+    operands, options = _checked(key, g, axis, exact)
+    return MVUE24(*operands, **options, implementation=implementation)
 
 
 def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> Packed24:
     """`pack24(mvue24(key, g, axis, exact), axis)` in one pass."""
-    patterns.check_flag("mvue24", "exact", exact)
-    words = key_words("mvue24", key)
-    g = patterns.as_array("mvue24", "g", g)
-    return _mvue_pack(g, words, patterns.check_grouped("mvue24", g, axis), bool(exact), implementation)
+    operands, options = _checked(key, g, axis, exact)
+    parts = MVUE_PACK24(*operands, **options, implementation=implementation)
+    return Packed24(*parts, options["axis"])
 
 
-@partial(jax.jit, static_argnames=("exact", "implementation"), inline=True)
 def mvue_pack24_strided(key, g, exact: bool = True, *, implementation: str | None = None) -> Packed24:
     """`mvue_pack24(key, regroup(g, "strided"), -2, exact)` of a matrix, as `pack24_strided`."""
-
-    def fallback(g, words):
-        return _mvue_pack(regroup(g, "strided"), words, -2, exact, "reference")
-
-    def kernel(g, words):
-        return in_strides("s24_mvue_pack", words, g, exact=exact)
-
-    return run("mvue24", g.dtype, implementation, kernel, fallback, g, key_words("mvue24", key))
+    operands, options = _checked(key, g, -2, exact)
+    parts = MVUE_PACK24_STRIDED(*operands, exact=options["exact"], implementation=implementation)
+    return Packed24(*parts, -2)
 
 
 def random24(key, g, axis: int, law: Literal["uniform", "paired"]) -> jax.Array:
-    """Two other unbiased random 2:4 cuts of `g`, to compare `mvue24` with.
+    """Two other unbiased random 2:4 cuts of `g`, to compare `mvue24` with. Only the reference computes them.
 
+    key, g, axis: as in `mvue24`.
     law: "uniform", any two of four with the same probability, doubled; "paired", one of each two neighbours
-    with probability |g| / sum|g|, as large as their sum: the minimum-variance 1:2 estimate of 2203.10991.
-    Shapes, dtypes, keys, non-finite groups and errors as `mvue24`; only the reference computes them."""
+        with probability |g| / sum|g|, as large as their sum: the minimum-variance 1:2 estimate.
+
+    Returns: an array of g's shape and dtype.
+    Raises: as `mvue24`; ValueError for another law.
+    Source: 2203.10991."""
     if law not in ("uniform", "paired"):
         raise ValueError(f"random24: law {law!r} is unknown; use 'uniform' or 'paired'.")
     words = key_words("random24", key)
     g = patterns.as_array("random24", "g", g)
-    return _random(g, words, patterns.check_grouped("random24", g, axis), law)
+    return RANDOM24(words, g, axis=patterns.check_grouped("random24", g, axis), law=law)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-@partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _random(g, words, axis, law):
-    return reference.random24(words, g, axis, law)
+def _checked(key, g, axis, exact) -> tuple[tuple[jax.Array, jax.Array], dict[str, int | bool]]:
+    """The operands and the options of an estimate."""
+    patterns.check_flag("mvue24", "exact", exact)
+    words = key_words("mvue24", key)
+    g = patterns.as_array("mvue24", "g", g)
+    return (words, g), {"axis": patterns.check_grouped("mvue24", g, axis), "exact": bool(exact)}
 
 
 def key_words(op: str, key) -> jax.Array:
@@ -88,49 +91,42 @@ def key_words(op: str, key) -> jax.Array:
     return words
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _mvue(g, words, axis, exact, implementation):
-    return _mvue_jit(g, words, axis, exact, implementation)
-
-
-@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _mvue_jit(g, words, axis, exact, implementation):
-    def kernel(g, words):
-        return native.call("s24_mvue", like(g), words, g, trailing=-1 - axis, exact=exact)
-
-    return run(
-        "mvue24",
-        g.dtype,
-        implementation,
-        kernel,
-        lambda g, words: reference.mvue24(words, g, axis, exact),
-        g,
-        words,
-    )
-
-
-@_mvue.defjvp
-@_random.defjvp
-def _refuse(*_):
+def _refuse(*_, **__):
     raise TypeError(
         "mvue24 and random24 estimate gradients and have no derivative of their own. Apply them to "
         "cotangents, or wrap the argument in jax.lax.stop_gradient."
     )
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _mvue_pack(g, words, axis, exact, implementation):
-    def kernel(g, words):
-        types = packed_types(g, axis)
-        return Packed24(*native.call("s24_mvue_pack", types, words, g, trailing=-1 - axis, exact=exact), axis)
-
-    def fallback(g, words):
-        estimate = reference.mvue24(words, g, axis, exact)
-        # Fused into one, XLA:CPU of jax 0.11 takes minutes to compile both in bfloat16.
-        return Packed24(*packed24.pack24(jax.lax.optimization_barrier(estimate), axis), axis)
-
-    return run("mvue24", g.dtype, implementation, kernel, fallback, g, words)
+def _like(words, g, **_):
+    return jax.ShapeDtypeStruct(g.shape, g.dtype)
 
 
-_mvue_pack.defjvp(_refuse)
+def _packed(words, g, axis, **_):
+    return Packed24.types(g, axis)
+
+
+def _flags(axis, exact):
+    return {**trailing(axis), "exact": exact}
+
+
+def _estimate_and_pack(words, g, axis, exact):
+    estimate = reference.mvue24(words, g, axis, exact)
+    # Fused into one, XLA:CPU of jax 0.11 takes minutes to compile both in bfloat16.
+    return pack24(jax.lax.optimization_barrier(estimate), axis)
+
+
+# The first operand is the key of the draws, uint32 (2,). A draw is keyed by it and by the index of its group.
+MVUE24 = Operation("mvue24", reference.mvue24, kernel=Kernel("s24_mvue", _like, _flags), jvp=_refuse)
+MVUE_PACK24 = Operation(
+    "mvue24", _estimate_and_pack, kernel=Kernel("s24_mvue_pack", _packed, _flags), jvp=_refuse
+)
+# On CUDA rows are read where they are, which spares the pass that moves them.
+MVUE_PACK24_STRIDED = Operation(
+    "mvue24",
+    reference=lambda words, g, exact: _estimate_and_pack(words, regroup(g, "strided"), -2, exact),
+    kernel=lambda words, g, exact: MVUE_PACK24.kernel(words, regroup(g, "strided"), axis=-2, exact=exact),
+    cuda=Kernel("s24_mvue_pack_strided", partial(_packed, axis=-2), lambda exact: {"exact": exact}),
+    jvp=_refuse,
+)
+RANDOM24 = Operation("random24", reference.random24, jvp=_refuse)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import run
+from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse, trailing
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.reference import packed24 as reference
 from jax_sparse24.patterns import FLOAT8
@@ -47,6 +46,14 @@ class Packed24(PackedArray):
     values: jax.Array
     metadata: jax.Array
     axis: int = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def types(x, axis: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the values and metadata of an array packed along `axis` (negative)."""
+        place = x.ndim + axis
+        lead, k = x.shape[:place] + x.shape[place + 1 :], x.shape[place]
+        metadata = jax.ShapeDtypeStruct((*lead, -(-k // 8)), jnp.uint8)
+        return jax.ShapeDtypeStruct((*lead, k // 2), x.dtype), metadata
 
     @property
     def K(self) -> int:
@@ -89,16 +96,11 @@ class Packed24(PackedArray):
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
         """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
-        return unpack24(self, implementation=implementation)
-
-
-def packed_types(x, axis: int):
-    """Shapes and dtypes of the values and metadata of `x` packed along `axis` (negative)."""
-    place = x.ndim + axis
-    lead, k = x.shape[:place] + x.shape[place + 1 :], x.shape[place]
-    return jax.ShapeDtypeStruct((*lead, k // 2), x.dtype), jax.ShapeDtypeStruct(
-        (*lead, -(-k // 8)), jnp.uint8
-    )
+        check_packed("todense", self)
+        if self.dtype == FLOAT8:
+            wide = dataclasses.replace(self, values=self.values.astype(jnp.bfloat16))
+            return wide.todense(implementation=implementation).astype(FLOAT8)
+        return UNPACK24(self.values, self.metadata, axis=self.axis, implementation=implementation)
 
 
 def pack24(
@@ -109,23 +111,29 @@ def pack24(
     checked: bool = False,
     implementation: str | None = None,
 ):
-    """`x` compressed along `axis`: two of every four elements with their positions.
+    """`x` compressed along an axis: two of every four elements with their positions.
 
-    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16, float8_e4m3fn. Without `mask`
-    the two of largest |x| are taken, as in `mask24`. mask: bool of x's shape. Of a group that holds more than
-    two the two of largest |x| are taken (ties keep the lower index), and one that holds fewer is filled with
-    stored zeros: every implementation and layer reads a mask so. checked: raise instead unless the mask holds
-    exactly two of every group; it is read on the host, so it cannot be traced. axis: also (-1, -2), for a
-    product along either: a Packed24 of each, with a mask from one pass over `x` on CUDA. Returns Packed24 or
-    a tuple of them. Differentiable in `x`. Raises like `mask24`; TypeError or ValueError for a mask of
-    another dtype or shape, or traced though checked; ValueError for other pairs of axes and for a checked
-    mask that is not 2:4."""
+    Without a mask the two of largest |x| are taken, as in `mask24`. Of a group in which a mask holds more
+    than two, the two of largest |x| are taken (ties keep the lower index), and a group in which it holds
+    fewer is filled with stored zeros: every implementation and layer reads a mask so. Differentiable in `x`.
+
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16 or float8_e4m3fn.
+    axis: along which elements are grouped; (-1, -2) for a product along either, with a mask from one pass
+        over `x` on CUDA.
+    mask: bool, x's shape, or None.
+    checked: raise unless the mask holds exactly two of every group. It is read on the host, so it cannot be
+        traced.
+    implementation: as in `mask24`.
+
+    Returns: a Packed24, or of two axes a tuple of them.
+    Raises: as `mask24`; TypeError or ValueError for a mask of another dtype or shape, or traced though
+        checked; ValueError for other pairs of axes and for a checked mask that is not 2:4."""
     patterns.check_flag("pack24", "checked", checked)
     x = patterns.as_array("pack24", "x", x, float8=True)
     both = isinstance(axis, tuple) and len(axis) == 2
     axis = (patterns.check_both if both else patterns.check_grouped)("pack24", x, axis)
     if mask is not None:
-        mask = as_mask("pack24", mask, x)
+        mask = patterns.as_mask("pack24", mask, x)
         if checked:
             for one in axis if both else (axis,):
                 _check_two_of_four(mask, one)
@@ -135,23 +143,14 @@ def pack24(
             dataclasses.replace(p, values=p.values.astype(FLOAT8)) for p in (wide if both else (wide,))
         )
         return narrow if both else narrow[0]
+    run = {"implementation": implementation}
+    if both and mask is not None:
+        return along_both(PACK24_MASKED_BOTH(x, mask, **run))
+    if both:
+        return tuple(Packed24(*PACK24(x, axis=a, **run), a) for a in axis)
     if mask is not None:
-        return (
-            _pack_masked_both(x, mask, implementation)
-            if both
-            else _pack_masked(x, mask, axis, implementation)
-        )
-    return tuple(_pack(x, a, implementation) for a in axis) if both else _pack(x, axis, implementation)
-
-
-def as_mask(op: str, mask, x) -> jax.Array:
-    """`mask` as an array; raises TypeError or ValueError unless it is bool and of x's shape."""
-    mask = jnp.asarray(mask)
-    if mask.dtype != jnp.bool_:
-        raise TypeError(f"{op}: mask must be bool, got {mask.dtype.name}. Use mask24, or compare: mask != 0.")
-    if mask.shape != x.shape:
-        raise ValueError(f"{op}: mask has shape {mask.shape}, x has shape {x.shape}; they must be equal.")
-    return mask
+        return Packed24(*PACK24_MASKED(x, mask, axis=axis, **run), axis)
+    return Packed24(*PACK24(x, axis=axis, **run), axis)
 
 
 def _check_two_of_four(mask, axis: int) -> None:
@@ -177,133 +176,89 @@ def _check_two_of_four(mask, axis: int) -> None:
         )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-@partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _pack(x, axis, implementation):
-    def kernel(x):
-        return Packed24(*native.call("s24_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
-
-    return run(
-        "pack24", x.dtype, implementation, kernel, lambda x: Packed24(*reference.pack24(x, axis), axis), x
-    )
-
-
-def _pack_fwd(x, axis, implementation):
-    packed = _pack(x, axis, implementation)
-    return packed, packed.metadata
-
-
-def _pack_bwd(axis, implementation, metadata, ct):
-    return (_unpack(ct.values, metadata, axis, implementation),)
-
-
-_pack.defvjp(_pack_fwd, _pack_bwd)
-
-
-def in_strides(target: str, *operands, **attributes) -> Packed24:
-    """A matrix, the last operand, packed along axis -2 by the kernel `target` as `regroup(x, "strided")` puts
-    its rows; on CUDA they are read where they are, which spares a pass."""
-    types = packed_types(operands[-1], -2)
-
-    def one_pass(*operands):
-        return Packed24(*native.call(f"{target}_strided", types, *operands, **attributes), -2)
-
-    def two_passes(*operands):
-        *others, x = operands
-        x = regroup(x, "strided")
-        return Packed24(*native.call(target, types, *others, x, trailing=1, **attributes), -2)
-
-    return jax.lax.platform_dependent(*operands, cuda=one_pass, default=two_passes)
-
-
-@partial(jax.jit, static_argnames="implementation", inline=True)
-def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
-    """`pack24(regroup(x, "strided"), -2)` of a matrix (T, n): every four rows T / 4 apart make a group. Not
-    differentiable."""
-
-    def fallback(x):
-        return Packed24(*reference.pack24(regroup(x, "strided"), -2), -2)
-
-    return run("pack24", x.dtype, implementation, partial(in_strides, "s24_pack"), fallback, x)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-@partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _pack_masked(x, mask, axis, implementation):
-    kernel, fallback = (partial(f, axis=axis) for f in (_masked_kernel, _masked_reference))
-    return run("pack24", x.dtype, implementation, kernel, fallback, x, mask)
-
-
-def _masked_kernel(x, mask, axis):
-    return Packed24(*native.call("s24_pack_masked", packed_types(x, axis), x, mask, trailing=-1 - axis), axis)
-
-
-def _masked_reference(x, mask, axis):
-    return Packed24(*reference.pack24_masked(x, mask, axis), axis)
-
-
-def _pack_masked_fwd(x, mask, axis, implementation):
-    packed = _pack_masked(x, mask, axis, implementation)
-    return packed, (packed.metadata, mask)
-
-
-def _pack_masked_bwd(axis, implementation, residuals, ct):
-    metadata, mask = residuals
-    dx = _unpack(ct.values, metadata, axis, implementation)
-    return jnp.where(mask, dx, jnp.zeros_like(dx)), None
-
-
-_pack_masked.defvjp(_pack_masked_fwd, _pack_masked_bwd)
-
-
-def _both_types(x):
-    return *packed_types(x, -1), *packed_types(x, -2)
-
-
-def _of_both(row_values, row_metadata, values, metadata) -> tuple[Packed24, Packed24]:
+def along_both(parts) -> tuple[Packed24, Packed24]:
+    """An array packed along axis -1 and along axis -2, from the values and metadata of each."""
+    row_values, row_metadata, values, metadata = parts
     return Packed24(row_values, row_metadata, -1), Packed24(values, metadata, -2)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-@partial(jax.jit, static_argnums=(2,), inline=True)
-def _pack_masked_both(x, mask, implementation):
-    return run("pack24", x.dtype, implementation, _both_kernel, _both_reference, x, mask)
+def both_types(x, *_, **__):
+    """The types of `along_both`."""
+    return *Packed24.types(x, -1), *Packed24.types(x, -2)
 
 
-def _both_kernel(x, mask) -> tuple[Packed24, Packed24]:
-    return _of_both(*native.call("s24_pack_masked_both", _both_types(x), x, mask))
+def _unpacked(cotangents, metadata, axis, implementation):
+    """The gradient of an array from that of its packed values."""
+    return UNPACK24(cotangents[0], metadata, axis=axis, implementation=implementation)
 
 
-def _both_reference(x, mask) -> tuple[Packed24, Packed24]:
-    return _masked_reference(x, mask, -1), _masked_reference(x, mask, -2)
+def _pack_backward(metadata, cotangents, *, axis, implementation):
+    return (_unpacked(cotangents, metadata, axis, implementation),)
 
 
-def _pack_masked_both_fwd(x, mask, implementation):
-    packed = _pack_masked_both(x, mask, implementation)
-    return packed, ([p.metadata for p in packed], mask)
+PACK24 = Operation(
+    "pack24",
+    reference.pack24,
+    kernel=Kernel("s24_pack", Packed24.types, trailing),
+    vjp=Reverse(lambda operands, results, **_: results[1], _pack_backward),
+)
 
 
-def _pack_masked_both_bwd(implementation, residuals, cts):
-    metadata, mask = residuals
+def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
+    """`pack24(regroup(x, "strided"), -2)` of a matrix (T, n): every four rows T / 4 apart make a group. Not
+    differentiable."""
+    return Packed24(*PACK24_STRIDED(x, implementation=implementation), -2)
+
+
+# On CUDA rows are read where they are, which spares the pass that moves them.
+PACK24_STRIDED = Operation(
+    "pack24",
+    reference=lambda x: reference.pack24(regroup(x, "strided"), -2),
+    kernel=lambda x: PACK24.kernel(regroup(x, "strided"), axis=-2),
+    cuda=Kernel("s24_pack_strided", partial(Packed24.types, axis=-2)),
+)
+
+
+def _masked_types(x, mask, axis):
+    return Packed24.types(x, axis)
+
+
+def _masked_backward(saved, cotangents, *, axis, implementation):
+    metadata, mask = saved
+    dx = _unpacked(cotangents, metadata, axis, implementation)
+    return jnp.where(mask, dx, jnp.zeros_like(dx)), None
+
+
+PACK24_MASKED = Operation(
+    "pack24",
+    reference.pack24_masked,
+    kernel=Kernel("s24_pack_masked", _masked_types, trailing),
+    vjp=Reverse(lambda operands, results, **_: (results[1], operands[1]), _masked_backward),
+)
+
+
+def _masked_both_reference(x, mask):
+    return *reference.pack24_masked(x, mask, -1), *reference.pack24_masked(x, mask, -2)
+
+
+def masked_both_backward(saved, cotangents, *, implementation):
+    """The gradients of an array and its mask from those of `along_both`.
+
+    saved: the metadata along either axis, and the mask."""
+    *metadata, mask = saved
     rows, columns = (
-        _pack_masked_bwd(axis, implementation, (nibbles, mask), ct)[0]
-        for axis, nibbles, ct in zip((-1, -2), metadata, cts, strict=True)
+        _masked_backward((nibbles, mask), ct, axis=axis, implementation=implementation)[0]
+        for axis, nibbles, ct in zip((-1, -2), metadata, (cotangents[:2], cotangents[2:]), strict=True)
     )
     return rows + columns, None
 
 
-_pack_masked_both.defvjp(_pack_masked_both_fwd, _pack_masked_both_bwd)
-
-
-def unpack24(packed: Packed24, *, implementation: str | None = None) -> jax.Array:
-    """The array that `packed` stands for, +0 where nothing is kept. Differentiable in the values."""
-    if not isinstance(packed, Packed24):
-        raise TypeError(f"todense: needs a Packed24, got {type(packed).__name__}.")
-    check_packed("todense", packed)
-    if packed.dtype == FLOAT8:
-        wide = dataclasses.replace(packed, values=packed.values.astype(jnp.bfloat16))
-        return unpack24(wide, implementation=implementation).astype(FLOAT8)
-    return _unpack(packed.values, packed.metadata, packed.axis, implementation)
+PACK24_MASKED_BOTH = Operation(
+    "pack24",
+    _masked_both_reference,
+    kernel=Kernel("s24_pack_masked_both", both_types),
+    vjp=Reverse(lambda operands, results, **_: (results[1], results[3], operands[1]), masked_both_backward),
+)
 
 
 def check_packed(op: str, packed: Packed24) -> None:
@@ -328,125 +283,90 @@ def check_packed(op: str, packed: Packed24) -> None:
         )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-@partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _unpack(values, metadata, axis, implementation):
-    def kernel(values, metadata):
-        shape = Packed24(values, metadata, axis).shape
-        return native.call(
-            "s24_unpack", jax.ShapeDtypeStruct(shape, values.dtype), values, metadata, trailing=-1 - axis
-        )
-
-    fallback = partial(reference.unpack24, axis=axis)
-    return run("todense", values.dtype, implementation, kernel, fallback, values, metadata)
+def _unpacked_type(values, metadata, axis):
+    return jax.ShapeDtypeStruct(Packed24(values, metadata, axis).shape, values.dtype)
 
 
-def _unpack_fwd(values, metadata, axis, implementation):
-    return _unpack(values, metadata, axis, implementation), metadata
+def _unpack_backward(metadata, cotangent, *, axis, implementation):
+    return GATHER24(cotangent, metadata, axis=axis, implementation=implementation), None
 
 
-def _unpack_bwd(axis, implementation, metadata, ct):
-    return gather24(ct, metadata, axis, implementation), None
+UNPACK24 = Operation(
+    "todense",
+    reference.unpack24,
+    kernel=Kernel("s24_unpack", _unpacked_type, trailing),
+    vjp=Reverse(lambda operands, results, **_: operands[1], _unpack_backward),
+)
 
 
-_unpack.defvjp(_unpack_fwd, _unpack_bwd)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-@partial(jax.jit, static_argnums=(2, 3), inline=True)
-def gather24(x, metadata, axis, implementation=None):
+def gather24(x, metadata, axis: int, implementation: str | None = None) -> jax.Array:
     """The values of `x` at the positions of a given packing along `axis` (negative): the transpose of
-    `todense`."""
-
-    def kernel(x, metadata):
-        return native.call("s24_gather", packed_types(x, axis)[0], x, metadata, trailing=-1 - axis)
-
-    return run(
-        "gather24", x.dtype, implementation, kernel, lambda x, m: reference.gather24(x, m, axis), x, metadata
-    )
+    `todense`. Differentiable in `x`."""
+    return GATHER24(x, metadata, axis=axis, implementation=implementation)
 
 
-def _gather_fwd(x, metadata, axis, implementation):
-    return gather24(x, metadata, axis, implementation), metadata
+def _gather_backward(metadata, cotangent, *, axis, implementation):
+    return UNPACK24(cotangent, metadata, axis=axis, implementation=implementation), None
 
 
-def _gather_bwd(axis, implementation, metadata, ct):
-    return _unpack(ct, metadata, axis, implementation), None
-
-
-gather24.defvjp(_gather_fwd, _gather_bwd)
+GATHER24 = Operation(
+    "gather24",
+    reference.gather24,
+    kernel=Kernel("s24_gather", lambda x, metadata, axis: Packed24.types(x, axis)[0], trailing),
+    vjp=Reverse(lambda operands, results, **_: operands[1], _gather_backward),
+)
 
 
 def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str | None = None):
-    """`relu(x)**2`, the two largest of every four kept, packed: activation, selection and packing in one pass
-    (2503.16672).
+    """`relu(x)**2`, the two largest of every four kept, packed.
 
-    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. The square is taken in float32,
-    whose subnormals count as zero, and rounded to x's dtype before the selection, so the result equals
-    `pack24(relu(x)**2, axis)`; NaN passes. axis: also (-1, -2), for a product along either: a Packed24 of
-    each, from one pass over `x` on CUDA. Returns Packed24 or a tuple of them. Differentiable in `x`:
-    `2 relu(x)` at kept positions. Raises like `mask24`; ValueError for other pairs of axes."""
+    Activation, selection and packing are one pass. The square is taken in float32, whose subnormals count as
+    zero, and rounded to x's dtype before the selection, so the result equals `pack24(relu(x)**2, axis)`; NaN
+    passes. Differentiable in `x`: `2 relu(x)` at kept positions.
+
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16 or float16.
+    axis: along which elements are grouped; (-1, -2) for a product along either, from one pass over `x` on
+        CUDA.
+    implementation: as in `mask24`.
+
+    Returns: a Packed24, or of two axes a tuple of them.
+    Raises: as `mask24`; ValueError for other pairs of axes.
+    Source: 2503.16672."""
     x = patterns.as_array("squared_relu24", "x", x)
     if not (isinstance(axis, tuple) and len(axis) == 2):
-        return _squared_relu24(x, patterns.check_grouped("squared_relu24", x, axis), implementation)
+        axis = patterns.check_grouped("squared_relu24", x, axis)
+        return Packed24(*SQUARED_RELU24(x, axis=axis, implementation=implementation), axis)
     patterns.check_both("squared_relu24", x, axis)
-    return _squared_relu_both(x, implementation)
+    return along_both(SQUARED_RELU24_BOTH(x, implementation=implementation))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-@partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _squared_relu24(x, axis, implementation):
-    kernel, fallback = (partial(f, axis=axis) for f in (_squared_relu_kernel, _squared_relu_reference))
-    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
+def _squared_relu_backward(saved, cotangents, *, axis, implementation):
+    metadata, x = saved
+    return (_unpacked(cotangents, metadata, axis, implementation) * (2 * jnp.maximum(x, 0)),)
 
 
-def _squared_relu_kernel(x, axis):
-    return Packed24(*native.call("s24_squared_relu_pack", packed_types(x, axis), x, trailing=-1 - axis), axis)
+SQUARED_RELU24 = Operation(
+    "squared_relu24",
+    reference.squared_relu24,
+    kernel=Kernel("s24_squared_relu_pack", Packed24.types, trailing),
+    vjp=Reverse(lambda operands, results, **_: (results[1], operands[0]), _squared_relu_backward),
+)
 
 
-def _squared_relu_reference(x, axis):
-    return Packed24(*reference.squared_relu24(x, axis), axis)
-
-
-def _squared_relu_fwd(x, axis, implementation):
-    packed = _squared_relu24(x, axis, implementation)
-    return packed, (packed.metadata, x)
-
-
-def _squared_relu_bwd(axis, implementation, residuals, ct):
-    metadata, x = residuals
-    return (_unpack(ct.values, metadata, axis, implementation) * (2 * jnp.maximum(x, 0)),)
-
-
-_squared_relu24.defvjp(_squared_relu_fwd, _squared_relu_bwd)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-@partial(jax.jit, static_argnums=(1,), inline=True)
-def _squared_relu_both(x, implementation):
-    def kernel(x):
-        types = (*packed_types(x, -1), *packed_types(x, -2))
-        *rows, values, metadata = native.call("s24_squared_relu_pack_both", types, x)
-        return Packed24(*rows, -1), Packed24(values, metadata, -2)
-
-    def fallback(x):
-        return _squared_relu_reference(x, -1), _squared_relu_reference(x, -2)
-
-    return run("squared_relu24", x.dtype, implementation, kernel, fallback, x)
-
-
-def _squared_relu_both_fwd(x, implementation):
-    packed = _squared_relu_both(x, implementation)
-    return packed, ([p.metadata for p in packed], x)
-
-
-def _squared_relu_both_bwd(implementation, residuals, cts):
-    metadata, x = residuals
+def _squared_relu_both_backward(saved, cotangents, *, implementation):
+    *metadata, x = saved
     rows, columns = (
-        _unpack(ct.values, nibbles, axis, implementation)
-        for ct, nibbles, axis in zip(cts, metadata, (-1, -2), strict=True)
+        _unpacked(ct, nibbles, axis, implementation)
+        for ct, nibbles, axis in zip((cotangents[:2], cotangents[2:]), metadata, (-1, -2), strict=True)
     )
     return ((rows + columns) * (2 * jnp.maximum(x, 0)),)
 
 
-_squared_relu_both.defvjp(_squared_relu_both_fwd, _squared_relu_both_bwd)
+SQUARED_RELU24_BOTH = Operation(
+    "squared_relu24",
+    reference=lambda x: (*reference.squared_relu24(x, -1), *reference.squared_relu24(x, -2)),
+    kernel=Kernel("s24_squared_relu_pack_both", both_types),
+    vjp=Reverse(
+        lambda operands, results, **_: (results[1], results[3], operands[0]), _squared_relu_both_backward
+    ),
+)

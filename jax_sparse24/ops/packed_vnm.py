@@ -1,19 +1,21 @@
 """V:2:M: blocks of V rows that share four of every M columns (Venom, 2310.02065)."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import run
-from jax_sparse24.ops.packed24 import PackedArray, as_mask
+from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse, mask_like, trailing
+from jax_sparse24.ops.order import collect, regroup
+from jax_sparse24.ops.packed24 import PackedArray
 from jax_sparse24.ops.reference import packed_vnm as reference
-from jax_sparse24.ops.select import like
+from jax_sparse24.ops.reference.packed24 import squared_relu
 from jax_sparse24.patterns import VNM
+
+TILE = 128  # rows or columns that a CUDA kernel takes at a time
+MOST_TILES = 65535  # along tokens
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +41,27 @@ class PackedVNM(PackedArray):
     v: int = dataclasses.field(metadata={"static": True})
     m: int = dataclasses.field(metadata={"static": True})
     axis: int = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def types(x, v: int, m: int, axis: int, **_) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of values, metadata and columns of an array packed along `axis` (negative)."""
+        *lead, _, _ = x.shape
+        rows, groups = x.shape[-3 - axis], x.shape[axis] // m
+        return (
+            jax.ShapeDtypeStruct((*lead, rows, 2 * groups), x.dtype),
+            jax.ShapeDtypeStruct((*lead, rows, -(-groups // 2)), jnp.uint8),
+            jax.ShapeDtypeStruct((*lead, rows // v, groups, 4), jnp.uint8),
+        )
+
+    @property
+    def parts(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Values, metadata and columns."""
+        return self.values, self.metadata, self.columns
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The size of a block and the compressed axis, as operations take them."""
+        return {"v": self.v, "m": self.m, "axis": self.axis}
 
     @property
     def K(self) -> int:
@@ -76,7 +99,8 @@ class PackedVNM(PackedArray):
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
         """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
-        return unpack_vnm(self, implementation=implementation)
+        check_packed_vnm("todense", self)
+        return UNPACK_VNM(*self.parts, **self.blocks, implementation=implementation)
 
 
 def vnm_mask(
@@ -85,25 +109,30 @@ def vnm_mask(
     """Keep mask of V:2:M: in every block of `v` rows and `m` columns four columns stay, and of these every
     row keeps the two of largest |x|.
 
-    x: (..., rows, columns); `axis`, -1 or -2, is that of the columns (size a multiple of m), `v` runs along
-    the other of the last two (size a multiple of v). v: 16, 32, 64, 128, 256; m: 4 to 32; float32, bfloat16,
-    float16. Returns bool of x's shape, exactly two per row and block.
-
-    The columns are those of largest L1 norm (2410.16135): |x| summed over the rows in float32, where a
-    subnormal adds nothing (columns without anything else are ranked by their largest element) and sums beyond
-    float32 count as Inf. exact: the best of all sets of four columns, that whose kept |x| add up to most
-    (2310.02065, section 4), for m up to 16; in a block with NaN or Inf as many of these as possible are kept.
-    Ties keep the lower index and NaN outranks everything, as in `mask24`. A row whose non-zeros lie outside
-    the four columns keeps zeros: that is the limit of the format.
+    The columns are those of largest L1 norm: |x| summed over the rows in float32, where a subnormal adds
+    nothing (columns without anything else are ranked by their largest element) and sums beyond float32 count
+    as Inf. Ties keep the lower index and NaN outranks everything, as in `mask24`. A row whose non-zeros lie
+    outside the four columns keeps zeros: that is the limit of the format.
 
     The columns of a block depend on all its rows: where these are tokens, a token's mask depends on later
     ones. To select within a support, mask x first: `vnm_mask(jnp.where(support, x, 0), ...)`. The transpose
-    of a V:2:M array is not V:2:M, so a product along the other axis takes a selection of its own.
+    of a V:2:M array is not V:2:M, so a product along the other axis takes a selection of its own. No gradient
+    flows.
 
-    Not differentiable (no gradient flows). Raises TypeError (dtype, types), ValueError (sizes), RuntimeError
-    (implementation)."""
-    x, pattern, axis = _checked("vnm_mask", x, v, m, n, axis, exact)
-    return _mask(lax.stop_gradient(x), pattern, axis, bool(exact), implementation)
+    x: (..., rows, columns); float32, bfloat16 or float16.
+    v: the rows of a block, 16, 32, 64, 128 or 256; it divides the axis that is not `axis`.
+    m: the columns of a block, 4 to 32; it divides `axis`.
+    n: 2.
+    axis: that of the columns, -1 or -2.
+    exact: the best of all sets of four columns, that whose kept |x| add up to most, for m up to 16; in a
+        block with NaN or Inf as many of these as possible are kept.
+    implementation: as in `mask24`.
+
+    Returns: bool, x's shape, exactly two per row and block.
+    Raises: TypeError (dtype, types), ValueError (sizes), RuntimeError (implementation).
+    Source: 2410.16135 for the norm; 2310.02065, section 4, for exact."""
+    x, blocks = _checked("vnm_mask", x, v, m, n, axis, exact)
+    return VNM_MASK(lax.stop_gradient(x), **blocks, exact=bool(exact), implementation=implementation)
 
 
 def pack_vnm(
@@ -117,136 +146,101 @@ def pack_vnm(
     *,
     implementation: str | None = None,
 ) -> PackedVNM:
-    """`x` compressed along `axis` to V:2:M: two of every `m` elements, within four columns that `v` rows
+    """`x` compressed along an axis to V:2:M: two of every `m` elements, within four columns that `v` rows
     share.
 
-    Without `mask` the selection is that of `vnm_mask`, which says what the arguments are. mask: bool of x's
-    shape; masked elements come before all others, so that a mask that is V:2:M itself is followed; of one
-    that is not, the columns and elements of largest |x| stay, and what is missing is filled with stored
-    zeros. Differentiable in `x`. Raises like `vnm_mask`; TypeError or ValueError for a mask of another dtype
-    or shape, or together with exact."""
-    x, pattern, axis = _checked("pack_vnm", x, v, m, n, axis, exact)
+    Without a mask the selection is that of `vnm_mask`. Differentiable in `x`.
+
+    x, v, m, n, axis, exact, implementation: as in `vnm_mask`.
+    mask: bool, x's shape, or None. Masked elements come before all others, so that a mask that is V:2:M
+        itself is followed; of one that is not, the columns and elements of largest |x| stay, and what is
+        missing is filled with stored zeros.
+
+    Returns: a PackedVNM.
+    Raises: as `vnm_mask`; TypeError or ValueError for a mask of another dtype or shape, or with exact."""
+    x, blocks = _checked("pack_vnm", x, v, m, n, axis, exact)
     if mask is None:
-        return _pack(x, pattern, axis, bool(exact), implementation)
+        parts = PACK_VNM(x, **blocks, exact=bool(exact), implementation=implementation)
+        return PackedVNM(*parts, **blocks)
     if exact:
         raise ValueError(
             "pack_vnm: exact=True searches and mask names what stays; give one of them. To search within a "
             "support, pack jnp.where(support, x, 0)."
         )
-    return _pack_masked(x, as_mask("pack_vnm", mask, x), pattern, axis, implementation)
+    mask = patterns.as_mask("pack_vnm", mask, x)
+    return PackedVNM(*PACK_VNM_MASKED(x, mask, **blocks, implementation=implementation), **blocks)
 
 
-def _checked(op, x, v, m, n, axis, exact):
+def _checked(op, x, v, m, n, axis, exact) -> tuple[jax.Array, dict[str, int]]:
+    """The array, and v, m and axis as operations take them."""
     patterns.check_flag(op, "exact", exact)
     x = patterns.as_array(op, "x", x)
     pattern = VNM(v, m, n)
     if exact:
         pattern.check_search(op)
-    return x, pattern, pattern.check(op, x.shape, axis)
+    axis = pattern.check(op, x.shape, axis)
+    return x, {"v": int(v), "m": int(m), "axis": axis}
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
-def _mask(x, pattern, axis, exact, implementation):
-    def kernel(x):
-        return native.call("s24_vnm_mask", like(x, jnp.bool_), x, exact=exact, **_place(pattern, axis))
-
-    def fallback(x):
-        return reference.vnm_mask(x, pattern.v, pattern.m, axis, exact)
-
-    return run("vnm_mask", x.dtype, implementation, kernel, fallback, x)
+def _blocks(v, m, axis):
+    return {**trailing(axis), "v": v, "m": m}
 
 
-def _place(pattern, axis):
-    return {"trailing": -1 - axis, "v": pattern.v, "m": pattern.m}
+def _searched_blocks(v, m, axis, exact):
+    return {**_blocks(v, m, axis), "exact": exact}
 
 
-def packed_vnm_types(x, pattern, axis):
-    """Shapes and dtypes of values, metadata and columns of a packed `x`."""
-    *lead, _, _ = x.shape
-    rows, groups = x.shape[-3 - axis], x.shape[axis] // pattern.m
-    return (
-        jax.ShapeDtypeStruct((*lead, rows, 2 * groups), x.dtype),
-        jax.ShapeDtypeStruct((*lead, rows, -(-groups // 2)), jnp.uint8),
-        jax.ShapeDtypeStruct((*lead, rows // pattern.v, groups, 4), jnp.uint8),
-    )
+VNM_MASK = Operation(
+    "vnm_mask", reference.vnm_mask, kernel=Kernel("s24_vnm_mask", mask_like, _searched_blocks)
+)
 
 
-def _packed(parts, pattern, axis):
-    return PackedVNM(*parts, pattern.v, pattern.m, axis)
+def _pack_backward(positions, cotangents, *, implementation, exact, **blocks):
+    return (UNPACK_VNM(cotangents[0], *positions, **blocks, implementation=implementation),)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-@partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
-def _pack(x, pattern, axis, exact, implementation):
-    def kernel(x):
-        types = packed_vnm_types(x, pattern, axis)
-        parts = native.call("s24_vnm_pack", types, x, exact=exact, **_place(pattern, axis))
-        return _packed(parts, pattern, axis)
-
-    def fallback(x):
-        return _packed(reference.pack_vnm(x, pattern.v, pattern.m, axis, exact), pattern, axis)
-
-    return run("pack_vnm", x.dtype, implementation, kernel, fallback, x)
+PACK_VNM = Operation(
+    "pack_vnm",
+    reference.pack_vnm,
+    kernel=Kernel("s24_vnm_pack", PackedVNM.types, _searched_blocks),
+    vjp=Reverse(lambda operands, results, **_: results[1:], _pack_backward),
+)
 
 
-def _pack_fwd(x, pattern, axis, exact, implementation):
-    packed = _pack(x, pattern, axis, exact, implementation)
-    return packed, (packed.metadata, packed.columns)
+def _masked_types(x, mask, **blocks):
+    return PackedVNM.types(x, **blocks)
 
 
-def _pack_bwd(pattern, axis, exact, implementation, positions, ct):
-    return (_unpack(ct.values, *positions, pattern, axis, implementation),)
-
-
-_pack.defvjp(_pack_fwd, _pack_bwd)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _pack_masked(x, mask, pattern, axis, implementation):
-    def kernel(x, mask):
-        types = packed_vnm_types(x, pattern, axis)
-        parts = native.call("s24_vnm_pack_masked", types, x, mask, **_place(pattern, axis))
-        return _packed(parts, pattern, axis)
-
-    def fallback(x, mask):
-        return _packed(reference.pack_vnm_masked(x, mask, pattern.v, pattern.m, axis), pattern, axis)
-
-    return run("pack_vnm", x.dtype, implementation, kernel, fallback, x, mask)
-
-
-def _pack_masked_fwd(x, mask, pattern, axis, implementation):
-    packed = _pack_masked(x, mask, pattern, axis, implementation)
-    return packed, (packed.metadata, packed.columns, mask)
-
-
-def _pack_masked_bwd(pattern, axis, implementation, residuals, ct):
-    *positions, mask = residuals
-    dx = _unpack(ct.values, *positions, pattern, axis, implementation)
+def _masked_backward(saved, cotangents, *, implementation, **blocks):
+    *positions, mask = saved
+    dx = UNPACK_VNM(cotangents[0], *positions, **blocks, implementation=implementation)
     return jnp.where(mask, dx, jnp.zeros_like(dx)), None
 
 
-_pack_masked.defvjp(_pack_masked_fwd, _pack_masked_bwd)
-
-
-def unpack_vnm(packed: PackedVNM, *, implementation: str | None = None) -> jax.Array:
-    """The array that `packed` stands for, +0 where nothing is kept. Differentiable in the values."""
-    pattern = check_packed_vnm("todense", packed)
-    parts = packed.values, packed.metadata, packed.columns
-    return _unpack(*parts, pattern, packed.axis, implementation)
+PACK_VNM_MASKED = Operation(
+    "pack_vnm",
+    reference.pack_vnm_masked,
+    kernel=Kernel("s24_vnm_pack_masked", _masked_types, _blocks),
+    vjp=Reverse(lambda operands, results, **_: (*results[1:], operands[1]), _masked_backward),
+)
 
 
 def gather_vnm(x, packed: PackedVNM, *, implementation: str | None = None) -> jax.Array:
-    """The values of `x` at the positions of `packed`: the transpose of `todense`.
+    """The values of an array at the positions of a packed one: the transpose of `todense`.
 
-    x: of packed's shape; float32, bfloat16, float16. Returns an array of the shape of `packed.values` and x's
-    dtype: `dataclasses.replace(packed, values=...)` is x cut to packed's support. Differentiable in `x`.
-    Raises TypeError (dtype), ValueError (shape)."""
+    `dataclasses.replace(packed, values=...)` is then x cut to packed's support. Differentiable in `x`.
+
+    x: packed's shape; float32, bfloat16 or float16.
+    packed: names the positions; its values are not read.
+    implementation: as in `mask24`.
+
+    Returns: an array of the shape of `packed.values` and x's dtype.
+    Raises: TypeError (dtype), ValueError (shape)."""
     x = patterns.as_array("gather_vnm", "x", x)
-    pattern = check_packed_vnm("gather_vnm", packed)
+    check_packed_vnm("gather_vnm", packed)
     if x.shape != packed.shape:
         raise ValueError(f"gather_vnm: x has shape {x.shape}, the packed array {packed.shape}; need equal.")
-    return _gather(x, packed.metadata, packed.columns, pattern, packed.axis, implementation)
+    return GATHER_VNM(x, *packed.parts[1:], **packed.blocks, implementation=implementation)
 
 
 def check_packed_vnm(op: str, packed: PackedVNM) -> VNM:
@@ -274,50 +268,120 @@ def check_packed_vnm(op: str, packed: PackedVNM) -> VNM:
     return pattern
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-@partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _unpack(values, metadata, columns, pattern, axis, implementation):
-    def kernel(*parts):
-        shape = jax.ShapeDtypeStruct(_packed(parts, pattern, axis).shape, values.dtype)
-        return native.call("s24_vnm_unpack", shape, *parts, **_place(pattern, axis))
-
-    def fallback(*parts):
-        return reference.unpack_vnm(*parts, pattern.v, pattern.m, axis)
-
-    return run("unpack_vnm", values.dtype, implementation, kernel, fallback, values, metadata, columns)
+def _unpacked_type(values, metadata, columns, v, m, axis):
+    return jax.ShapeDtypeStruct(PackedVNM(values, metadata, columns, v, m, axis).shape, values.dtype)
 
 
-def _unpack_fwd(values, metadata, columns, pattern, axis, implementation):
-    return _unpack(values, metadata, columns, pattern, axis, implementation), (metadata, columns)
+def _unpack_backward(positions, cotangent, *, implementation, **blocks):
+    return GATHER_VNM(cotangent, *positions, **blocks, implementation=implementation), None, None
 
 
-def _unpack_bwd(pattern, axis, implementation, positions, ct):
-    return _gather(ct, *positions, pattern, axis, implementation), None, None
+UNPACK_VNM = Operation(
+    "unpack_vnm",
+    reference.unpack_vnm,
+    kernel=Kernel("s24_vnm_unpack", _unpacked_type, _blocks),
+    vjp=Reverse(lambda operands, results, **_: operands[1:], _unpack_backward),
+)
 
 
-_unpack.defvjp(_unpack_fwd, _unpack_bwd)
+def _gathered_type(x, metadata, columns, **blocks):
+    return PackedVNM.types(x, **blocks)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-@partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _gather(x, metadata, columns, pattern, axis, implementation):
-    def kernel(x, *positions):
-        return native.call(
-            "s24_vnm_gather", packed_vnm_types(x, pattern, axis)[0], x, *positions, **_place(pattern, axis)
-        )
-
-    def fallback(x, *positions):
-        return reference.gather_vnm(x, *positions, pattern.v, pattern.m, axis)
-
-    return run("gather_vnm", x.dtype, implementation, kernel, fallback, x, metadata, columns)
+def _gather_backward(positions, cotangent, *, implementation, **blocks):
+    return UNPACK_VNM(cotangent, *positions, **blocks, implementation=implementation), None, None
 
 
-def _gather_fwd(x, metadata, columns, pattern, axis, implementation):
-    return _gather(x, metadata, columns, pattern, axis, implementation), (metadata, columns)
+GATHER_VNM = Operation(
+    "gather_vnm",
+    reference.gather_vnm,
+    kernel=Kernel("s24_vnm_gather", _gathered_type, _blocks),
+    vjp=Reverse(lambda operands, results, **_: operands[1:], _gather_backward),
+)
 
 
-def _gather_bwd(pattern, axis, implementation, positions, ct):
-    return _unpack(ct, *positions, pattern, axis, implementation), None, None
+def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None = None) -> PackedVNM:
+    """`pack_vnm(relu(x)**2, v, m)` of x (T, f), with the square of `squared_relu24`; in one pass on CUDA, for
+    16-bit floats in whole tiles. Not differentiable. Raises like `pack_vnm`."""
+    VNM(v, m)
+    return SQUARED_RELU_VNM(x, v=v, m=m, implementation=implementation)
 
 
-_gather.defvjp(_gather_fwd, _gather_bwd)
+def _squares_in_steps(x, *, v, m, implementation):
+    return pack_vnm(squared_relu(x), v, m, implementation=implementation)
+
+
+def _squares_in_one_pass(x, *, v, m):
+    return PackedVNM(*SQUARED_RELU_KERNEL(x, v=v, m=m, axis=-1), v, m, -1)
+
+
+def _squares_fit(x, *, v, m) -> bool:
+    T, f = x.shape
+    tiles = f % TILE == 0 and T % v == 0 and T // v <= MOST_TILES
+    return x.dtype.itemsize == 2 and _tiled(v, m) and tiles
+
+
+def _tiled(v: int, m: int) -> bool:
+    """Whether CUDA's kernels of whole tiles have blocks of this size."""
+    return v in (64, 128, 256) and m in (8, 16, 32)
+
+
+SQUARED_RELU_KERNEL = Kernel("s24_vnm_squared_relu", PackedVNM.types, lambda v, m, axis: {"v": v, "m": m})
+SQUARED_RELU_VNM = Operation(
+    "pack_vnm", composed=_squares_in_steps, cuda=_squares_in_one_pass, fits=_squares_fit
+)
+
+
+def repack_vnm(
+    packed: PackedVNM,
+    tokens: str = "strided",
+    collected: bool = False,
+    exact: bool = False,
+    *,
+    implementation: str | None = None,
+) -> PackedVNM:
+    """V:N:M activations (T, f), packed along f, cut again to the same pattern along T, in another order.
+
+    It is `pack_vnm(x, v, m, axis=-2)` of `x = packed.todense()`, after `regroup(x, tokens, m)` and, if
+    collected, `collect(x, f // m, -1)`; in one pass, without that array, in whole tiles of 16-bit floats on
+    CUDA. Not differentiable.
+
+    packed: (T, f), packed along f; T and f multiples of v and m.
+    tokens: "consecutive" or "strided".
+    collected: whether features are collected.
+    exact: as in `pack_vnm`.
+    implementation: as in `mask24`.
+
+    Returns: a PackedVNM along axis -2.
+    Raises: TypeError or ValueError for arrays that do not belong together."""
+    check_packed_vnm("repack_vnm", packed)
+    return REPACK_VNM(packed, tokens=tokens, collected=collected, exact=exact, implementation=implementation)
+
+
+def _repack_in_steps(packed, *, tokens, collected, exact, implementation):
+    x = regroup(packed.todense(implementation=implementation), tokens, packed.m)
+    x = collect(x, x.shape[-1] // packed.m, -1) if collected else x
+    return pack_vnm(x, packed.v, packed.m, axis=-2, exact=exact, implementation=implementation)
+
+
+def _repack_in_one_pass(packed, *, tokens, collected, exact):
+    order = {"strided": tokens == "strided", "collected": collected}
+    parts = REPACK_KERNEL(*packed.parts, v=packed.v, m=packed.m, **order)
+    return PackedVNM(*parts, packed.v, packed.m, -2)
+
+
+def _repacked_types(values, metadata, columns, v, m, **_):
+    packed = PackedVNM(values, metadata, columns, v, m, -1)
+    return PackedVNM.types(jax.ShapeDtypeStruct(packed.shape, packed.dtype), v, m, -2)
+
+
+def in_vnm_tiles(packed: PackedVNM, collected: bool, exact: bool = False, **_) -> bool:
+    """Whether CUDA's kernel takes activations (T, f), packed along f, to be packed along T."""
+    (T, f), v, m = packed.shape, packed.v, packed.m
+    sizes = packed.dtype.itemsize == 2 and _tiled(v, m)
+    features = f // m % v == 0 if collected else f % v == 0 and v // m >= 4
+    return not exact and sizes and T % TILE == 0 and T % v == 0 and T // TILE <= MOST_TILES and features
+
+
+REPACK_KERNEL = Kernel("s24_vnm_repack", _repacked_types, lambda **flags: flags)
+REPACK_VNM = Operation("repack_vnm", composed=_repack_in_steps, cuda=_repack_in_one_pass, fits=in_vnm_tiles)

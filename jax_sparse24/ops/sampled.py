@@ -4,11 +4,10 @@ import jax
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import run
+from jax_sparse24.dispatch.operation import Kernel, Operation
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm
-from jax_sparse24.ops.reference import packed_vnm as reference
 from jax_sparse24.ops.reference.bits import compute_format
+from jax_sparse24.ops.reference.packed_vnm import gather_vnm
 
 
 def sampled_matmul(
@@ -33,14 +32,23 @@ def sampled_matmul(
             f"{support.axis} do not fit; needed are (R, K), (N, K), and (R, N) packed along axis -1."
         )
 
-    def kernel(a, b, *places):
-        values = jax.ShapeDtypeStruct((a.shape[0], b.shape[0] // pattern.m * 2), a.dtype)
-        return native.call("s24_vnm_sampled", values, a, b, *places, v=pattern.v, m=pattern.m)
-
-    def fallback(a, b, *places):
-        sums = compute_format(a.dtype).dtype
-        product = lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-        return reference.gather_vnm(product, *places, pattern.v, pattern.m, -1).astype(a.dtype)
-
     places = support.metadata, support.columns
-    return run("sampled_matmul", a.dtype, implementation, kernel, fallback, a, b, *places)
+    return SAMPLED_MATMUL(a, b, *places, v=pattern.v, m=pattern.m, implementation=implementation)
+
+
+def _values(a, b, metadata, columns, v, m):
+    return jax.ShapeDtypeStruct((a.shape[0], b.shape[0] // m * 2), a.dtype)
+
+
+def _reference(a, b, metadata, columns, *, v, m):
+    sums = compute_format(a.dtype).dtype
+    product = lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return gather_vnm(product, metadata, columns, v, m, -1).astype(a.dtype)
+
+
+SAMPLED_MATMUL = Operation(
+    "sampled_matmul",
+    _reference,
+    kernel=Kernel("s24_vnm_sampled", _values, lambda v, m: {"v": v, "m": m}),
+    missing={"cuda": "no CUDA kernel"},
+)

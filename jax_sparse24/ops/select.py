@@ -1,90 +1,95 @@
 """Which elements to keep: boolean masks, and arrays in which the others are zero."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.decision import decide, run
+from jax_sparse24.dispatch.operation import Kernel, Operation, like, mask_like, trailing
 from jax_sparse24.ops.reference import select as reference
 
 
-def like(x, dtype=None):
-    return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
-
-
 def mask24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
-    """Keep mask of the two largest |x| in every four consecutive elements along `axis`.
+    """Keep mask of the two largest |x| in every four consecutive elements along an axis.
 
-    x: any shape whose `axis` is a multiple of 4; float32, bfloat16, float16. Returns bool of the same shape,
-    exactly two per group: ties keep the lower index, NaN outranks everything, a subnormal outranks zero. Not
-    differentiable (no gradient flows). Raises TypeError (dtype, axis type), ValueError (axis, size not a
-    multiple of 4), RuntimeError (implementation)."""
+    Ties keep the lower index, NaN outranks everything, and a subnormal outranks zero. No gradient flows.
+
+    x: any shape whose `axis` is a multiple of 4; float32, bfloat16 or float16.
+    axis: along which elements are grouped.
+    implementation: None to choose, or "reference", "ffi" or "cusparselt".
+
+    Returns: bool, x's shape, exactly two per group.
+    Raises: TypeError (dtype, axis type), ValueError (axis, size not a multiple of 4), RuntimeError
+        (implementation)."""
     x = patterns.as_array("mask24", "x", x)
-    return _mask(lax.stop_gradient(x), patterns.check_grouped("mask24", x, axis), implementation)
+    axis = patterns.check_grouped("mask24", x, axis)
+    return MASK24(lax.stop_gradient(x), axis=axis, implementation=implementation)
 
 
-@partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _mask(x, axis, implementation):
-    def kernel(x):
-        return native.call("s24_mask", like(x, jnp.bool_), x, trailing=-1 - axis)
-
-    return run("mask24", x.dtype, implementation, kernel, lambda x: reference.mask24(x, axis), x)
+MASK24 = Operation("mask24", reference.mask24, kernel=Kernel("s24_mask", mask_like, trailing))
 
 
 def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) -> jax.Array:
-    """Keep mask of the n largest |x| in every m consecutive elements along `axis`.
+    """Keep mask of the n largest |x| in every m consecutive elements along an axis.
 
-    x: any shape whose `axis` is a multiple of m; 1 <= n <= m. Dtypes, ties, NaN and errors as `mask24`, which
-    it is for 2:4; of the others there is only the reference, and no hardware packs them."""
+    For 2:4 it is `mask24`. For other patterns there is only the reference, and no hardware packs them.
+
+    x: any shape whose `axis` is a multiple of m; dtypes, ties and NaN as in `mask24`.
+    n, m: how many of how many elements are kept, 1 <= n <= m.
+    axis: along which elements are grouped.
+    implementation: as in `mask24`.
+
+    Returns: bool, x's shape.
+    Raises: as `mask24`; TypeError or ValueError for n and m."""
     patterns.check_nm("mask_nm", n, m)
     x = patterns.as_array("mask_nm", "x", x)
     axis = patterns.negative_axis("mask_nm", x.shape, axis)
     patterns.check_divides("mask_nm", x.shape, axis, m)
     x = lax.stop_gradient(x)
     if (n, m) == (patterns.KEPT, patterns.GROUP):
-        return _mask(x, axis, implementation)
-    decide("mask_nm", x.dtype, implementation)
-    return _mask_nm(x, int(n), int(m), axis)
+        return MASK24(x, axis=axis, implementation=implementation)
+    return MASK_NM(x, n=int(n), m=int(m), axis=axis, implementation=implementation)
 
 
-_mask_nm = partial(jax.jit, static_argnums=(1, 2, 3), inline=True)(reference.mask_nm)
+MASK_NM = Operation("mask_nm", reference.mask_nm)
 
 
 def prune24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
     """`x` where `mask24(x, axis)` holds, else +0.
 
-    Shapes, dtypes and errors as `mask24`. Kept elements keep their bits; a pruned NaN or Inf leaves no trace.
-    Derivative: that of the kept elements, in both modes."""
+    Kept elements keep their bits; a pruned NaN or Inf leaves no trace. The derivative is that of the kept
+    elements, in both modes.
+
+    x, axis, implementation: as in `mask24`.
+
+    Returns: an array of x's shape and dtype.
+    Raises: as `mask24`."""
     x = patterns.as_array("prune24", "x", x)
-    return _prune(x, patterns.check_grouped("prune24", x, axis), implementation)
+    axis = patterns.check_grouped("prune24", x, axis)
+    return PRUNE24(x, axis=axis, implementation=implementation)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-@partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _prune(x, axis, implementation):
-    def kernel(x):
-        return native.call("s24_prune", like(x), x, trailing=-1 - axis)
-
-    return run("prune24", x.dtype, implementation, kernel, lambda x: reference.prune24(x, axis), x)
-
-
-@_prune.defjvp
-def _prune_jvp(axis, implementation, primals, tangents):
+def _prune_jvp(primals, tangents, *, axis, implementation):
     (x,), (dx,) = primals, tangents
-    mask = _mask(jax.lax.stop_gradient(x), axis, implementation)
+    mask = MASK24(lax.stop_gradient(x), axis=axis, implementation=implementation)
     return jnp.where(mask, x, jnp.zeros_like(x)), jnp.where(mask, dx, jnp.zeros_like(dx))
 
 
-def double_prune24(w, axis: int, *, implementation: str | None = None) -> jax.Array:
-    """`w` pruned 2:4 along `axis`, then pruned again along the other of the last two axes (SLoPe,
-    2405.16325).
+PRUNE24 = Operation("prune24", reference.prune24, kernel=Kernel("s24_prune", like, trailing), jvp=_prune_jvp)
 
-    w: (..., rows, columns), both multiples of 4; `axis` is one of the last two. Dtypes, errors and derivative
-    as `prune24`. Of random weights 40.6 % stay."""
+
+def double_prune24(w, axis: int, *, implementation: str | None = None) -> jax.Array:
+    """`w` pruned 2:4 along an axis, then pruned again along the other of its last two axes.
+
+    Of random weights 40.6 % stay. The derivative is that of `prune24`.
+
+    w: (..., rows, columns), both multiples of 4; dtypes as in `mask24`.
+    axis: that of the first cut, one of the last two.
+    implementation: as in `mask24`.
+
+    Returns: an array of w's shape and dtype.
+    Raises: as `mask24`; ValueError for another axis.
+    Source: SLoPe, 2405.16325."""
     w = patterns.as_array("double_prune24", "w", w)
     patterns.check_matrix("double_prune24", w)
     axis = patterns.negative_axis("double_prune24", w.shape, axis)
@@ -92,24 +97,20 @@ def double_prune24(w, axis: int, *, implementation: str | None = None) -> jax.Ar
         raise ValueError(
             f"double_prune24: axis must be one of the last two, got axis {axis} of shape {w.shape}."
         )
-    return _double_prune(w, axis, implementation)
+    return DOUBLE_PRUNE24(w, axis=axis, implementation=implementation)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-@partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _double_prune(w, axis, implementation):
-    def kernel(w):
-        return native.call("s24_double_prune", like(w), w, first=axis + 2)
-
-    return run(
-        "double_prune24", w.dtype, implementation, kernel, lambda w: reference.double_prune24(w, axis), w
-    )
-
-
-@_double_prune.defjvp
-def _double_prune_jvp(axis, implementation, primals, tangents):
+def _double_prune_jvp(primals, tangents, *, axis, implementation):
     (w,), (dw,) = primals, tangents
     first = mask24(w, axis, implementation=implementation)
     once = jnp.where(first, w, jnp.zeros_like(w))
     mask = first & mask24(once, -3 - axis, implementation=implementation)
     return jnp.where(mask, w, jnp.zeros_like(w)), jnp.where(mask, dw, jnp.zeros_like(dw))
+
+
+DOUBLE_PRUNE24 = Operation(
+    "double_prune24",
+    reference.double_prune24,
+    kernel=Kernel("s24_double_prune", like, lambda axis: {"first": axis + 2}),
+    jvp=_double_prune_jvp,
+)

@@ -19,8 +19,8 @@ from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import gather24, pack24_strided
-from jax_sparse24.ops.packed_vnm import gather_vnm
-from jax_sparse24.ops.saved import pack_counted, repack_vnm, saved_backward, squared_relu_vnm
+from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
+from jax_sparse24.ops.saved import pack_counted, saved_backward
 
 KEYS = [jax.random.key(seed) for seed in (1, 2)]
 KERNELS = {"implementation": "ffi"}

@@ -10,15 +10,9 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
 from jax_sparse24.ops.features import top_features
+from jax_sparse24.ops.packed_vnm import in_vnm_tiles, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.reference.saved import SLOPES
-from jax_sparse24.ops.saved import (
-    in_tiles,
-    in_vnm_tiles,
-    pack_counted,
-    repack_vnm,
-    saved_backward,
-    squared_relu_vnm,
-)
+from jax_sparse24.ops.saved import in_tiles, pack_counted, saved_backward
 from tests.gpu.test_producers import assert_same_on_both, on
 from tests.ops.data import adversarial, assert_same_bits, from_words, unit_roundoff, words
 from tests.ops.test_saved import operands

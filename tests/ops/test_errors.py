@@ -9,7 +9,6 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.ops.mvue import mvue_pack24
-from jax_sparse24.ops.packed24 import unpack24
 
 KEY = jax.random.key(0)
 X = jnp.ones((8, 12))
@@ -203,8 +202,6 @@ def test_parts_that_do_not_belong_together(implementation, name):
 
 
 def test_packed_arrays():
-    with raises(TypeError, "todense", "needs a Packed24", "ArrayImpl"):
-        unpack24(X)
     with raises(TypeError, "todense", "values has dtype int32"):
         s24.Packed24(P.values.astype(jnp.int32), P.metadata, -1).todense()
     with raises(ValueError, "Packed24.T", "one of the last two", "axis -3", "(4, 4, 4)"):

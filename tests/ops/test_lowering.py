@@ -15,8 +15,8 @@ from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
-from jax_sparse24.ops.packed_vnm import gather_vnm
-from jax_sparse24.ops.saved import pack_counted, repack_vnm, saved_backward
+from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm
+from jax_sparse24.ops.saved import pack_counted, saved_backward
 from tests.gpu import every_kernel
 from tests.ops.cases import CASES
 

@@ -9,7 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import decision, native
-from jax_sparse24.ops.sampled import sampled_matmul
+from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff
 
 # (R, K, N, v, m): K below, at and above a block of sums, N / M odd and beyond what a task takes, V below and
@@ -26,7 +26,7 @@ SHAPES = [
 
 @pytest.fixture
 def by(implementation):
-    if implementation != "reference" and decision.decide("sampled_matmul", jnp.float32, None).runs != "auto":
+    if implementation != "reference" and SAMPLED_MATMUL.decide(jnp.float32).runs != "auto":
         pytest.skip("sampled_matmul has no kernel here")
     return implementation
 
@@ -155,7 +155,7 @@ def test_on_cuda_the_product_is_made_whole(monkeypatch):
     """There is no kernel there, and a program for it calls none."""
     _, _, support = operands(np.random.default_rng(0), 32, 24, 48, 16, 8, "float32")
     monkeypatch.setattr(decision, "platform", lambda: "cuda")
-    found = decision.decide("sampled_matmul", jnp.float32)
+    found = SAMPLED_MATMUL.decide(jnp.float32)
     assert (found.runs, found.reason) == ("reference", "sampled_matmul has no CUDA kernel")
     args = jnp.ones((32, 24)), jnp.ones((48, 24)), support
     assert "s24_vnm_sampled" not in str(jax.make_jaxpr(sampled_matmul)(*args))

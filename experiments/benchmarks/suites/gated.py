@@ -9,9 +9,8 @@ import numpy as np
 
 import jax_sparse24 as s24
 from experiments.benchmarks.settings import Case, kernels
-from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import Program, random, same_bits
-from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
+from jax_sparse24.ops.gated import GATED, gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
 from jax_sparse24.ops.reference import gated as reference
 
@@ -53,7 +52,7 @@ OPERATIONS = (
 def there(dtype) -> bool:
     """Whether a kernel for gated activations can run here."""
     try:
-        decide("gated", jnp.dtype(dtype), "ffi")
+        GATED.decide(jnp.dtype(dtype), "ffi")
     except RuntimeError:
         return False
     return True
