@@ -9,7 +9,8 @@ def flip_rate(old, new) -> jax.Array:
     m_{t-1}| / D`).
 
     Give it freshly computed masks (`method.fresh_mask(w)`) of two steps, not the cached ones. Returns a
-    float32 scalar in [0, 1]. Raises ValueError if the trees, shapes or dtypes do not match."""
+    float32 scalar in [0, 1], 0 for masks without entries. Raises ValueError if the trees, shapes
+    or dtypes do not match."""
     old_leaves, new_leaves = jax.tree.leaves(old), jax.tree.leaves(new)
     if jax.tree.structure(old) != jax.tree.structure(new) or not old_leaves:
         raise ValueError("flip_rate: needs two non-empty trees of masks with the same structure.")
@@ -23,13 +24,14 @@ def flip_rate(old, new) -> jax.Array:
                 f"and {b.dtype} {b.shape}."
             )
     flips = sum(jnp.sum(a ^ b, dtype=jnp.float32) for a, b in zip(old_leaves, new_leaves, strict=True))
-    return flips / sum(a.size for a in old_leaves)
+    return flips / max(sum(a.size for a in old_leaves), 1)
 
 
 def density(x) -> jax.Array:
-    """Share of elements of `x` that are not zero, a float32 scalar in [0, 1]; NaN counts as not zero."""
+    """Share of elements of `x` that are not zero, a float32 scalar in [0, 1]; NaN counts as not zero.
+    0 for an array without elements."""
     x = jnp.asarray(x)
-    return jnp.mean(x != 0, dtype=jnp.float32)
+    return jnp.mean(x != 0, dtype=jnp.float32) if x.size else jnp.zeros((), jnp.float32)
 
 
 def kept_share(w, mask) -> jax.Array:

@@ -80,6 +80,14 @@ def check_flag(op: str, name: str, value) -> None:
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
+def check_size(op: str, name: str, value, least: int = 1) -> None:
+    """Raises TypeError or ValueError unless a static size is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{op}: {name}={value} must be at least {least}.")
+
+
 def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:
     """The axis counted from the end, so that leading batch dimensions do not move it."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):

@@ -128,3 +128,9 @@ def test_kept_share_compares_like_with_like():
             s24.kept_share(weights, mask)
     with pytest.raises(ValueError, match=r"flip_rate: masks must be arrays, got bool and bool"):
         s24.flip_rate([True, False], [True, True])
+
+
+def test_arrays_without_elements_have_no_density_and_no_flips():
+    """They gave NaN."""
+    empty = jnp.zeros((0, 4), bool)
+    assert float(s24.density(empty)) == float(s24.flip_rate(empty, empty)) == 0

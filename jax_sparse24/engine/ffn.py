@@ -1,6 +1,7 @@
 """The engine of a feed-forward block: `Y3 = act(X W1) W2` and its gradients under one `custom_vjp` that
 executes a plan of six products."""
 
+import math
 from functools import partial
 
 import jax
@@ -16,6 +17,7 @@ from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of, permute
 from jax_sparse24.ops.reference.saved import SLOPES
+from jax_sparse24.patterns import GROUP
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -106,6 +108,19 @@ def check_fits(op: str, method, activation: str) -> None:
             f"{op}: {method} saves the packed activations for the backward pass, which needs an activation "
             f"whose slope follows from its value: {', '.join(SLOPES)}, not {activation!r}."
         )
+
+
+def check_widths(op: str, method, d: int, f: int) -> None:
+    """Raises ValueError if the plan's patterns do not divide the widths of a block; any fitting number of
+    tokens is taken for granted.
+
+    op: the layer, for the message. d, f: model and FFN width."""
+    plan = method.ffn_plan()
+    cuts = [by for _, row in plan.rows for by in (row.by, row.other) if by is not None]
+    sizes = (int(size) for by in cuts for size in (*by.pattern.split(":"), by.group))
+    T = math.lcm(GROUP, method.token_multiple, *sizes)
+    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
+    Execution(op, "ffn", plan, None).check(FFN, shapes)
 
 
 def sparse_ffn(

@@ -16,6 +16,7 @@ from jax_sparse24.methods.base import (
     scale_like,
 )
 from jax_sparse24.methods.sste import soft_scale
+from jax_sparse24.patterns import check_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class Activation24(Method):
         return {"scale": scale_like(shape)} if self.soft_weights and role != "w" else {}
 
     def schedule(self, total_steps):
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         check_field(
             self,
             "dense_warmup",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.engine.operand import Routing
 from jax_sparse24.engine.plan import LINEAR, Plan, ffn_plan
+from jax_sparse24.patterns import check_size
 from jax_sparse24.schedule import Phase, Schedule
 
 
@@ -153,7 +154,9 @@ class Method:
         return Training()
 
     def schedule(self, total_steps: int) -> Schedule:
-        """Phases of a run of `total_steps` optimiser steps."""
+        """Phases of a run of `total_steps` optimiser steps. Raises TypeError or ValueError for another thing
+        than a number of steps."""
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.methods.base import Method
+from jax_sparse24.patterns import check_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Entry:
 
 def list(d: int = 768, f: int = 3072) -> Sequence[Entry]:
     """An `Entry` of every method in `s24.methods`, by name. d, f: model and FFN width its bytes are for."""
+    for name, value in (("d", d), ("f", f)):
+        check_size("methods.list", name, value)
     public = vars(sys.modules["jax_sparse24.methods"]).values()
     classes = {c for c in public if inspect.isclass(c) and issubclass(c, Method) and c is not Method}
     return [_entry(c, d, f) for c in sorted(classes, key=lambda c: c.__name__)]

@@ -28,6 +28,7 @@ from jax_sparse24.methods.base import (
 from jax_sparse24.methods.search_decay import search_decay
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.ops.transposable import transposable_mask24
+from jax_sparse24.patterns import check_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,5 +96,6 @@ class FST(Method):
         return mask24(w, -2)
 
     def schedule(self, total_steps):
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         dense = round(total_steps * self.dense_fraction)
         return phases(sparse=total_steps - dense, dense=dense)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from jax_sparse24.methods.base import Freeze, Training, check_field, check_share, is_number
 from jax_sparse24.methods.ste import STE
+from jax_sparse24.patterns import check_size
 from jax_sparse24.schedule import Phase, Schedule
 
 
@@ -42,6 +43,7 @@ class STEP(STE):
         return Training(freeze=Freeze(self.settles, round(self.earliest * total_steps)))
 
     def schedule(self, total_steps):
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         field = "latest" if self.settles else "switch"
         dense = round(total_steps * getattr(self, field))
         rule = f"leaves no dense or no sparse step in a run of {total_steps} steps"

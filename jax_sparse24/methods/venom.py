@@ -35,7 +35,7 @@ from jax_sparse24.methods.routing import (
     teach,
 )
 from jax_sparse24.methods.sste import soft_scale
-from jax_sparse24.patterns import VNM
+from jax_sparse24.patterns import VNM, check_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,11 +132,17 @@ class Venom(Method):
             return {}
         state = {"scale": soft_scale(w, -2 if role == "w1" else -1)} if self.weights == "soft" else {}
         if role == "w1":
+            self._check_clusters(w.shape)
             state["centroids"] = jnp.zeros((*w.shape[:-1], self.clusters), jnp.float32)
             state["arranged"] = jnp.zeros(w.shape[:-2], bool)
             if self.observed:
                 state["norms"] = jnp.zeros((*w.shape[:-2], self.clusters, w.shape[-1]), jnp.float32)
         return state
+
+    def _check_clusters(self, shape) -> None:
+        """Raises ValueError unless the neurons of w1 (..., d, f) make clusters of one size."""
+        rule = f"does not divide the {shape[-1]} neurons of a weight of shape {shape}; use a divisor of them"
+        check_field(self, "clusters", shape[-1] % self.clusters == 0, rule)
 
     def state_shapes(self, shape, role="w"):
         if role == "w":
@@ -200,6 +206,7 @@ class Venom(Method):
         return math.lcm(self.v, self.m) if self.columns == "data" else 1
 
     def schedule(self, total_steps):
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         rest = total_steps - self.dense_warmup
         sparse = round(rest * self.sparse_share)
         check_field(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_sparse24.engine.ffn import sparse_ffn
+from jax_sparse24.engine.ffn import check_fits, check_widths, sparse_ffn
 from jax_sparse24.engine.gated import Weight, gated_ffn
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
@@ -34,6 +34,8 @@ class FFN(nnx.Module):
         check_activation("FFN", activation)
         self.activation = activation
         self.up = Linear(d, f, method=method, use_bias=use_bias, role="w1", rngs=rngs, **linear)
+        check_fits("FFN", self.up.method, activation)
+        check_widths("FFN", self.up.method, d, f)
         self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
         if self.up.method.router:
             self.router = nnx.Param(jnp.zeros((d, self.up.method.router), jnp.float32))

@@ -6,11 +6,14 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jax_sparse24 import schedule
+from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
 from jax_sparse24.engine.linear import sparse_dot
-from jax_sparse24.engine.plan import LINEAR
+from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
+from jax_sparse24.patterns import check_size
 
+ROLES = ("w", *LINEAR_IN_FFN)  # of a weight in a plan: alone, or first or second in an FFN
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()
 
@@ -58,6 +61,14 @@ class Linear(nnx.Module):
             )
         if not isinstance(self.method, Method):
             raise TypeError(f"Linear: method must be one of s24.methods, such as FST(), got {method!r}.")
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            check_size("Linear", name, size)
+        if role not in ROLES:
+            raise ValueError(f"Linear: role {role!r} is unknown; use one of {', '.join(map(repr, ROLES))}.")
+        if implementation not in (None, *IMPLEMENTATIONS):
+            raise ValueError(
+                f"Linear: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
+            )
         if role == "w" and self.method.ffn_plan().rows and not self.method.linear_plan().rows:
             raise ValueError(
                 f"Linear: {self.method} makes activations sparse and has no table for a single linear layer, "

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.nn.linear import Linear
+from jax_sparse24.patterns import check_size
 
 Bottleneck = Literal["silu", "identity"]
 
@@ -30,8 +31,7 @@ class LowRank(nnx.Module):
         rngs: nnx.Rngs,
         **linear,
     ):
-        if rank < 1:
-            raise ValueError(f"LowRank: rank={rank!r} must be at least 1.")
+        check_size("LowRank", "rank", rank)
         if activation not in ("silu", "identity"):
             raise ValueError(f"LowRank: activation {activation!r} is unknown; use 'silu' or 'identity'.")
         self.activation = activation

@@ -102,6 +102,14 @@ def fold_key(state: nnx.State, data) -> nnx.State:
     Give the copy to the loss, so that every micro-batch of a step draws its own noise; keep the original.
     """
 
+    if not isinstance(state, nnx.State):
+        raise TypeError(
+            f"fold_key: needs a state, such as nnx.state(model, s24.nn.SparseState), "
+            f"got {type(state).__name__}."
+        )
+    if jnp.ndim(data) or not jnp.issubdtype(jnp.result_type(data), jnp.integer):
+        raise TypeError(f"fold_key: data must be one integer, such as a micro-batch index, got {data!r}.")
+
     def fold(path, variable):
         if path[-1] != "key" or not issubclass(variable.type, SparseState):
             return variable

@@ -443,3 +443,17 @@ def test_every_method_with_state_says_its_shapes():
     for kind in kinds:
         stateful = kind.init is not Method.init
         assert (kind.state_shapes is not Method.state_shapes) == stateful, kind.__name__
+
+
+@pytest.mark.parametrize("steps", ["60", 60.0, True, 0])
+@pytest.mark.parametrize("name", ["Dense", "FST", "SLoPe", "STEP", "Activation24", "Venom"])
+def test_a_schedule_is_of_a_whole_number_of_steps(name, steps):
+    with pytest.raises((TypeError, ValueError), match=rf"{name}.schedule: total_steps.* must be "):
+        getattr(s24.methods, name)().schedule(steps)
+
+
+def test_the_list_of_methods_refuses_widths_that_are_no_numbers():
+    with pytest.raises(TypeError, match="methods.list: d must be an int, got '768'"):
+        s24.methods.list("768")
+    with pytest.raises(ValueError, match="methods.list: f=0 must be at least 1"):
+        s24.methods.list(768, 0)

@@ -314,6 +314,49 @@ def test_dense_mode_is_the_plain_block(block, method):
             r"FFN: activation 'tanh'.*squared_relu",
         ),
         (
+            lambda **k: s24.nn.Linear(8, 8, method=FST, role="w9", **k),
+            ValueError,
+            r"role 'w9' is unknown; .*'w2'",
+        ),
+        (
+            lambda **k: s24.nn.Linear(8, 8, implementation="cuda", **k),
+            ValueError,
+            r"Linear: implementation 'cuda' is unknown; use None or one of",
+        ),
+        (lambda **k: s24.nn.Linear(8.0, 8, **k), TypeError, r"Linear: in_features must be an int, got 8.0"),
+        (
+            lambda **k: s24.nn.Linear(8, True, **k),
+            TypeError,
+            r"Linear: out_features must be an int, got True",
+        ),
+        (lambda **k: s24.nn.Linear(8, 0, **k), ValueError, r"Linear: out_features=0 must be at least 1"),
+        (lambda **k: s24.nn.FFN(8, -4, **k), ValueError, r"Linear: out_features=-4 must be at least 1"),
+        (
+            lambda **k: s24.nn.FFN(8, 8, method=s24.methods.Activation24(), activation="gelu", **k),
+            ValueError,
+            r"FFN: Activation24\(.* needs an activation whose slope .* not 'gelu'",
+        ),
+        (
+            lambda **k: s24.nn.FFN(8, 10, method=s24.methods.Activation24(), **k),
+            ValueError,
+            r"FFN: the operand y2 of product F2 .* size 10 along axis -1, .* multiple of 4",
+        ),
+        (
+            lambda **k: s24.nn.FFN(8, 40, method=s24.methods.Venom(v=16, m=8, clusters=4), **k),
+            ValueError,
+            r"FFN: the operand y2 of product B2 .* size 40 along axis -1, .* multiple of 16",
+        ),
+        (
+            lambda **k: s24.nn.FFN(8, 32, method=s24.methods.Venom(v=16, m=12, clusters=4), **k),
+            ValueError,
+            r"FFN: the operand y2 of product F2 .* size 32 along axis -1, .* multiple of 12",
+        ),
+        (
+            lambda **k: s24.nn.FFN(8, 32, method=s24.methods.Venom(v=16, m=8, clusters=5), **k),
+            ValueError,
+            r"Venom: clusters=5 does not divide the 32 neurons of a weight of shape \(8, 32\)",
+        ),
+        (
             lambda **k: s24.nn.GatedFFN(8, 8, activation="swiglu", **k),
             ValueError,
             r"GatedFFN: activation 'swiglu'",

@@ -49,3 +49,9 @@ def test_factors_can_be_sparse():
 def test_bad_options(fields, message):
     with pytest.raises(ValueError, match=message):
         s24.nn.LowRankFFN(16, 32, **{"rank": 4, **fields}, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("rank", [2.5, True, "4"])
+def test_the_rank_is_a_whole_number(rank):
+    with pytest.raises(TypeError, match="LowRank: rank must be an int, got"):
+        s24.nn.LowRank(16, 32, rank=rank, rngs=nnx.Rngs(0))

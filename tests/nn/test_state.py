@@ -380,3 +380,12 @@ def test_wrong_calls_change_nothing_and_say_so():
             call(model, "dense")
     s24.refresh(model, jnp.int32(4), due=jnp.asarray(True))
     assert int(model.step[...]) == 4
+
+
+def test_what_is_no_state_and_no_index_is_not_folded():
+    model = s24.nn.Linear(8, 8, method=s24.methods.FST(), rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"fold_key: needs a state, such as nnx.state\(.*, got Linear"):
+        s24.nn.fold_key(model, 1)
+    for data in (1.5, jnp.arange(2)):
+        with pytest.raises(TypeError, match="fold_key: data must be one integer"):
+            s24.nn.fold_key(nnx.state(model, s24.nn.SparseState), data)
