@@ -92,7 +92,7 @@ class Activation24(Method):
         return {"scale": scale_like(shape)} if self.soft_weights and role != "w" else {}
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
         check_field(
             self,
             "dense_warmup",

@@ -156,7 +156,7 @@ class Method:
     def schedule(self, total_steps: int) -> Schedule:
         """Phases of a run of `total_steps` optimiser steps. Raises TypeError or ValueError for another thing
         than a number of steps."""
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
 
 
