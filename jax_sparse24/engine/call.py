@@ -81,7 +81,7 @@ def check_state(op: str, method, state, **weights) -> None:
             there = [method.state_shapes(weights[role].shape, r) for r in ("w1", "w2")]
             others = [entry for entry in others if not any(entry in state for state in there)]
         unknown += [f"{place}[{entry!r}]" for entry in others]
-        for entry, like in entries.items():
+        for entry, like in sorted(entries.items()):
             if entry not in own:
                 raise ValueError(f"{op}: {place}[{entry!r}] is missing; {fix}.")
             if not hasattr(own[entry], "dtype"):
