@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-fast lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train a small language model dense and sparse, with a report (some minutes)"
-	@echo "make test   run the whole test suite"
+	@echo "make test-fast  run the tests that are not marked slow (meant to take 4 minutes on two cores)"
+	@echo "make test   run all tests (meant to take 15 minutes); build/durations.txt has the slowest"
 	@echo "make lint   check style;  make format  apply it"
 	@echo "make clean  remove .venv and everything built"
 
@@ -22,8 +23,14 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard ffi/*.py ffi/*/*)
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
+# A process takes whole files, in the order of the collection: slow ones first.
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: $(INSTALLED)
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(PYTEST) --limit 60 --record build/durations.txt
+
+test-fast: $(INSTALLED)
+	$(PYTEST) -m "not slow"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

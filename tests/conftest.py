@@ -1,26 +1,43 @@
 """Fixtures shared by the whole suite. Data come from fixed seeds: a failure repeats itself."""
 
+import collections
+import fcntl
+import functools
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
-from jax_sparse24.dispatch import cusparselt, decision, native
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native
 from tests.ops import library
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
 IMPLEMENTATIONS = ("reference", "ffi")
+GPU = Path(__file__).parent / "gpu"
 FLOATS = ("float32", "bfloat16", "float16")
 if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+# Compilers take most of the suite's time. LLVM optimises only in tests that are marked `optimised`.
+PLAINLY = "jax_disable_most_optimizations"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--limit", type=float, default=0, help="CPU seconds above which a test fails that is not marked slow"
+    )
+    parser.addoption("--record", help="file for the forty slowest tests of this session")
+
+
 def pytest_configure(config):
-    """What several tests or processes compile is compiled once, half of the suite's time being compilers'."""
+    """What several tests or processes compile is compiled once."""
+    config.pluginmanager.register(Durations(config), "durations of the slowest tests")
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this one
         return
     folder = tempfile.mkdtemp(prefix="jax_sparse24-compiled-")
@@ -31,6 +48,91 @@ def pytest_configure(config):
     }.items():
         os.environ[f"JAX_{name.upper()}"] = str(value)  # for processes that this one starts
         jax.config.update(f"jax_{name}", value)
+
+
+@functools.cache
+def gpu_obstacle() -> str:
+    """Why tests/gpu cannot run here; empty where it can."""
+    if hardware.platform() != "cuda":
+        return "its tests need a CUDA device"
+    try:
+        decision.decide("the tests", "bfloat16", "ffi")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def pytest_collection_modifyitems(config, items):
+    """Files of slow tests come first, so that no process ends with one of them alone. Without a GPU its tests
+    are imported, which finds what they name wrongly, and left out."""
+    left_out = [item for item in items if gpu_obstacle() and GPU in item.path.parents]
+    config.hook.pytest_deselected(items=left_out)
+    out = set(left_out)
+    items[:] = [item for item in items if item not in out]
+    slow = {item.path for item in items if "slow" in {m.name for m in item.parent.own_markers}}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if gpu_obstacle():
+        terminalreporter.write_line(f"tests/gpu is left out: {gpu_obstacle()}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    plainly = jax.default_backend() == "cpu" and item.get_closest_marker("optimised") is None
+    if jax.config.read(PLAINLY) != plainly:
+        jax.config.update(PLAINLY, plainly)
+        os.environ[PLAINLY.upper()] = str(int(plainly))  # for processes that the test starts
+        jax.clear_caches()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """CPU seconds, of child processes too, depend little on what else the machine does."""
+    before = sum(os.times()[:4])
+    result = yield
+    spent, limit = sum(os.times()[:4]) - before, item.config.getoption("--limit")
+    if 0 < limit < spent and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"took {spent:.1f} s of CPU time and is not marked slow, the limit being {limit:g} s: "
+            "make it cheaper, or mark it with pytest.mark.slow"
+        )
+    return result
+
+
+class Durations:
+    """Prints the forty slowest tests with their fixtures, and writes them to the file of `--record`."""
+
+    def __init__(self, config):
+        self.file, self.seconds = config.getoption("--record"), collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.file is None:
+            return
+        lines = [f"{seconds:8.2f} s  {test}" for test, seconds in self.seconds.most_common(40)]
+        terminalreporter.write_sep("=", "forty slowest tests")
+        terminalreporter.write("\n".join([*lines, ""]))
+        Path(self.file).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.file).write_text("\n".join([*lines, ""]))
+
+
+def made_once(tmp_path_factory, name: str, make) -> Path:
+    """A folder that `make(folder)` fills, once for all processes of a session."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder, whole = root / name, root / f"{name}.whole"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
@@ -77,7 +179,7 @@ def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
     return calls
 
 
-@pytest.fixture(params=FLOATS)
+@pytest.fixture(params=[*FLOATS[:2], pytest.param("float16", marks=pytest.mark.slow)])
 def dtype(request) -> str:
     """Name of a supported floating dtype."""
     return request.param

@@ -12,6 +12,8 @@ import pytest
 from jax_sparse24.dispatch import native
 from jax_sparse24.ops.reference import mvue, packed24, select, soft, transposable
 
+pytestmark = pytest.mark.optimised
+
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
 
 TARGETS = {

@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.optimised
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 

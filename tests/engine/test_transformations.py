@@ -11,6 +11,8 @@ from jax_sparse24.engine.sparsifiers import MVUE, Masked
 from jax_sparse24.methods.base import Method
 from tests.engine import oracle
 
+pytestmark = pytest.mark.optimised
+
 T, d, f = 8, 12, 16
 FST = s24.methods.FST()
 KEY = jax.random.key(3)

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import config as configs
 from experiments.training.loop import train
+from tests.conftest import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -58,12 +59,13 @@ def write_corpus(folder: Path, files: int = 8, words: int = 1500):
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
     """A folder with `corpus`, `data` (prepared corpora) and `tiny.py`."""
-    folder = tmp_path_factory.mktemp("experiments")
-    write_corpus(folder / "corpus")
-    (folder / "tiny.py").write_text(
-        CONFIG_FILE.format(corpus=str(folder / "corpus"), root=str(folder / "data"))
-    )
-    return folder
+
+    def write(folder):
+        write_corpus(folder / "corpus")
+        places = {"corpus": str(folder / "corpus"), "root": str(folder / "data")}
+        (folder / "tiny.py").write_text(CONFIG_FILE.format(**places))
+
+    return made_once(tmp_path_factory, "experiments", write)
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +74,10 @@ def config(shared):
 
 
 @pytest.fixture(scope="session")
-def finished(shared, config) -> Path:
+def finished(config, tmp_path_factory) -> Path:
     """The folder of the run of `config`, trained to its end. Read only."""
-    return train(config, shared / "finished", show=False).out
+    whole = made_once(tmp_path_factory, "finished", lambda folder: train(config, folder / "run", show=False))
+    return whole / "run"
 
 
 def python(*arguments, **kwargs) -> subprocess.CompletedProcess:

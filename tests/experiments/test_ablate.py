@@ -30,6 +30,8 @@ from experiments.training import rundir
 from experiments.training.loop import Result
 from tests.experiments.conftest import python
 
+pytestmark = pytest.mark.slow
+
 STEPS = 150  # enough that a run can be killed between its checkpoints, 50 steps apart
 CLAIM = '''
 """A claim for tests: its first line."""

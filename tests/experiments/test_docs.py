@@ -8,6 +8,8 @@ import jax_sparse24 as s24
 from experiments import docs
 from jax_sparse24.engine.plan import FFN
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = {entry.name: entry for entry in s24.methods.list()}
 
 

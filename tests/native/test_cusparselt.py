@@ -3,6 +3,10 @@ needs of a plan that is under way, only a GPU can show; here, none is taken away
 
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parent.parent.parent / "ffi/cuda/cusparselt.cc"
 
 

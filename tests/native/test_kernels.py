@@ -5,6 +5,8 @@ import pytest
 
 from tests.native.conftest import Counts
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (
     *("select", "soft", "mvue", "packed24_rows", "packed24_columns"),
     *("matmul.fma", "matmul_f32.fma", "matmul_vnm.fma"),

@@ -9,6 +9,8 @@ import pytest
 
 from tests.native.conftest import compile_to
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 import jax, jax.numpy as jnp

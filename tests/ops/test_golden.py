@@ -12,6 +12,8 @@ import jax_sparse24 as s24
 from jax_sparse24.ops.mvue import random24
 from tests.ops.data import device
 
+pytestmark = pytest.mark.optimised
+
 SIDE = 1024  # 65 536 tiles, 262 144 groups
 KEY = jax.random.key(20)
 

@@ -9,6 +9,8 @@ from jax_sparse24.ops.mvue import mvue_pack24
 from tests.ops.cases import ALONG_AN_AXIS, CASES, KEY
 from tests.ops.data import adversarial, assert_same_bits, device, from_words
 
+pytestmark = pytest.mark.optimised
+
 SELECTIONS = [case for case in CASES if not case.sums]
 
 

@@ -10,6 +10,8 @@ from jax_sparse24.ops.packed24 import gather24
 from tests.ops.cases import CASES
 from tests.ops.data import adversarial, assert_same_bits, assert_within, device
 
+pytestmark = pytest.mark.optimised
+
 MOVING = {
     "prune24": lambda x: s24.prune24(x, 1, implementation="ffi"),
     "soft24": lambda x: s24.soft24(x, 1, implementation="ffi"),

@@ -15,6 +15,8 @@ from experiments.benchmarks.settings import PRESETS, Case, Settings
 from experiments.benchmarks.suites import ffn, gated, gemm, producers
 from jax_sparse24.measure import Times, products
 
+pytestmark = pytest.mark.slow
+
 
 def columns(out: str) -> list[str]:
     (header,) = [line for line in out.splitlines() if line.startswith("| ") and "dtype" in line]

@@ -16,6 +16,8 @@ from experiments.benchmarks.suites import ffn, producers, train_step
 from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.measure import Program
 
+pytestmark = pytest.mark.slow
+
 CASE = Case(64, 16, 32)
 
 

@@ -32,6 +32,8 @@ from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
 from tests.experiments.conftest import REPOSITORY, python
 
+pytestmark = pytest.mark.slow
+
 
 def rows(out, kind):
     return [row for row in rundir.read_metrics(out) if row["kind"] == kind]

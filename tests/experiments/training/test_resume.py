@@ -24,6 +24,8 @@ from experiments.training.metrics import Writer
 from experiments.training.step import Program
 from tests.experiments.conftest import write_corpus
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def copy(finished, tmp_path):

@@ -17,6 +17,8 @@ from experiments.training import evaluator, stored
 from experiments.training.loop import train
 from experiments.training.step import Program
 
+pytestmark = pytest.mark.slow
+
 METHOD = s24.methods.Venom(v=16, m=8, clusters=4, dense_warmup=4, sparse_share=0.5)
 
 

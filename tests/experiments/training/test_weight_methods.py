@@ -18,6 +18,8 @@ from experiments.training import rundir, stored
 from experiments.training.loop import train
 from experiments.training.optimiser import optimiser
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def settling(shared, tmp_path_factory):
