@@ -1,4 +1,7 @@
-"""Flax NNX layers: dense parameters, sparse products."""
+"""Flax NNX layers: their parameters are dense, and their products are sparse as a method says.
+
+Suffixes of array names in this package: T tokens, d model width, f FFN width, E experts, C tokens that one
+expert takes, k experts that one token goes to, A assignments of a token to an expert (T * k)."""
 
 from jax_sparse24.nn.adapters import merge_adapters as merge_adapters
 from jax_sparse24.nn.adapters import set_adapting as set_adapting

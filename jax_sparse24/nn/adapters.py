@@ -1,4 +1,4 @@
-"""Low-rank adapters besides sparse weights: when they take part, and how they become one dense weight."""
+"""Low-rank adapters beside sparse weights: they are switched on and off, and merged into one dense weight."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,21 +9,32 @@ from jax_sparse24.patterns import check_flag
 
 
 def set_adapting(model: nnx.Module, adapting: bool) -> None:
-    """Whether the adapters of every sparse layer take part, in place; without them they get no gradient.
+    """Switches the adapters of every sparse layer on or off, in place.
 
-    Static like `s24.nn.set_sparse`. Layers begin with them: adapters that were never trained may add nothing
-    (`SLoPe`)."""
+    Adapters that are off add nothing to the output and get no gradient. Like the mode of `s24.nn.set_sparse`,
+    the switch is static: a compiled function is compiled anew after a switch. New layers have their adapters
+    on; adapters that were never trained may add nothing (those of `SLoPe`).
+
+    model: any NNX module.
+    adapting: True for on, False for off.
+
+    Raises: TypeError if `model` is no NNX module, or `adapting` no bool."""
     check_flag("set_adapting", "adapting", adapting)
     for _, layer in sparse_layers(model):
         layer.adapting = bool(adapting)
 
 
 def merge_adapters(model: nnx.Module) -> None:
-    """Makes every kernel what its layer multiplies by, sparse weight and adapters, and the layer dense, in
-    place: outputs do not change but for rounding, and the parameters are those of an ordinary linear layer.
+    """Folds each layer's sparse weight and adapters into its kernel and makes the layer dense, in place.
 
-    The forward weight is that of the state as it is; refresh first what is out of date. Adapters that are
-    set aside (`set_adapting`) are left out. Methods that make no weight sparse keep their kernels."""
+    Outputs do not change but for rounding. Afterwards the parameters are those of an ordinary linear layer.
+    The sparse weight is that of the layer's present state, so refresh first what is out of date. Adapters
+    that are off (`set_adapting`) are left out. A method that makes no weight sparse in the forward pass
+    leaves its kernel as it is.
+
+    model: any NNX module.
+
+    Raises: TypeError if `model` is no NNX module."""
     for _, layer in sparse_layers(model):
         kernel = layer.kernel[...]
         if layer.active:

@@ -1,4 +1,4 @@
-"""Reordering the neurons of feed-forward blocks, and all that goes with them."""
+"""Moves the neurons of feed-forward blocks into another order, with all parameters that belong to them."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,20 @@ from jax_sparse24.nn.ffn import FFN
 
 
 class Move(NamedTuple):
-    """What happened to a parameter: place i along `axis` now holds what was at `order[..., i]`."""
+    """How one parameter was moved: index i along `axis` now holds what was at `order[..., i]`.
 
-    axis: int  # -1 or -2
-    order: jax.Array  # int32 (..., f)
+    axis: the axis along which the neurons lie, -1 or -2.
+    order: int32 (..., f), the old index of the neuron at each new index."""
+
+    axis: int
+    order: jax.Array
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`x`, shaped like the parameter, in the new order."""
+        """Moves another array in the same way, such as a moment of Adam.
+
+        x: of the parameter's shape, any dtype.
+
+        Returns: an array of x's shape and dtype."""
         if x.ndim == self.order.ndim:
             return jnp.take_along_axis(x, self.order, axis=-1)
         return jnp.take_along_axis(x, jnp.expand_dims(self.order, -3 - self.axis), axis=self.axis)
@@ -28,13 +35,17 @@ NEURON_AXES = {("up", "kernel"): -1, ("up", "bias"): -1, ("down", "kernel"): -2}
 
 
 def arrange(model: nnx.Module) -> dict[str, Move]:
-    """Puts the neurons of every `FFN` into the order its method asks for, in place; outputs do not change.
+    """Puts the neurons of every `FFN` into the order that its method asks for, in place.
 
-    Columns of `up`, its bias and rows of `down` move together. Call it on the host before the first step
-    whose method routes tokens (`Venom`), and give the result to `s24.optim.permute_moments`. Stacked layers
-    are arranged one by one. Returns the moves by the path of each parameter, such as
-    "blocks.0.ffn.up.kernel"; empty if no method asks for an order. Raises ValueError for non-finite
-    weights."""
+    Outputs do not change. The columns of `up`, its bias and the rows of `down` move together. Call it on the
+    host before the first step whose method routes tokens (`Venom`), and give the result to
+    `s24.optim.permute_moments`. Stacked layers are arranged one by one.
+
+    model: any NNX module.
+
+    Returns: a dict from the path of each moved parameter, such as "blocks.0.ffn.up.kernel", to its `Move`;
+        empty if no method asks for an order.
+    Raises: ValueError for weights with NaN or Inf."""
     moves = {}
     for path, ffn in nnx.iter_modules(model):
         if not isinstance(ffn, FFN):

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of transformers."""
+"""Feed-forward blocks of transformers, with and without a gate."""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,19 @@ from jax_sparse24.nn.linear import Linear, check_alike
 class FFN(nnx.Module):
     """`down(act(up(x)))`: all six products run as `method` says, under one differentiation rule.
 
-    d, f: model and FFN width. `up` (d, f) and `down` (f, d) are `s24.nn.Linear`, so parameters are named as
-    in a plain block; a method with a learned router adds `router` (d, clusters). activation: "squared_relu",
-    "relu", "gelu" or "silu". Raises like `sparse_ffn`."""
+    `up` (d, f) and `down` (f, d) are `s24.nn.Linear` layers, so parameters are named as in a plain block. A
+    method with a learned router adds the parameter `router`, float32 (d, clusters). A call takes x, (..., d),
+    and returns (..., d).
+
+    d, f: model and FFN width.
+    method: from `s24.methods`; None for dense products.
+    activation: "squared_relu", "relu", "gelu" or "silu".
+    use_bias: whether both layers have a bias.
+    rngs: draws the initial parameters and noise keys.
+    linear: other arguments of both `s24.nn.Linear` layers, such as `dtype` or `implementation`.
+
+    Raises: TypeError and ValueError as `s24.nn.Linear`, and ValueError for an activation or a width that the
+        method cannot use; a call raises as `s24.sparse_ffn`."""
 
     def __init__(
         self,
@@ -55,8 +65,14 @@ class FFN(nnx.Module):
         return y if b2 is None else y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
-        """How sparse the activations of `x` are, and what the method's cuts take away, in dense mode too, and
-        without adapters; see `s24.activation_stats`."""
+        """How sparse the activations of `x` are, and what the method's sparse products drop of them.
+
+        The adapters are left out, and a layer in dense mode reports what its method would drop.
+
+        x: (..., d).
+
+        Returns: a dict of float32 scalars, see `s24.activation_stats`.
+        Raises: as `s24.activation_stats`."""
         up = self.up
         check_alike("FFN", up=up, down=self.down)
         x, w1, b1, *_ = self._promoted(x)
@@ -75,12 +91,18 @@ class FFN(nnx.Module):
 
 
 class GatedFFN(nnx.Module):
-    """`down(act(gate(x)) * up(x))`, SwiGLU for activation="silu": each of the three linears runs as `method`
-    says. Without biases one rule differentiates all three where a kernel of `s24.gated` was measured to be
-    faster than XLA.
+    """`down(act(gate(x)) * up(x))`, whose three linear layers run as `method` says.
 
-    d, f: model and FFN width. `gate`, `up` (d, f) and `down` (f, d) are `s24.nn.Linear`. Raises like
-    `sparse_dot`."""
+    For activation="silu" it is SwiGLU. Without biases, one differentiation rule covers all three layers where
+    a kernel of `s24.gated` was measured to be faster than XLA. `gate`, `up` (d, f) and `down` (f, d) are
+    `s24.nn.Linear` layers. A call takes x, (..., d), and returns (..., d).
+
+    d, f: model and FFN width.
+    method: from `s24.methods`, one that has a plan for a single linear layer; None for dense products.
+    activation, use_bias, rngs, linear: as in `FFN`.
+
+    Raises: as `s24.nn.Linear`, and ValueError for an unknown activation; a call raises as `s24.sparse_dot`.
+    """
 
     def __init__(
         self,

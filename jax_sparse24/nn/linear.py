@@ -13,31 +13,46 @@ from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.patterns import check_size
 
-ROLES = ("w", *LINEAR_IN_FFN)  # of a weight in a plan: alone, or first or second in an FFN
+# Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
+ROLES = ("w", *LINEAR_IN_FFN)
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()
 
 
 class SparseState(nnx.Variable):
-    """What evolves in a sparse layer besides its parameters: masks, noise key, step. It belongs in the
+    """What changes in a sparse layer besides its parameters: masks, noise key, step. It belongs in the
     checkpoint."""
 
 
 class Statistic(SparseState):
-    """A running statistic of activations, whose gradient is what a step has seen: see `s24.nn.observe`."""
+    """A running statistic of activations. Its gradient is no gradient but what one step has observed, see
+    `s24.nn.observe`."""
 
 
 class Linear(nnx.Module):
-    """`y = x @ kernel + bias` whose three products run as `method` says; a drop-in for `nnx.Linear`.
+    """`y = x @ kernel + bias` whose three products run as `method` says; it replaces `nnx.Linear`.
 
-    Parameters have the names, shapes and dtypes of `nnx.Linear`: kernel (in_features, out_features), bias
-    (out_features,). Everything else is `SparseState`: `state` (what `method.init` returned), `key` (uint32
-    (2,), if the method draws noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
-    A method with low-rank adapters adds them as parameters in `adapters`.
-    A call is pure. Noise depends on (key, step, product); two calls of one layer in one step draw the same
-    noise unless `s24.nn.fold_key` separates them. role: the weight's name in the method's plan, if the layer
-    is part of a block ("w1", "w2"). Raises like `sparse_dot`; features must be multiples of 4
-    where the method's groups lie along them."""
+    Parameters have the names, shapes and dtypes of `nnx.Linear`: `kernel` (in_features, out_features) and
+    `bias` (out_features,). A method with low-rank adapters adds them as parameters in `adapters`. Everything
+    else is `SparseState`: `state` (what `method.init` returned), `key` (uint32 (2,), if the method draws
+    noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
+
+    A call takes x, (..., in_features), returns (..., out_features), and is pure. Noise depends on the key,
+    the step and the product, so two calls of one layer in one step draw the same noise unless
+    `s24.nn.fold_key` separates them.
+
+    in_features, out_features: widths; multiples of 4 where the method's groups lie along them.
+    method: from `s24.methods`; None for dense products.
+    use_bias: whether the layer has a bias.
+    dtype: of the products; None for the promoted dtype of input and parameters.
+    param_dtype: of kernel and bias.
+    kernel_init, bias_init: initialisers, as in `nnx.Linear`.
+    implementation: None to choose, or "reference", "ffi" or "cusparselt".
+    role: the weight's name in the method's plan: "w" alone, "w1" or "w2" as first or second layer of an FFN.
+    rngs: draws the initial parameters and the noise key.
+
+    Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
+        has no plan for a single linear layer); a call raises as `s24.sparse_dot`."""
 
     def __init__(
         self,
@@ -82,7 +97,8 @@ class Linear(nnx.Module):
         self.sparse = True
         self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
-        # Drawn for every method: models that differ only in their methods start from the same parameters.
+        # The key is drawn for every method, so that models which differ only in their methods start from
+        # the same parameters.
         noise_key = rngs.params()
         self.state = nnx.Dict(
             {
@@ -99,29 +115,36 @@ class Linear(nnx.Module):
 
     @property
     def active(self) -> bool:
-        """Whether products run as the method says (see `s24.nn.set_sparse`)."""
+        """Whether the products run as the method says (see `s24.nn.set_sparse`)."""
         return self.sparse and bool(self.method.ffn_plan().rows)
 
     @property
     def adapted(self) -> bool:
-        """Whether adapters take part (see `s24.nn.set_adapting`)."""
+        """Whether the layer has adapters that are on (see `s24.nn.set_adapting`)."""
         return self.adapting and bool(self.adapters)
 
     def adapt(self, x: jax.Array) -> jax.Array:
-        """What the adapters add to the output, (..., out_features)."""
+        """What the adapters add to the output.
+
+        x: (..., in_features).
+
+        Returns: (..., out_features), of the promoted dtype of x and adapters."""
         return self.method.adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
 
     def noise_key(self) -> jax.Array | None:
-        """The key of this step's draws, or None if the method draws none."""
+        """The PRNG key of this step's noise, or None if the method draws none."""
         if not self.method.stochastic:
             return None
         return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), self.step[...])
 
     def method_state(self) -> dict[str, jax.Array]:
+        """The method's arrays for this layer, by name."""
         return {name: value[...] for name, value in self.state.items()}
 
     def mask(self) -> jax.Array | None:
-        """The mask in use: stored, or the method's fresh one; None if it masks no weight."""
+        """The mask in use: the stored one, or the one that the method chooses for the kernel as it is.
+
+        Returns: bool, the kernel's shape; None if the method masks no weight."""
         if "mask" in self.state:
             return self.state["mask"][...]
         return self.method.fresh_mask(self.kernel[...])
@@ -137,14 +160,16 @@ class Linear(nnx.Module):
         return y + self.adapt(x) if self.adapted else y
 
     def reset(self) -> None:
-        """See `s24.nn.reset`."""
+        """Gives the layer the state and adapters of a new layer with its kernel, see `s24.nn.reset`."""
         for name, value in self.method.init(self.kernel[...], self.role).items():
             self.state[name][...] = value
         for name, value in self.method.adapters(self.kernel[...], self.role).items():
             self.adapters[name][...] = value
 
     def refresh(self, step=None, due: bool | None = None) -> None:
-        """See `s24.refresh`; leading axes of stacked layers are allowed."""
+        """Records the step and recomputes the method's state if it is due, see `s24.refresh`.
+
+        The layer may be a stack of layers, whose variables have leading axes."""
         if step is not None:
             self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
         old = self.method_state()
@@ -154,7 +179,7 @@ class Linear(nnx.Module):
         if due is None:
             due = step is None or schedule.due(self.method, step)
         if isinstance(due, jax.core.Tracer):
-            new = jax.lax.cond(due, self._refreshed, _keep, old, kernel)
+            new = jax.lax.cond(due, self._refreshed, _unchanged, old, kernel)
         else:
             new = self._refreshed(old, kernel) if due else {}
         for name, value in new.items():
@@ -165,11 +190,14 @@ class Linear(nnx.Module):
 
 
 def check_alike(block: str, **layers: Linear) -> None:
-    """Raises unless the layers of a block agree on what one table and one differentiation rule take from all
-    of them: method, implementation and dtype.
+    """Raises unless the layers of a block have the same method, implementation and dtype.
 
-    block: its name, for messages. layers: by their names in it. Raises TypeError for a layer of another kind,
-    ValueError where layers differ."""
+    One plan and one differentiation rule serve the whole block, so the layers must agree on these.
+
+    block: the block's name, for messages.
+    layers: the layers by their names in the block.
+
+    Raises: TypeError for a layer that is no `s24.nn.Linear`, ValueError where layers differ."""
     for name, layer in layers.items():
         if not isinstance(layer, Linear):
             raise TypeError(
@@ -188,7 +216,7 @@ def check_alike(block: str, **layers: Linear) -> None:
             )
 
 
-def _keep(state, kernel):
+def _unchanged(state, kernel):
     return state
 
 

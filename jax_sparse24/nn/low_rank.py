@@ -1,4 +1,5 @@
-"""Low-rank layers, the dense baseline of another kind (CoLA, 2502.10940)."""
+"""Low-rank layers, another way to spend fewer operations than a dense layer, to compare with (CoLA,
+2502.10940)."""
 
 from typing import Literal
 
@@ -14,12 +15,21 @@ Bottleneck = Literal["silu", "identity"]
 
 
 class LowRank(nnx.Module):
-    """`expand(act(reduce(x)))` in place of a linear layer: `reduce` (in_features, rank), `expand` (rank,
-    out_features), each a `s24.nn.Linear` without bias, so a method makes their products sparse.
+    """`expand(act(reduce(x)))` in place of a linear layer.
 
-    activation: "silu" (the paper's) or "identity", which is a plain factorisation. Entries of both kernels
-    start normal with variance (rank * (in + out))^(-1/2) (section 3, code). Raises ValueError for a rank
-    below 1 or an unknown activation, and like `Linear`."""
+    `reduce` (in_features, rank) and `expand` (rank, out_features) are `s24.nn.Linear` layers without bias, so
+    a method makes their products sparse. Entries of both kernels start normal with variance (rank * (in +
+    out))^(-1/2). A call takes x, (..., in_features), and returns (..., out_features).
+
+    in_features, out_features: widths.
+    rank: width between the two layers.
+    activation: "silu" (the paper's), or "identity", which is a plain factorisation.
+    rngs: draws the initial parameters and noise keys.
+    linear: other arguments of both `s24.nn.Linear` layers, such as `method` or `dtype`.
+
+    Raises: as `s24.nn.Linear`; TypeError or ValueError for a rank that is no positive int, ValueError for an
+        unknown activation.
+    Source: CoLA, 2502.10940, section 3; the initial variance is that of its code."""
 
     def __init__(
         self,
@@ -45,10 +55,18 @@ class LowRank(nnx.Module):
 
 
 class LowRankFFN(nnx.Module):
-    """A feed-forward block of `LowRank` layers: `down(act(up(x)))`, or `down(act(gate(x)) * up(x))` if gated.
+    """A feed-forward block of `LowRank` layers: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a
+    gate.
 
-    d, f: model and FFN width. rank, bottleneck: rank and activation of each layer. activation: of the block,
-    as in `FFN`; the paper keeps it. Raises like `LowRank`."""
+    A call takes x, (..., d), and returns (..., d).
+
+    d, f: model and FFN width.
+    rank, bottleneck: rank and activation of each `LowRank` layer.
+    activation: of the block, as in `FFN`; the paper leaves it in place.
+    gated: whether the block has a gate.
+    rngs, linear: as in `LowRank`.
+
+    Raises: as `LowRank`, and ValueError for an unknown activation."""
 
     def __init__(
         self,
@@ -76,5 +94,9 @@ class LowRankFFN(nnx.Module):
         return act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
-        """ "density": share of non-zeros of what `down` is given, a float32 scalar."""
+        """How sparse the input of `down` is.
+
+        x: (..., d).
+
+        Returns: {"density": the share of non-zeros, a float32 scalar}."""
         return {"density": jnp.mean(self._hidden(x) != 0, dtype=jnp.float32)}

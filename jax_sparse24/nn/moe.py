@@ -12,11 +12,13 @@ from jax_sparse24.nn.ffn import FFN
 
 
 class Routing(NamedTuple):
-    """What a call of `MoE` says about its routing, float32 scalars.
+    """What a call of `MoE` reports about its routing, as float32 scalars.
 
-    load_balancing_loss: `E sum_e f_e p_e`, f the share of assignments and p the mean probability of an
-    expert, 1 at balance (2101.03961); add it to the loss with a small factor. dropped: share of assignments
-    beyond an expert's capacity."""
+    load_balancing_loss: `E sum_e f_e p_e`, with f_e the share of assignments and p_e the mean probability of
+        expert e; 1 at balance. Add it to the loss with a small factor.
+    dropped: share of the assignments that were beyond their expert's capacity.
+
+    Source: the loss is that of Switch Transformers, 2101.03961."""
 
     load_balancing_loss: jax.Array
     dropped: jax.Array
@@ -25,15 +27,24 @@ class Routing(NamedTuple):
 class MoE(nnx.Module):
     """`sum_e g_e(x) FFN_e(x)` over the `top_k` experts of largest router probability.
 
-    d, f: model and FFN width of every expert. experts: their number. capacity_factor: an expert takes at most
-    this many times its even share of the tokens, rounded up to what the method's groups need, the first ones
-    first; what it does not take, it adds nothing to. None for dropless routing, where every expert has room
-    for all tokens; compute grows with it. The gates of a token's experts sum to 1 (before drops). method,
-    activation, use_bias and the rest as `FFN`; `experts` is one FFN whose variables carry a leading axis of
-    experts, so `s24.refresh`, `s24.nn.masks` and `s24.nn.arrange` treat each. The router is dense, float32.
+    The gates g_e of a token's experts sum to 1, before tokens are dropped. `router` is a dense float32 layer.
+    `experts` is one `FFN` whose variables carry a leading axis of experts, so `s24.refresh`, `s24.nn.masks`
+    and `s24.nn.arrange` treat each expert. A call takes x, (..., d), and returns ((..., d), `Routing`);
+    `Routing` is zeros if there are no tokens.
 
-    Call: (..., d) to ((..., d), Routing), which is zeros without tokens. Raises ValueError for sizes that do
-    not fit."""
+    d, f: model and FFN width of every expert.
+    experts: number of experts.
+    top_k: number of experts that each token goes to.
+    capacity_factor: an expert takes at most this many times its even share of the tokens, rounded up to what
+        the method's groups need; the first tokens come first, and to a token that it does not take it adds
+        nothing. None for dropless routing, where every expert has room for all tokens and compute grows with
+        it.
+    method: as in `FFN`.
+    rngs: draws the initial parameters and noise keys.
+    ffn: other arguments of each `FFN`, such as `activation` or `use_bias`.
+
+    Raises: as `FFN`; TypeError for `experts` or `top_k` that is no int, ValueError for sizes that do not fit.
+    """
 
     def __init__(
         self,
@@ -58,12 +69,16 @@ class MoE(nnx.Module):
             )
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
-        made = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
-        graphdef = nnx.graphdef(made[0])
-        self.experts = nnx.merge(graphdef, jax.tree.map(lambda *v: jnp.stack(v), *map(nnx.state, made)))
+        each = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
+        graphdef = nnx.graphdef(each[0])
+        self.experts = nnx.merge(graphdef, jax.tree.map(lambda *v: jnp.stack(v), *map(nnx.state, each)))
 
     def capacity(self, tokens: int) -> int:
-        """Tokens per expert."""
+        """How many tokens one expert takes at most.
+
+        tokens: number of tokens of the call, an int.
+
+        Returns: int, a multiple of what the method's groups need."""
         experts = self.router.out_features
         even = tokens * self.top_k / experts
         most = tokens if self.capacity_factor is None else math.ceil(even * self.capacity_factor)
@@ -79,7 +94,7 @@ class MoE(nnx.Module):
         gates_Tk, chosen_Tk = jax.lax.top_k(p_TE, self.top_k)
         gates_Tk = gates_Tk / gates_Tk.sum(-1, keepdims=True)
 
-        # Assignments in order of tokens; each takes the next free slot of its expert.
+        # Assignments are listed in the order of tokens, and each takes the next free slot of its expert.
         chosen = chosen_Tk.reshape(-1)
         taken_AE = jax.nn.one_hot(chosen, experts, dtype=jnp.int32)
         turn = jnp.take_along_axis(jnp.cumsum(taken_AE, axis=0), chosen[:, None], axis=1)[:, 0] - 1
@@ -91,8 +106,8 @@ class MoE(nnx.Module):
 
         graphdef, state = nnx.split(self.experts)
         y_ECd = jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(state, x_ECd)
-        of_dropped = jnp.zeros((1, d), y_ECd.dtype)
-        y = jnp.concatenate([y_ECd.reshape(experts * capacity, d), of_dropped])[slot]
+        zero_of_dropped = jnp.zeros((1, d), y_ECd.dtype)
+        y = jnp.concatenate([y_ECd.reshape(experts * capacity, d), zero_of_dropped])[slot]
         y_Td = jnp.einsum("tk,tkd->td", gates_Tk.astype(y.dtype), y.reshape(tokens, self.top_k, d))
 
         if not tokens:

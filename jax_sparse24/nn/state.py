@@ -1,4 +1,4 @@
-"""Walking a model: sparse layers, their masks, modes and refreshes."""
+"""Functions on a whole model: its sparse layers, their masks, their modes and the refresh of their state."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,12 @@ FORGETTING = 0.01  # share of a running statistic that an optimiser step replace
 
 
 def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
-    """(path, layer) of every `Linear` of this package in the model whose method is not dense, in the order of
-    the graph."""
+    """All layers of the model that a method makes sparse.
+
+    model: any NNX module.
+
+    Returns: (path, layer) of every `s24.nn.Linear` whose method is not dense, in the order of the graph.
+    Raises: TypeError if `model` is no NNX module."""
     if not isinstance(model, nnx.Module):
         raise TypeError(f"s24.nn: needs the model, an nnx.Module, got {type(model).__name__}.")
     return [
@@ -22,14 +26,20 @@ def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
 
 
 def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
-    """Recomputes cached masks, in place. Call it once per optimiser step, before that step's forward pass.
+    """Recomputes the stored masks and other state of every sparse layer that is due, in place.
 
-    step: the optimiser step, an int or a traced int32. It is recorded in every layer, where it enters the
-    noise key, and a layer's state is recomputed when its method's `refresh_every` divides it. Without `step`,
-    all state is recomputed now. due: whether anything is recomputed, if the caller knows: a traced step
-    decides on the device, and a GPU's host waits for each such decision. Layers in dense mode only record the
-    step. A weight matrix that holds NaN or Inf keeps the state it has: a mask chosen by them would outlive
-    them. Never call it in evaluation or per micro-batch. Works inside jit and with stacked layers."""
+    Call it once per optimiser step, before that step's forward pass; never in evaluation or per micro-batch.
+    It works inside jit and with stacked layers. A layer in dense mode only records the step. A weight matrix
+    with NaN or Inf keeps its old state, because a mask that they chose would outlive them.
+
+    model: any NNX module.
+    step: number of the optimiser step, an int or a traced int32. Every layer records it, because its noise
+        depends on it, and recomputes its state if its method's `refresh_every` divides it. None records
+        nothing and recomputes all state now.
+    due: whether state is recomputed, if the caller knows (see `s24.due`); None to decide here. A traced step
+        is decided on the device, and the host of a GPU waits for each such decision.
+
+    Raises: TypeError if `model` is no NNX module or `due` no bool, ValueError if `step` is no step number."""
     whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
     if not whole or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
@@ -40,32 +50,43 @@ def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
 
 
 def reset(model: nnx.Module) -> None:
-    """Gives every sparse layer the state and the adapters that a new layer with its kernel has, in place.
+    """Gives every sparse layer the state and adapters of a new layer with its kernel, in place.
 
-    For kernels that were set after the model was made, such as those of a trained model. Noise keys and steps
-    stay."""
+    Use it after kernels were set in a finished model, such as to those of a trained one. Noise keys and steps
+    stay.
+
+    model: any NNX module.
+
+    Raises: TypeError if `model` is no NNX module."""
     for _, layer in sparse_layers(model):
         layer.reset()
 
 
 def set_sparse(model: nnx.Module, sparse: bool) -> None:
-    """Switches every sparse layer between its method's products and dense ones, in place; parameters and
-    state stay.
+    """Switches every sparse layer between its method's products and dense ones, in place.
 
-    The mode is static: a compiled function is compiled anew after a switch.
-    """
+    Parameters and state stay. The mode is static: a compiled function is compiled anew after a switch.
+
+    model: any NNX module.
+    sparse: True for the method's products, False for dense ones.
+
+    Raises: TypeError if `model` is no NNX module, or `sparse` no bool."""
     check_flag("set_sparse", "sparse", sparse)
     for _, layer in sparse_layers(model):
         layer.sparse = bool(sparse)
 
 
 def masks(model: nnx.Module):
-    """A tree like `nnx.state(model, nnx.Param)` whose leaves are the masks in use: bool, True where a weight
-    is kept.
+    """The masks in use, for `s24.optim.masked_decay`.
 
-    Stored masks, or fresh ones of methods that choose anew in every step. Parameters without a mask get a
-    scalar True. For `s24.optim.masked_decay`.
-    """
+    They are the stored masks, or those that a method which chooses anew in every step chooses for the weights
+    as they are.
+
+    model: any NNX module.
+
+    Returns: a tree like `nnx.state(model, nnx.Param)`: bool arrays of a kernel's shape, True where a weight
+        is kept, and a scalar True for every parameter without a mask.
+    Raises: TypeError if `model` is no NNX module."""
     in_use = {
         (*path, "kernel"): mask
         for path, layer in sparse_layers(model)
@@ -78,13 +99,17 @@ def masks(model: nnx.Module):
 
 
 def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
-    """A copy of a state in which every `Statistic` has forgotten a hundredth and gained what a step has seen.
+    """Updates running statistics with what one optimiser step has observed.
 
+    Each statistic is multiplied by 0.99, and the observation is added. Call it after the step: then a step
+    chooses by what earlier steps have observed, and no token influences the choice for tokens before it. For
+    example: `nnx.update(model, s24.nn.observe(nnx.state(model, s24.nn.Statistic), seen))`.
+
+    state: the variables, such as `nnx.state(model, s24.nn.Statistic)`.
     seen: the gradient with respect to the `Statistic` variables, as `jax.grad` gives it beside that of the
-    parameters, of one optimiser step (over micro-batches: their sum or mean). Call it after the step, so that
-    a step chooses by what earlier steps have seen and no token chooses for those before it. Without
-    statistics the copy is the state. Example: `nnx.update(model, s24.nn.observe(nnx.state(model,
-    s24.nn.Statistic), seen))`."""
+        parameters; over micro-batches their sum or mean.
+
+    Returns: a copy of `state` with new statistics; an equal copy if it holds none."""
     seen = dict(nnx.to_flat_state(seen))
 
     def add(path, variable):
@@ -96,11 +121,15 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
 
 
 def fold_key(state: nnx.State, data) -> nnx.State:
-    """A copy of a state of `SparseState` variables in which every noise key is folded with `data`, such as a
-    micro-batch index.
+    """Folds a number into every noise key, so that every micro-batch of a step draws its own noise.
 
-    Give the copy to the loss, so that every micro-batch of a step draws its own noise; keep the original.
-    """
+    Give the copy to the loss, and keep the original.
+
+    state: the variables, such as `nnx.state(model, s24.nn.SparseState)`.
+    data: the number, such as the index of a micro-batch; an int or an integer scalar.
+
+    Returns: a copy of `state` with new noise keys.
+    Raises: TypeError if `state` is no `nnx.State`, or `data` no single integer."""
 
     if not isinstance(state, nnx.State):
         raise TypeError(
