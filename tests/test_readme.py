@@ -1,7 +1,13 @@
 """What the README shows is what a newcomer gets: the quickstart runs, and the names it uses exist."""
 
 import re
+import sys
 from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+import jax_sparse24 as s24
 
 import pytest
 
@@ -38,3 +44,24 @@ def test_named_make_targets_and_configs_exist():
         )
     for path in re.findall(r"configs/[\w/]+\.py", README):
         assert (ROOT / path).exists(), f"README names {path}, which does not exist"
+
+
+def test_the_way_of_one_tensor_is_that_of_a_call():
+    """The Python files that the README names are entered in the order in which it names them."""
+    section = README.split("## The way of one tensor")[1].split("\n## ")[0]
+    named = re.findall(r"\]\(jax_sparse24/([\w/]+\.py)\)", section)
+    assert len(named) == 6
+    root, entered = str(ROOT / "jax_sparse24") + "/", []
+
+    def note(frame, event, _):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(root) and file[len(root) :] not in entered:
+            entered.append(file[len(root) :])
+
+    ffn = s24.nn.FFN(64, 128, method=s24.methods.FST(), rngs=nnx.Rngs(0))
+    sys.setprofile(note)
+    try:
+        ffn(jnp.ones((32, 64)))
+    finally:
+        sys.setprofile(None)
+    assert [file for file in entered if file in named] == named, entered
