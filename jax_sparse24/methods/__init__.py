@@ -1,4 +1,8 @@
-"""One file per paper: its table, its state, its hooks."""
+"""Methods of sparse training, one file per paper: its plan of products, its state and its hooks.
+
+Suffixes of array names in this package: T tokens, n some of the tokens, R rows of tokens with padding, d
+model width, f FFN width (neurons), K clusters of neurons, B sequences of a batch, L tokens of a sequence, V
+vocabulary."""
 
 from jax_sparse24.methods.activation24 import Activation24 as Activation24
 from jax_sparse24.methods.ast import AST as AST

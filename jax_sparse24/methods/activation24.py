@@ -23,21 +23,28 @@ from jax_sparse24.patterns import check_size
 class Activation24(Method):
     """Four of the six products of a non-gated FFN with 2:4 activations; the weights stay dense.
 
-    F2 cuts Y2 to the two largest of every four features. B3 takes dY1 on the same support. B2 and B4 contract
-    tokens: they cut the sparser features to two of every four tokens, and compute the densest features in a
-    small dense product. F1 and B1 have no sparse activation. The defaults follow the paper where it is known
-    (dense warm-up, 95/5 split, one fixed permutation of tokens); its ranking statistic and the scope of its
-    permutation are not.
+    F2 keeps the two largest of every four features of Y2. B3 takes dY1 on the same support. B2 and B4
+    contract tokens: they keep the two largest of every four tokens of the sparser features, and compute the
+    densest features in a small dense product. F1 and B1 have no sparse activation. The defaults follow the
+    paper where it is known (dense warm-up, 95/5 split, one fixed permutation of tokens); its ranking
+    statistic and the scope of its permutation are not known.
 
     dense_warmup: optimiser steps with dense products at the start; squared ReLU is half zeros at
-    initialisation and needs some hundred steps to become sparse. backward_mask: "keep" the forward support in
-    dY1, which saves the packed Y2 in place of Y1, or "redraw" every cut from the uncut arrays. forward:
-    "top2", or "causal", whose mask is 2:4 along features and along four consecutive tokens at once and never
-    looks at later tokens, so that B2 and B4 lose nothing more and need no split and no permutation.
-    token_cut: "top2", "mvue" (unbiased), or None for dense B2 and B4. tokens, dense_share, rank: see
-    `engine.plan.Row`. input_gradient: "kept", or "token_cut", a dense product of dY1 cut
-    along consecutive tokens. soft_weights:
-    also soft-thresholded 2:4 weights, sparse in F1 (W1) and B1 (W2), as in 2602.06183."""
+        initialisation and needs some hundred steps to become sparse.
+    backward_mask: "keep" takes dY1 on the forward support and saves the packed Y2 in place of Y1; "redraw"
+        makes every operand sparse from the whole array.
+    forward: "top2", or "causal", whose mask is 2:4 along features and along four consecutive tokens at once
+        and never looks at later tokens; B2 and B4 then lose nothing more and need no split and no
+        permutation.
+    token_cut: how B2 and B4 choose tokens: "top2", "mvue" (unbiased), or None for dense B2 and B4.
+    tokens, dense_share, rank: see `engine.plan.Row`.
+    input_gradient: B3 takes dY1 with the entries "kept" forward, or, by "token_cut", a dense product of dY1
+        made 2:4 along consecutive tokens.
+    soft_weights: whether weights are soft-thresholded 2:4, too, sparse in F1 (W1) and B1 (W2), as in
+        2602.06183.
+
+    Raises: ValueError for an option outside these.
+    Source: 2503.16672."""
 
     when = "Non-gated squared-ReLU models whose weights must stay dense; saves activation memory too."
 
@@ -103,10 +110,13 @@ class Activation24(Method):
 
 
 def soft_weights(rows: dict[str, Row], everywhere: bool = True) -> dict[str, Row]:
-    """The rows that make W1 sparse in F1 and W2 in B1, with groups along the model width (2602.06183).
+    """The rows that make W1 sparse in F1 and W2 in B1, with groups along the model width.
 
-    everywhere: F2 and B3, whose sparse operand is the activation, multiply the same values, so that the
-    gradient is that of the forward pass."""
+    rows: the plan's other rows, by product.
+    everywhere: whether F2 and B3, whose sparse operand is the activation, multiply the soft-thresholded
+        weights, too, so that the gradient is that of the forward pass.
+
+    Source: 2602.06183."""
     found = {"F1": Row("w1", Soft()), "B1": Row("w2", Soft())}
     if everywhere:
         found["F2"] = dataclasses.replace(rows["F2"], other=DenseValues(Soft(), axis=-1))

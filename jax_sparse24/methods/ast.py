@@ -26,17 +26,23 @@ from jax_sparse24.ops.select import mask24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AST(Method):
-    """2:4 weights along `in` by masks of the current weights; the dense master weight gets the gradient of
-    the pruned one. Start it from trained parameters.
+    """2:4 weights along `in` by masks of the current weights; start it from trained parameters.
 
-    decay: rate of masked decay, which rises linearly from 0 within `decay_steps` optimiser steps and is added
-    to the momentum-smoothed gradient (`s24.optim.adam_masked_decay`), so that the first moment holds the
-    loss alone. refresh_every: optimiser steps between masks (10 in the paper's code). distill: share of the
-    loss that is the Kullback-Leibler divergence from the dense model that training started from, the rest is
-    cross entropy (the paper: 0.67); both distributions at `temperature`, the divergence times its square.
-    slorb: width k of the blocks of inputs whose sums feed the adapters SLoRB, `y += (block sums of x) S`, S
-    (in / k, out) starting from the mean pruned weight of every block (the paper: 16); 0 for none.
-    train_projection: also train the projection (in, in / k) that sums."""
+    The dense master weight gets the gradient of the pruned one.
+
+    decay: rate of masked decay. It is added to the momentum-smoothed gradient
+        (`s24.optim.adam_masked_decay`), so that the first moment holds the gradient of the loss alone.
+    decay_steps: optimiser steps within which the rate rises linearly from 0.
+    refresh_every: optimiser steps between two choices of the masks (10 in the paper's code).
+    distill: share of the loss that is the Kullback-Leibler divergence from the dense model which training
+        started from; the rest is cross entropy (the paper: 0.67).
+    temperature: of both distributions; the divergence is multiplied by its square.
+    slorb: width k of the blocks of inputs whose sums feed the adapters SLoRB, `y += (block sums of x) S`; S
+        (in / k, out) starts from the mean pruned weight of every block (the paper: 16). 0 for no adapters.
+    train_projection: whether the projection (in, in / k) that forms the sums is trained, too.
+
+    Raises: ValueError for an option outside these.
+    Source: 2407.20584."""
 
     when = "A trained dense model is to become a 2:4 one for inference."
 
@@ -67,8 +73,12 @@ class AST(Method):
         return Training(decay=decay, loss=self.distilled, teacher="distill")
 
     def distilled(self, cross_entropy, logits_BLV, taught_BLV):
-        """The loss: of `cross_entropy`, and of the Kullback-Leibler divergence from the teacher's
-        distribution (section 3.3)."""
+        """The loss: a weighted sum of the cross entropy and the divergence from the teacher's distribution.
+
+        cross_entropy: a scalar.
+        logits_BLV, taught_BLV: logits of the model and of the teacher.
+
+        Source: 2407.20584, section 3.3."""
         share, t = self.distill, self.temperature
         own_BLV, goal_BLV = (jax.nn.log_softmax(x / t) for x in (logits_BLV, taught_BLV))
         divergence = jnp.sum(jnp.exp(goal_BLV) * (goal_BLV - own_BLV), axis=-1).mean()

@@ -1,4 +1,4 @@
-"""What a method is: a plan, its state and its hooks."""
+"""The base of all methods: a plan of products, a state per weight, hooks for layers and training loops."""
 
 import dataclasses
 import math
@@ -18,11 +18,14 @@ from jax_sparse24.schedule import Phase, Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Decay:
-    """Masked decay: the pruned weights times a rate are added to what the optimiser works on (2404.01847).
+    """Masked decay: the pruned weights times a rate are added to what the optimiser works on.
 
-    rate: 0 for none. on: the "gradients", which both Adam moments see; the "momentum", the smoothed gradient;
-    or the "weights", after Adam and times the learning rate. rise: optimiser steps within which the rate of
-    decay on the momentum rises from 0."""
+    rate: factor of the pruned weights; 0 for no decay.
+    on: what they are added to: the "gradients", which both Adam moments see; the "momentum", which is the
+        smoothed gradient; or the "weights", after Adam and times the learning rate.
+    rise: optimiser steps within which the rate of decay on the momentum rises from 0.
+
+    Source: 2404.01847, section 4."""
 
     rate: float = 0.0
     on: Literal["gradients", "momentum", "weights"] = "gradients"
@@ -31,8 +34,9 @@ class Decay:
 
 @dataclasses.dataclass(frozen=True)
 class Freeze:
-    """Adam's second moment is that of the dense phases in the sparse ones: `s24.optim.step_adamw`, whose
-    arguments these are."""
+    """Sparse steps use the second moment of Adam that the dense phases found, see `s24.optim.step_adamw`.
+
+    settles, earliest: arguments of `s24.optim.step_adamw`."""
 
     settles: Literal["arithmetic", "geometric"] | None
     earliest: int
@@ -42,11 +46,12 @@ class Freeze:
 class Training:
     """What a method asks of a training loop besides its products.
 
-    decay: masked decay, for the optimiser. freeze: what becomes of Adam's second moment; None for plain
-    AdamW. loss: called with the cross entropy (a scalar), the logits (B, L, V) and those of the teacher (None
-    without one), it returns the loss to train with; None for the cross entropy. teacher: the option of the
-    method, 0 where there is none, that asks for the dense model which training started from as a teacher; ""
-    for none."""
+    decay: masked decay, for the optimiser.
+    freeze: how Adam's second moment is frozen; None for plain AdamW.
+    loss: a function of the cross entropy (a scalar), the logits (B, L, V) and the teacher's logits (None
+        without a teacher) that returns the loss to train with; None for the cross entropy.
+    teacher: name of the method's option that asks for a teacher, the dense model that training started from;
+        an option of 0 asks for none. "" for a method without such an option."""
 
     decay: Decay = Decay()
     freeze: Freeze | None = None
@@ -56,92 +61,144 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Base of all methods: frozen and hashable, so it is static under jit. This base itself is dense.
+    """Base class of all methods; this base itself is dense.
 
-    A paper subclasses it with its table (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ),
+    It is frozen and hashable, so that a method is static under jit. A method subclasses it with its plan (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ),
     its state (`init`, `refresh`, `refresh_every`) and what it asks of the training loop (`training`,
-    `schedule`). State is a dict of arrays per weight matrix.
+    `schedule`). The state is a dict of arrays per weight matrix.
 
-    refresh_every: optimiser steps between refreshes; 0 if there is nothing to refresh; see `s24.due`.
-    arrange_every: optimiser steps of a sparse phase between rearrangements of neurons; 0 for only once.
-    when: for whom the method is, in a sentence.
-    """
+    refresh_every: optimiser steps between refreshes of the state; 0 if there is nothing to refresh; see
+        `s24.due`.
+    arrange_every: optimiser steps of a sparse phase between two arrangements of neurons; 0 for a single one.
+    when: whom the method is for, in a sentence.
+    router: number of clusters of a learned router, a parameter (d, clusters) of the FFN; 0 for none.
+    observed: names of those entries of w1's state that are running statistics of activations."""
 
     refresh_every: ClassVar[int] = 0
     arrange_every: ClassVar[int] = 0
     when: ClassVar[str] = ""
+    router: ClassVar[int] = 0
+    observed: ClassVar[tuple[str, ...]] = ()
 
     def linear_plan(self) -> Plan:
-        """Rows for the products fwd, dgrad, wgrad of `Y = X W`."""
+        """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`."""
         return Plan.of(LINEAR)
 
     def ffn_plan(self) -> Plan:
-        """Rows for F1, F2, B1 to B4; by default both matrices as in `linear_plan`."""
+        """The plan of the products F1, F2 and B1 to B4 of an FFN; by default both matrices follow
+        `linear_plan`."""
         return ffn_plan(self.linear_plan())
 
     def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
-        """State for a weight (..., in, out). role: its name in the plan, "w1" or "w2" in an FFN."""
+        """The initial state of a weight.
+
+        w: (..., in, out), any floating dtype.
+        role: the weight's name in the plan: "w" alone, "w1" or "w2" in an FFN.
+
+        Returns: a dict of arrays; {} for a method without state."""
         return {}
 
     def state_shapes(self, shape: tuple[int, ...], role: str = "w") -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the state that `init` makes for a weight of `shape` (..., in, out).
+        """Shapes and dtypes of the state that `init` makes.
 
-        Every call of an engine compares its state with them. A method that says them spares the tracing of
-        `init`, which may be a search; by default it is traced.
-        Who overrides `init` of such a method overrides this, too."""
+        Every call of an engine compares its state with them. By default `init` is traced to find them; a
+        method whose `init` is slow to trace, such as a search, states them here instead. Whoever overrides
+        `init` of such a method overrides this, too.
+
+        shape: of the weight, (..., in, out).
+        role: as in `init`.
+
+        Returns: a `jax.ShapeDtypeStruct` for every entry of the state, by name."""
         if type(self).init is Method.init:
             return {}
         w = jax.ShapeDtypeStruct(shape, jnp.float32)
         return jax.eval_shape(partial(self.init, role=role), w)
 
     def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
-        """State recomputed from the current weight; see `where_finite` for a weight with NaN or Inf."""
+        """The state recomputed from the current weight.
+
+        A weight with NaN or Inf should keep its old state, see `where_finite`.
+
+        state: as `init` made it.
+        w, role: as in `init`.
+
+        Returns: a dict like `state`."""
         return state
 
     def adapters(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
-        """Initial low-rank adapters of a weight (..., in, out), trained besides it; {} for none."""
+        """Initial low-rank adapters, which are trained beside a weight.
+
+        w, role: as in `init`.
+
+        Returns: a dict of arrays; {} for none."""
         return {}
 
     def adapt(self, x: jax.Array, adapters: dict[str, jax.Array]) -> jax.Array:
-        """What adapters add to the product of `x` (..., in) with their weight: (..., out), linear in x."""
+        """What adapters add to the product of an input with their weight; linear in x.
+
+        x: (..., in).
+        adapters: as `adapters` made them, in x's dtype.
+
+        Returns: (..., out)."""
         raise NotImplementedError(f"{type(self).__name__} has no adapters.")
 
     def fresh_mask(self, w: jax.Array) -> jax.Array | None:
-        """The mask the method would choose for `w` now (for monitors), or None if it masks no weight."""
+        """The mask that the method would choose now, for monitors.
+
+        w: (..., in, out).
+
+        Returns: bool, w's shape; None if the method masks no weight."""
         return None
 
     def arrange(self, w1: jax.Array) -> tuple | None:
-        """The neurons of an FFN in a new order, and the state of w1 that goes with it; None if the order does
-        not matter. w1: (in, out). Runs on the host, see `s24.nn.arrange`."""
+        """A new order of the neurons of an FFN; it runs on the host, see `s24.nn.arrange`.
+
+        w1: (in, out), the up-projection, one column per neuron.
+
+        Returns: (order, state): the old index of the neuron at each new place, int (out,), and the state of
+            w1 that belongs to it; None if the order of neurons does not matter."""
         return None
 
-    router: ClassVar[int] = 0  # clusters of a learned router, a parameter (d, clusters) of the FFN
-
     def teach(self, y: jax.Array, router: jax.Array, x: jax.Array, w1: jax.Array) -> jax.Array:
-        """The output `y` with a gradient for a learned router; x: (T, d)."""
+        """Returns `y` unchanged, with a gradient for a learned router.
+
+        y: output of the FFN, (..., d).
+        router: (d, clusters), the parameter.
+        x: (T, d), input of the FFN.
+        w1: (d, f)."""
         return y
 
-    observed: ClassVar[tuple[str, ...]] = ()  # entries of w1's state that are statistics of activations
-
     def observe(self, y: jax.Array, state, x: jax.Array, w1: jax.Array) -> jax.Array:
-        """The output `y`, with what these tokens add to the statistics `observed` as their gradients.
+        """Returns `y` unchanged; the statistics `observed` get as their gradient what these tokens add to
+        them.
 
-        state: of w1; x: (T, d)."""
+        y: output of the FFN, (..., d).
+        state: of w1.
+        x: (T, d), input of the FFN.
+        w1: (d, f)."""
         return y
 
     def route(self, x: jax.Array, w1: jax.Array, state) -> Routing | None:
-        """How the products see the tokens of `x` (T, d); None for the order in which they come."""
+        """The order in which the products see the tokens.
+
+        x: (T, d), input of the FFN.
+        w1: (d, f).
+        state: of both matrices, by "w1" and "w2".
+
+        Returns: a `Routing`; None for the order in which tokens come."""
         return None
 
     @property
     def causal(self) -> bool:
-        """Whether the sparse forward pass at a token depends on no later token of the flattened batch. Where
-        it does, masks tell the model of what it is to predict, and a sparse loss is no language model's."""
+        """Whether the sparse forward pass at a token depends on no later token of the flattened batch.
+
+        Where it depends on later ones, the masks tell the model about the tokens that it is to predict, and
+        the loss of the sparse model is no language model's loss."""
         return True
 
     @property
     def token_multiple(self) -> int:
-        """What the number of tokens must be a multiple of in training."""
+        """In training, the number of tokens must be a multiple of this."""
         return 4
 
     @property
@@ -150,19 +207,31 @@ class Method:
         return self.linear_plan().stochastic or self.ffn_plan().stochastic
 
     def training(self, total_steps: int) -> Training:
-        """What a run of `total_steps` optimiser steps changes in its optimiser and its loss."""
+        """What the method changes in optimiser and loss.
+
+        total_steps: optimiser steps of the whole training."""
         return Training()
 
     def schedule(self, total_steps: int) -> Schedule:
-        """Phases of a run of `total_steps` optimiser steps. Raises TypeError or ValueError for another thing
-        than a number of steps."""
+        """The phases of a whole training.
+
+        total_steps: optimiser steps of the whole training.
+
+        Raises: TypeError or ValueError if `total_steps` is no positive int, or leaves a phase of the method
+            without a step."""
         check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
 
 
 def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The `new` state of every matrix of `w` (..., in, out) whose weights are all finite, the `old` one of
-    the others: NaN and Inf would choose masks that outlive them. For `Method.refresh`; works under jit."""
+    """The new state of every matrix without NaN and Inf, and the old state of the others.
+
+    It is for `Method.refresh`: a mask that NaN or Inf chose would outlive them. It works under jit.
+
+    w: (..., in, out).
+    new, old: dicts of arrays with the leading axes of w.
+
+    Returns: a dict like `new`."""
     finite = jnp.isfinite(w).all((-2, -1))
 
     def decide(name):
@@ -173,12 +242,12 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
 
 
 def mask_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """A mask of weights of `shape`, for `Method.state_shapes`."""
+    """Shape and dtype of a mask of weights of `shape`, for `Method.state_shapes`."""
     return jax.ShapeDtypeStruct(shape, bool)
 
 
 def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """A float32 number for every matrix of weights of `shape`, for `Method.state_shapes`."""
+    """Shape and dtype of one float32 number per matrix of weights of `shape`, for `Method.state_shapes`."""
     return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
 
 
@@ -189,38 +258,45 @@ def check_field(method: Method, field: str, good: bool, rule: str) -> None:
 
 
 def check_choice(method: Method, field: str, *choices) -> None:
+    """Raises ValueError unless a field is one of `choices`."""
     value, named = getattr(method, field), ", ".join(map(repr, choices))
     known = isinstance(value, str | None) and value in choices
     check_field(method, field, known, f"is unknown; use one of {named}")
 
 
 def is_number(value) -> bool:
-    """Whether an option is a finite number, and no bool or array: a method is static, so it is hashed."""
+    """Whether an option is a finite number, neither a bool nor an array; arrays are not hashable."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_positive(method: Method, field: str) -> None:
+    """Raises ValueError unless a field is a finite number, 0 or positive."""
     value = getattr(method, field)
     check_field(method, field, is_number(value) and value >= 0, "must be 0 or positive, a finite number")
 
 
 def check_share(method: Method, field: str) -> None:
+    """Raises ValueError unless a field is a number in [0, 1]."""
     value = getattr(method, field)
     check_field(method, field, is_number(value) and 0 <= value <= 1, "must lie in [0, 1], a number")
 
 
 def check_flag(method: Method, field: str) -> None:
+    """Raises ValueError unless a field is True or False."""
     check_field(method, field, isinstance(getattr(method, field), bool), "must be True or False")
 
 
 def check_whole(method: Method, field: str, least: int = 1, of: str = "optimiser steps") -> None:
+    """Raises ValueError unless a field is an int of at least `least`; `of` names the unit in the message."""
     value = getattr(method, field)
     whole = isinstance(value, int) and not isinstance(value, bool)
     check_field(method, field, whole and value >= least, f"must be a whole number of {of}, >= {least}")
 
 
 def phases(**steps: int) -> Schedule:
-    """The phases that have steps, in order; those whose names begin with "dense" are dense."""
+    """The schedule of the phases that have steps, in order.
+
+    steps: number of steps of each phase, by its name; a phase whose name begins with "dense" is dense."""
     return Schedule(
         tuple(Phase(name, n, sparse=not name.startswith("dense")) for name, n in steps.items() if n)
     )

@@ -15,9 +15,10 @@ from jax_sparse24.patterns import GROUP, KEPT
 
 @dataclasses.dataclass(frozen=True)
 class Reordered(DenseValues):
-    """The values of the forward pass, `of` along `in`, cut by it again along `out`, in groups of the order in
-    the layer's state. Given back in the order of the weight, where the members of these groups are no
-    neighbours: a dense product."""
+    """The values of the forward pass, `of` along `in`, pruned by `of` again along `out`.
+
+    Groups along `out` are formed in the order that the layer's state holds. The result has the order of the
+    weight, in which the members of a group are no neighbours, so it is multiplied by a dense product."""
 
     def check(self, op, shape, axis, what):
         for both in (-1, -2):
@@ -35,14 +36,20 @@ class Reordered(DenseValues):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BiMask(Method):
-    """2:4 weights along `in` forward; backward the same weights cut to 2:4 along `out` as well, with the
-    output neurons dealt into groups of four such that few of them are lost; masks chosen anew in every step.
+    """2:4 weights along `in` forward; the same, pruned to 2:4 along `out` as well, for the input gradient.
 
-    The state holds that order of neurons: the best of `trials` random ones and of the present one, by the
-    number of weights left, sought every `refresh_every` optimiser steps; the draws follow from the number of
-    the search. decay: rate of masked decay on gradients, by the forward mask. The defaults are those of
-    2404.01847's comparison. A kernel would permute dY and the weight together; here the input gradient is a
-    dense product of the same values."""
+    The output neurons are put into groups of four such that the second pruning loses few weights; the state
+    holds that order of neurons. Masks are chosen anew in every step. A kernel would permute dY and the weight
+    together; here the input gradient is a dense product of the same values.
+
+    decay: rate of masked decay on gradients, by the forward mask. This and the other defaults are those of
+        2404.01847's comparison.
+    refresh_every: optimiser steps between two searches for an order.
+    trials: random orders per search; the best of them and of the present order is taken, by the number of
+        weights left. The random numbers follow from the number of the search.
+
+    Raises: ValueError for an option outside these.
+    Source: 2302.06058."""
 
     when = "To compare with FST: a forward mask that need not be transposable; one of three products sparse."
 
@@ -83,7 +90,7 @@ class BiMask(Method):
         kept = mask24(w, -2)
 
         def left(order):
-            """Weights that the second cut leaves."""
+            """The number of weights that the second pruning leaves."""
             groups = kept[:, order].reshape(w.shape[0], -1, GROUP)
             return jnp.minimum(groups.sum(-1), KEPT).sum()
 

@@ -1,4 +1,4 @@
-"""All methods at a glance."""
+"""A list of all methods with their papers, sparse products and memory."""
 
 import dataclasses
 import inspect
@@ -19,9 +19,12 @@ from jax_sparse24.patterns import check_size
 class Entry:
     """A method with its default options.
 
-    papers: arXiv numbers, the one it is named after first. products: how each product of an FFN is sparse,
-    from its plan; "dense" if it is not. state_bytes, adapter_bytes: besides the weights, for one FFN (d, f)
-    in float32; adapters are parameters, so an optimiser adds its moments to them. when: for whom it is."""
+    name: its class in `s24.methods`.
+    papers: arXiv numbers; the method is named after the first.
+    products: how each product of an FFN is sparse, in words, by the product's name; "dense" if it is not.
+    state_bytes, adapter_bytes: memory beside the weights of one FFN (d, f) in float32; adapters are
+        parameters, so an optimiser adds its moments to them.
+    when: whom the method is for."""
 
     name: str
     papers: tuple[str, ...]
@@ -32,7 +35,12 @@ class Entry:
 
 
 def list(d: int = 768, f: int = 3072) -> Sequence[Entry]:
-    """An `Entry` of every method in `s24.methods`, by name. d, f: model and FFN width its bytes are for."""
+    """Lists every method of `s24.methods`.
+
+    d, f: model and FFN width for which memory is counted.
+
+    Returns: an `Entry` for each method, in the order of their names.
+    Raises: TypeError or ValueError for a width that is no positive int."""
     for name, value in (("d", d), ("f", f)):
         check_size("methods.list", name, value)
     public = vars(sys.modules["jax_sparse24.methods"]).values()

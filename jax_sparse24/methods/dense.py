@@ -1,4 +1,4 @@
-"""No sparsity: the baseline, and what every schedule may end with."""
+"""No sparsity: the baseline, and the phase that any schedule may end with."""
 
 import dataclasses
 
@@ -7,6 +7,6 @@ from jax_sparse24.methods.base import Method
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Method):
-    """Every product dense."""
+    """Every product is dense."""
 
     when = "The baseline; what every other method has to beat at equal time."

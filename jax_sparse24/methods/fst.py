@@ -33,19 +33,24 @@ from jax_sparse24.patterns import check_size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FST(Method):
-    """All three products of a linear layer 2:4, from step 0, with a dense phase at the end; and variants to
-    compare it with.
+    """All three products of a linear layer 2:4 from step 0, with a dense phase at the end; and variants.
 
     decay: rate of masked decay on gradients (section 4; the paper's GPT-2 uses 6e-5 to 2e-4; it must be tuned
-    per model). refresh_every: optimiser steps between searches for the mask; the values are read anew in
-    every step. mask: "transposable", the exact best, the same mask in both products of the weight; "greedy",
-    an approximation of it that may keep one weight less in a tile (2102.08124); "double-pruned", top-2 along
-    `in` forward and of these top-2 along `out` for the input gradient (2405.16325, there with a mask that
-    never changes); "top-2", along `in` only, the input gradient a dense product of the same values. mvue: how
-    the output gradient is cut for the weight gradient: "exact" or "approximate" (what the paper's code runs)
-    MVUE, or None for a dense product; to compare, "biased" (its top-2), "uniform" (any two, doubled) and
-    "paired" (MVUE 1:2 of either half of a group). dense_fraction: share of the steps, at the end, in which
-    every product is dense (the paper: 1/6)."""
+        per model).
+    refresh_every: optimiser steps between two searches for the mask; the masked values are read anew in every
+        step.
+    mask: "transposable", the best mask that is 2:4 along both axes, for both products of the weight;
+        "greedy", an approximation of it that may keep one weight less in a tile (2102.08124);
+        "double-pruned", top-2 along `in` forward, and of these top-2 along `out` for the input gradient
+        (2405.16325, there with a mask that never changes); "top-2", along `in` only, with a dense product of
+        the same values for the input gradient.
+    mvue: how the output gradient becomes 2:4 for the weight gradient: by "exact" or "approximate" MVUE (the
+        paper's code runs the latter), or None for a dense product; to compare, "biased" (its top-2),
+        "uniform" (any two, doubled) and "paired" (MVUE 1:2 of either half of a group).
+    dense_fraction: share of the steps, at the end, in which every product is dense (the paper: 1/6).
+
+    Raises: ValueError for an option outside these.
+    Source: 2404.01847."""
 
     when = "Pre-training faster with all three products of every layer sparse, and a dense model at the end."
 

@@ -1,9 +1,9 @@
-"""Neurons in clusters, and tokens in the order of clusters (2602.06183, section 3).
+"""Clusters of neurons, and tokens in the order of clusters (2602.06183, section 3).
 
-V:N:M blocks keep few of the neurons of V neighbouring tokens. They lose little if neighbouring tokens fire
-the same neurons, and if these neurons lie in different groups of M. So neurons are clustered by what they
-respond to, each cluster is dealt over the groups, and tokens are sorted by the cluster they are nearest to.
-"""
+V:N:M blocks keep few of the neurons of V neighbouring tokens. They lose little if neighbouring tokens
+activate the same neurons, and if these neurons lie in different groups of M. So neurons are clustered by what
+they respond to, the neurons of each cluster are spread over the groups in turn, and tokens are sorted by the
+cluster that they are nearest to."""
 
 import math
 from typing import Literal, NamedTuple
@@ -20,18 +20,27 @@ ITERATIONS = 25
 
 
 class Clusters(NamedTuple):
-    """assignment: (f,) the cluster of each neuron, all of the same size. centroids: (d, K) float32."""
+    """Neurons in clusters of one size.
+
+    assignment: int (f,), the cluster of each neuron.
+    centroids: float32 (d, K)."""
 
     assignment: np.ndarray
     centroids: np.ndarray
 
 
 def cluster_neurons(w1, clusters: int, metric: Metric = "cosine") -> Clusters:
-    """Balanced k-means of the columns of an up-projection (d, f), on the host.
+    """Balanced k-means of the columns of an up-projection, on the host.
 
-    cosine: unit columns and unit centroids (spherical k-means); l2: as they are. Starts from the columns that
-    are farthest from all chosen before, so that the result depends on w1 only. Raises ValueError if f is no
-    multiple of `clusters`, or for non-finite weights."""
+    It starts from the columns that are farthest from all chosen before, so that the result depends on w1
+    only.
+
+    w1: (d, f).
+    clusters: number of clusters, a divisor of f.
+    metric: "cosine" for unit columns and unit centroids (spherical k-means), "l2" for columns as they are.
+
+    Returns: `Clusters`.
+    Raises: ValueError if f is no multiple of `clusters`, or for weights with NaN or Inf."""
     w1 = np.asarray(w1, np.float32)
     d, f = w1.shape
     if clusters < 1 or f % clusters:
@@ -70,8 +79,13 @@ def _farthest(points, count: int) -> list[int]:
 
 
 def _balanced(closeness) -> np.ndarray:
-    """Every point to a cluster, the same number to each: points propose to the nearest cluster with room,
-    which takes the closest of them."""
+    """Assigns the same number of points to each cluster.
+
+    Points propose to the nearest cluster with room, and it takes the closest of them.
+
+    closeness: float32 (points, clusters), larger is nearer.
+
+    Returns: int (points,)."""
     points, clusters = closeness.shape
     room = np.full(clusters, points // clusters)
     assignment = np.full(points, -1)
@@ -87,10 +101,14 @@ def _balanced(closeness) -> np.ndarray:
 
 
 def neuron_order(assignment, m: int, layout: Layout) -> np.ndarray:
-    """(f,) the old index of the neuron at each new place.
+    """An order of neurons in which clusters lie as `layout` says.
 
-    spread: the neurons of a cluster are dealt over the groups of `m`, one to each in turn. adjacent: they lie
-    next to each other. none: nothing moves."""
+    assignment: int (f,), the cluster of each neuron.
+    m: neurons in a group.
+    layout: "spread": the neurons of a cluster go to the groups of `m` in turn, one to each; "adjacent": they
+        lie next to each other; "none": nothing moves.
+
+    Returns: int (f,), the old index of the neuron at each new place."""
     f = len(assignment)
     by_cluster = np.argsort(assignment, kind="stable")
     if layout == "spread":
@@ -100,8 +118,14 @@ def neuron_order(assignment, m: int, layout: Layout) -> np.ndarray:
 
 
 def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32 (T,) tokens in the order of their clusters (stable), and their clusters in that order. A token's
-    cluster has the largest inner product with it; ties go to the lower index."""
+    """Sorts tokens by their clusters.
+
+    A token's cluster is the one whose centroid has the largest inner product with it. Ties between clusters go to the lower index, and tokens of one cluster keep their order.
+
+    x_Td: tokens, any floating dtype.
+    centroids_dK: float32.
+
+    Returns: int32 (T,), the tokens in the new order, and int32 (T,), their clusters in that order."""
     closeness = jnp.asarray(x_Td, jnp.float32) @ centroids_dK
     cluster = jnp.argmax(closeness, axis=1).astype(jnp.int32)
     order = jnp.argsort(cluster, stable=True).astype(jnp.int32)
@@ -109,22 +133,32 @@ def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def padded_rows(tokens: int, clusters: int, v: int, m: int) -> int:
-    """How many rows `in_blocks` makes of so many tokens, a multiple of `v` and of `m`."""
+    """How many rows `in_blocks` makes.
+
+    tokens, clusters: their numbers.
+    v, m: rows and columns of a block.
+
+    Returns: int, a multiple of `v` and of `m`."""
     most = (tokens + min(clusters, tokens) * (v - 1)) // v * v
     multiple = math.lcm(v, m)
     return -(-most // multiple) * multiple
 
 
 def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m: int):
-    """Sorted tokens with rows of padding after each cluster, so that no block of `v` rows holds two clusters:
-    what a block is then depends on none of its other tokens.
+    """Adds rows of padding after each cluster of the sorted tokens, so that no block holds two clusters.
 
-    order_T, cluster_T: of `route`. Returns int32 (R,), R = `padded_rows`: the token of each row, T for
-    padding; and int32 (R / v,), the cluster of each block."""
+    What a token keeps then depends on no other token of its block.
+
+    order_T, cluster_T: of `route`.
+    clusters: number of clusters.
+    v, m: rows and columns of a block.
+
+    Returns: int32 (R,), the token of each row, T for padding, with R = `padded_rows`; and int32 (R / v,), the
+        cluster of each block."""
     T = order_T.size
     rows = padded_rows(T, clusters, v, m)
     count = jnp.zeros(clusters, jnp.int32).at[cluster_T].add(1)
-    ends = jnp.cumsum(-(-count // v))  # in blocks
+    ends = jnp.cumsum(-(-count // v))  # counted in blocks
     first = jnp.cumsum(count) - count
     start = v * (ends - -(-count // v))
     place = start[cluster_T] + jnp.arange(T, dtype=jnp.int32) - first[cluster_T]
@@ -135,8 +169,15 @@ def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m
 
 @jax.custom_vjp
 def observe(y, norms_Kf: jax.Array, x_nd: jax.Array, cluster_n: jax.Array, w1_df: jax.Array):
-    """`y`, where the gradient of `norms_Kf` is no gradient: whatever is done with `y`, it is how much the
-    tokens `x_nd` of each cluster activate each neuron, sums of squared ReLU. `s24.nn.observe` adds them."""
+    """Returns `y` unchanged; the gradient of `norms_Kf` is no gradient but an observation.
+
+    Whatever is done with `y`, that gradient is how strongly the tokens of each cluster activate each neuron:
+    sums of squared ReLU. `s24.nn.observe` adds them to the statistics.
+
+    y: any shape.
+    norms_Kf: float32, the running statistics.
+    x_nd, cluster_n: some of the tokens, and the cluster of each, int32.
+    w1_df: the up-projection."""
     return y
 
 
@@ -155,8 +196,14 @@ observe.defvjp(_observe_fwd, _observe_bwd)
 
 @jax.custom_vjp
 def teach(y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
-    """`y`, with a gradient for the router as a classifier of tokens: that of 0.01 times the mean
-    cross-entropy between softmax(x router) and the clusters, whatever is done with `y`."""
+    """Returns `y` unchanged, with a gradient that trains the router as a classifier of tokens.
+
+    Whatever is done with `y`, the gradient of `router_dK` is that of 0.01 times the mean cross entropy
+    between softmax(x router) and the clusters.
+
+    y: any shape.
+    router_dK: float32, the parameter.
+    x_nd, cluster_n: some of the tokens, and the cluster of each, int32."""
     return y
 
 
@@ -175,19 +222,35 @@ teach.defvjp(_teach_fwd, _teach_bwd)
 
 
 def fired_cluster(y2_nf: jax.Array, clusters: int, m: int, layout: Layout) -> jax.Array:
-    """int32 (n,): the cluster of neurons that activations give most to. m, layout: of `neuron_order`."""
+    """The cluster of neurons that each token activates most.
+
+    y2_nf: activations.
+    clusters: number of clusters.
+    m, layout: as in `neuron_order`.
+
+    Returns: int32 (n,)."""
     if layout == "spread":
         y2_nf = collect(y2_nf, y2_nf.shape[1] // m, -1)
     return jnp.argmax(y2_nf.reshape(len(y2_nf), clusters, -1).sum(-1), axis=1).astype(jnp.int32)
 
 
 def responses(w1: jax.Array, centroids_dK: jax.Array) -> jax.Array:
-    """float32 (K, f): what each neuron gets from a token at each centroid, before the activation."""
+    """The value of each neuron before the activation, for a token that equals a centroid.
+
+    w1: (d, f).
+    centroids_dK: float32.
+
+    Returns: float32 (K, f)."""
     return centroids_dK.T @ w1.astype(jnp.float32)
 
 
 def four_largest(norms_Kf: jax.Array, m: int) -> jax.Array:
-    """bool (K, f): the four of every `m` neurons that are largest, of equal ones the first."""
+    """The four largest of every `m` neurons; of equal ones the first.
+
+    norms_Kf: float32.
+    m: neurons in a group.
+
+    Returns: bool (K, f)."""
     groups = norms_Kf.reshape(norms_Kf.shape[0], -1, m)
     rank = jnp.argsort(jnp.argsort(-groups, axis=-1, stable=True), axis=-1)
     return (rank < 4).reshape(norms_Kf.shape)

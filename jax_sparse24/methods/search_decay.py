@@ -1,4 +1,4 @@
-"""Choosing the rate of masked decay by flip rates (2404.01847, section 4)."""
+"""The choice of a rate of masked decay by flip rates (2404.01847, section 4)."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,10 +9,12 @@ CANDIDATES = (6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3)
 
 @dataclasses.dataclass(frozen=True)
 class DecaySearch:
-    """What a search found.
+    """The result of `search_decay`.
 
-    decay: the rate that was chosen, or None; reason: why; mu: of every candidate, None if it diverged; dense
-    and sparse: the flip rates of the dense run and of every candidate."""
+    decay: the rate that was chosen; None if no candidate is feasible.
+    reason: why, in words.
+    mu: flip rate of every candidate over that of the dense training; None for one that diverged.
+    dense, sparse: the flip rates of the dense training and of every candidate, in [0, 1]."""
 
     decay: float | None
     reason: str
@@ -26,15 +28,22 @@ def search_decay(
     candidates: Sequence[float] = CANDIDATES,
     feasible: tuple[float, float] = FEASIBLE,
 ) -> DecaySearch:
-    """The rate of masked decay at which masks move a little less than those of a dense run.
+    """Finds the rate of masked decay at which masks change a little less than those of a dense training.
 
-    flip_rates: trains through the learning-rate warm-up with this decay (None: dense), always from the same
-    parameters on the same batches, and returns the flip rates (see `s24.flip_rate`) at the same steps; None
-    if the loss diverged. mu = flip rate of the sparse run / flip rate of the dense run, as the ratio of sums
-    over the second half of the steps, where the learning rate is no longer tiny. A rate is feasible if its mu
-    lies in `feasible`: at 1 and above masks flip too much, far below they freeze too early. Of several the
-    one nearest the middle is taken: the paper leaves this open. Raises ValueError without candidates, for a
-    negative one, or if the dense run diverged."""
+    mu is the flip rate of a sparse training over that of the dense one, as the ratio of sums over the second
+    half of the steps, where the learning rate is no longer tiny. A rate is feasible if its mu lies in
+    `feasible`: at 1 and above masks flip too much, far below they freeze too early. Of several feasible rates
+    the one whose mu is nearest the middle is taken; the paper leaves this open.
+
+    flip_rates: a function of the rate (None: dense) that trains through the learning-rate warm-up, always
+        from the same parameters on the same batches, and returns the flip rates (see `s24.flip_rate`) at the
+        same steps; None if the loss diverged.
+    candidates: rates to try, none negative.
+    feasible: lowest and highest mu.
+
+    Returns: a `DecaySearch`.
+    Raises: ValueError without candidates, for a negative one, or if the dense training diverged.
+    Source: 2404.01847, section 4."""
     if not candidates or min(candidates) < 0:
         raise ValueError(
             f"search_decay: candidates={tuple(candidates)!r} must be one or more rates, none negative."

@@ -24,19 +24,24 @@ from jax_sparse24.schedule import Phase, Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SLoPe(Method):
-    """A 2:4 mask along `in` that is chosen before the first step and stays; the input gradient's product
-    prunes the masked weight once more, along `out`, which biases it (a share of 3/32 of a random matrix goes,
-    section 2.1); the weight gradient is a dense product of which only the kept entries are taken, so that
-    pruned weights stay put (decoupled weight decay still shrinks them; no sparse product reads them).
+    """A 2:4 mask along `in` that is chosen before the first step and never changes.
 
-    mask: the two largest "magnitude"s of every four initial weights (what the paper's code does), or
-    "random", drawn with a key made of the weight's bits. refresh_every: optimiser steps between choices of
-    the second mask within the first. rank: of the adapters `x L R / rank`, as a share of the smaller side of
-    the weight (the paper's tables: 0.0156 and 0.0625) or a number (its code: 40); 0 for none. L is standard
-    normal, R zero. adapter_share: of the steps, at the end, in which adapters take part and train; 1 from
-    step 0. They are parameters from the start, without a gradient until then, so Adam's bias correction is
-    over when they begin: their first updates are smaller than a new optimiser's. Evaluate sparse, or dense
-    after `s24.nn.merge_adapters`: the pruned weights mean nothing."""
+    The product of the input gradient prunes the masked weight once more, along `out`, which biases it (a
+    share of 3/32 of a random matrix is lost, section 2.1). The weight gradient is a dense product of which
+    only the unmasked entries are taken, so that pruned weights do not move (decoupled weight decay still
+    shrinks them; no sparse product reads them). Adapters are parameters from the start, without a gradient
+    until they take part, so Adam's bias correction is over by then: their first updates are smaller than a
+    new optimiser's. Evaluate sparse, or dense after `s24.nn.merge_adapters`: the pruned weights mean nothing.
+
+    mask: "magnitude" for the two largest of every four initial weights (what the paper's code does), or
+        "random", drawn with a key made of the weight's bits.
+    refresh_every: optimiser steps between two choices of the second mask within the first.
+    rank: of the adapters `x L R / rank`, as a share of the smaller side of the weight (the paper's tables:
+        0.0156 and 0.0625) or a number (its code: 40); 0 for none. L starts standard normal, R zero.
+    adapter_share: share of the steps, at the end, in which adapters take part and train; 1 for all steps.
+
+    Raises: ValueError for an option outside these.
+    Source: 2405.16325."""
 
     when = (
         "Masks must not change (no search, no flips) and the input gradient must be sparse without 4x4 tiles."

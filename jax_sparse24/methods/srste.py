@@ -13,14 +13,20 @@ from jax_sparse24.patterns import check_nm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SRSTE(Method):
-    """`STE` with a decay of the weights that are pruned, masks chosen anew in every step; trained and
-    evaluated sparse.
+    """`STE` with a decay of the pruned weights; masks are chosen anew in every step.
 
-    decay: its rate, 2e-4 in the paper. decay_on: "gradients", where both Adam moments see it, or "weights",
-    after Adam and times the learning rate. The paper trains with momentum SGD and subtracts `lr (g + decay (1
-    - M) w)` (section 4.2; its code adds the term to the gradient), which without momentum is both at once;
-    with Adam the two differ (2404.01847, section 4). n, m: n of every m weights along `in` stay. Only 2:4 has
-    a packed format; every other pattern runs dense products of the masked values."""
+    Models are trained and evaluated sparse. The paper trains with momentum SGD and subtracts `lr (g + decay (1 - M) w)` (section 4.2; its code adds
+    the term to the gradient). Without momentum that is decay on gradients and on weights at once; with Adam
+    the two differ (2404.01847, section 4). Only 2:4 has a packed format; every other pattern runs dense
+    products of the masked values.
+
+    decay: rate of the decay, 2e-4 in the paper.
+    decay_on: "gradients", where both Adam moments see it, or "weights", after Adam and times the learning
+        rate.
+    n, m: n of every m weights along `in` stay.
+
+    Raises: ValueError for an option outside these; TypeError for n or m that is no int.
+    Source: 2102.04010."""
 
     when = "The baseline of dynamic 2:4 weights, and the method for other n:m; one of three products sparse."
 

@@ -15,17 +15,24 @@ from jax_sparse24.ops.soft import soft24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SSTE(Method):
-    """Soft-thresholded 2:4 weights along `in`, scaled; the dense master weight gets the gradient of the
-    scaled one, without the scale. The input gradient is a dense product of the same values.
+    """Soft-thresholded 2:4 weights along `in`, times a scale; trained sparse to the end and evaluated sparse.
+
+    The dense master weight gets the gradient of the scaled sparse one, without the scale. The input gradient
+    is a dense product of the same values. With fp8="tensor", forward products run in e4m3 where cuSPARSELt is
+    chosen for them (`implementation="cusparselt"`, or a measured table); all other 8-bit products are
+    simulated by dense ones, which adds no speed.
 
     scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
-    current weight in every step; "unit", 1. mvue: estimator of the weight gradient along tokens,
-    "approximate" (the paper's), "exact", or None for a dense product. fp8: both operands of every product are
-    rounded to 8-bit floats with a scale per "tensor" (as in the paper's code; a token's rounding then depends
-    on later tokens, so that a sparse loss is no language model's) or per "row", e4m3 forward and e5m2
-    backward, after the estimate. With a scale per tensor, forward products run in e4m3 where cuSPARSELt is
-    chosen for them (`implementation="cusparselt"`, or a measured table); all others are simulated by dense
-    products, which adds no speed. Trained sparse to the end and evaluated sparse."""
+        current weight in every step; "unit", 1.
+    mvue: estimator of the output gradient along tokens, in the product of the weight gradient: "approximate"
+        (the paper's), "exact", or None for a dense product.
+    fp8: None, or both operands of every product are rounded to 8-bit floats after the estimate, e4m3 forward
+        and e5m2 backward: with a scale per "tensor", as in the paper's code, or per "row". With a scale per
+        tensor a token's rounding depends on later tokens, so that the loss of the sparse model is no language
+        model's loss.
+
+    Raises: ValueError for an option outside these.
+    Source: 2409.09099."""
 
     when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
 
@@ -40,7 +47,7 @@ class SSTE(Method):
 
     @property
     def causal(self):
-        return self.fp8 != "tensor"  # a scale of all tokens rounds each of them
+        return self.fp8 != "tensor"  # that scale depends on all tokens, and rounds each of them
 
     @property
     def refresh_every(self) -> int:
@@ -66,8 +73,13 @@ class SSTE(Method):
 
 
 def soft_scale(w, axis: int):
-    """float32 (...): the factor by which weights (..., in, out) soft-thresholded along `axis` come nearest to
-    the weights; 1 where all are zero (section 5)."""
+    """The factor by which soft-thresholded weights come nearest to the weights; 1 where all are zero.
+
+    w: (..., in, out).
+    axis: along which the soft threshold forms groups, -1 or -2.
+
+    Returns: float32 (...).
+    Source: 2409.09099, section 5."""
     soft = soft24(w, axis).astype(jnp.float32)
     energy = jnp.sum(soft * soft, axis=(-2, -1))
     along = jnp.sum(w.astype(jnp.float32) * soft, axis=(-2, -1))

@@ -10,11 +10,11 @@ from jax_sparse24.ops.select import mask24
 
 @dataclasses.dataclass(frozen=True)
 class STE(Method):
-    """2:4 weights, pruned anew in every forward pass; the dense master weight gets the gradient of the pruned
-    one.
+    """2:4 weights, pruned anew in every forward pass.
 
-    The input gradient uses the same pruned values; they are 2:4 along `in` only, so that product is dense.
-    """
+    The dense master weight gets the gradient of the pruned one. The input gradient uses the same pruned values; they are 2:4 along `in` only, so that product is dense.
+
+    Source: 2102.04010, without its decay."""
 
     when = "The simplest weight method, to compare with: no state, no option, one of three products sparse."
 

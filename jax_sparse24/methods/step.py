@@ -13,10 +13,15 @@ from jax_sparse24.schedule import Phase, Schedule
 class STEP(STE):
     """A dense phase in which Adam's second moment settles, then `STE` with that moment frozen, to the end.
 
-    Needs `s24.optim.step_adamw`. switch: a share of the steps that are dense, or the mean that tells when the
-    moment has settled, "arithmetic" or "geometric" (the paper's options I and II); then the dense phase ends
-    between the shares `earliest` and `latest` of the steps (10 % and 50 % in the paper), as soon as
-    `s24.optim.settled` says so."""
+    It needs `s24.optim.step_adamw`.
+
+    switch: the share of the steps that are dense; or the mean that tells when the moment has settled,
+        "arithmetic" or "geometric" (the paper's options I and II).
+    earliest, latest: shares of the steps between which the dense phase ends, as soon as `s24.optim.settled`
+        says so (10 % and 50 % in the paper); used where `switch` is a mean.
+
+    Raises: ValueError for an option outside these.
+    Source: 2302.01172."""
 
     when = "A 2:4 model with Adam where STE falls behind; to compare with: its first steps are dense."
 

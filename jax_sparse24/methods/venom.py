@@ -40,36 +40,49 @@ from jax_sparse24.patterns import VNM, check_size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Venom(Method):
-    """All six products of a non-gated FFN sparse: F1 and B1 by soft-thresholded 2:4 weights, F2, B2, B3 and
-    B4 by V:2:M activations of tokens sorted by the cluster of neurons they are nearest to.
+    """All six products of a non-gated FFN sparse, by 2:4 weights and V:2:M activations.
 
-    F2 cuts Y2 to blocks of `v` tokens by `m` neurons, B3 takes dY1 on the same support, and B2 and B4 cut
-    both again to blocks of `v` neurons by `m` tokens within it. At the first sparse step, after a dense
-    warm-up that makes the activations sparse, `s24.nn.arrange` clusters the neurons and permutes them, which
-    changes no output. The FFN width must be a multiple of `v` and of `m`, and with columns="data" so must the
-    tokens. B1 is needed at the entries of Y2 alone: where that was measured to be faster, they are made by
-    dense products with the same weights, 4 / `m` of all (sampled dense-dense products), and nothing else
-    changes.
+    F1 and B1 have soft-thresholded 2:4 weights. F2, B2, B3 and B4 have V:2:M activations of tokens that are
+    sorted by the cluster of neurons they are nearest to: F2 prunes Y2 in blocks of `v` tokens by `m` neurons,
+    B3 takes dY1 on the same support, and B2 and B4 prune both again within it, in blocks of `v` neurons by
+    `m` tokens. At the first sparse step, after a dense warm-up that makes the activations sparse,
+    `s24.nn.arrange` clusters the neurons and permutes them, which changes no output. The FFN width must be a
+    multiple of `v` and of `m`, and with columns="data" so must the number of tokens. B1 is needed at the
+    entries of Y2 alone, 4 / `m` of all. Where computing only these was measured to be faster, dense products
+    with the same weights compute them (sampled dense-dense products), and nothing else changes.
 
-    The paper leaves much open (its body names no V, M, number or metric of clusters, nor which values F2 and
-    B3 multiply); every field is one of these choices. v, m: block size, V = 16 to 256 and M = 4 to 32.
-    clusters: of neurons, all of one size. metric: of the clustering. layout: neurons of a cluster dealt over
-    the groups of M ("spread"), side by side ("adjacent"), or left in place ("none"). routing: tokens sorted
-    by the nearest "centroid"; by a "learned" linear router, a parameter of the FFN that starts from the
-    centroids and is taught which cluster a sixteenth of the tokens fires most; or left in order ("none").
+    The paper leaves much open: its body names no V, M, number or metric of clusters, nor which values F2 and
+    B3 multiply. Every field is one of these choices.
+
+    v, m: block size, V = 16 to 256 and M = 4 to 32.
+    clusters: number of clusters of neurons, all of one size.
+    metric: of the clustering, "cosine" or "l2".
+    layout: the neurons of a cluster go to the groups of M in turn ("spread"), lie side by side ("adjacent"),
+        or are left in place ("none").
+    routing: tokens are sorted by the nearest "centroid"; by a "learned" linear router, a parameter of the FFN
+        that starts from the centroids and is taught which cluster a sixteenth of the tokens activates most;
+        or are left in order ("none").
     columns: which four of every `m` neurons a block keeps. "data": those that its tokens activate most; a
-    token's mask then depends on later tokens, and a loss under it is no language model's (`causal`).
-    "statistic": those that tokens of its cluster activated most in earlier steps, by a running statistic of a
-    sixteenth of the tokens (`s24.nn.observe`). "cluster": those that respond most to the centroid, by the
-    weights alone. Under these two, what a token keeps depends on no other token: every block holds one
-    cluster, filled up with rows of zeros, less than `clusters` * `v` rows more in all products. transposed:
-    B2 and B4 need the opposite order, tokens of different clusters in a group of M and neurons of one cluster
-    in a block of V, so both are "regrouped" there (the sum over tokens does not mind, and gradients are dealt
-    again), or left as in F2 ("plain"). exact: exhaustive search of columns. weights: "soft" 2:4 in F1 and B1,
-    or "dense". dense_operand: F2 and B3 multiply "soft" weights too, so that the gradient is that of the
-    forward pass, or "dense" ones. arrange_every: steps between rearrangements in the sparse phase, 0 for one
-    at its start. dense_warmup: dense steps at the start. sparse_share: of the steps after them; the rest, at
-    the end, is dense."""
+        token's mask then depends on later tokens, and a loss under it is no language model's loss (`causal`).
+        "statistic": those that tokens of its cluster activated most in earlier steps, by a running statistic
+        of a sixteenth of the tokens (`s24.nn.observe`). "cluster": those that respond most to the centroid,
+        by the weights alone. Under the last two, what a token keeps depends on no other token: every block
+        holds one cluster and is filled up with rows of zeros, which adds less than `clusters` * `v` rows to
+        all products.
+    transposed: B2 and B4 need the opposite order, tokens of different clusters in a group of M and neurons of
+        one cluster in a block of V. Both are "regrouped" there (the sum over tokens does not depend on their
+        order, and gradients are put back in order), or left as in F2 ("plain").
+    exact: whether columns are found by exhaustive search.
+    weights: in F1 and B1, "soft" 2:4 or "dense".
+    dense_operand: F2 and B3 multiply "soft" weights, too, so that the gradient is that of the forward pass,
+        or "dense" ones.
+    arrange_every: optimiser steps between two arrangements of neurons in the sparse phase; 0 for one at its
+        start.
+    dense_warmup: dense optimiser steps at the start.
+    sparse_share: share of the steps after the warm-up that are sparse; the rest, at the end, is dense.
+
+    Raises: TypeError or ValueError for an option outside these.
+    Source: 2602.06183; V:N:M is that of 2310.02065."""
 
     when = "All six products sparse, where activations are sparse already: long runs of squared-ReLU models."
 
@@ -161,7 +174,7 @@ class Venom(Method):
         order = neuron_order(found.assignment, self.m, self.layout)
         centroids = jnp.asarray(found.centroids)
         state = {"centroids": centroids, "arranged": jnp.asarray(True)}
-        if self.observed:  # as if a token had been seen at each centroid
+        if self.observed:  # statistics start as if one token had been observed at each centroid
             state["norms"] = jnp.square(jax.nn.relu(responses(jnp.asarray(w1)[:, order], centroids)))
         return order, state
 
