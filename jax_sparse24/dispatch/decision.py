@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, hardware, native, table
+from jax_sparse24.dispatch import cusparselt, native, table
 from jax_sparse24.dispatch.hardware import CAPABILITIES, capability, generation, platform
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
@@ -51,23 +51,21 @@ def decide(
     dtype=None,
     implementation: str | None = None,
     *,
-    alternative: Literal["dense", "masked", "fused"] = "dense",
-    transposed: bool = False,
+    alternative: Literal["dense", "masked"] = "dense",
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """What runs an operation, or a product whose operand is to become sparse.
 
-    what: the name of an operation, or a product. dtype: of an operation; a product has its own.
-    implementation: None, or the name that the caller was given. alternative: what must not be faster. Of
-    products: "dense" while the operand is yet to be made, "masked" if it is packed already and would be
-    unpacked. Of operations that XLA fuses by itself: "fused"; the reference then runs wherever no kernel
-    was measured to be faster. transposed: of such an operation, whether its operands are read by columns.
+    what: the name of an operation, or a product.
+    dtype: of an operation; a product has its own.
+    implementation: None, or the name that the caller was given.
+    alternative: of products, the dense product that must not be faster: "dense" while the operand is yet to
+        be made, "masked" if it is packed already and would be unpacked.
     missing: of operations, the platforms that have no kernel for it, and why (see `operation.Operation`).
-    Raises ValueError for an unknown name and RuntimeError for a named implementation that cannot run here."""
+
+    Raises: ValueError for an unknown name, RuntimeError for a named implementation that cannot run here."""
     if isinstance(what, Product):
         return _product(what, implementation, alternative)
-    if alternative == "fused" and implementation is None and not hardware.faster(what, dtype, transposed):
-        return Decision("reference", "XLA fuses it, and no kernel was measured to be faster here")
     return _operation(what, dtype, implementation, missing)
 
 

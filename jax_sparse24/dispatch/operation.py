@@ -86,7 +86,8 @@ class Operation:
         kernel, or if other operations or the reference do what `cuda` does on CPU.
     cuda: as `kernel`, on CUDA: one pass in place of several, taken where `fits(*operands, **options)`.
     library: as `kernel`, for implementation="cusparselt"; None for the kernel.
-    measured: (dtype, **options) -> whether implementation=None may take the kernel here; None for always.
+    measured: (dtype, **options) -> whether a kernel was measured to be faster here than what XLA fuses of the
+        same, so that implementation=None takes it; None for operations whose kernel is always taken.
     missing: platform -> "no ... kernel" and why, for platforms that `kernel` does not run on.
     jvp: (primals, tangents, implementation=, **options) -> results and their tangents.
     vjp: a derivative in reverse mode. Without either, the operation is not differentiable."""
@@ -106,8 +107,16 @@ class Operation:
     def __call__(self, *operands, implementation: str | None = None, **options):
         return self._call((implementation, tuple(sorted(options.items()))), *operands)
 
-    def decide(self, dtype, implementation: str | None = None) -> Decision:
-        """What runs the operation; raises as `decision.decide`."""
+    def decide(self, dtype, implementation: str | None = None, **options) -> Decision:
+        """What runs the operation.
+
+        dtype: of its operands.
+        implementation: None, or the name that the caller was given.
+        options: those of a call; only `measured` reads them.
+
+        Raises: as `decision.decide`."""
+        if implementation is None and self.measured is not None and not self.measured(dtype, **options):
+            return Decision("reference", "XLA fuses it, and no kernel was measured to be faster here")
         return decision.decide(self.name, dtype, implementation, missing=self._missing)
 
     @property
@@ -146,11 +155,9 @@ class Operation:
 
     def _run(self, operands, implementation: str | None, options: dict[str, Any]):
         dtype = _dtype(operands)
-        if implementation is None and self.measured is not None and not self.measured(dtype, **options):
-            return self._steps(None, options)(*operands)
-        runs = self.decide(dtype, implementation).runs
+        runs = self.decide(dtype, implementation, **options).runs
         if runs == "reference":
-            return self._steps("reference", options)(*operands)
+            return self._steps(implementation, options)(*operands)
         if runs == "cusparselt" and self.library is not None:
             return self.library(*operands, **options)
         kernel = self._kernel(operands, implementation, options)

@@ -239,7 +239,7 @@ class GatedMVUE:
         drawn = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not drawn or row.tokens != "consecutive" or row.gather_features:
             return None
-        if decide(gated.PACKING[row.by.exact], gate_Tf.dtype, alternative="fused").runs == "reference":
+        if gated.GATED_BACKWARD_PACK.decide(gate_Tf.dtype, exact=row.by.exact).runs == "reference":
             return None
         decision = run.decide("wgrad", x_Td, gate_Tf)
         return decision if decision.sparse else None

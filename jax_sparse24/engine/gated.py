@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.call import check_state, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
@@ -35,8 +34,9 @@ class Weight(NamedTuple):
 
 def fuses(activation: str, dtype) -> bool:
     """Whether some operation on gated activations has a kernel that was measured to be faster than XLA."""
-    found = [decide(operation, dtype, alternative="fused").runs for operation in ops.OPERATIONS]
-    return activation in GATES and any(runs != "reference" for runs in found)
+    packing = (ops.GATED_BACKWARD_PACK.decide(dtype, exact=exact) for exact in (True, False))
+    found = (ops.GATED.decide(dtype), ops.GATED_BACKWARD.decide(dtype), *packing)
+    return activation in GATES and any(decision.runs != "reference" for decision in found)
 
 
 def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, implementation=None):
@@ -107,7 +107,7 @@ def _forward(run, activation, products, x_Td, weights):
         checkpoint_name(product(run, "fwd", {"x": x_Td, "w": layer.w}, layer.state, layer.key), "s24_dot")
         for layer in (gate, up)
     )
-    kernel = decide("gated", gate_Tf.dtype, alternative="fused").runs != "reference"
+    kernel = ops.GATED.decide(gate_Tf.dtype).runs != "reference"
     z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
     y_Td = product(run, "fwd", {"x": z_Tf, "w": down.w}, down.state, down.key)
     return y_Td, gate_Tf, up_Tf, z_Tf
@@ -133,7 +133,7 @@ def _bwd(run, activation, residuals, dy_Td):
     if decision := fusions.GATED_MVUE.matches(run, x_Td, gate_Tf):
         keys = [layer.key for layer in first]
         dgate_Tf, dup_Tf, made = fusions.GATED_MVUE.run(decision, run, activation, x_Td, *arrays, keys)
-    elif decide("gated_backward", dz_Tf.dtype, alternative="fused").runs != "reference":
+    elif ops.GATED_BACKWARD.decide(dz_Tf.dtype).runs != "reference":
         dgate_Tf, dup_Tf = ops.gated_backward(*arrays, activation)
     else:
         _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)

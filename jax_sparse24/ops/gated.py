@@ -7,15 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch import hardware
 from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference import gated as reference
-
-PACKING = {True: "gated_backward_pack exact", False: "gated_backward_pack approximate"}  # by `exact`
-OPERATIONS = ("gated", "gated_backward", *PACKING.values())
 
 
 def gated(
@@ -44,7 +41,6 @@ def gated(
     if transposed and gate.ndim < 2:
         raise ValueError(f"gated: transposed operands are (..., f, T), got shape {gate.shape}.")
     dtype = jnp.promote_types(gate.dtype, up.dtype)
-    GATED.decide(dtype, implementation)
     options = {"activation": activation, "transposed": bool(transposed)}
     return GATED(gate.astype(dtype), up.astype(dtype), **options, implementation=implementation)
 
@@ -58,9 +54,14 @@ def _shape(x, transposed: bool) -> jax.ShapeDtypeStruct:
     return jax.eval_shape(lambda x: _rows(x, transposed), x)
 
 
-def _faster(dtype, transposed, dz_transposed=False, *, operation: str, **_) -> bool:
-    read_by_columns = transposed or dz_transposed
-    return decide(operation, dtype, alternative="fused", transposed=read_by_columns).runs != "reference"
+def _faster(dtype, *, operation: str, transposed=False, dz_transposed=False, **_) -> bool:
+    """Whether a kernel was measured to be faster than XLA; `operation` is its name in `hardware`."""
+    return hardware.faster(operation, dtype, transposed or dz_transposed)
+
+
+def _packing_faster(dtype, *, exact: bool, **options) -> bool:
+    estimates = "exact" if exact else "approximate"
+    return _faster(dtype, operation=f"gated_backward_pack {estimates}", **options)
 
 
 def _flags(activation: str, **others) -> dict[str, bool]:
@@ -175,6 +176,6 @@ GATED_BACKWARD_PACK = Operation(
     "gated",
     composed=_in_steps,
     kernel=_in_one_pass,
-    measured=lambda dtype, exact, **options: _faster(dtype, operation=PACKING[exact], **options),
+    measured=_packing_faster,
     missing=CUDA_ONLY,
 )

@@ -71,6 +71,10 @@ def test_what_runs():
     with raises(RuntimeError, "twice: implementation 'ffi' cannot run: twice has no kernel"):
         without(X, axis=-1, implementation="ffi")
     unmeasured = Operation("twice", twice, kernel=kernel, measured=lambda dtype, axis: False)
+    assert unmeasured.decide(jnp.float32, axis=-1).reason == (
+        "XLA fuses it, and no kernel was measured to be faster here"
+    )
+    assert unmeasured.decide(jnp.float32, "ffi", axis=-1).runs == "ffi"
     assert calls(lambda x: unmeasured(x, axis=-1), X) == []
     assert calls(lambda x: unmeasured(x, axis=-1, implementation="ffi"), X) == ["s24_prune"]
 
