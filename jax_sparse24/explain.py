@@ -1,4 +1,4 @@
-"""`explain`: what becomes sparse in which product of a method or model, what runs it, and why."""
+"""`explain` shows which products of a method or model are sparse, what runs each of them, and why."""
 
 import dataclasses
 
@@ -24,20 +24,17 @@ _AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "
 
 
 def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None = None) -> None:
-    """Prints what becomes sparse in which product, by which implementation, and why.
+    """Prints which operand of which product becomes sparse, by which implementation it runs, and why.
 
-    Args:
-      what: a method from `s24.methods`, or a layer or model, of which the sparse layers are listed with the
-        table of each method.
-      shape: (T, d, f), tokens, model width and FFN width: prints what is decided for each product of an FFN
-        of that shape, with the measurements behind it, instead of the table.
-      dtype: that of the products.
-      implementation: for a method, as in `s24.nn.FFN`; layers have their own.
+    what: a method from `s24.methods`, or a layer or model, whose sparse layers are listed with the table of
+        each method.
+    shape: (T, d, f), tokens, model width and FFN width; prints the decision for each product of an FFN of
+        that shape, with the measurements behind it, instead of the table.
+    dtype: of the products.
+    implementation: for a method, as in `s24.nn.FFN`; layers have their own.
 
-    Raises:
-      TypeError: `what` is neither.
-      RuntimeError, ValueError: the implementation cannot run.
-      ValueError: the shape has another form."""
+    Raises: TypeError if `what` is neither; ValueError for a shape that is not three numbers or an unknown
+        implementation, RuntimeError for one that cannot run here."""
 
     def text(method, implementation):
         if shape is None:
@@ -103,7 +100,7 @@ def _method_table(method: Method, dtype, implementation) -> str:
 
 
 def _eight_bits(implementation) -> str:
-    """What runs a forward product with a scale per tensor."""
+    """What runs a forward product of 8-bit operands with a scale per tensor, in words."""
     obstacle = library_obstacle() or cusparselt.float8_problem()
     if implementation not in (None, "cusparselt") or obstacle:
         return f"simulated by XLA's dense product{f': {obstacle}' if obstacle else ''}"
@@ -121,7 +118,13 @@ def _aligned(rows) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What runs one product of an FFN, why, and the measurement behind it (None if there is none)."""
+    """The decision for one product of an FFN.
+
+    product: its name, "F1" to "B4".
+    runs: what runs it, in words.
+    reason: why, in words.
+    decision: the decision of `dispatch.decision`, with the measurement behind it; None if the method leaves
+        no choice."""
 
     product: str
     runs: str
@@ -130,7 +133,14 @@ class Choice:
 
 
 def choices(method: Method, shape, dtype, implementation: str | None = None) -> list[Choice]:
-    """What runs each product of an FFN (T, d, f) with this method. Raises like `explain`."""
+    """Decides what runs each product of an FFN.
+
+    method: from `s24.methods`.
+    shape: (T, d, f), tokens, model width and FFN width.
+    dtype, implementation: as in `explain`.
+
+    Returns: a `Choice` per product.
+    Raises: as `explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
     decision = decide("explain", jnp.dtype(dtype), implementation)
@@ -159,7 +169,7 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
 
 
 def _decisions(method: Method, shape, dtype, implementation) -> str:
-    """One row per product of the FFN; times are those of the nearest measured shape, in milliseconds."""
+    """A table with one row per product of the FFN; times are in ms, at the nearest measured shape."""
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
     for choice in choices(method, shape, dtype, implementation):

@@ -1,4 +1,4 @@
-"""`info`: versions, devices and implementations of this installation."""
+"""`info` shows versions, devices and implementations of this installation."""
 
 import importlib.metadata
 import os
@@ -11,8 +11,9 @@ from jax_sparse24.dispatch.decision import library_obstacle
 
 
 def info() -> None:
-    """Prints versions, devices, and which implementations are on or off and why (also `python -m
-    jax_sparse24.info`)."""
+    """Prints versions, devices, and which implementations are on or off and why.
+
+    `python -m jax_sparse24.info` prints the same."""
     print("\n".join(_info_lines()))
 
 

@@ -5,12 +5,15 @@ import jax.numpy as jnp
 
 
 def flip_rate(old, new) -> jax.Array:
-    """Share of mask entries that differ, over all leaves of two trees of bool arrays (2409.09099: `|m_t xor
-    m_{t-1}| / D`).
+    """Share of mask entries that differ between two trees of masks, over all leaves.
 
-    Give it freshly computed masks (`method.fresh_mask(w)`) of two steps, not the cached ones. Returns a
-    float32 scalar in [0, 1], 0 for masks without entries. Raises ValueError if the trees, shapes
-    or dtypes do not match."""
+    Give it freshly computed masks (`method.fresh_mask(w)`) of two steps, not the stored ones.
+
+    old, new: trees of bool arrays, of equal structure and shapes.
+
+    Returns: float32 scalar in [0, 1]; 0 for masks without entries.
+    Raises: ValueError if the trees, shapes or dtypes do not match.
+    Source: 2409.09099, `|m_t xor m_{t-1}| / D`."""
     old_leaves, new_leaves = jax.tree.leaves(old), jax.tree.leaves(new)
     if jax.tree.structure(old) != jax.tree.structure(new) or not old_leaves:
         raise ValueError("flip_rate: needs two non-empty trees of masks with the same structure.")
@@ -28,15 +31,23 @@ def flip_rate(old, new) -> jax.Array:
 
 
 def density(x) -> jax.Array:
-    """Share of elements of `x` that are not zero, a float32 scalar in [0, 1]; NaN counts as not zero.
-    0 for an array without elements."""
+    """Share of elements that are not zero; NaN counts as not zero.
+
+    x: an array of any shape and dtype.
+
+    Returns: float32 scalar in [0, 1]; 0 for an array without elements."""
     x = jnp.asarray(x)
     return jnp.mean(x != 0, dtype=jnp.float32) if x.size else jnp.zeros((), jnp.float32)
 
 
 def kept_share(w, mask) -> jax.Array:
-    """`sum |w| mask / sum |w|`, the share of magnitude a mask keeps, over all leaves; 1 for all-zero weights.
-    A float32 scalar. Raises ValueError if the trees or shapes differ, or a mask is not bool."""
+    """Share of magnitude that masks keep: `sum |w| mask / sum |w|`, over all leaves.
+
+    w: a tree of weights.
+    mask: a tree of bool arrays of the same structure and shapes.
+
+    Returns: float32 scalar in [0, 1]; 1 if all weights are zero.
+    Raises: ValueError if the trees or shapes differ, or a mask is not bool."""
     if jax.tree.structure(w) != jax.tree.structure(mask):
         raise ValueError("kept_share: needs trees of weights and of masks with the same structure.")
     for a, m in zip(jax.tree.leaves(w), jax.tree.leaves(mask), strict=True):

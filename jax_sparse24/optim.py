@@ -30,7 +30,7 @@ def _check_adam(op: str, b1, b2, eps) -> None:
 
 
 def _given(op: str, masks):
-    """The masks, or None in a dense phase; raises ValueError if they were forgotten."""
+    """The masks, or None in a dense phase; raises ValueError if the caller passed none."""
     if masks is _MISSING:
         raise ValueError(
             f"{op}: needs the masks; call update(..., masks=s24.nn.masks(model)), or masks=None in a dense "
@@ -40,12 +40,12 @@ def _given(op: str, masks):
 
 
 def _left_out(x) -> bool:
-    """Whether there is no update: of parameters that `optax.masked` and `optax.partition` leave out."""
+    """Whether a parameter gets no update, because `optax.masked` or `optax.partition` leave it out."""
     return x is None or isinstance(x, optax.MaskedNode)
 
 
 def _map_masked(op: str, function, updates, params, masks, *others):
-    """`function(update, parameter, mask, *others)` of every parameter that has an update."""
+    """`function(update, parameter, mask, *others)` for every parameter that gets an update."""
     if params is None:
         raise ValueError(f"{op}: needs the parameters; call update(grads, state, params, masks=...).")
 
@@ -67,26 +67,30 @@ def _map_masked(op: str, function, updates, params, masks, *others):
 
 
 def masked_decay(rate: optax.ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
-    """Adds `rate * (1 - M) * w` to the gradients: decay of the pruned weights, seen by both Adam moments
-    (2404.01847, section 4).
+    """Adds `rate * (1 - M) * w` to the gradients: a decay of the pruned weights, seen by both Adam moments.
 
     Place it after clipping and before the optimiser:
 
         optax.chain(optax.clip_by_global_norm(1.0), masked_decay(6e-5), optax.adamw(lr))
 
-    On weights instead, decoupled from Adam and times the learning rate (the form of SR-STE, 2102.04010, that
-    2404.01847 compares with), between its two parts:
+    To apply it to the weights instead, decoupled from Adam and times the learning rate (the form of SR-STE,
+    2102.04010, that 2404.01847 compares with), place it between Adam's two parts:
 
         optax.chain(optax.scale_by_adam(), masked_decay(2e-4), optax.scale_by_learning_rate(lr))
 
-    rate: a number, or a schedule of the count of earlier updates, which then is the state. `update` takes
-    `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves are bool
-    arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing. Inside
-    `optax.masked` and `optax.partition` it sees their part of the parameters; the masks may be those of all.
-    The term is computed in float32, is not scaled by itself, and must be applied once per optimiser step.
-    Raises ValueError for a rate that is negative, not finite, or an array; `update` raises ValueError when
-    parameters or masks are missing or a mask does not fit its parameter, TypeError for one that is not
-    bool."""
+    `update` takes `masks=`: what `s24.nn.masks(model)` returned, or any tree like the parameters whose leaves
+    are bool arrays that broadcast against them (True: kept). `None` or `{}`, for a dense phase, adds nothing.
+    Inside `optax.masked` and `optax.partition` it sees their part of the parameters; the masks may be those
+    of all. The term is computed in float32 and must be applied once per optimiser step.
+
+    rate: a number >= 0, or a schedule, a function of the count of earlier updates; the state is then that
+        count.
+
+    Returns: an optax transformation whose `update` needs `masks=`.
+    Raises: ValueError for a rate that is negative, not finite, or an array; `update` raises ValueError when
+        parameters or masks are missing or a mask does not fit its parameter, TypeError for a mask that is not
+        bool.
+    Source: 2404.01847, section 4."""
     _check_rate("masked_decay", rate)
     scheduled = callable(rate)
 
@@ -110,7 +114,7 @@ def masked_decay(rate: optax.ScalarOrSchedule) -> optax.GradientTransformationEx
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _Moved(NamedTuple):
+class _Decayed(NamedTuple):
     update: jax.Array
     nu: jax.Array
 
@@ -118,14 +122,19 @@ class _Moved(NamedTuple):
 def adam_masked_decay(
     rate: optax.ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.scale_by_adam` with masked decay of the momentum-smoothed gradient (2407.20584, section 3.2; its
-    order of operations is that of the paper's code).
+    """`optax.scale_by_adam` with masked decay of the momentum-smoothed gradient.
 
-    The first moment m holds the gradients alone. Of a parameter with a mask, `s = m + rate (1 - M) w` takes
-    the place of m in the update, and of the gradient in the second moment; others, and all without masks, are
-    treated by `optax.scale_by_adam` itself. rate, and `masks=` of `update`: as in `masked_decay`, and the
-    same errors; a parameter whose mask is a scalar has none. Raises ValueError for b1 or b2 outside [0, 1) or
-    a negative eps."""
+    The first moment m holds the gradients alone. For a parameter with a mask, `s = m + rate (1 - M) w` takes
+    the place of m in the update, and of the gradient in the second moment. Other parameters, and all without
+    masks, are treated by `optax.scale_by_adam` itself; a parameter whose mask is a scalar has none.
+
+    rate: as in `masked_decay`.
+    b1, b2: decay rates of the moments, in [0, 1).
+    eps: >= 0, added to the root of the second moment.
+
+    Returns: an optax transformation whose `update` needs `masks=`, as `masked_decay`.
+    Raises: as `masked_decay`; ValueError for b1 or b2 outside [0, 1), or a negative eps.
+    Source: 2407.20584, section 3.2; the order of operations is that of its code."""
     _check_rate("adam_masked_decay", rate)
     _check_adam("adam_masked_decay", b1, b2, eps)
     adam = optax.scale_by_adam(b1, b2, eps)
@@ -139,18 +148,18 @@ def adam_masked_decay(
 
         def decay(g, w, mask, m, v, plain, plain_v):
             if not jnp.ndim(mask):
-                return _Moved(plain, plain_v)
+                return _Decayed(plain, plain_v)
             pull = jnp.where(mask, 0.0, now * w.astype(jnp.float32))
             s = (m.astype(jnp.float32) + pull).astype(m.dtype)
             v = optax.tree.update_moment_per_elem_norm(s, v, b2, 2)
             first = optax.tree.bias_correction(s, b1, after.count)
             second = optax.tree.bias_correction(v, b2, after.count)
-            return _Moved(first / (jnp.sqrt(second) + eps), v)
+            return _Decayed(first / (jnp.sqrt(second) + eps), v)
 
         moments = after.mu, state.nu, plain, after.nu
-        moved = _map_masked("adam_masked_decay", decay, updates, params, masks, *moments)
+        decayed = _map_masked("adam_masked_decay", decay, updates, params, masks, *moments)
         out, nu = (
-            jax.tree.map(lambda m, i=i: m[i], moved, is_leaf=lambda x: isinstance(x, _Moved))
+            jax.tree.map(lambda m, i=i: m[i], decayed, is_leaf=lambda x: isinstance(x, _Decayed))
             for i in range(2)
         )
         return out, after._replace(nu=nu)
@@ -159,10 +168,16 @@ def adam_masked_decay(
 
 
 def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.State, moves):
-    """The optimiser state after `s24.nn.arrange` has moved neurons: its entries follow them.
+    """Moves the entries of an optimiser's state as `s24.nn.arrange` has moved neurons.
 
-    tx: the transformation that made `opt_state` for `params` (`nnx.state(model, nnx.Param)`). moves: what
-    `arrange` returned. Everything in `opt_state` with the parameters' tree moves, such as Adam's moments."""
+    Everything in the state with the parameters' tree is moved, such as Adam's moments.
+
+    tx: the transformation that made the state.
+    opt_state: its state.
+    params: `nnx.state(model, nnx.Param)`.
+    moves: what `s24.nn.arrange` returned.
+
+    Returns: the new state of the optimiser."""
     flat = nnx.to_flat_state(params)
     paths = nnx.from_flat_state([(path, v.replace(".".join(map(str, path)))) for path, v in flat])
 
@@ -173,7 +188,12 @@ def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.Sta
 
 
 class StepAdamState(NamedTuple):
-    """Adam's state; the last changes of the second moment, float32 (window,); whether it has settled."""
+    """The state of `step_adamw`.
+
+    count: int32, the number of updates.
+    mu, nu: Adam's moments, trees like the parameters.
+    changes: float32 (window,), by how much the second moment changed in each of the last updates.
+    settled: bool, whether the second moment has settled."""
 
     count: jax.Array
     mu: optax.Params
@@ -193,18 +213,24 @@ def step_adamw(
     settles: Literal["arithmetic", "geometric"] | None = "arithmetic",
     earliest: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW whose second moment can be frozen: dense steps find it, sparse steps use it (STEP, 2302.01172).
+    """AdamW whose second moment can be frozen: dense steps find it, and sparse steps use it (STEP).
 
-    `update` takes `frozen=`, a bool that is fixed when the step is compiled. False: a step of `optax.adamw`,
-    with the same arguments. True: the second moment stays v*, and the denominator is `sqrt(v*) + eps**(3/4)`
-    with v* not corrected for its bias, as in 2404.01847's code; the first moment goes on as usual.
+    `update` takes `frozen=`, a bool that is fixed when the step is compiled. With False it does a step of
+    `optax.adamw`. With True the second moment stays v*, and the denominator is `sqrt(v*) + eps**(3/4)`, where
+    v* is not corrected for its bias, as in 2404.01847's code; the first moment goes on as usual.
 
-    settles: watch how far v moves, `Z_t`: the mean over all parameters of |v_t - v_{t-1}|, "arithmetic" (the
-    paper's option I) or "geometric" (option II, where a coordinate that did not move counts as the least
-    normal number). When the mean of Z over the last `floor(1 / (1 - b2))` steps is below eps, at step
-    `earliest` or later, `settled(opt_state)` becomes True and stays so. None watches nothing. Raises
-    ValueError for another `settles`, b1 or b2 outside [0, 1), a negative eps or `earliest`, a weight decay
-    that is not finite, or without `frozen`."""
+    learning_rate, b1, b2, eps, weight_decay, mask: as in `optax.adamw`.
+    settles: how the change `Z_t` of the second moment v is averaged over all parameters: "arithmetic", the
+        mean of |v_t - v_{t-1}| (the paper's option I), or "geometric" (option II, where a coordinate that did
+        not move counts as the least normal number). When the mean of Z over the last `floor(1 / (1 - b2))`
+        steps is below eps, `settled(opt_state)` becomes True and stays so. None never settles and computes
+        nothing.
+    earliest: the optimiser step before which it does not settle.
+
+    Returns: an optax transformation whose `update` needs `frozen=`.
+    Raises: ValueError for another `settles`, b1 or b2 outside [0, 1), a negative eps or `earliest`, or a
+        weight decay that is not finite; `update` raises ValueError without `frozen`.
+    Source: 2302.01172."""
     if settles not in ("arithmetic", "geometric", None):
         raise ValueError(
             f"step_adamw: settles={settles!r} is unknown; use 'arithmetic', 'geometric' or None."
@@ -216,11 +242,12 @@ def step_adamw(
         )
     if not callable(weight_decay) and not is_number(weight_decay):
         raise ValueError(f"step_adamw: weight_decay={weight_decay!r} must be a finite number, or a schedule.")
-    # Never empty, which checkpoints cannot hold.
+    # The window is never empty, because checkpoints cannot hold an empty array.
     window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)
 
     def init(params):
-        mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)  # two: buffers may be donated
+        # These are two trees, because a buffer that stands in the state twice could not be donated.
+        mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)
         return StepAdamState(jnp.int32(0), mu, nu, jnp.zeros(window, jnp.float32), jnp.asarray(False))
 
     def watch(state, count, nu):
@@ -262,8 +289,12 @@ def step_adamw(
 
 
 def settled(opt_state) -> jax.Array:
-    """Whether the second moment of the `step_adamw` in an optimiser's state has settled: a bool scalar.
-    Raises ValueError if the state holds no `step_adamw`."""
+    """Whether the second moment of the `step_adamw` in an optimiser's state has settled.
+
+    opt_state: the state of a transformation that holds `step_adamw`.
+
+    Returns: a bool scalar.
+    Raises: ValueError if the state holds no `step_adamw`."""
     found = optax.tree.get(opt_state, "settled")
     if found is None:
         raise ValueError("settled: the optimiser's state holds no s24.optim.step_adamw; train with it.")

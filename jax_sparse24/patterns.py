@@ -1,13 +1,13 @@
-"""What each sparsity pattern divides an array into, and the errors raised where it does not fit.
+"""The sparsity patterns: how each divides an array into groups, and the errors where an array does not fit.
 
 `2:4`          two of every four consecutive elements along one axis are kept.
-`n:m`          n of every m; masks only, no hardware packs any other than 2:4.
+`n:m`          n of every m consecutive elements are kept; there are only masks, because no hardware packs any
+               other than 2:4.
 `transposable` every 4x4 tile of a matrix keeps two per row and two per column, so that the matrix is 2:4
                along both axes (2102.08124; exact search over the 90 possible tiles as in 2404.01847,
                section 5).
-`V:N:M`        the last two axes are cut into blocks of V x M: of every M columns four stay, the same ones in
-               all V rows, and of these every row keeps N = 2 (2310.02065).
-"""
+`V:N:M`        the last two axes are divided into blocks of V x M: of every M columns four stay, the same ones
+               in all V rows, and of these four every row keeps N = 2 (2310.02065)."""
 
 import dataclasses
 import math
@@ -19,8 +19,9 @@ import numpy as np
 GROUP = 4
 KEPT = 2
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
-FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)  # of a few operations; every number of it is one of bfloat16
-# Row patterns of a tile and the valid tiles, both in the order in which ties are broken.
+# Only a few operations support it. Every number of it is a number of bfloat16, too.
+FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
+# The pairs of columns that a row may keep, in the order in which ties are broken; TILES has that order, too.
 PAIRS = tuple((i, j) for i in range(GROUP) for j in range(i + 1, GROUP))
 
 
@@ -33,12 +34,17 @@ def _valid_tiles():
     return tuple(tiles)
 
 
-TILES = _valid_tiles()  # 90 tuples (pair of row 0, ..., pair of row 3)
+TILES = _valid_tiles()  # 90 tuples: index into PAIRS for row 0, ..., row 3
 
 
 def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
-    """`x` as a JAX array; raises TypeError if it is not one or not of a supported floating dtype. float8:
-    e4m3 is one."""
+    """An argument as a JAX array.
+
+    op, name: the operation and the argument, for messages.
+    x: an array, a nested list of numbers or a number.
+    float8: whether float8_e4m3fn is supported.
+
+    Raises: TypeError if x is no array, or not of a supported floating dtype."""
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         fix = "; call todense()" if hasattr(x, "todense") else ""
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
@@ -51,7 +57,12 @@ def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
 
 
 def as_mask(op: str, mask, x: jax.Array) -> jax.Array:
-    """`mask` as an array; raises TypeError or ValueError unless it is bool and of x's shape."""
+    """An argument as a mask of x.
+
+    op: the operation, for messages.
+    mask: bool, x's shape.
+
+    Raises: TypeError or ValueError for another dtype or shape."""
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
         raise TypeError(f"{op}: mask must be bool, got {mask.dtype.name}. Use mask24, or compare: mask != 0.")
@@ -66,6 +77,7 @@ def _converts(x) -> bool:
 
 
 def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
+    """Raises TypeError unless a dtype is a supported floating one; float8_e4m3fn is, if `float8`."""
     if dtype not in FLOATS and dtype != jnp.float64 and not (float8 and dtype == FLOAT8):
         supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *((FLOAT8,) if float8 else ())))
         raise TypeError(
@@ -75,13 +87,13 @@ def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
 
 
 def check_flag(op: str, name: str, value) -> None:
-    """Raises TypeError unless a static option is True or False: any word would count as true."""
+    """Raises TypeError unless an option is True or False; any other word would count as true."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
 def check_size(op: str, name: str, value, least: int = 1) -> None:
-    """Raises TypeError or ValueError unless a static size is a whole number of at least `least`."""
+    """Raises TypeError or ValueError unless an option is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
     if value < least:
@@ -102,6 +114,7 @@ def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:
 def check_divides(
     op: str, shape: tuple[int, ...], axis: int, multiple: int = GROUP, what: str = "array"
 ) -> None:
+    """Raises ValueError unless the size along `axis` is a multiple of `multiple`; `what` names the array."""
     if shape[axis] % multiple:
         size = shape[axis]
         below, above = size - size % multiple, size - size % multiple + multiple
@@ -119,8 +132,12 @@ def check_grouped(op: str, x: jax.Array, axis: int) -> int:
 
 
 def check_both(op: str, x: jax.Array, axis: tuple) -> tuple[int, int]:
-    """(-1, -2) for `axis` = the last two axes of `x` in that order; raises like `check_grouped`, and
-    ValueError for others."""
+    """Checks an `axis` that names both of the last two axes of `x`.
+
+    axis: a pair of ints, (-1, -2) or the same counted from the front.
+
+    Returns: (-1, -2).
+    Raises: as `check_grouped`, and ValueError for other axes."""
     axes = tuple(check_grouped(op, x, a) for a in axis)
     if axes != (-1, -2):
         raise ValueError(f"{op}: axis must be one axis or (-1, -2), got {axis} of shape {x.shape}.")
@@ -128,7 +145,7 @@ def check_both(op: str, x: jax.Array, axis: tuple) -> tuple[int, int]:
 
 
 def check_matrix(op: str, x: jax.Array) -> None:
-    """Checks that 4x4 tiles fit the last two axes."""
+    """Raises ValueError unless 4x4 tiles fit the last two axes."""
     if x.ndim < 2:
         raise ValueError(f"{op}: needs a matrix (..., rows, columns), got shape {x.shape}.")
     check_divides(op, x.shape, -2)
@@ -152,7 +169,12 @@ SEARCHED = 16  # largest M of the exhaustive search
 class VNM:
     """The pattern V:N:M: `v` rows share 4 of every `m` columns, and each row keeps `n` of the four.
 
-    v: 16, 32, 64, 128 or 256; m: 4 to 32; n: 2. Raises TypeError or ValueError for anything else."""
+    v: 16, 32, 64, 128 or 256.
+    m: 4 to 32.
+    n: 2.
+
+    Raises: TypeError or ValueError for anything else.
+    Source: 2310.02065."""
 
     v: int
     m: int
@@ -177,8 +199,15 @@ class VNM:
     def check(
         self, op: str, shape: tuple[int, ...], axis: int, what: str = "array", along=("rows", "columns")
     ) -> int:
-        """Checks that blocks with their M columns along `axis` fit an array; returns the axis counted from
-        the end. along: what lies along the last two axes."""
+        """Checks that blocks with their M columns along `axis` fit an array.
+
+        op, what: the operation and the array, for messages.
+        shape: of the array, two axes at least.
+        axis: one of the last two.
+        along: names of what lies along the last two axes, for messages.
+
+        Returns: the axis, counted from the end.
+        Raises: TypeError (axis type), ValueError (axis, sizes)."""
         if len(shape) < 2:
             raise ValueError(f"{op}: {self} blocks need a matrix (..., rows, columns), got shape {shape}.")
         axis = negative_axis(op, shape, axis)
@@ -198,7 +227,7 @@ class VNM:
         return axis
 
     def check_search(self, op: str) -> None:
-        """Checks that an exhaustive search is feasible."""
+        """Raises ValueError unless M is small enough for an exhaustive search of columns."""
         if self.m > SEARCHED:
             sets = math.comb(self.m, GROUP)
             raise ValueError(

@@ -1,5 +1,4 @@
-"""Phases of training, stretches of optimiser steps with one plan; and which steps a method's state is due
-at."""
+"""Phases of training, in each of which products run alike, and the steps at which a method's state is due."""
 
 import dataclasses
 from typing import Literal
@@ -9,12 +8,18 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """`steps` optimiser steps, `sparse` or with every product dense. A phase is static: one compiled step per
-    phase.
+    """A number of optimiser steps in which products are sparse, or all are dense.
 
-    until_settled: it ends earlier, once `s24.optim.settled(opt_state)`, which the training loop asks on the
-    host before every step of it. adapters: whether the low-rank adapters of a method that has some take
-    part."""
+    A phase is static: a training loop compiles one step per phase.
+
+    name: of the phase.
+    steps: number of optimiser steps, >= 1.
+    sparse: whether products run as the method says; otherwise all are dense.
+    until_settled: whether the phase ends earlier, once `s24.optim.settled(opt_state)` is True, which the
+        training loop asks on the host before every step of the phase.
+    adapters: whether the low-rank adapters of a method that has some take part.
+
+    Raises: ValueError for a field of another type, or fewer steps than one."""
 
     name: str
     steps: int
@@ -38,10 +43,15 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Consecutive phases. Optimiser state and learning-rate schedule run through their boundaries.
+    """Consecutive phases; optimiser state and learning-rate schedule continue across their boundaries.
 
-    Schedule((Phase("sparse", 250_000, sparse=True), Phase("dense", 50_000, sparse=False)))
-    """
+    For example:
+
+        Schedule((Phase("sparse", 250_000, sparse=True), Phase("dense", 50_000, sparse=False)))
+
+    phases: a tuple of `Phase`, at least one; the last one cannot be `until_settled`.
+
+    Raises: ValueError for other phases."""
 
     phases: tuple[Phase, ...]
 
@@ -58,10 +68,11 @@ class Schedule:
 
     @property
     def total_steps(self) -> int:
+        """Optimiser steps of all phases together."""
         return sum(phase.steps for phase in self.phases)
 
     def boundaries(self) -> tuple[tuple[int, int, Phase], ...]:
-        """(first step, step after the last, phase) of every phase."""
+        """The first step, the step after the last, and the phase itself, for every phase."""
         out, start = [], 0
         for phase in self.phases:
             out.append((start, start + phase.steps, phase))
@@ -69,8 +80,12 @@ class Schedule:
         return tuple(out)
 
     def phase_at(self, step: int, settled: bool = False) -> Phase:
-        """The phase of optimiser step `step`, counted from 0; with `settled`, instead of one that then ends,
-        the next. Raises ValueError outside the schedule, TypeError for a step that is not whole or traced."""
+        """The phase of an optimiser step.
+
+        step: number of the step, an int from 0.
+        settled: whether `s24.optim.settled` is True; a phase that then ends gives way to the next.
+
+        Raises: ValueError outside the schedule, TypeError for a step that is no int or is traced."""
         if isinstance(step, jax.core.Tracer) or not hasattr(step, "__index__"):
             raise TypeError(
                 f"Schedule: step={step!r} must be an int on the host; phases are static, so ask before jit."
@@ -82,18 +97,19 @@ class Schedule:
 
 
 def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
-    """Whether a method's cached state is to be recomputed before an optimiser step of a sparse phase.
+    """Whether a method's state is to be recomputed before an optimiser step of a sparse phase.
 
-    This is the one place that knows: `s24.refresh` asks it for a step, and a training loop on the host asks
-    it before it calls `s24.refresh(model, step, due=...)` or a compiled refresh of its own. At step 0, and at
-    multiples of the method's period, it is; without a period, never.
+    It is at step 0 and at multiples of the method's period; without a period, never. No other function
+    decides this: `s24.refresh` asks it for a step, and a training loop on the host asks it before it calls
+    `s24.refresh(model, step, due=...)` or a compiled refresh of its own.
 
-    method: of `s24.methods`. step: the number of the optimiser step, from 0, an int or a traced integer.
+    method: from `s24.methods`.
+    step: number of the optimiser step, from 0, an int or a traced integer.
     what: "refresh", of masks and other state, every `method.refresh_every` steps, or "arrange", of neurons
-    (`s24.nn.arrange`), every `method.arrange_every` steps.
+        (`s24.nn.arrange`), every `method.arrange_every` steps.
 
-    Returns a bool, or a traced one for a traced step that a period decides. Raises ValueError for a step that
-    is not a number of a step, or another `what`."""
+    Returns: a bool; a traced one for a traced step, if the method has a period.
+    Raises: ValueError for a step that is negative or no int, or another `what`."""
     if what not in ("refresh", "arrange"):
         raise ValueError(f"due: what={what!r} is unknown; use 'refresh' or 'arrange'.")
     traced = isinstance(step, jax.core.Tracer)

@@ -63,9 +63,10 @@ class Training:
 class Method:
     """Base class of all methods; this base itself is dense.
 
-    It is frozen and hashable, so that a method is static under jit. A method subclasses it with its plan (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ),
-    its state (`init`, `refresh`, `refresh_every`) and what it asks of the training loop (`training`,
-    `schedule`). The state is a dict of arrays per weight matrix.
+    It is frozen and hashable, so that a method is static under jit. A method subclasses it with its plan
+    (`linear_plan`, or `ffn_plan` if the two matrices of an FFN differ), its state (`init`, `refresh`,
+    `refresh_every`) and what it asks of the training loop (`training`, `schedule`). The state is a dict of
+    arrays per weight matrix.
 
     refresh_every: optimiser steps between refreshes of the state; 0 if there is nothing to refresh; see
         `s24.due`.

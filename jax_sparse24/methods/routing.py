@@ -120,7 +120,8 @@ def neuron_order(assignment, m: int, layout: Layout) -> np.ndarray:
 def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorts tokens by their clusters.
 
-    A token's cluster is the one whose centroid has the largest inner product with it. Ties between clusters go to the lower index, and tokens of one cluster keep their order.
+    A token's cluster is the one whose centroid has the largest inner product with it. Ties between clusters
+    go to the lower index, and tokens of one cluster keep their order.
 
     x_Td: tokens, any floating dtype.
     centroids_dK: float32.

@@ -15,10 +15,10 @@ from jax_sparse24.patterns import check_nm
 class SRSTE(Method):
     """`STE` with a decay of the pruned weights; masks are chosen anew in every step.
 
-    Models are trained and evaluated sparse. The paper trains with momentum SGD and subtracts `lr (g + decay (1 - M) w)` (section 4.2; its code adds
-    the term to the gradient). Without momentum that is decay on gradients and on weights at once; with Adam
-    the two differ (2404.01847, section 4). Only 2:4 has a packed format; every other pattern runs dense
-    products of the masked values.
+    Models are trained and evaluated sparse. The paper trains with momentum SGD and subtracts `lr (g + decay
+    (1 - M) w)` (section 4.2; its code adds the term to the gradient). Without momentum that is decay on
+    gradients and on weights at once; with Adam the two differ (2404.01847, section 4). Only 2:4 has a packed
+    format; every other pattern runs dense products of the masked values.
 
     decay: rate of the decay, 2e-4 in the paper.
     decay_on: "gradients", where both Adam moments see it, or "weights", after Adam and times the learning

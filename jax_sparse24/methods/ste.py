@@ -12,7 +12,8 @@ from jax_sparse24.ops.select import mask24
 class STE(Method):
     """2:4 weights, pruned anew in every forward pass.
 
-    The dense master weight gets the gradient of the pruned one. The input gradient uses the same pruned values; they are 2:4 along `in` only, so that product is dense.
+    The dense master weight gets the gradient of the pruned one. The input gradient uses the same pruned
+    values; they are 2:4 along `in` only, so that product is dense.
 
     Source: 2102.04010, without its decay."""
 
