@@ -19,8 +19,7 @@ from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.saved import saved_backward
 from tests.ops import library
 from tests.ops.cases import KEY
-from tests.ops.data import adversarial, assert_same_bits
-from tests.ops.test_saved import operands
+from tests.ops.data import adversarial, assert_same_bits, saved_operands
 
 pytestmark = pytest.mark.usefixtures("cusparselt")
 DTYPES = ["bfloat16", "float16"]
@@ -72,7 +71,7 @@ def test_bits_are_those_of_the_packed_form(axis, size, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)], ids=str)
 def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
-    packed, dy2 = operands(dtype, (256, 160))
+    packed, dy2 = saved_operands(dtype, (256, 160))
     features = jnp.asarray([3, 64, 159], jnp.int32)
 
     def pairs(packed, dy2):

@@ -10,9 +10,9 @@ import jax_sparse24 as s24
 from jax_sparse24.dispatch import hardware
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
-from tests.gpu.test_producers import on
 from tests.ops.data import assert_same_bits
 from tests.ops.test_gated import assert_close, exact, operands, swapped
+from tests.ops.test_identity import on
 
 KEYS = np.array([[24, 4], [18, 47]], np.uint32)
 # Whole tiles; the last tile of columns, or of rows, partly outside; vectors only; neither.

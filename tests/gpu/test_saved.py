@@ -1,4 +1,5 @@
-"""The backward pass from packed activations: the bits of the CPU, for whole tiles and for what fits none."""
+"""The backward pass from packed activations: the bits of the CPU for what is large, mapped over or fits no
+tile; `tests/ops/test_identity.py` has whole tiles."""
 
 from functools import partial
 
@@ -10,42 +11,13 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
 from jax_sparse24.ops.features import top_features
-from jax_sparse24.ops.packed_vnm import in_vnm_tiles, repack_vnm, squared_relu_vnm
+from jax_sparse24.ops.packed_vnm import in_vnm_tiles, repack_vnm
 from jax_sparse24.ops.reference.saved import SLOPES
-from jax_sparse24.ops.saved import in_tiles, pack_counted, saved_backward
-from tests.gpu.test_producers import assert_same_on_both, on
-from tests.ops.data import adversarial, assert_same_bits, from_words, unit_roundoff, words
-from tests.ops.test_saved import operands
-
-TILES = [(128, 64), (256, 72), (1152, 8)]  # the last one partly outside
-
-
-def features_of(f):
-    return np.flatnonzero(np.random.default_rng(0).random(f) < 0.2).astype(np.int32)
-
-
-@pytest.mark.parametrize("tokens", ["strided", "consecutive"])
-@pytest.mark.parametrize("activation", SLOPES)
-@pytest.mark.parametrize("shape", TILES, ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_same_bits_in_whole_tiles(shape, activation, tokens, dtype):
-    packed, dy2 = jax.device_get(operands(dtype, shape))
-    assert in_tiles(packed)
-    args = packed, dy2, features_of(shape[1])
-    assert_same_on_both(lambda *args: saved_backward(*args, activation, tokens), *args)
-
-
-@pytest.mark.parametrize("squared", [True, False], ids=["squared ReLU", "plain"])
-@pytest.mark.parametrize("shape", [(128, 8), (384, 72), (1152, 4096 + 8)], ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_packing_that_counts(shape, dtype, squared):
-    x = adversarial(shape, dtype, 1)
-    assert in_tiles(x)
-    assert_same_on_both(lambda x: pack_counted(x, squared), x)
-    numbers = from_words(
-        words(x) & words(np.asarray(-1.9, x.dtype)), dtype
-    )  # in whole groups: neither Inf nor NaN
-    assert_same_on_both(lambda x: pack_counted(x, squared), numbers)
+from jax_sparse24.ops.saved import pack_counted, saved_backward
+from tests.gpu.test_producers import assert_same_on_both
+from tests.ops.cases import features_of
+from tests.ops.data import adversarial, assert_same_bits, from_words, saved_operands, unit_roundoff
+from tests.ops.test_identity import on
 
 
 def test_same_bits_where_blocks_repeat_their_work():
@@ -54,16 +26,6 @@ def test_same_bits_where_blocks_repeat_their_work():
     packed = jax.device_get(s24.pack24(x, -1))
     args = packed, dy2, features_of(x.shape[1])
     assert_same_on_both(lambda *args: saved_backward(*args, "squared_relu"), *args)
-
-
-@pytest.mark.parametrize(
-    ("shape", "v", "m"), [((256, 1024), 64, 16), ((1280, 384), 128, 8), ((256, 128), 256, 32)]
-)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_squares_are_packed_in_blocks(shape, v, m, dtype):
-    x = adversarial(shape, dtype, 7)
-    assert_same_on_both(lambda x: squared_relu_vnm(x, v, m), x)
-    assert_same_on_both(lambda x: squared_relu_vnm(x, v, m), from_words(words(x) & 0xBFFF, dtype))  # no NaN
 
 
 @pytest.mark.parametrize("tokens", ["strided", "consecutive"])
@@ -81,7 +43,8 @@ def test_squares_are_packed_in_blocks(shape, v, m, dtype):
 def test_blocks_are_packed_again(shape, v, m, collected, tokens, dtype):
     packed = jax.device_get(s24.pack_vnm(jnp.asarray(adversarial(shape, dtype, 6)), v, m))
     assert in_vnm_tiles(packed, collected)
-    assert_same_on_both(lambda packed: repack_vnm(packed, tokens, collected), packed)
+    if shape[0] > 2000:
+        assert_same_on_both(lambda packed: repack_vnm(packed, tokens, collected), packed)
     batch = jax.tree.map(lambda part: np.stack([part, np.roll(part, 1, axis=0)]), packed)
     assert_same_on_both(lambda batch: jax.vmap(lambda p: repack_vnm(p, tokens, collected))(batch), batch)
 
@@ -111,17 +74,14 @@ def test_what_falls_into_no_tile(shape, dtype):
     np.testing.assert_allclose(*(np.asarray(r[0].values, np.float64) for r in (got, want)), rtol=near)
 
 
-@pytest.mark.parametrize(("count", "most"), [(8, 1), (14336, 16384), (100_003, 7), (1000, 0)])
-def test_the_highest_scores(count, most):
-    scores = np.random.default_rng(count).integers(0, most + 1, count, np.int32)
+def test_the_highest_scores_of_each():
+    scores = np.random.default_rng(0).integers(0, 16385, (2, 14336), np.int32)
     for share in (0.05, 1.0):
-        assert_same_on_both(lambda s, share=share: top_features(s, share, most), scores)
-        each = np.stack([scores, scores[::-1]])
-        assert_same_on_both(jax.vmap(lambda s, share=share: top_features(s, share, most)), each)
+        assert_same_on_both(jax.vmap(lambda s, share=share: top_features(s, share, 16384)), scores)
 
 
 def test_vmap_broadcasts():
-    packed, dy2 = jax.device_get(operands("bfloat16", (128, 72)))
+    packed, dy2 = jax.device_get(saved_operands("bfloat16", (128, 72)))
     several, features = np.stack([dy2, dy2[::-1]]), np.asarray([[1, 5, 30], [0, 2, 71]], np.int32)
     run = jax.vmap(lambda d, n: saved_backward(packed, d, n, "squared_relu"))
     assert_same_on_both(run, several, features)

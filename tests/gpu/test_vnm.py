@@ -1,4 +1,4 @@
-"""V:N:M on CUDA: the bits of the CPU kernels, and products against float64."""
+"""V:N:M on CUDA: products against float64, and packing mapped over and repeated."""
 
 import jax
 import jax.numpy as jnp
@@ -8,39 +8,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.measure import Oracle
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.packed_vnm import gather_vnm
-from tests.gpu.test_producers import assert_same_on_both
 from tests.ops.data import adversarial, assert_same_bits
-from tests.ops.test_packed_vnm import PLACES
-
-# As PLACES, and many tiles in both directions.
-LARGE = [
-    ((512, 4096), 128, 8, -1),
-    ((4096, 512), 256, 16, -2),
-    ((1024, 1536), 64, 12, -1),
-    ((256, 192), 64, 32, -2),
-]
-OPERATIONS = {
-    "mask": lambda x, v, m, axis: s24.vnm_mask(x, v, m, axis=axis),
-    "pack": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis),
-    "pack with mask": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis, mask=jnp.signbit(x)),
-    "todense": lambda x, v, m, axis: s24.pack_vnm(x, v, m, axis=axis).todense(),
-    "gather": lambda x, v, m, axis: gather_vnm(jnp.flip(x, axis), s24.pack_vnm(x, v, m, axis=axis)),
-}
-
-
-@pytest.mark.parametrize(("shape", "v", "m", "axis"), PLACES + LARGE, ids=str)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_same_bits(name, shape, v, m, axis, dtype):
-    x = np.asarray(adversarial(shape, dtype, seed=4))
-    assert_same_on_both(lambda x: OPERATIONS[name](x, v, m, axis), x)
-
-
-@pytest.mark.parametrize(("shape", "v", "m", "axis"), [p for p in PLACES if p[2] <= 16], ids=str)
-def test_the_search_gives_the_same_bits(shape, v, m, axis, dtype):
-    x = np.asarray(adversarial(shape, dtype, seed=5))
-    assert_same_on_both(lambda x: s24.pack_vnm(x, v, m, axis=axis, exact=True), x)
-    assert_same_on_both(lambda x: s24.vnm_mask(x, v, m, axis=axis, exact=True), x)
 
 
 @pytest.mark.parametrize("v", [16, 32, 64, 128, 256])

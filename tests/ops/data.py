@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jax_sparse24 import pack24
+from jax_sparse24.ops.reference.packed24 import squared_relu
+
 NUMPY = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
@@ -99,3 +102,11 @@ def assert_within(actual, expected, bound) -> None:
 
 def device(x, dtype: str | None = None):
     return jnp.asarray(x, dtype=dtype and NUMPY[dtype])
+
+
+def saved_operands(dtype: str, shape: tuple[int, int]):
+    """Packed values of a squared ReLU, some of them anything, and gradients."""
+    y, dy2 = (device(adversarial(shape, dtype, seed)) for seed in (1, 2))
+    squares = words(jax.jit(squared_relu)(y))
+    mixed = np.where(np.arange(shape[0])[:, None] % 3 == 0, words(y), squares)
+    return pack24(device(from_words(mixed, dtype)), -1), dy2

@@ -1,39 +1,56 @@
-"""Both implementations give the same bits for every operation, on any bit pattern, whatever the shape."""
+"""All implementations give the same bits for every operation, on any bit pattern, whatever the shape: the
+reference, which defines them, the kernels of the CPU and, where there is a GPU, its kernels. This is the one
+place that says so of small arrays; `cases.py` says of which."""
 
 import jax
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch import native
 from jax_sparse24.ops.mvue import mvue_pack24
+from tests.ops import cases
 from tests.ops.cases import ALONG_AN_AXIS, CASES, KEY
 from tests.ops.data import adversarial, assert_same_bits, device, from_words
 
 pytestmark = pytest.mark.optimised
-
-SELECTIONS = [case for case in CASES if not case.sums]
-
-
-@pytest.mark.parametrize("case", SELECTIONS, ids=str)
-def test_same_bits_on_adversarial_data(case, dtype):
-    if case.name == "mvue24-approximate" and jax.default_backend() == "gpu":
-        pytest.skip("XLA's division is not correctly rounded on a GPU; tests/gpu compares with the CPU")
-    # 3 x 100 x 420: long enough for several threads, with odd numbers of groups in both axes.
-    x = device(adversarial((300, 420), dtype).reshape(3, 100, 420))
-    assert_same_bits(case.call(x, "ffi"), case.call(x, "reference"))
+GPU = jax.default_backend() == "gpu"
 
 
-# (shape, axis): one group; a contiguous axis with an odd number of groups; inner sizes 17, 70 and 129 around
-# the widths of vectors; leading dimensions.
-PLACES = [((4,), 0), ((5, 12), 1), ((2, 20, 17), 1), ((3, 68, 70), -2), ((2, 12, 3, 43), 1)]
+def on(kind, f, *args):
+    """`f` of arrays on the first device of a kind, as one program; each platform runs its own kernels."""
+    where = jax.devices(kind)[0]
+    with jax.default_device(where):
+        return jax.device_get(jax.jit(f)(*jax.device_put(args, where)))
 
 
-@pytest.mark.parametrize(("shape", "axis"), PLACES, ids=str)
-@pytest.mark.parametrize("name", ALONG_AN_AXIS)
-def test_same_bits_along_any_axis(name, shape, axis):
-    x = device(adversarial(shape, "bfloat16" if len(shape) % 2 else "float32", seed=1))
-    op = ALONG_AN_AXIS[name]
-    assert_same_bits(op(x, axis, implementation="ffi"), op(x, axis, implementation="reference"))
+def assert_identical(call, *arrays):
+    """The reference on a CPU defines the bits."""
+    if not GPU:
+        arrays = jax.tree.map(device, arrays)
+        assert_same_bits(call(*arrays, "ffi"), call(*arrays, "reference"))
+        return
+    want = on("cpu", lambda *a: call(*a, "reference"), *arrays)
+    for kind in ("cpu", "cuda"):
+        assert_same_bits(on(kind, lambda *a: call(*a, None), *arrays), want)
+
+
+def places():
+    for case in cases.IDENTICAL:
+        for shape, dtype in case.places(GPU):
+            marks = [pytest.mark.slow] if dtype == "float16" or np.prod(shape) > 2**20 else []
+            yield pytest.param(case, shape, dtype, marks=marks, id=f"{case}-{shape}-{dtype}")
+
+
+@pytest.mark.parametrize(("case", "shape", "dtype"), list(places()))
+def test_same_bits(case, shape, dtype):
+    assert_identical(case.call, *case.given(shape, dtype))
+
+
+@pytest.mark.skipif(GPU, reason="about the kernels of the CPU; test_lowering.py has those of CUDA")
+def test_every_target_of_the_cpu_is_called_by_a_case():
+    found = cases.called("cpu", lambda f, *arrays: jax.eval_shape(f, *arrays))
+    assert not set(native.module("cpu").registrations()) - found
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -42,19 +59,17 @@ def test_same_bits_across_tiles_of_finite_data(name, axis, dtype, rng):
     """Several tiles in both axes, of which only a few blocks take the way of NaN and infinity."""
     x = rng.normal(size=(72, 1100))
     x[5, 700], x[70, 3] = np.nan, -np.inf
-    op = ALONG_AN_AXIS[name]
     for data in (x[:, :520], x):
-        given = device(data, dtype)
-        assert_same_bits(op(given, axis, implementation="ffi"), op(given, axis, implementation="reference"))
+        given = np.asarray(device(data, dtype))
+        assert_identical(lambda x, impl: ALONG_AN_AXIS[name](x, axis, implementation=impl), given)
 
 
 @pytest.mark.parametrize("name", ["prune24", "pack24", "squared_relu24"])
 def test_same_bits_of_bfloat16_subnormals_in_few_elements(name, rng):
     """XLA:CPU compiles a dozen elements to scalar code, where bfloat16 tends to pass through float32."""
     for shape in [(3, 4), (1, 12), (2, 8)]:
-        x = device(from_words(rng.integers(0, 128, shape), "bfloat16"))
-        op = ALONG_AN_AXIS[name]
-        assert_same_bits(op(x, 1, implementation="ffi"), op(x, 1, implementation="reference"))
+        x = from_words(rng.integers(0, 128, shape), "bfloat16")
+        assert_identical(lambda x, impl: ALONG_AN_AXIS[name](x, 1, implementation=impl), x)
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -17,7 +17,7 @@ from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm
 from jax_sparse24.ops.saved import pack_counted, saved_backward
-from tests.gpu import every_kernel
+from tests.ops import cases
 from tests.ops.cases import CASES
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about machines without a GPU")
@@ -310,13 +310,13 @@ def test_gradients_lower_for_cuda(built):
     assert ("s24_" in lowered(jax.grad(loss), "cuda")) == built
 
 
-def test_one_program_calls_every_handler_of_cuda(monkeypatch):
-    """What compute-sanitizer runs. (cuSPARSELt's handlers run its kernels.)"""
+def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
+    """So does compute-sanitizer. (cuSPARSELt's handlers run its kernels.)"""
     jax.clear_caches()
     monkeypatch.setattr(decision, "platform", lambda: "cuda")
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     monkeypatch.setitem(native._loaded, "cuda", (object(), None))
-    found = every_kernel.called(lambda f, x, *others: jax.eval_shape(lambda x: list(f(x, *others)), x))
+    found = cases.called("cuda", jax.eval_shape)
     sources = "".join(file.read_text() for file in (ROOT / "ffi/cuda").glob("*.cc"))
     targets = set(re.findall(r'S24_TARGET\("(s24_\w+)"', sources)) - {"s24_cusparselt_compress"}
     assert len(targets) > 20 and not targets - found

@@ -1,7 +1,5 @@
 """Packed24: layout, pack24 with and without a mask, todense, gather24, squared_relu24."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -237,17 +235,3 @@ def test_same_bits_on_every_instruction_set(shape, dtype):
             assert_same_bits(run(x, "ffi"), expected)
     finally:
         module.use_isa(module.isas()[0])
-
-
-@pytest.mark.parametrize("shape", [(2052, 24), (2052, 20)], ids=["in bands", "one after the other"])
-def test_both_ways_in_tall_matrices(shape, dtype):
-    """On a CPU bands of rows are packed one way and then the other."""
-    x = device(adversarial(shape, dtype, seed=8))
-
-    @partial(jax.jit, static_argnums=1)
-    def packed(x, implementation):
-        options = {"implementation": implementation}
-        by_mask = s24.pack24(x, (-1, -2), x > 0, **options)
-        return s24.squared_relu24(x, (-1, -2), **options), by_mask, s24.transposable_pack24(x, **options)
-
-    assert_same_bits(packed(x, "ffi"), packed(x, "reference"))

@@ -135,13 +135,6 @@ def test_the_search_keeps_nan_and_infinity(implementation):
     assert np.isinf(np.asarray(x)[0][mask[0]]).all()
 
 
-@pytest.mark.parametrize("axis", [-1, -2])
-def test_searched_packs_have_the_same_bits(dtype, axis):
-    x = device(adversarial((48, 40) if axis == -1 else (40, 48), dtype, seed=71))
-    pack = partial(s24.pack_vnm, x, 16, 8, axis=axis, exact=True)
-    assert_same_bits(pack(implementation="ffi"), pack(implementation="reference"))
-
-
 # ---- masks and supports
 
 

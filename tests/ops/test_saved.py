@@ -21,21 +21,15 @@ from tests.ops.data import (
     assert_same_bits,
     device,
     from_words,
+    saved_operands,
     special_words,
     unit_roundoff,
     words,
 )
 
+pytestmark = pytest.mark.optimised
 T, f = 40, 24
 FEATURES = np.array([2, 3, 11, 23], np.int32)
-
-
-def operands(dtype, shape=(T, f)):
-    """Packed values of a squared ReLU, some of them anything, and gradients."""
-    y, dy2 = (device(adversarial(shape, dtype, seed)) for seed in (1, 2))
-    squares = words(jax.jit(reference.squared_relu)(y))
-    mixed = np.where(np.arange(shape[0])[:, None] % 3 == 0, words(y), squares)
-    return s24.pack24(device(from_words(mixed, dtype)), -1), dy2
 
 
 @pytest.mark.parametrize("activation", SLOPES)
@@ -86,7 +80,7 @@ CASES = [
 @pytest.mark.parametrize(("dtype", "activation", "tokens"), CASES)
 def test_what_follows_from_kept_activations(dtype, activation, tokens):
     """By the kernels of a CPU, and of Y2 and dY1 as arrays."""
-    kept, dy2 = operands(dtype)
+    kept, dy2 = saved_operands(dtype, (T, f))
 
     @jax.jit
     def parts(kept, dy2):
@@ -137,7 +131,6 @@ def test_non_zeros_are_counted_with_the_packing(dtype, squared):
     dense = words(packed.todense(implementation="reference"))
     assert counts.dtype == jnp.int32
     np.testing.assert_array_equal(counts, (dense << 1 != 0).sum(0))  # but for the sign
-    assert_same_bits(pack_counted(x, squared, implementation="reference"), (packed, counts))
 
 
 def test_columns_are_set_on_either_platform(monkeypatch):
