@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-
-import pytest
 
 pytestmark = pytest.mark.optimised
 
