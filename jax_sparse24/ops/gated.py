@@ -23,14 +23,21 @@ def gated(
     transposed: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`act(gate) * up`: the elementwise part of SwiGLU and GEGLU (2002.05202), in float32, rounded once.
+    """`act(gate) * up`: the elementwise part of SwiGLU and GEGLU, in float32, rounded once.
 
-    gate, up: arrays of one shape, (..., T, f); float32, bfloat16, float16. activation: "silu", or "gelu", its
-    approximation by tanh. transposed: gate and up are (..., f, T), as a product that writes column-major
-    leaves them (2404.01847, section 5.2), and are read so, without a pass that transposes. Returns
-    (..., T, f) in the promoted dtype. Differentiable in both. The kernels are CUDA's; `implementation=None`
-    takes XLA's fusion unless they were measured to be faster. Raises TypeError (dtype), ValueError (shapes,
-    activation, implementation), RuntimeError (a named implementation that cannot run)."""
+    Differentiable in both operands.
+
+    gate, up: two arrays of one shape, (..., T, f); float32, bfloat16 or float16.
+    activation: "silu", or "gelu", its approximation by tanh.
+    transposed: whether gate and up are (..., f, T), as a product that writes column-major leaves them; they
+        are read so, without a pass that transposes.
+    implementation: as in `mask24`. Kernels are CUDA's; None takes XLA's fusion unless they were measured to
+        be faster.
+
+    Returns: (..., T, f) in the promoted dtype.
+    Raises: TypeError (dtype), ValueError (shapes, activation, implementation), RuntimeError (a named
+        implementation that cannot run).
+    Source: 2002.05202; 2404.01847, section 5.2, for the transposed operands."""
     gate, up = patterns.as_array("gated", "gate", gate), patterns.as_array("gated", "up", up)
     if gate.shape != up.shape:
         raise ValueError(f"gated: gate has shape {gate.shape}, up has shape {up.shape}; they must be equal.")
@@ -97,8 +104,15 @@ def gated_backward(
     dz_transposed: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(dgate, dup), (..., T, f), of `gated`. dz: (..., T, f), or (..., f, T) if dz_transposed; in the dtype
-    of gate and up."""
+    """The gradients of the operands of `gated`.
+
+    gate, up: as in `gated`, in one dtype.
+    dz: (..., T, f), the gradient of its result, in that dtype.
+    activation, transposed, implementation: as in `gated`.
+    dz_transposed: whether `dz` is (..., f, T).
+
+    Returns: dgate and dup, (..., T, f) each, in that dtype.
+    Raises: as `gated` for an implementation."""
     options = {"activation": activation, "transposed": transposed, "dz_transposed": dz_transposed}
     return GATED_BACKWARD(gate, up, dz, **options, implementation=implementation)
 
@@ -134,8 +148,15 @@ def gated_backward_pack(
 ) -> tuple[jax.Array, jax.Array, Packed24 | Compressed24, Packed24 | Compressed24]:
     """`gated_backward` of matrices, and `mvue_pack24(key, d, -2, exact)` of both results, in one pass.
 
-    keys: of the estimates of dgate and of dup. compressed: these as cuSPARSELt reads them; by "ffi" only.
-    Raises like `mvue24`, T being the grouped axis."""
+    gate, up: as in `gated_backward`, (T, f), T a multiple of 4.
+    dz: (T, f).
+    keys: two PRNG keys, of the estimate of dgate and of that of dup.
+    activation, transposed, dz_transposed, implementation: as in `gated_backward`.
+    exact: as in `mvue24`.
+    compressed: whether the estimates are `Compressed24`, as cuSPARSELt reads them; by "ffi" only.
+
+    Returns: dgate and dup, (T, f) each, and the estimate of each, packed along axis -2.
+    Raises: as `mvue24`, T being the grouped axis."""
     words = [key_words("mvue24", key) for key in keys]
     patterns.check_grouped("mvue24", gate, -1 if transposed else -2)
     options = {

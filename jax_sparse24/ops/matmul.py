@@ -26,14 +26,25 @@ ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 
 
 def gather(x, packed: Packed24 | PackedVNM | Compressed24, implementation: str | None = None) -> jax.Array:
-    """The values of `x` at the positions of `packed`: the transpose of `todense`."""
+    """The values of an array at the positions of a packed one: the transpose of `todense`.
+
+    x: an array of the shape that `packed` stands for.
+    packed: gives the positions; its values are not read.
+    implementation: as in `mask24`.
+
+    Returns: an array of x's dtype and of the shape of `packed.values`."""
     if isinstance(packed, PackedVNM):
         return gather_vnm(x, packed, implementation=implementation)
     return gather24(x, packed.metadata, packed.axis, implementation)
 
 
-def with_values(packed, values: jax.Array):
-    """Others at the positions of `packed`, in its format."""
+def with_values(packed: Packed24 | PackedVNM | Compressed24, values: jax.Array):
+    """A packed array with other values at the same positions.
+
+    packed: gives format and positions.
+    values: an array of the shape of `packed.values`.
+
+    Returns: an array packed as `packed` is."""
     if isinstance(packed, Compressed24):
         return packed.with_values(values)
     return dataclasses.replace(packed, values=values)
@@ -51,18 +62,26 @@ def matmul(
     """`activation(a @ b + bias)` for matrices, either of which may be `Packed24` or `PackedVNM` along the
     contraction axis.
 
-    a: (..., M, K), b: (..., K, N), arrays or packed (`a` packed along axis -1 or `b` along axis -2; not
-    both), with equal leading dimensions or none on one side; float32, bfloat16, float16, or both
-    float8_e4m3fn. Sums are float32; the result (..., M, N) has the promoted dtype of the operands (of
-    float8_e4m3fn: bfloat16), or `preferred_element_type`. bias: one number for each element of the free axis
-    of the packed operand, or of `b`. activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies both to
-    the float32 sum where it can; elsewhere they follow on the rounded product, so results may differ by a
-    rounding. Differentiable in both operands, in packed values and in the bias, except for float8_e4m3fn;
-    those gradients are dense products (training with sparse backward products is `sparse_dot`). cuSPARSELt
-    wants 8-bit operands contiguous along K: another dense one is transposed first, which costs a copy.
-    Inf or NaN of the dense operand where nothing is kept meets a zero when the product runs dense (the result
-    is NaN, as in `x @ w`) and is skipped by the packed kernels.
-    Raises TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation)."""
+    Differentiable in both operands, in packed values and in the bias, except for float8_e4m3fn; those
+    gradients are dense products (training with sparse backward products is `sparse_dot`). An Inf or NaN of
+    the dense operand that meets an element which is not kept is multiplied by zero where the product runs
+    dense, so that the result is NaN, as in `x @ w`; the packed kernels skip it.
+
+    a: (..., M, K), an array or packed along axis -1; float32, bfloat16, float16 or float8_e4m3fn.
+    b: (..., K, N), an array, or packed along axis -2 if `a` is not packed; with the leading dimensions of
+        `a`, unless one of the two has none. Its dtype may be another one, but float8_e4m3fn is multiplied
+        with itself only. cuSPARSELt wants 8-bit operands contiguous along K: another dense one is transposed
+        first, which costs a copy.
+    bias: one number for each element of the free axis of the packed operand, or of `b`; or None.
+    activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies bias and activation to the float32 sum
+        where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
+    implementation: as in `mask24`.
+    preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
+        float8_e4m3fn is bfloat16. Sums are float32 in any case.
+
+    Returns: (..., M, N) in that dtype.
+    Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
+        implementation), RuntimeError (a named implementation that cannot run)."""
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(
             f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(ACTIVATIONS)}."
@@ -127,7 +146,11 @@ def _operand(name: str, x):
 
 
 def common_dtype(a, b) -> jnp.dtype:
-    """The dtype in which two operands are multiplied; raises TypeError for one they have not."""
+    """The dtype in which two operands are multiplied.
+
+    a, b: two arrays, packed or not.
+
+    Raises: TypeError for a pair that is not multiplied."""
     if a.dtype == b.dtype == FLOAT8:
         return FLOAT8
     if FLOAT8 in (a.dtype, b.dtype):
@@ -151,19 +174,23 @@ def contract(
     bias=None,
     activation: str | None = None,
 ) -> jax.Array:
-    """Sum over axis `a_axis` of matrix `a` and `b_axis` of matrix `b`; the result is (free axis of a, free
-    axis of b).
+    """The product of two matrices, summed over the named axis of each.
 
-    Either may be packed along its contracted axis, in which case no operand is transposed in memory (but for
-    a dense one of 8 bits for cuSPARSELt, or beside V:2:M of 16-bit floats on CUDA, if its layout is the other
-    one).
+    If one is packed along that axis, no operand is transposed in memory, except where the kernel reads a
+    dense one in the other layout only: cuSPARSELt one of 8 bits, CUDA's kernel of V:2:M one of 16 bits.
 
-    a, b: (M, K) and (K, N), either transposed: matrices, at most one of them packed.
+    a: (M, K), or (K, M) if a_axis is -2; an array, or packed along that axis.
+    b: (K, N), or (N, K) if b_axis is -1; an array, or packed along that axis, if `a` is not.
     a_axis, b_axis: the contracted axes, -1 or -2.
-    implementation: as in `matmul`. decision: what multiplies, if that is decided already; else it is decided
-    here, and an operand is unpacked for XLA's dense product unless measurements say that packed is as fast.
-    out_dtype: of the result; None for the promoted dtype of the operands. Sums are float32.
-    bias: along the free axis of the packed operand, or of b. activation: of ACTIVATIONS, or None."""
+    implementation: as in `matmul`.
+    out_dtype: of the result; None as in `matmul`.
+    decision: what multiplies, if that is decided already; else it is decided here, and an operand is unpacked
+        for XLA's dense product unless measurements say that packed is as fast.
+    bias: as in `matmul`.
+    activation: as in `matmul`.
+
+    Returns: (M, N) in that dtype.
+    Raises: TypeError (dtypes)."""
     dtype = common_dtype(a, b)
     if out_dtype is None:
         out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
@@ -231,7 +258,7 @@ def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
 
 @jax.custom_vjp
 def forward_only(x: jax.Array) -> jax.Array:
-    """An operand of 8 bits: gradients of its dtype would be useless."""
+    """`x`, an operand of 8 bits, which refuses to be differentiated: its gradients would have 8 bits, too."""
     return x
 
 

@@ -5,50 +5,73 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def regroup(x: jax.Array, order: str, group: int = 4) -> jax.Array:
-    """Rows of `x` (T, n) in a fixed order, T a multiple of `group`.
+def regroup(x_Tn: jax.Array, order: str, group: int = 4) -> jax.Array:
+    """Tokens in the order in which they are cut, `group` after `group`.
 
-    Neighbouring tokens activate the same features, so that `group` consecutive ones overflow their two places
-    (2503.16672). "consecutive" leaves them; "strided" groups tokens T / group apart; "random" uses one
-    permutation per T. A sum over tokens does not depend on their order, so nothing is put back."""
-    T = x.shape[0]
+    Neighbouring tokens activate the same features, so that groups of consecutive ones have more large values
+    in a feature than the two that a cut keeps. A sum over tokens does not depend on their order, so that
+    nothing is put back.
+
+    x_Tn: (T, n), T a multiple of `group`; any dtype.
+    order: "consecutive" leaves the tokens, "strided" groups those T / group apart, "random" uses one
+        permutation for each T.
+    group: how many tokens are cut together.
+
+    Returns: an array of the same shape and dtype.
+    Source: 2503.16672."""
+    T = x_Tn.shape[0]
     if order == "consecutive":
-        return x
+        return x_Tn
     if order == "strided":
-        return x.reshape(group, T // group, x.shape[1]).swapaxes(0, 1).reshape(x.shape)
-    return x[np.random.default_rng(T).permutation(T)]
+        return x_Tn.reshape(group, T // group, x_Tn.shape[1]).swapaxes(0, 1).reshape(x_Tn.shape)
+    return x_Tn[np.random.default_rng(T).permutation(T)]
 
 
 def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
-    """Puts side by side what was dealt over `groups` groups along `axis` of a matrix, -1 or -2; with
-    size / groups in place of groups, deals it again."""
+    """Puts the first columns of all groups side by side, then the second ones, and so on.
+
+    x: a matrix, of any dtype.
+    groups: into how many groups of consecutive columns it is divided; a divisor of the size.
+    axis: -1 for columns, -2 for rows in their place.
+
+    Returns: an array of the same shape and dtype. With size / groups in place of `groups` it is undone."""
     if axis == -2:
         return collect(x.T, groups, -1).T
     return x.reshape(x.shape[0], groups, x.shape[1] // groups).swapaxes(1, 2).reshape(x.shape)
 
 
 @jax.custom_vjp
-def permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """Rows `order` of `x` (T, n), and rows of zeros where it is T: (R, n). Undone by `permute(y, inverse,
-    order)`.
+def permute(x_Tn: jax.Array, order_R: jax.Array, inverse_T: jax.Array) -> jax.Array:
+    """Tokens in another order, with tokens of zeros between them where groups are filled up.
 
-    order: int32 (R,), holds every number below T once, and R - T times T. inverse: int32 (T,), `inverse_of(
-    order, T)`. The derivative is a gather too."""
-    return _rows(x, order)
+    `permute(y, inverse_T, order_R)` undoes it. The derivative is a gather too.
+
+    x_Tn: (T, n), of any dtype.
+    order_R: int32 (R,), R >= T; it holds every number below T once, and T itself for a token of zeros.
+    inverse_T: int32 (T,), `inverse_of(order_R, T)`.
+
+    Returns: an array (R, n) of the same dtype."""
+    return _rows(x_Tn, order_R)
 
 
-def _rows(x, order):
-    if order.size <= x.shape[0]:
-        return x[order]
-    return jnp.take(x, order, axis=0, mode="fill", fill_value=0)
+def _rows(x_Tn, order_R):
+    if order_R.size <= x_Tn.shape[0]:
+        return x_Tn[order_R]
+    return jnp.take(x_Tn, order_R, axis=0, mode="fill", fill_value=0)
 
 
 permute.defvjp(
-    lambda x, order, inverse: (_rows(x, order), inverse),
-    lambda inverse, ct: (_rows(ct, inverse), None, None),
+    lambda x_Tn, order_R, inverse_T: (_rows(x_Tn, order_R), inverse_T),
+    lambda inverse_T, ct_Rn: (_rows(ct_Rn, inverse_T), None, None),
 )
 
 
-def inverse_of(order: jax.Array, T: int) -> jax.Array:
-    """int32 (T,): the place of each number below `T` in `order`, which holds every one of them once."""
-    return jnp.zeros(T, order.dtype).at[order].set(jnp.arange(order.size, dtype=order.dtype), mode="drop")
+def inverse_of(order_R: jax.Array, T: int) -> jax.Array:
+    """The places of the tokens in an order, for `permute`.
+
+    order_R: int32 (R,), as `permute` takes it.
+    T: the number of tokens.
+
+    Returns: int32 (T,), the place of each number below T in `order_R`."""
+    places = jnp.arange(order_R.size, dtype=order_R.dtype)
+    return jnp.zeros(T, order_R.dtype).at[order_R].set(places, mode="drop")

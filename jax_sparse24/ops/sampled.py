@@ -15,11 +15,17 @@ def sampled_matmul(
 ) -> jax.Array:
     """The values of `a @ b.T` at the kept entries of `support`, without the others.
 
-    a: (R, K); b: (N, K), both float32, bfloat16 or float16. support: V:2:M of shape (R, N), packed along its
-    last axis; its values are not read. Sums are float32. A kernel multiplies four of every M columns for each
-    block of V rows; the reference makes the whole product. Not differentiable. Returns an array (R, 2N/M)
-    of a's dtype: `dataclasses.replace(support, values=...)` is the product cut to that support. Raises
-    TypeError (dtypes), ValueError (shapes)."""
+    A kernel multiplies four of every M columns for each block of V rows; the reference makes the whole
+    product. Sums are float32. Not differentiable.
+
+    a: (R, K); float32, bfloat16 or float16.
+    b: (N, K), in the dtype of `a`.
+    support: V:2:M of shape (R, N), packed along its last axis; its values are not read.
+    implementation: as in `mask24`.
+
+    Returns: (R, 2 N / M) in that dtype; `dataclasses.replace(support, values=...)` is the product cut to that
+        support.
+    Raises: TypeError (dtypes), ValueError (shapes), RuntimeError (implementation)."""
     a, b = patterns.as_array("sampled_matmul", "a", a), patterns.as_array("sampled_matmul", "b", b)
     patterns.check_dtype("sampled_matmul", "a", a.dtype)
     if a.dtype != b.dtype:
@@ -31,19 +37,18 @@ def sampled_matmul(
             f"sampled_matmul: a {a.shape} and b {b.shape} with a support {support.shape} packed along axis "
             f"{support.axis} do not fit; needed are (R, K), (N, K), and (R, N) packed along axis -1."
         )
-
     places = support.metadata, support.columns
     return SAMPLED_MATMUL(a, b, *places, v=pattern.v, m=pattern.m, implementation=implementation)
 
 
-def _values(a, b, metadata, columns, v, m):
-    return jax.ShapeDtypeStruct((a.shape[0], b.shape[0] // m * 2), a.dtype)
+def _values(a_RK, b_NK, metadata, columns, v, m):
+    return jax.ShapeDtypeStruct((a_RK.shape[0], b_NK.shape[0] // m * 2), a_RK.dtype)
 
 
-def _reference(a, b, metadata, columns, *, v, m):
-    sums = compute_format(a.dtype).dtype
-    product = lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-    return gather_vnm(product, metadata, columns, v, m, -1).astype(a.dtype)
+def _reference(a_RK, b_NK, metadata, columns, *, v, m):
+    sums = compute_format(a_RK.dtype).dtype
+    product_RN = lax.dot_general(a_RK, b_NK, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return gather_vnm(product_RN, metadata, columns, v, m, -1).astype(a_RK.dtype)
 
 
 SAMPLED_MATMUL = Operation(
