@@ -11,8 +11,6 @@ from jax_sparse24.engine import fusions
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.methods import Activation24, Dense
 from jax_sparse24.ops import features
-from jax_sparse24.ops.features import causal_mask24, dense_count, densest
-from jax_sparse24.ops.order import regroup
 from tests.engine import oracle
 
 T, d, f = 48, 16, 40
@@ -166,38 +164,6 @@ def test_soft_weights_are_the_same_values_in_all_four_products():
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("order", ["consecutive", "strided", "random"])
-def test_regrouped_tokens_are_the_same_tokens(order):
-    x = jnp.arange(T * 2.0).reshape(T, 2)
-    got = np.asarray(regroup(x, order))
-    np.testing.assert_array_equal(np.sort(got, axis=0), x)
-    np.testing.assert_array_equal(got, regroup(x, order))  # fixed
-    assert (order == "consecutive") == np.array_equal(got, x)
-    if order == "strided":
-        np.testing.assert_array_equal(got[:4, 0] // 2, [0, T // 4, T // 2, 3 * T // 4])
-
-
-def test_densest_features():
-    x = np.zeros((8, 5), np.float32)
-    x[:, 3], x[::2, 1], x[0, 4] = 1, [5, 4, 3, 2], 9
-    np.testing.assert_array_equal(densest(jnp.asarray(x), 0.4, "density"), [1, 3])
-    # Feature 3 loses 2 of 4 ones per group, feature 1 nothing: two of each four are zero.
-    np.testing.assert_array_equal(densest(jnp.asarray(x), 0.2, "lost"), [3])
-
-
-def test_the_causal_mask():
-    x = jax.random.normal(KEY, (64, 32))
-    mask = np.asarray(causal_mask24(x)).reshape(16, 4, 8, 4)
-    np.testing.assert_array_equal(mask.sum(3)[:, :2], 1)
-    assert mask.sum(3).max() == 2 and mask.sum(1).max() == 2
-    assert (mask.sum(3)[:, 2:] >= 1).all()
-    changed = x.at[2::4].multiply(-3).at[3::4].set(100.0)
-    after = np.asarray(causal_mask24(changed)).reshape(mask.shape)
-    np.testing.assert_array_equal(after[:, :2], mask[:, :2])
-    first = np.asarray(jnp.argmax(jnp.abs(x[0::4]).reshape(16, 8, 4), -1))
-    np.testing.assert_array_equal(mask[:, 0].argmax(-1), first)
-
-
 def test_the_causal_cut_loses_nothing_more_along_tokens():
     arrays = operands("float32")
     cut, uncut = (run(Activation24(forward="causal", token_cut=c), *arrays) for c in ("top2", None))
@@ -244,8 +210,3 @@ def test_bad_shapes_and_places():
         ("dense_warmup", 100, False),
         ("sparse", 800, True),
     ]
-
-
-def test_many_dense_features_come_in_sixteens():
-    assert [dense_count(n, 0.05) for n in (5, 512, 2560, 8192, 14336)] == [1, 26, 128, 416, 720]
-    assert dense_count(130, 1.0) == 130

@@ -18,7 +18,6 @@ from jax_sparse24.methods.routing import (
     responses,
     route,
 )
-from jax_sparse24.ops.order import inverse_of, permute
 from tests.engine import oracle
 
 T, d, f, V, M, K = 64, 16, 64, 16, 8, 4
@@ -297,13 +296,6 @@ def test_blocks_of_one_cluster(counts):
     real = np.asarray(padded) < tokens
     np.testing.assert_array_equal(np.asarray(padded)[real], order)
     np.testing.assert_array_equal(np.repeat(of_block, V)[real], cluster[order])
-    x = jnp.asarray(rng.normal(size=(tokens, 3)), jnp.float32)
-    inverse = inverse_of(padded, tokens)
-    there = permute(x, padded, inverse)
-    assert (there[~real] == 0).all()
-    np.testing.assert_array_equal(permute(there, inverse, padded), x)
-    ct = jnp.asarray(rng.normal(size=there.shape), jnp.float32)
-    np.testing.assert_array_equal(jax.vjp(lambda x: permute(x, padded, inverse), x)[1](ct)[0], ct[inverse])
 
 
 def test_columns_of_a_cluster():

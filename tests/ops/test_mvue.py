@@ -1,5 +1,7 @@
 """mvue24: two of four, unbiased, with known inclusion probabilities and variance, the same draw everywhere.
 
+random24 draws by other laws, and is unbiased, too.
+
 Monte-Carlo checks allow five standard errors: over keys, a right estimator would fail one of the two thousand
 comparisons with probability 1e-3, and the key is fixed.
 """
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.mvue import mvue_pack24
+from jax_sparse24.ops.mvue import mvue_pack24, random24
 from jax_sparse24.ops.reference.philox import philox4x32
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
@@ -307,3 +309,39 @@ def test_differentiating_raises(implementation, exact, transform):
 
         with pytest.raises(TypeError, match="no derivative of their own"):
             transform(f)(x)
+
+
+@pytest.mark.parametrize("law", ["uniform", "paired"])
+def test_random_cuts_are_unbiased_twos(law, dtype):
+    """Five standard errors; each kept value is x over the probability of its law."""
+    x = np.array([5, 4, 3, -2, 1, 0, -3, 1.5, 9, 0.25, -0.5, 4, 0, 0, 0, 0]).astype(NUMPY[dtype])
+    repeats = 10_000
+    drawn = oracle.wide(random24(KEY, jnp.asarray(np.tile(x, (repeats, 1))), 1, law))
+    a = np.abs(oracle.wide(x)).reshape(-1, 2)
+    total = a.sum(-1, keepdims=True)
+    pi = np.full(x.shape, 0.5) if law == "uniform" else (a / np.where(total, total, 1)).ravel()
+    kept = drawn != 0
+    assert (kept.reshape(repeats, -1, 4).sum(-1) <= 2).all()
+    if law == "paired":
+        assert (kept.reshape(repeats, -1, 2).sum(-1) == (total > 0).ravel()).all()
+    values = oracle.wide(x) / np.where(pi > 0, pi, 1)
+    np.testing.assert_allclose(drawn[kept], np.broadcast_to(values, drawn.shape)[kept], rtol=2**-7)
+    error = np.sqrt(pi * (1 - pi) / repeats)
+    nonzero = x != 0
+    assert (np.abs(kept.mean(0) - pi)[nonzero] <= 5 * error[nonzero] + 2**-20).all()
+
+
+@pytest.mark.parametrize("law", ["uniform", "paired"])
+def test_random_cuts_pass_what_is_not_finite(law):
+    x = jnp.array([[1.0, jnp.nan, 2.0, 3.0], [jnp.inf, 1.0, -jnp.inf, 0.0]])
+    got = random24(KEY, x, 1, law)
+    np.testing.assert_array_equal(words(got), words(s24.prune24(x, 1)))
+
+
+def test_random_cuts_are_checked():
+    with pytest.raises(ValueError, match="random24: law 'biased' is unknown; use 'uniform' or 'paired'"):
+        random24(KEY, jnp.ones(4), 0, "biased")
+    with pytest.raises(TypeError, match="random24: key must be one PRNG key"):
+        random24(3, jnp.ones(4), 0, "paired")
+    with pytest.raises(TypeError, match="random24 estimate gradients and have no derivative"):
+        jax.grad(lambda x: random24(KEY, x, 0, "uniform").sum())(jnp.ones(4))

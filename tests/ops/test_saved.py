@@ -1,4 +1,4 @@
-"""The backward pass from packed activations: its definition, the same bits from kernels, which features."""
+"""The backward pass from packed activations: its definition, and the same bits from kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.features import dense_count, set_columns, top_features
 from jax_sparse24.ops.order import collect, regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import repack_vnm, squared_relu_vnm
@@ -131,20 +130,3 @@ def test_non_zeros_are_counted_with_the_packing(dtype, squared):
     dense = words(packed.todense(implementation="reference"))
     assert counts.dtype == jnp.int32
     np.testing.assert_array_equal(counts, (dense << 1 != 0).sum(0))  # but for the sign
-
-
-def test_columns_are_set_on_either_platform(monkeypatch):
-    """By a scatter, and by a selection as on CUDA."""
-    x, columns = (device(adversarial((6, n), "float32", n)) for n in (24, FEATURES.size))
-    want = words(x).copy()
-    want[:, FEATURES] = words(columns)
-    np.testing.assert_array_equal(words(set_columns(x, device(FEATURES), columns)), want)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
-    np.testing.assert_array_equal(words(set_columns(x, device(FEATURES), columns)), want)
-
-
-def test_the_features_with_the_most():
-    scores = np.random.default_rng(0).integers(0, 5, 300, np.int32)
-    for share in (0.1, 1.0):
-        want = np.sort(np.argsort(-scores, kind="stable")[: dense_count(300, share)])
-        np.testing.assert_array_equal(top_features(jnp.asarray(scores), share, 4), want)

@@ -1,5 +1,6 @@
-"""mask24, prune24, double_prune24: which elements stay, and that they stay as they are."""
+"""mask24, mask_nm, prune24, double_prune24: which elements stay, and that they stay as they are."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -90,3 +91,48 @@ def test_double_pruning_by_hand(implementation):
     columns = [[4, 3, 0, 0], [4, 3, 0, 0], [0, 0, 3, 1], [0, 0, 0, 9]]
     for axis, want in ((1, rows), (0, columns)):
         assert_same_bits(s24.double_prune24(w, axis, implementation=implementation), np.float32(want))
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize(("n", "m"), [(1, 2), (3, 4), (2, 8), (4, 16), (8, 8)])
+def test_n_of_m(n, m, axis, dtype):
+    x = adversarial((32, 48), dtype)
+    moved = np.moveaxis(x, axis, -1).reshape(-1, m)
+    a = np.abs(oracle.wide(moved))
+    order = np.lexsort([-np.where(np.isnan(a), 0, a), ~np.isnan(a)], axis=-1)  # stable: the lower index
+    keep = np.zeros(a.shape, bool)
+    np.put_along_axis(keep, order[:, :n], True, axis=-1)
+    shape = np.moveaxis(x, axis, -1).shape
+    want = np.moveaxis(keep.reshape(shape), -1, axis)
+    np.testing.assert_array_equal(s24.mask_nm(x, n, m, axis), want)
+
+
+def test_two_of_four_is_mask24(implementation, dtype):
+    x = adversarial((16, 32), dtype)
+    got = s24.mask_nm(x, 2, 4, 0, implementation=implementation)
+    np.testing.assert_array_equal(got, s24.mask24(x, 0))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "error", "message"),
+    [
+        (3, 2, ValueError, "n=3 of every m=2 cannot be kept; use 1 <= n <= m"),
+        (0, 4, ValueError, "n=0 of every m=4 cannot be kept"),
+        (1.0, 4, TypeError, "n must be an int, got 1.0"),
+        (True, 4, TypeError, "n must be an int, got True"),
+        (2, 6, ValueError, r"shape \(8, 8\) has size 8 along axis -1, which is not a multiple of 6"),
+    ],
+)
+def test_what_cannot_be_selected(n, m, error, message):
+    with pytest.raises(error, match="mask_nm: .*" + message):
+        s24.mask_nm(jnp.ones((8, 8)), n, m, 1)
+
+
+def test_ties_of_n_of_m_go_to_the_lower_index():
+    np.testing.assert_array_equal(s24.mask_nm(jnp.ones(8), 3, 8, 0), np.arange(8) < 3)
+
+
+def test_n_of_m_has_no_kernel():
+    assert s24.mask_nm(jnp.ones(8), 1, 4, 0, implementation="reference").dtype == bool
+    with pytest.raises(RuntimeError, match=r"implementation 'ffi' cannot run: .* has no kernel"):
+        s24.mask_nm(jnp.ones(8), 1, 4, 0, implementation="ffi")

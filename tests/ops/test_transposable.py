@@ -1,5 +1,6 @@
-"""transposable_mask24: the best of the 90 tiles, always."""
+"""transposable_mask24: the best of the 90 tiles, always, or greedy tiles."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -95,3 +96,36 @@ def test_mask_of_the_transpose_scores_the_same(implementation, rng):
     here = np.asarray(s24.transposable_mask24(device(w), implementation=implementation))
     there = np.asarray(s24.transposable_mask24(device(w.T), implementation=implementation))
     assert_same_bits(there.T, here)  # continuous data: the optimum is unique
+
+
+def greedy(tile):
+    """One tile (4, 4), entry by entry."""
+    a = np.abs(oracle.wide(tile)).ravel()
+    order = np.lexsort([-np.where(np.isnan(a), 0, a), ~np.isnan(a)])
+    mask = np.zeros((4, 4), bool)
+    for place in order:
+        row, column = divmod(place, 4)
+        if mask[row].sum() < 2 and mask[:, column].sum() < 2:
+            mask[row, column] = True
+    return mask
+
+
+def test_greedy_tiles(dtype):
+    w = adversarial((2, 24, 32), dtype)
+    mask = np.asarray(s24.transposable_mask24(w, exact=False))
+    for tile, found in zip(
+        oracle.tiles(w).reshape(-1, 4, 4), oracle.tiles(mask).reshape(-1, 4, 4), strict=True
+    ):
+        np.testing.assert_array_equal(found, greedy(tile))
+
+
+def test_ties_of_greedy_tiles_go_to_the_lower_index():
+    half = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], bool)
+    np.testing.assert_array_equal(s24.transposable_mask24(jnp.ones((4, 4)), exact=False), half)
+
+
+def test_greedy_tiles_have_no_kernel():
+    w = jnp.ones((4, 4))
+    assert s24.transposable_mask24(w, exact=False, implementation="reference").dtype == bool
+    with pytest.raises(RuntimeError, match=r"implementation 'ffi' cannot run: .* has no kernel"):
+        s24.transposable_mask24(w, exact=False, implementation="ffi")
