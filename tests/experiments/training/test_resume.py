@@ -72,7 +72,7 @@ def test_the_second_launch_ends_with_a_sentence(shared, tmp_path, capsys):
 def test_a_lock_ends_with_its_process(tmp_path):
     code = f"""if True:
         import os, pathlib
-        from experiments import rundir
+        from experiments.training import rundir
         with rundir.alone(pathlib.Path({str(tmp_path / "run")!r})):
             os._exit(9)
     """
@@ -286,7 +286,7 @@ def test_a_read_only_place(shared, tmp_path, capsys, monkeypatch, compiles_nothi
 
 def test_damaged_statistics_are_made_again(config):
     corpus = datas.open_corpus(config.data)
-    path = datas.Path(datas.corpora.prepare(config.data).data_dir) / "statistics.json"
+    path = config.data.records().folder / "statistics.json"
     whole = path.read_text()
     path.write_text(whole[:30])
     assert datas.open_corpus(config.data).statistics == corpus.statistics
