@@ -1,4 +1,5 @@
-"""cuSPARSELt: where the library is found, what it multiplies, and which of its algorithms are tried."""
+"""cuSPARSELt: where the library is found, which products it multiplies, and which of its algorithms are
+tried."""
 
 import dataclasses
 import functools
@@ -15,22 +16,22 @@ from jax_sparse24.patterns import FLOAT8
 # 0.8.0 chooses slow algorithms on Hopper; older releases have another interface.
 OLDEST = (0, 8, 1)
 DTYPES = ("bfloat16", "float16", FLOAT8.name)
-CODES = {None: 0, "relu": 1, "gelu": 2}  # of activations, in the calls
+CODES = {None: 0, "relu": 1, "gelu": 2}  # by which calls of the library's wrapper name activations
 # Dtypes of operands and results for which the library has GELU (by tanh).
 GELU = ((FLOAT8.name, "bfloat16"),)
 INSTALL = "pip install 'nvidia-cusparselt-cu13>=0.8.1' (or -cu12)"
-# Of a matrix of 16-bit numbers; of 8-bit ones twice as much.
+# Sizes must be multiples of these for 16-bit numbers, and of twice as much for 8-bit ones.
 MULTIPLES = {"rows of the packed operand": 16, "K": 32, "columns of the dense operand": 8}
 
 
 @functools.cache
 def problem() -> str:
-    """Why the library cannot be used in this process, or an empty string. Opens it."""
+    """Opens the library. Returns why it cannot be used in this process, or an empty string."""
     return _open() or gate(version())
 
 
 def _open() -> str:
-    """Opens the library, if it is not open: an empty string, or why that fails."""
+    """Opens the library, if it is not open. Returns why that fails, or an empty string."""
     built, reason = native.available("cuda")
     if not built:
         return reason
@@ -44,7 +45,9 @@ def _open() -> str:
 
 
 def gate(found: tuple[int, int, int]) -> str:
-    """Why a version of the library is refused, or an empty string; (0, 0, 0): it does not start."""
+    """Why a version of the library is refused, or an empty string.
+
+    found: (major, minor, patch); (0, 0, 0) if the library does not start."""
     if found == (0, 0, 0):
         return "cuSPARSELt does not start on this device"
     if found < OLDEST:
@@ -55,7 +58,7 @@ def gate(found: tuple[int, int, int]) -> str:
 
 @functools.cache
 def version() -> tuple[int, int, int]:
-    """(major, minor, patch) of the library, which it opens; zeros if it does not start."""
+    """Opens the library. Returns (major, minor, patch), zeros if it does not start."""
     return decoded(0 if _open() else native.module("cuda").cusparselt_version())
 
 
@@ -65,7 +68,7 @@ def decoded(number: int) -> tuple[int, int, int]:
 
 
 def _paths():
-    """Both places where its wheels put it."""
+    """The files of the library in both places where its wheels put it."""
     packages = importlib.util.find_spec("nvidia")
     for folder in packages.submodule_search_locations if packages else []:
         for place in ("cusparselt", "cu13", "cu12"):
@@ -75,7 +78,7 @@ def _paths():
 
 
 def float8_problem() -> str:
-    """Why the version that is open multiplies no 8-bit floats here, or an empty string."""
+    """Why products of 8-bit floats are refused for the installed version, or an empty string."""
     verified = _facts().verified
     if version() in verified:
         return ""
@@ -84,15 +87,19 @@ def float8_problem() -> str:
 
 
 def _facts():
-    """What is known of the library on this GPU; of Hopper for a program that is lowered elsewhere."""
+    """The facts about the library on this GPU; those of Hopper for a program that is lowered elsewhere."""
     row = generation()
     return row if row is not None and row.compresses else HOPPER
 
 
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
-    """A product as the library sees it: out(rows, cols) = P(rows, depth) D(depth, cols), P packed, and which
-    of D and out are column-major."""
+    """A product as the library describes it: out(rows, cols) = P(rows, depth) D(depth, cols), with P packed.
+
+    rows, depth, cols: sizes.
+    dense_k_last: whether D is column-major, so that the contracted axis is contiguous.
+    out_packed_last: whether out is column-major, so that the axis of the packed operand is contiguous.
+    dtype, out_dtype: names, of operands and result."""
 
     rows: int
     depth: int
@@ -104,14 +111,14 @@ class Descriptor:
 
     @classmethod
     def of(cls, product: Product) -> "Descriptor":
-        """Of a product whose operand on its `side` is packed."""
+        """The description of a product whose operand on its `side` is packed."""
         (M, K, N), right, float8 = product.shape, product.side == "right", product.dtype == FLOAT8
         k_last = product.axes[0 if right else 1] == -1 or float8
         out_dtype = str(product.out_dtype or ("bfloat16" if float8 else product.dtype))
         return cls(N if right else M, K, M if right else N, k_last, right, str(product.dtype), out_dtype)
 
     def misfit(self) -> str:
-        """Why the library does not multiply it, or an empty string."""
+        """Why the library cannot multiply it, or an empty string."""
         if self.dtype not in DTYPES:
             return f"its operands are {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {self.dtype}"
         float8 = self.dtype == FLOAT8.name
@@ -126,7 +133,7 @@ class Descriptor:
         return float8_problem() if float8 else ""
 
     def applies(self, bias, activation: str | None) -> bool:
-        """Whether the library adds a bias to the sums and applies an activation."""
+        """Whether the library itself adds this bias to the sums and applies this activation."""
         something = (bias is not None or activation is not None) and self.depth > 0
         known = activation != "gelu" or (self.dtype, self.out_dtype) in GELU
         return something and known and version() in _facts().verified
@@ -136,19 +143,20 @@ class Descriptor:
         return native.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, algorithm)
 
     def workspace(self, algorithm: int, activation: str | None = None) -> int:
-        """Bytes of workspace. Asked of the library where it runs; a bound for a program that is lowered
-        elsewhere."""
+        """Bytes of workspace that an algorithm needs.
+
+        The library is asked where it runs; a program that is lowered elsewhere gets an upper bound."""
         if jax.default_backend() == "gpu" and not problem():
             return max(self._ask(activation, algorithm)[0], 16)
         return 1 << 27
 
     def algorithms(self) -> list[int]:
-        """The ids that are tried in a search, -1 for the library's own choice."""
+        """The numbers of the algorithms that a search tries; -1 stands for the library's own choice."""
         *_, count = self._ask(None, -1)
         return [-1, *range(min(count, _facts().tried[self.dtype]))]
 
     @property
     def preferred(self) -> int:
-        """The algorithm where nothing was measured."""
+        """The algorithm to take where nothing was measured."""
         known = _facts().algorithms.get(version(), {})
         return known.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

@@ -1,4 +1,4 @@
-"""What runs an operation or a product, and why: asked once, of `decide`."""
+"""The decision what runs an operation or a product, and why; `decide` makes it, once per call."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,11 +23,14 @@ Form = Literal["dense", "packed", "compressed"]
 class Decision:
     """What runs an operation or a product.
 
-    runs: "reference", "ffi" (our kernels), "cusparselt", "auto" (our kernels where there are some, the
-    reference on other platforms), or, of products alone, "dense": XLA's product of the same values.
-    reason: in words. form: of products: what the sparse operand is made as, an array with zeros ("dense"),
-    `Packed24` or `PackedVNM` ("packed"), or `Compressed24` ("compressed"). algorithm: of cuSPARSELt; None for
-    the best that is known. entry: the measurement behind it, None if there is none."""
+    runs: "reference", "ffi" (the kernels of this package), "cusparselt", "auto" (the kernels of this package
+        where there are some, the reference on other platforms), or, for products alone, "dense": XLA's
+        product of the same values.
+    reason: why, in words.
+    form: for products, the form of the sparse operand: an array with zeros ("dense"), `Packed24` or
+        `PackedVNM` ("packed"), or `Compressed24` ("compressed").
+    algorithm: of cuSPARSELt; None for the best that is known.
+    entry: the measurement behind the decision, an entry of a table; None if there is none."""
 
     runs: Runs
     reason: str
@@ -42,7 +45,10 @@ class Decision:
 
 
 def named(implementation: str, algorithm: int | None = None) -> Decision:
-    """What runs a product whose operand is packed already, as a caller names it."""
+    """The decision for a product whose operand is packed already and whose implementation the caller names.
+
+    implementation: "reference", "ffi" or "cusparselt".
+    algorithm: of cuSPARSELt; None for the best that is known."""
     return Decision(implementation, "asked for", "packed", algorithm)
 
 
@@ -124,7 +130,12 @@ def _measured_algorithm(product: Product) -> int | None:
 
 
 def platforms(op: str, dtype, missing: Mapping[str, str]) -> list[str]:
-    """The platforms whose kernels can run an operation, be it the default one or another to lower for."""
+    """The platforms whose kernels can run an operation: the default one, or others that a program is lowered
+    for.
+
+    op: name of the operation.
+    dtype: of its operands.
+    missing: see `decide`."""
     return [p for p in native.PLATFORMS if _obstacle(op, dtype, p, missing) is None]
 
 
@@ -158,8 +169,11 @@ def library_obstacle() -> str | None:
 
 
 def float8_sums(dtype) -> jnp.dtype:
-    """The dtype in which cuSPARSELt gives a product of scaled e4m3 operands whose result is to have `dtype`:
-    the scaled sums are beyond float16."""
+    """The dtype in which cuSPARSELt is asked for a product of scaled e4m3 operands.
+
+    It is float32 where the result is to be float16, because scaled sums overflow float16.
+
+    dtype: of the result after scaling back."""
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else jnp.dtype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What this machine is, and one row of facts per generation of GPUs."""
+"""What hardware this machine has, and one row of facts per generation of GPUs."""
 
 import dataclasses
 import functools
@@ -17,14 +17,17 @@ from jax_sparse24.patterns import FLOAT8
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What the kernels and cuSPARSELt do on GPUs of some compute capabilities.
+    """What the kernels and cuSPARSELt can do on GPUs of some compute capabilities.
 
-    machine_code: what of the built code runs there. compresses: whether the order of cuSPARSELt's metadata is
-    known, so that kernels write its matrices (`Compressed24`). algorithms: release of cuSPARSELt -> (dtype,
-    whether the dense operand and the result are column-major) -> the algorithm that was the fastest nearly
-    everywhere, taken where nothing was measured. tried: dtype -> how many algorithms a search tries.
-    verified: releases whose 8-bit products and epilogues were compared with float64. faster: (hardware,
-    operation, dtype, transposed) where a kernel was measured to beat XLA's fusion of the same."""
+    capabilities: the compute capabilities, such as "9.0".
+    machine_code: which part of the built code runs there.
+    compresses: whether the order of cuSPARSELt's metadata is known, so that kernels can write its matrices
+        (`Compressed24`).
+    algorithms: release of cuSPARSELt -> (dtype, whether the dense operand is column-major, whether the result
+        is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.
+    tried: dtype -> how many algorithms a search tries.
+    verified: releases whose 8-bit products and epilogues were compared with float64.
+    faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion."""
 
     capabilities: tuple[str, ...]
     machine_code: str
@@ -49,8 +52,8 @@ HOPPER = Generation(
             (FLOAT8.name, True, True): 8,
         }
     },
-    # float16: 36 to 45 of 0.8.0 end the process with an illegal instruction on an H200; of later releases
-    # they were not tried.
+    # For float16, algorithms 36 to 45 of release 0.8.0 end the process with an illegal instruction on an
+    # H200; with later releases they were not tried.
     tried={"bfloat16": 64, "float16": 36, FLOAT8.name: 64},
     verified=((0, 10, 0),),
     # experiments/benchmarks/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as
@@ -71,18 +74,18 @@ CAPABILITIES = {c: generation for generation in GENERATIONS for c in generation.
 
 
 def platform() -> str:
-    """Where programs run by default: "cpu", "cuda", or another name of JAX."""
+    """The platform on which programs run by default: "cpu", "cuda", or another name of JAX."""
     backend = jax.default_backend()
     return "cuda" if backend == "gpu" and capability()[:1].isdigit() else backend
 
 
 def capability() -> str:
-    """Compute capability of the default device, such as "9.0"; something else if it is no CUDA device."""
+    """The compute capability of the default device, such as "9.0"; another text if it is no CUDA device."""
     return str(getattr(jax.devices()[0], "compute_capability", ""))
 
 
 def generation() -> Generation | None:
-    """The row of the default device; None if it is no GPU that the kernels were written for."""
+    """The row of facts of the default device; None if it is no GPU that the kernels were written for."""
     return CAPABILITIES.get(capability())
 
 
@@ -94,8 +97,14 @@ def faster(operation: str, dtype, transposed: bool = False) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What a table is measured on. `name` is fit for a file name. isa: instruction set of a CPU;
-    capability: compute capability of a GPU, such as "9.0"; each "" for the other."""
+    """The machine on which a table is measured.
+
+    name: fit for a file name.
+    description: for readers.
+    platform: as JAX names it.
+    isa: instruction set of a CPU; "" for a GPU.
+    cores: CPU cores that this process may use.
+    capability: compute capability of a GPU, such as "9.0"; "" for a CPU."""
 
     name: str
     description: str
@@ -107,7 +116,7 @@ class Hardware:
 
 @functools.cache
 def hardware() -> Hardware:
-    """The device that runs by default, with its instruction set and usable cores."""
+    """The default device, with its instruction set and the usable cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     backend = jax.default_backend()
     if backend != "cpu":
@@ -126,7 +135,7 @@ def _slug(text: str) -> str:
 
 
 def _cpu_model() -> tuple[str, str]:
-    """Description and name; virtual machines hide the model, so its numbers are part of both."""
+    """Description and short name; virtual machines hide the model, so its numbers are part of both."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -136,5 +145,5 @@ def _cpu_model() -> tuple[str, str]:
     if "cpu family" not in fields:
         return model, model
     family, number = fields["cpu family"], fields.get("model", "?")
-    # Before slug cuts the frequency off.
+    # The part behind the @ is the frequency, which is no part of the name.
     return f"{model} (family {family}, model {number})", f"{model.split('@')[0]} f{family}m{number}"

@@ -1,9 +1,8 @@
-"""The native kernels as JAX calls. The only file that uses `jax.ffi`.
+"""The native kernels as JAX calls them; no other file uses `jax.ffi`.
 
-Importing registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are built,
-under the same names for their platforms. A handler built with newer FFI headers than the running jaxlib would
-make the backend fail to start, so the versions are compared first.
-"""
+Importing this file registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are
+built, under the same names for their platforms. A handler built with newer FFI headers than the running
+jaxlib would make the backend fail to start, so the versions are compared first."""
 
 import importlib
 import importlib.util
@@ -81,7 +80,8 @@ def available(platform="cpu"):
 
 
 def versions():
-    """What `info` shows: is the module built, its FFI version and jaxlib's, the instruction set in use."""
+    """What `info` shows: whether the module is built, its FFI version and jaxlib's, the instruction set in
+    use."""
     cpu, reason = _loaded["cpu"]
     return {
         "built": cpu is not None,
@@ -94,18 +94,17 @@ def versions():
 
 
 def call(name, out_types, *args, **attrs):
-    """Call the target `name` on the platform that the program is lowered for.
+    """Calls a native target on the platform that the program is lowered for.
 
-    Args:
-      name: e.g. "s24_prune"; the first argument of an S24_TARGET in ffi/cpu or ffi/cuda.
-      out_types: one `jax.ShapeDtypeStruct`, or a sequence of them. Shapes are those without vmap.
-      *args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped;
-        handlers broadcast.
-      **attrs: integers or bools; handed over as int64 (FFI attributes are strictly typed, and one call with
-        a wrong type would spoil the compilation cache for the right one).
+    name: such as "s24_prune", the first argument of an S24_TARGET in ffi/cpu or ffi/cuda.
+    out_types: one `jax.ShapeDtypeStruct`, or a sequence of them, with shapes without vmap.
+    args: arrays. Under vmap every array gets a leading dimension, of size 1 if it is not mapped; handlers
+        broadcast.
+    attrs: integers or bools, handed over as int64 (FFI attributes are strictly typed, and one call with a
+        wrong type would spoil the compilation cache for the right one).
 
     Returns: one array or a list of arrays, as `out_types`.
-    """
+    Raises: RuntimeError if no native module is built."""
     if all(loaded is None for loaded, _ in _loaded.values()):
         raise RuntimeError(f"jax_sparse24: cannot call {name}: {_loaded['cpu'][1]}")
     fn = jax.ffi.ffi_call(name, out_types, vmap_method="expand_dims")

@@ -26,17 +26,18 @@ from jax_sparse24.dispatch.decision import Decision
 
 
 def like(x: jax.Array, *_, **__) -> jax.ShapeDtypeStruct:
-    """The type of a result with the shape and dtype of the first operand."""
+    """Shape and dtype of a result that has those of the first operand."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def mask_like(x: jax.Array, *_, **__) -> jax.ShapeDtypeStruct:
-    """The type of a mask of the first operand."""
+    """Shape and dtype of a mask of the first operand."""
     return jax.ShapeDtypeStruct(x.shape, jnp.bool_)
 
 
 def trailing(axis: int, **_) -> dict[str, int]:
-    """How kernels are told an axis: by the number of axes behind it, which `vmap` does not change."""
+    """The attribute by which kernels are told an axis: the number of axes behind it, which `vmap` does not
+    change."""
     return {"trailing": -1 - axis}
 
 
@@ -57,10 +58,17 @@ class Kernel:
     attributes: Callable[..., Mapping[str, int]] = _none
 
     def __call__(self, *operands, types=None, **options):
-        """types: in place of the kernel's own, where it writes the same result in another layout."""
+        """Calls the kernel.
+
+        operands: arrays.
+        types: shapes and dtypes of the results in place of the kernel's own, where it writes the same result
+            in another layout; None for its own.
+        options: those of the operation.
+
+        Returns: an array, or a tuple of them."""
         types = self.types(*operands, **options) if types is None else types
-        made = native.call(self.target, types, *operands, **self.attributes(**options))
-        return tuple(made) if isinstance(types, tuple) else made
+        results = native.call(self.target, types, *operands, **self.attributes(**options))
+        return tuple(results) if isinstance(types, tuple) else results
 
 
 class Reverse(NamedTuple):

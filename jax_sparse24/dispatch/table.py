@@ -1,4 +1,5 @@
-"""Which product is faster packed here, by measured tables (`table_file`). `s24.tune` makes them."""
+"""The products that are faster with a packed operand here, by measured tables (`table_file`), which
+`s24.tune` makes."""
 
 import dataclasses
 import difflib
@@ -18,18 +19,20 @@ from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 
 SHIPPED = Path(__file__).parent.parent / "tuning"
-TIE = 0.97  # packed runs down to here: the difference is within the noise, and it is half the memory
-BORROWED = 1.1  # of another GPU's measurements: nothing may be slower than dense on this one
+TIE = (
+    0.97  # packed runs from this ratio: the difference is within the noise, and packed takes half the memory
+)
+BORROWED = 1.1  # as TIE, for another GPU's measurements: nothing may be slower than dense on this one
 NEAR = 4.0  # a measurement speaks for shapes within this factor in every dimension
 
 
 def versions() -> dict[str, str]:
-    """Versions that the times depend on."""
+    """The versions of packages and libraries on which measured times depend, by name."""
     found = {}
     for name in ("jax_sparse24", "jaxlib"):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from its folder
+        except importlib.metadata.PackageNotFoundError:  # it runs from its source folder
             found[name] = "not installed"
     if jax.default_backend() == "gpu":
         found["cusparselt"] = "none" if cusparselt.problem() else ".".join(map(str, cusparselt.version()))
@@ -37,13 +40,18 @@ def versions() -> dict[str, str]:
 
 
 def user_folder() -> Path:
-    """Where `s24.tune` keeps the table of this machine by default."""
+    """The folder in which `s24.tune` stores the table of this machine by default."""
     return Path(os.path.expanduser("~/.cache/jax_sparse24/tuning"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One measured table and how far it is trusted here. borrowed: it is another GPU's."""
+    """One measured table, and how far it is trusted here.
+
+    content: of the file, see `table_file`.
+    origin: where it was measured, in words.
+    least: time of the dense product over that of the packed one, from which packed runs.
+    borrowed: whether it was measured on another GPU."""
 
     content: Mapping[str, Any]
     origin: str
@@ -51,7 +59,7 @@ class Table:
     borrowed: bool = False
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
-        """The entry of this product whose shape is nearest, if any is near."""
+        """The entry of this product whose shape is nearest; None if none is within a factor of `NEAR`."""
         best, distance = None, math.log2(NEAR) + 1e-6
         wanted = product.kind, product.side, str(product.dtype), product.pattern
         for entry in self.content["products"]:
@@ -67,13 +75,13 @@ _adopted: Table | None = None
 
 
 def use(content: Mapping[str, Any]) -> None:
-    """Decide by this table from now on, in this process."""
+    """Makes this table decide from now on, in this process."""
     global _adopted
     _adopted = Table(content, "measured on this machine")
 
 
 def tables() -> tuple[tuple[Table, ...], str]:
-    """The tables that decide here, by rank, and a note on those that were passed over."""
+    """The tables that decide here, the first before the next, and a note on those that cannot be used."""
     stored, note = _stored()
     return ((_adopted, *stored), "") if _adopted else (stored, note)
 
@@ -93,7 +101,7 @@ def _stored() -> tuple[tuple[Table, ...], str]:
 
 
 def own() -> tuple[Mapping[str, Any] | None, str]:
-    """This machine's table if it is of these versions, and why not."""
+    """This machine's table if it was measured with these versions, else None and a sentence why."""
     path = user_folder() / f"{hardware().name}.json"
     content, problem = table_file.read(path)
     if content is None or content["versions"] == versions():
@@ -103,9 +111,11 @@ def own() -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _borrowed(here: Hardware) -> Table | None:
-    """The shipped table of a GPU of the same compute capability; of several, the one whose model is called
-    most alike. CPUs borrow none: of what one AVX-512 processor ran 1.2 times as fast packed as dense, another
-    with as many cores ran some at 0.58 (the two shipped tables tell)."""
+    """The shipped table of another GPU of the same compute capability; of several, the one with the most
+    similar name.
+
+    CPUs borrow none: some products that ran 1.2 times as fast packed as dense on one AVX-512 processor ran at
+    0.58 times on another with as many cores (see the two shipped tables)."""
     like = {}
     for path in sorted(SHIPPED.glob("*.json")) if here.capability else ():
         content, _ = table_file.read(path)
@@ -120,7 +130,7 @@ def _borrowed(here: Hardware) -> Table | None:
 
 
 def _model(name: str) -> str:
-    """ "h100" of "nvidia-h100-80gb-hbm3"."""
+    """The part of a name that has a digit first: "h100" of "nvidia-h100-80gb-hbm3"."""
     return next((part for part in name.split("-") if re.search(r"\d", part)), name)
 
 
@@ -135,8 +145,11 @@ def find(product: Product) -> tuple[Table, Mapping[str, Any]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the tables say of a product: whether it is worth packing the operand, why, and the entry behind it
-    (None if there is none)."""
+    """What the tables say about a product.
+
+    packed: whether it is worth packing the operand.
+    reason: why, in words.
+    entry: the measurement; None if there is none."""
 
     packed: bool
     reason: str
@@ -144,10 +157,11 @@ class Measured:
 
 
 def look_up(product: Product, alternative: str = "dense") -> Measured:
-    """Whether the packed product is as fast as XLA's dense product of the same values.
+    """Looks up whether the packed product is at least as fast as XLA's dense product of the same values.
 
-    alternative: "dense" while the operand is yet to be made as either, "masked" for one that is packed and
-    would be unpacked."""
+    product: its shape may be one that was never measured; the nearest measured shape speaks for it.
+    alternative: "dense" while the operand is yet to be made in either form, "masked" for an operand that is
+        packed and would be unpacked."""
     if math.prod(product.shape) == 0:
         return Measured(False, "empty")
     known, note = tables()
@@ -175,6 +189,7 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
 
 
 def same_library(table: Table) -> bool:
-    """Whether a table was measured with the release of cuSPARSELt that is here: others number their
-    algorithms differently."""
+    """Whether a table was measured with the release of cuSPARSELt that is installed here.
+
+    Other releases number their algorithms differently."""
     return table.content["versions"].get("cusparselt") == versions().get("cusparselt")

@@ -1,10 +1,10 @@
 """The file of a measured table: what it holds, how it is read, checked and written.
 
 It is JSON: `format`, `hardware`, `isa`, `versions`, and one entry in `products` per measured product, with
-times in microseconds. A *product* is named by what it is in a linear layer (its contracted axes), by the side
-of its sparse operand and by the pattern of that; its shape is (M, K, N). What the formats lack: 1, patterns
-(all is 2:4); 2, the `capability` of a GPU, the `order` of samples, and joules, MHz and seed of an entry.
-"""
+times in microseconds. An entry names its product by the product's name in a linear layer (which says the
+contracted axes), by the side of its sparse operand and by the pattern of that; its shape is (M, K, N). Format
+1 has no patterns (all products are 2:4). Formats 1 and 2 lack the `capability` of a GPU, the `order` of
+samples, and the joules, MHz and seed of an entry."""
 
 import json
 import os
@@ -25,7 +25,11 @@ TIMES = ("dense_us", "masked_us", "packed_us")
 
 
 class Rule(NamedTuple):
-    """What a value must be, in words and as a test; `default` stands for a value that is missing."""
+    """What a value must be.
+
+    words: the rule, for messages.
+    holds: a test of a value.
+    default: stands for a value that is missing."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -86,7 +90,7 @@ ENTRY = {
 
 
 def fault(content) -> str:
-    """What is wrong with the content of a table, as a sentence without its subject; "" for nothing."""
+    """What is wrong with the content of a table, as a sentence without its subject; "" if nothing is."""
     if not isinstance(content, dict):
         return f"it holds {content!r:.40} and must hold an object"
     if wrong := _wrong(content, HEAD):
@@ -114,7 +118,10 @@ def _wrong(found: Mapping[str, Any], rules: Mapping[str, Rule]) -> str:
 
 
 def read(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """(content, "") or (None, why the file cannot be used); nothing is wrong with one that is not there."""
+    """Reads a table.
+
+    Returns: (content, ""), or (None, why the file cannot be used); a file that does not exist gives (None,
+        "")."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -126,7 +133,7 @@ def read(path: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def identity(entry: Mapping[str, Any]) -> tuple:
-    """What an entry measures."""
+    """What an entry measures: product, sparse operand, dtype, shape and pattern."""
     return (*(entry[k] for k in ("product", "sparse", "dtype")), tuple(entry["shape"]), pattern_of(entry))
 
 
@@ -135,11 +142,12 @@ def pattern_of(entry: Mapping[str, Any]) -> str:
 
 
 def write(content: Mapping[str, Any], path: Path) -> None:
-    """Replaces the file as a whole: a reader finds the old or the new one, whoever else writes."""
+    """Replaces the file as a whole: a reader finds the old or the new one, even if others write at the same
+    time."""
     lines = ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in content["products"])
     head = json.dumps({k: v for k, v in content.items() if k != "products"}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # two writers do not share it
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a name that no other writer uses
     try:
         own.write_text(f'{head[:-2]},\n "products": [\n  {lines}\n ]\n}}\n')
         os.replace(own, path)

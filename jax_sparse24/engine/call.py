@@ -1,4 +1,4 @@
-"""What every public engine function does with its arguments before a kernel runs."""
+"""The checks and conversions of arguments that every public engine function does before a kernel runs."""
 
 import math
 from collections.abc import Mapping
@@ -13,6 +13,13 @@ from jax_sparse24.ops.mvue import key_words
 
 
 def plan_of(op: str, method, name: str) -> Plan:
+    """The plan of a method.
+
+    op: the function, for messages.
+    method: the instance that the caller gave.
+    name: "linear_plan" or "ffn_plan".
+
+    Raises: TypeError if `method` is a class or no method."""
     if isinstance(method, type):
         raise TypeError(f"{op}: method must be an instance, got the class; call it: {method.__name__}().")
     if not hasattr(method, name):
@@ -21,7 +28,17 @@ def plan_of(op: str, method, name: str) -> Plan:
 
 
 def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
-    """Validates, promotes dtypes, flattens x to (tokens, features)."""
+    """Checks the arguments of an engine, promotes their dtypes and flattens the leading axes of x to tokens.
+
+    op: the function, for messages.
+    plan: of the method.
+    implementation, state, key: as the caller gave them.
+    x: (..., in).
+    weights: matrices (in, out) by name, each of which takes the features that the one before it gives.
+
+    Returns: x as (T, in), the weights, both in the promoted dtype; the state, {} for None; and the key as
+        uint32 (2,), None for a plan that draws nothing.
+    Raises: TypeError (types, dtypes), ValueError (shapes, missing key), RuntimeError (implementation)."""
     state = {} if state is None else state
     if not isinstance(state, Mapping):
         raise TypeError(f"{op}: state must be a dict of arrays, got {type(state).__name__}.")
@@ -46,14 +63,21 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     else:
         key = None
     dtype = jnp.result_type(x, *weights.values())
-    if implementation is not None:  # a dense plan is no reason to accept a name that cannot run
+    if implementation is not None:  # with a dense plan, too, a name that cannot run is refused
         decide(op, dtype, implementation)
     tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
 
 
 def check_bias(op: str, name: str, bias, weight_name: str, weight):
-    """A bias in the dtype of its weight, or None; raises ValueError unless its shape fits."""
+    """A bias in the dtype of its weight.
+
+    op, name, weight_name: the function and the arguments, for messages.
+    bias: (out,) or None.
+    weight: (in, out).
+
+    Returns: (out,), or None without a bias.
+    Raises: ValueError unless the shape fits."""
     if bias is None:
         return None
     if jnp.shape(bias) != (weight.shape[1],):
@@ -65,8 +89,13 @@ def check_bias(op: str, name: str, bias, weight_name: str, weight):
 
 
 def check_state(op: str, method, state, **weights) -> None:
-    """Raises ValueError or TypeError unless `state` has the entries and shapes that the method gives to `w`,
-    or, under their names, to `w1` and `w2`."""
+    """Raises unless a state has the entries, shapes and dtypes that the method gives to its weights.
+
+    op: the function, for messages.
+    state: of a layer alone, or that of each weight under its name in an FFN.
+    weights: the weight as `w`, or both of an FFN as `w1` and `w2`.
+
+    Raises: ValueError (missing or unknown entries, shapes), TypeError (no dict, no array)."""
     single = "w" in weights
     fix = "method.init(w)" if single else '{"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}'
     fix = f"pass state={fix} of this {type(method).__name__}"
@@ -77,7 +106,9 @@ def check_state(op: str, method, state, **weights) -> None:
         if not isinstance(own, Mapping):
             raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
         others = [entry for entry in own if entry not in entries]
-        if others and single:  # a layer of an FFN, called alone, brings what it has there
+        if (
+            others and single
+        ):  # a layer of an FFN that is called alone brings the state that it has in the FFN
             there = [method.state_shapes(weights[role].shape, r) for r in ("w1", "w2")]
             others = [entry for entry in others if not any(entry in state for state in there)]
         unknown += [f"{place}[{entry!r}]" for entry in others]

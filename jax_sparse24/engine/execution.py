@@ -1,4 +1,4 @@
-"""Executes one product of a plan: cuts its sparse operand, then multiplies."""
+"""Executes one product of a plan: makes its sparse operand, then multiplies."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,11 +18,15 @@ from jax_sparse24.ops.order import collect, regroup
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """What every product of one call shares. It is static, so that it can be an argument of `custom_vjp` that
-    is not differentiated.
+    """What all products of one call share.
 
-    op: the public function, for messages. products: "linear" or "ffn", which table names the products.
-    plan: the method's. implementation: as the caller named it. activation: of an FFN, by name."""
+    It is static, so that it can be an argument of `custom_vjp` that is not differentiated.
+
+    op: the public function, for messages.
+    products: "linear" or "ffn", the table that names the products.
+    plan: of the method.
+    implementation: as the caller named it, or None.
+    activation: of an FFN, by name."""
 
     op: str
     products: str
@@ -35,7 +39,10 @@ class Execution:
         return LINEAR if self.products == "linear" else FFN
 
     def check(self, products, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises before any kernel runs if a sparse operand of `products` does not divide into groups."""
+        """Raises ValueError before any kernel runs if a sparse operand does not divide into groups.
+
+        products: names of the products to check.
+        shapes: of their operands, by name."""
         for name in products:
             row = self.plan.row(name)
             if row is None:
@@ -50,11 +57,11 @@ class Execution:
         return state if self.products == "ffn" else {"w": state}
 
     def draw_key(self, name: str, key) -> jax.Array:
-        """The key of what a product draws."""
+        """The PRNG key of the random numbers that one product draws; `key` is that of the call."""
         return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
 
     def place(self, name: str, left, right) -> Product:
-        """What tables and libraries know a product of these operands by."""
+        """The product of these operands, as tuning tables and libraries describe it."""
         (a, a_axis), (_, b_axis) = self.table[name]
         row = self.plan.row(name)
         side = "left" if row.operand == a else "right"
@@ -63,7 +70,11 @@ class Execution:
         return Product((a_axis, b_axis), side, dtype, shape, row.by.pattern)
 
     def decide(self, name: str, left, right, *, packed: bool = False) -> Decision:
-        """What runs a product of these operands. packed: whether its sparse operand is packed in any case."""
+        """Decides what runs the product of these operands.
+
+        name: of the product.
+        left, right: the operands, or arrays of their shapes and dtypes.
+        packed: whether the sparse operand is packed whatever is decided."""
         if self.plan.row(name).by.forms == ("dense",):
             return Decision("dense", "as the method says")
         alternative = "masked" if packed else "dense"
@@ -85,11 +96,17 @@ class Execution:
         allowed: jax.Array | None = None,
         decision: Decision | None = None,
     ) -> Operands:
-        """The operands of a product as its row makes them.
+        """The operands of a product, made sparse as its row of the plan says.
 
-        arrays: by the names of the product's operands. state, key: of the call. packed: whether the sparse
-        operand is to be packed, whatever multiplies it. activation, counts, saved, allowed: see `Request`.
-        decision: what runs the product, if that is decided already."""
+        name: of the product.
+        arrays: its operands (2-D arrays) by name.
+        state, key: of the call.
+        activation, counts, saved, allowed: see `Request`.
+        packed: whether the sparse operand is packed, whatever multiplies it.
+        decision: what runs the product, if that is decided already; None to decide here.
+
+        Returns: `Operands`.
+        Raises: ValueError if a sparsifier packed along another axis than the contracted one."""
         (a, a_axis), (b, b_axis) = self.table[name]
         row = self.plan.row(name)
         if row is None:
@@ -130,24 +147,32 @@ class Execution:
         return Operands(*((sparse, y) if on_left else (y, sparse)), decision, x, counts=found)
 
     def shared_dense_features(self, y2_Tf: jax.Array, counts_f: jax.Array | None = None) -> jax.Array | None:
-        """The features that stay dense in both B2 and B4, if one choice serves both, else None.
+        """The features that stay dense in both B2 and B4, if one choice serves both.
 
-        counts_f: int32 (f,), the non-zeros of each feature of Y2, if something has counted them."""
+        y2_Tf: the activations.
+        counts_f: int32, the non-zeros of each feature of Y2; None to count them here.
+
+        Returns: int32 (n,), ascending; None if the plan makes no such choice."""
         row = self.plan.shared_split
         return None if row is None else self._densest(row, y2_Tf, counts_f)
 
     def _densest(self, row: Row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
-        # How many non-zeros a feature has does not depend on the order of tokens.
+        # The number of non-zeros of a feature does not depend on the order of tokens.
         x = x if row.rank == "density" else row.arranged(x)
         return densest(x, row.dense_share, row.rank, self.implementation, counts)
 
     def multiply(
         self, name: str, operands: Operands, features: jax.Array | None = None, bias=None
     ) -> jax.Array:
-        """The product of its operands.
+        """The product of two operands.
 
-        features: int32, those that stay dense; chosen here if None. bias: added to a product that contracts
-        no tokens, along the free axis of its right operand."""
+        name: of the product.
+        operands: as `cut` made them.
+        features: int32 (n,), the features that stay dense; None to choose them here.
+        bias: added to a product that does not contract tokens, along the free axis of its right operand; or
+            None.
+
+        Returns: a 2-D array of the operands' dtype."""
         (a, a_axis), (_, b_axis) = self.table[name]
         left, right, decision = operands.left, operands.right, operands.decision
         if operands.scales:
@@ -155,7 +180,7 @@ class Execution:
             sums = float8_sums(dtype)
             out = contract(left, right, a_axis, b_axis, decision=decision, out_dtype=sums)
             out = out.astype(jnp.float32)
-            for scale in operands.scales:  # their product may be beyond float32
+            for scale in operands.scales:  # one after the other: their product may overflow float32
                 out = out / scale
             out = out.astype(dtype)
         else:
@@ -173,8 +198,10 @@ class Execution:
                 features = self._densest(row, operands.uncut)
             few, few_axis = operands.dense_features, -1
             if few is None:
-                few = jnp.take(operands.uncut, features, axis=1, mode="clip")  # no check of bounds: faster
-                # Gathered and moved in one pass, a GPU would read single elements.
+                few = jnp.take(
+                    operands.uncut, features, axis=1, mode="clip"
+                )  # clipping is faster than a check
+                # Without the barrier one pass would gather and move, and a GPU would read single elements.
                 few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
                 few_axis = -2
             if on_left:
@@ -184,7 +211,11 @@ class Execution:
         return collect(out, row.by.group, -2 if on_left else -1) if row.gather_features else out
 
     def masked_gradient(self, name: str, out: jax.Array, state) -> jax.Array:
-        """The result of a product, which is zero outside the plan's mask if it is a weight's gradient."""
+        """The result of a product, zero outside the plan's gradient mask if it is a weight's gradient.
+
+        name: of the product.
+        out: its result.
+        state: of the call."""
         if not self.plan.gradient_mask or name not in WEIGHT_GRADIENTS:
             return out
         mask = self.states(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]

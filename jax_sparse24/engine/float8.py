@@ -1,7 +1,8 @@
-"""Products of 8-bit floats. Forward ones with a scale per tensor run in e4m3 where cuSPARSELt is chosen for
-them; the others are simulated: operands are rounded as the casts round them and multiplied as before, which
-shows what FP8 does to training and adds no speed.
-"""
+"""Products of operands that are rounded to 8-bit floats.
+
+Forward products with a scale per tensor run in e4m3 where cuSPARSELt is chosen for them. All others are
+simulated: operands are rounded as the casts round them and multiplied in their own dtype, which shows what
+FP8 does to training and adds no speed."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -15,17 +16,17 @@ from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.ops.packed24 import Packed24
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
-LEAST = 2.0**-100  # amplitude below which scales would overflow
+LEAST = 2.0**-100  # the scale of a smaller largest magnitude would overflow
 
 
 @dataclasses.dataclass(frozen=True)
 class All(Sparsifier):
-    """The whole operand."""
+    """Leaves the whole operand as it is."""
 
     forms: ClassVar = ("dense",)
 
     def check(self, op, shape, axis, what):
-        """Fits everything."""
+        """Does nothing, because every shape fits."""
 
     def __call__(self, x, axis, request: Request):
         return request.activate(x)
@@ -36,15 +37,19 @@ class All(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Float8(DenseValues):
-    """Values of another sparsifier, rounded to an 8-bit format after scaling their largest magnitude to its
-    largest number: one scale per tensor, or one per row, which is all that one element of the result sums up.
-    """
+    """Values of another sparsifier, rounded to an 8-bit format after scaling.
+
+    The scale takes the largest magnitude to the largest number of the format.
+
+    of, axis: see `DenseValues`.
+    format: "e4m3" or "e5m2".
+    scales: one scale per "tensor", or one per "row", the elements that one element of the result sums up."""
 
     format: Literal["e4m3", "e5m2"] = "e4m3"
     scales: Literal["tensor", "row"] = "tensor"
 
     def _scaled(self, values, axis) -> tuple[jax.Array, jax.Array]:
-        """The rounded values, times the scale, and the scale."""
+        """The values times the scale, rounded to the format, and the scale, float32."""
         wide = values.astype(jnp.float32)
         over = axis if self.scales == "row" else None
         top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
@@ -55,13 +60,16 @@ class Float8(DenseValues):
     def __call__(self, x, axis, request: Request):
         values = super().__call__(x, axis, request)
         rounded, scale = self._scaled(values, axis)
-        # XLA may drop a cast there and back, for which it has the leave of xla_allow_excess_precision.
+        # Without the barrier XLA may drop a cast to 8 bits and back (xla_allow_excess_precision).
         rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
 
     def quantised(self, x, axis, request: Request) -> tuple[Packed24 | jax.Array, jax.Array]:
-        """The operand in the 8-bit format, times a scale per tensor, and the scale, float32 (1, 1). Packed if
-        the sparsifier packs."""
+        """The operand in the 8-bit format, times a scale per tensor.
+
+        x, axis, request: as a sparsifier takes them.
+
+        Returns: the operand, packed if the sparsifier packs, and the scale, float32 (1, 1)."""
         operand = self.of(x, axis, request)
         if not isinstance(operand, Packed24):
             return self._scaled(operand, axis)
@@ -74,10 +82,16 @@ class Float8(DenseValues):
 
 
 def in_float8(rows: dict[str, Row], scales: Literal["tensor", "row"]) -> dict[str, Row]:
-    """The rows of a linear plan with both operands of every product in 8 bits: e4m3 forward and e5m2 backward
-    (code of 2409.09099)."""
+    """The rows of a linear plan with both operands of every product in 8 bits: e4m3 forward and e5m2
+    backward.
+
+    rows: of the plan without rounding, by product.
+    scales: see `Float8`.
+
+    Returns: rows of all three products.
+    Source: the code of 2409.09099."""
     defaults = {"fwd": Row("w", All()), "dgrad": Row("w", All()), "wgrad": Row("dy", All())}
-    axes = {"fwd": -2, "dgrad": -1, "wgrad": -2}  # of the sparse operand
+    axes = {"fwd": -2, "dgrad": -1, "wgrad": -2}  # the contracted axis of the sparse operand
     found = {}
     for name, row in (defaults | rows).items():
         options = {"format": "e4m3" if name == "fwd" else "e5m2", "scales": scales}

@@ -1,16 +1,16 @@
-"""Where one pass does what several rows of a plan ask for: the only file that looks for patterns in plans.
+"""Fused passes: one pass does what several rows of a plan ask for. No other file looks for patterns in plans.
 
-A rule has `matches`, which decides whether a call can take it and returns what it decided (None where it
-cannot), and `run`, which takes that and makes the operands or the result. The engines ask the rules in the
-order in which a block meets them; the benchmark asks the same ones, to time what they make.
+A rule has `matches`, which decides whether a call can take the pass and returns its decision (None or False
+where it cannot), and most have `run`, which takes that decision and makes operands or a result. The engines
+ask the rules in the order in which a block meets them; the benchmark asks the same ones, to time what they
+make.
 
-    EIGHT_BITS   fwd, F1, F2: both operands rounded to 8 bits, multiplied as such by cuSPARSELt
+    EIGHT_BITS   fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
     COUNTS       F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
-    SAMPLED_B1   B1 at the entries of a saved V:N:M Y2 alone
+    SAMPLED_B1   B1 is computed only at the entries of a saved V:N:M Y2
     SAVED_24     one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and the operands of B2 and B4
     SAVED_VNM    B2, B4: saved V:N:M activations are packed again along tokens from their packed form
-    GATED_MVUE   one pass makes the gradients of gate and up and packs their estimates for wgrad
-"""
+    GATED_MVUE   one pass makes the gradients of gate and up and packs their estimates for wgrad"""
 
 import dataclasses
 from functools import partial
@@ -41,7 +41,7 @@ DENSE = Decision("dense", "only its values are needed")
 
 
 def product(
-    run: Execution,
+    execution: Execution,
     name: str,
     arrays,
     state,
@@ -52,37 +52,44 @@ def product(
     bias=None,
     saved: Packed | None = None,
 ) -> jax.Array:
-    """One product of a plan, by the rule that matches it. Its result has the operands' dtype; sums are
-    float32.
+    """One product of a plan, by the rule that matches it.
 
-    arrays: by the names of the operands. features: int32, those that stay dense; None to choose them here.
-    operands: what the product multiplies, if something has made that. bias: see `Execution.multiply`. saved:
-    see `Request.saved`."""
-    if operands is None and (decision := EIGHT_BITS.matches(run, name, arrays)):
-        operands = EIGHT_BITS.run(decision, run, name, arrays, state, key)
+    execution: of the call.
+    name: of the product.
+    arrays: its operands by name.
+    state, key: of the call.
+    features: int32 (n,), those that stay dense; None to choose them here.
+    operands: the operands to multiply, if a rule has made them; None to make them here.
+    bias: see `Execution.multiply`.
+    saved: see `Request.saved`.
+
+    Returns: a 2-D array of the operands' dtype; sums are float32."""
+    if operands is None and (decision := EIGHT_BITS.matches(execution, name, arrays)):
+        operands = EIGHT_BITS.run(decision, execution, name, arrays, state, key)
     if operands is None:
-        operands = run.cut(name, arrays, state, key, saved=saved)
-    return run.masked_gradient(name, run.multiply(name, operands, features, bias), state)
+        operands = execution.cut(name, arrays, state, key, saved=saved)
+    return execution.masked_gradient(name, execution.multiply(name, operands, features, bias), state)
 
 
 class EightBits:
-    """Both operands of a row that may be in 8 bits, rounded with a scale each. Where it does not match, the
-    row's sparsifiers simulate the rounding."""
+    """Rounds both operands of a row that may be in 8 bits, each with a scale.
 
-    def matches(self, run: Execution, name: str, arrays) -> Decision | None:
-        row = run.plan.row(name)
+    Where it does not match, the row's sparsifiers simulate the rounding."""
+
+    def matches(self, execution: Execution, name: str, arrays) -> Decision | None:
+        row = execution.plan.row(name)
         if row is None or not row.eight_bits:
             return None
-        (a, _), (b, _) = run.table[name]
-        decision = decide_eight_bits(run.place(name, arrays[a], arrays[b]), run.implementation)
+        (a, _), (b, _) = execution.table[name]
+        decision = decide_eight_bits(execution.place(name, arrays[a], arrays[b]), execution.implementation)
         return decision if decision.sparse else None
 
-    def run(self, decision: Decision, run: Execution, name: str, arrays, state, key) -> Operands:
-        (a, a_axis), (b, b_axis) = run.table[name]
-        row, states = run.plan.row(name), run.states(state)
+    def run(self, decision: Decision, execution: Execution, name: str, arrays, state, key) -> Operands:
+        (a, a_axis), (b, b_axis) = execution.table[name]
+        row, states = execution.plan.row(name), execution.states(state)
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        request = partial(Request, key=key, implementation=run.implementation)
+        request = partial(Request, key=key, implementation=execution.implementation)
         x = arrays[row.operand]
         sparse, scale = row.by.quantised(x, axis, request(states.get(row.operand, {}), form="packed"))
         dense, dense_scale = row.other.quantised(arrays[other], other_axis, request(states.get(other, {})))
@@ -92,10 +99,13 @@ class EightBits:
 
 
 def decide_eight_bits(product: Product, implementation: str | None) -> Decision:
-    """What multiplies a product whose operands may be rounded to 8 bits: cuSPARSELt where it is asked for and
-    can, or where a measured table says so; otherwise 8 bits are simulated by a dense product.
+    """Decides what multiplies operands that may be rounded to 8 bits.
 
-    product: as its operands are before they are rounded."""
+    That is cuSPARSELt where it is asked for and can, or where a measured table says so; otherwise a dense
+    product simulates 8 bits.
+
+    product: its dtype is that of the operands before rounding.
+    implementation: as the caller named it, or None."""
     if implementation not in (None, "cusparselt"):
         return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
     rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=dispatch.float8_sums(product.dtype))
@@ -108,24 +118,28 @@ def decide_eight_bits(product: Product, implementation: str | None) -> Decision:
 
 
 class Counts:
-    """A kernel of CUDA that packs Y2 counts the non-zeros of its features in passing; others take a pass."""
+    """The CUDA kernel that packs Y2 counts the non-zeros of each feature in the same pass."""
 
-    def matches(self, run: Execution, y1_Tf: jax.Array) -> bool:
-        row = run.plan.shared_split
-        if row is None or row.rank != "density" or not isinstance(run.plan.row("F2").by, Top2):
+    def matches(self, execution: Execution, y1_Tf: jax.Array) -> bool:
+        row = execution.plan.shared_split
+        if row is None or row.rank != "density" or not isinstance(execution.plan.row("F2").by, Top2):
             return False
         if platform() != "cuda" or not in_tiles(y1_Tf):
             return False
-        return decide(run.op, y1_Tf.dtype, run.implementation).runs != "reference"
+        return decide(execution.op, y1_Tf.dtype, execution.implementation).runs != "reference"
 
 
 class SampledB1:
-    """dY2 only where F2 kept Y2, by dense weights."""
+    """Dense weights give dY2 at the entries that F2 kept of Y2, and nowhere else."""
 
     @staticmethod
     def decide(plan: Plan, dtype, shape: tuple[int, int, int]) -> Decision:
-        """Whether `implementation=None` takes it: where that was measured to take no longer than what B1 runs
-        otherwise. shape: (T, d, f)."""
+        """Whether `implementation=None` takes the rule: where it was measured to be at least as fast as what
+        B1 runs otherwise.
+
+        plan: of the method.
+        dtype: of the operands.
+        shape: (T, d, f)."""
         kernel = SAMPLED_MATMUL.decide(dtype)
         if not plan.save_packed or kernel.runs != "auto":
             return Decision("dense", kernel.reason if plan.save_packed else "dY2 is needed everywhere")
@@ -139,30 +153,34 @@ class SampledB1:
                 return Decision("dense", reason, entry=found.entry)
         return found
 
-    def matches(self, run: Execution, saved: Packed, dy3_Td: jax.Array, w2_fd: jax.Array) -> bool:
-        if not isinstance(saved, PackedVNM) or run.implementation == "reference":
+    def matches(self, execution: Execution, saved: Packed, dy3_Td: jax.Array, w2_fd: jax.Array) -> bool:
+        if not isinstance(saved, PackedVNM) or execution.implementation == "reference":
             return False
-        if run.implementation is not None:
+        if execution.implementation is not None:
             return SAMPLED_MATMUL.decide(dy3_Td.dtype).runs == "auto"
-        return self.decide(run.plan, dy3_Td.dtype, (*dy3_Td.shape, w2_fd.shape[0])).sparse
+        return self.decide(execution.plan, dy3_Td.dtype, (*dy3_Td.shape, w2_fd.shape[0])).sparse
 
-    def run(self, run: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:
+    def run(self, execution: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:
         """The values of dY2 at the entries of `saved`, in its order."""
-        dense = run.cut("B1", arrays, state, key, decision=DENSE)
-        return sampled_matmul(dense.left, dense.right, saved, implementation=run.implementation)
+        dense = execution.cut("B1", arrays, state, key, decision=DENSE)
+        return sampled_matmul(dense.left, dense.right, saved, implementation=execution.implementation)
 
 
 class Saved24:
-    """B2 and B4 take the two largest of the same tokens and leave the same features dense, so that one pass
-    over dY2 gives dY1 and the operands of both."""
+    """One pass over dY2 gives dY1 and the operands of B2 and B4.
+
+    It needs B2 and B4 to keep the two largest of the same four tokens and to leave the same features dense.
+    """
 
     def matches(
-        self, run: Execution, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
+        self, execution: Execution, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
     ) -> tuple[Decision, Decision] | None:
-        row, other = run.plan.row("B2"), run.plan.row("B4")
+        row, other = execution.plan.row("B2"), execution.plan.row("B4")
         if not (row and other and isinstance(saved, Packed24 | Compressed24)):
             return None
-        if isinstance(saved, Compressed24) and not in_tiles(saved):  # they are packed for cuSPARSELt again
+        if isinstance(saved, Compressed24) and not in_tiles(
+            saved
+        ):  # the pass packs for cuSPARSELt in whole tiles
             return None
         alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
         ranked = row.rank == "density" or not row.dense_share
@@ -170,27 +188,28 @@ class Saved24:
             return None
         if row.gather_features or row.tokens == "random":
             return None
-        decisions = run.decide("B2", saved, dy3_Td), run.decide("B4", x_Td, saved)
+        decisions = execution.decide("B2", saved, dy3_Td), execution.decide("B4", x_Td, saved)
         return decisions if all(decision.sparse for decision in decisions) else None
 
     def run(
         self,
         decisions: tuple[Decision, Decision],
-        run: Execution,
+        execution: Execution,
         saved: Packed24 | Compressed24,
         counts_f: jax.Array | None,
         dy2_Tf: jax.Array,
         x_Td: jax.Array,
         dy3_Td: jax.Array,
     ) -> tuple[Packed24 | Compressed24, dict[str, Operands], jax.Array | None]:
-        """dY1 on the support of Y2; the operands of B2 and B4; which features stay dense in both.
+        """Makes dY1 on the support of Y2, the operands of B2 and B4, and the features that stay dense in
+        both.
 
         counts_f: see `Execution.shared_dense_features`."""
-        row, implementation = run.plan.row("B2"), run.implementation
-        features = run.shared_dense_features(saved.todense(implementation=implementation), counts_f)
+        row, implementation = execution.plan.row("B2"), execution.implementation
+        features = execution.shared_dense_features(saved.todense(implementation=implementation), counts_f)
         chosen = jnp.zeros(0, jnp.int32) if features is None else features
         dy1, y2_along, dy1_along = saved_backward(
-            *(saved, dy2_Tf, chosen, run.activation, row.tokens),
+            *(saved, dy2_Tf, chosen, execution.activation, row.tokens),
             compressed=tuple(decision.form == "compressed" for decision in decisions),
             implementation=implementation,
         )
@@ -203,13 +222,13 @@ class Saved24:
 
 
 class SavedVNM:
-    """V:N:M activations that are cut again along tokens, from the packed Y2 and dY1."""
+    """Packs V:N:M activations again along tokens, from the packed Y2 and dY1."""
 
     def matches(
-        self, run: Execution, name: str, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
+        self, execution: Execution, name: str, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
     ) -> Decision | None:
-        """Of B2 or B4. dY1 is packed as the saved Y2 is."""
-        row = run.plan.row(name)
+        """For B2 or B4, by `name`; dY1 is packed as the saved Y2 is."""
+        row = execution.plan.row(name)
         if not (isinstance(saved, PackedVNM) and row and isinstance(row.by, Blocks) and _only_cut(row)):
             return None
         operand = {"B2": "y2", "B4": "dy1"}[name]
@@ -217,40 +236,44 @@ class SavedVNM:
             return None
         if row.by.pattern != saved.pattern:
             return None
-        decision = run.decide(name, *((saved, dy3_Td) if name == "B2" else (x_Td, saved)))
+        decision = execution.decide(name, *((saved, dy3_Td) if name == "B2" else (x_Td, saved)))
         return decision if decision.sparse else None
 
     def run(
-        self, decision: Decision, run: Execution, name: str, packed: PackedVNM, dense_Td: jax.Array
+        self, decision: Decision, execution: Execution, name: str, packed: PackedVNM, dense_Td: jax.Array
     ) -> Operands:
-        """The operands of B2, of Y2 and dY3, or of B4, of dY1 and X."""
-        row = run.plan.row(name)
+        """The operands of B2 (Y2 and dY3) or of B4 (dY1 and X)."""
+        row = execution.plan.row(name)
         options = row.tokens, row.gather_features, row.by.exact
-        along = repack_vnm(packed, *options, implementation=run.implementation)
+        along = repack_vnm(packed, *options, implementation=execution.implementation)
         dense = regroup(dense_Td, row.tokens, row.by.group)
         return Operands(*((along, dense) if name == "B2" else (dense, along)), decision)
 
 
 class GatedMVUE:
-    """The gradients of gate and up, and their estimates along tokens, packed for wgrad."""
+    """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
 
-    def matches(self, run: Execution, x_Td: jax.Array, gate_Tf: jax.Array) -> Decision | None:
-        row = run.plan.row("wgrad")
-        drawn = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
-        if not drawn or row.tokens != "consecutive" or row.gather_features:
+    def matches(self, execution: Execution, x_Td: jax.Array, gate_Tf: jax.Array) -> Decision | None:
+        row = execution.plan.row("wgrad")
+        estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
+        if not estimated or row.tokens != "consecutive" or row.gather_features:
             return None
         if gated.GATED_BACKWARD_PACK.decide(gate_Tf.dtype, exact=row.by.exact).runs == "reference":
             return None
-        decision = run.decide("wgrad", x_Td, gate_Tf)
+        decision = execution.decide("wgrad", x_Td, gate_Tf)
         return decision if decision.sparse else None
 
-    def run(self, decision: Decision, run: Execution, activation: str, x_Td, gate_Tf, up_Tf, dz_Tf, keys):
-        """dgate, dup, and the operands of wgrad for each. keys: of gate and of up."""
-        row = run.plan.row("wgrad")
-        drawn = [run.draw_key("wgrad", key) for key in keys]
+    def run(
+        self, decision: Decision, execution: Execution, activation: str, x_Td, gate_Tf, up_Tf, dz_Tf, keys
+    ):
+        """Makes dgate, dup, and the operands of wgrad for each.
+
+        keys: the keys of gate and of up."""
+        row = execution.plan.row("wgrad")
+        draw_keys = [execution.draw_key("wgrad", key) for key in keys]
         options = {"compressed": True, "implementation": "ffi"} if decision.form == "compressed" else {}
         dgate_Tf, dup_Tf, *packed = gated.gated_backward_pack(
-            gate_Tf, up_Tf, dz_Tf, drawn, activation, row.by.exact, **options
+            gate_Tf, up_Tf, dz_Tf, draw_keys, activation, row.by.exact, **options
         )
         operands = [
             Operands(x_Td, p, decision, dense) for p, dense in zip(packed, (dgate_Tf, dup_Tf), strict=True)
@@ -259,17 +282,17 @@ class GatedMVUE:
 
 
 def _only_cut(row: Row) -> bool:
-    """Whether a row does nothing but cut its sparse operand."""
+    """Whether a row makes its one operand sparse and does nothing else."""
     return row.other is None and not row.eight_bits
 
 
-def dy1_at_saved(run: Execution, saved: Packed, arrays, state, key) -> Packed:
+def dy1_at_saved(execution: Execution, saved: Packed, arrays, state, key) -> Packed:
     """dY1 on the support of a saved Y2: B1, by the rule that matches, times the slope of the activation."""
-    if SAMPLED_B1.matches(run, saved, arrays["dy3"], arrays["w2"]):
-        dy2 = SAMPLED_B1.run(run, saved, arrays, state, key)
+    if SAMPLED_B1.matches(execution, saved, arrays["dy3"], arrays["w2"]):
+        dy2 = SAMPLED_B1.run(execution, saved, arrays, state, key)
     else:
-        dy2 = gather(product(run, "B1", arrays, state, key), saved, run.implementation)
-    return with_values(saved, sloped(saved.values, dy2, run.activation))
+        dy2 = gather(product(execution, "B1", arrays, state, key), saved, execution.implementation)
+    return with_values(saved, sloped(saved.values, dy2, execution.activation))
 
 
 EIGHT_BITS = EightBits()

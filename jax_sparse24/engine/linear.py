@@ -14,21 +14,21 @@ from jax_sparse24.engine.plan import LINEAR
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(run: Execution, x_Td, w_df, bias_f, state, key):
-    run.check(["fwd"], {"x": x_Td.shape, "w": w_df.shape})
-    return product(run, "fwd", {"x": x_Td, "w": w_df}, state, key, bias=bias_f)
+def _linear(execution: Execution, x_Td, w_df, bias_f, state, key):
+    execution.check(["fwd"], {"x": x_Td.shape, "w": w_df.shape})
+    return product(execution, "fwd", {"x": x_Td, "w": w_df}, state, key, bias=bias_f)
 
 
-def _linear_fwd(run, x_Td, w_df, bias_f, state, key):
-    run.check(LINEAR, {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])})
-    return _linear(run, x_Td, w_df, bias_f, state, key), (x_Td, w_df, bias_f, state, key)
+def _linear_fwd(execution, x_Td, w_df, bias_f, state, key):
+    execution.check(LINEAR, {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])})
+    return _linear(execution, x_Td, w_df, bias_f, state, key), (x_Td, w_df, bias_f, state, key)
 
 
-def _linear_bwd(run, residuals, dy_Tf):
+def _linear_bwd(execution, residuals, dy_Tf):
     x_Td, w_df, bias_f, state, key = residuals
     arrays = {"x": x_Td, "w": w_df, "dy": dy_Tf}
-    dx_Td = product(run, "dgrad", arrays, state, key)
-    dw_df = product(run, "wgrad", arrays, state, key)
+    dx_Td = product(execution, "dgrad", arrays, state, key)
+    dw_df = product(execution, "wgrad", arrays, state, key)
     return dx_Td, dw_df, over_tokens(dy_Tf, bias_f), None, None
 
 
@@ -36,7 +36,12 @@ _linear.defvjp(_linear_fwd, _linear_bwd)
 
 
 def over_tokens(dy_Tf, bias_f):
-    """The gradient of a bias, or None if there is none."""
+    """The gradient of a bias: the sum of its output's gradient over tokens.
+
+    dy_Tf: the gradient of the output.
+    bias_f: the bias, or None.
+
+    Returns: (f,) in the bias's dtype, summed in float32 or float64; None without a bias."""
     if bias_f is None:
         return None
     sums = jnp.float64 if dy_Tf.dtype == jnp.float64 else jnp.float32
@@ -44,9 +49,13 @@ def over_tokens(dy_Tf, bias_f):
 
 
 def forward_weight(w: jax.Array, method, state) -> jax.Array:
-    """What `sparse_dot` multiplies by: `w` (..., in, out) as its method cuts it forward, an array with zeros.
+    """The weight that `sparse_dot` multiplies by: `w` made sparse by its method, as an array with zeros.
 
-    state: of the method, by name. Methods that leave the weight dense forward give it back."""
+    w: (..., in, out).
+    method: from `s24.methods`.
+    state: of the method, by name.
+
+    Returns: an array like w; w itself if the method leaves it dense in the forward pass."""
     row = method.linear_plan().row("fwd")
     if row is None or row.operand != "w":
         return w
@@ -58,17 +67,24 @@ def sparse_dot(
 ) -> jax.Array:
     """`x @ w + bias` with the sparse products of `method`, forward and backward.
 
-    x: (..., d). w: (d, f), the dense weight. bias: (f,) or None. method: from `s24.methods`. state: what
-    `method.init(w)` returned, if the method has state. key: a PRNG key, if the method is stochastic; use a
-    new one every step and layer. float32, bfloat16, float16 (float64 by the reference); sums are float32 and
-    the result (..., f) has the promoted dtype of x and w. Reverse-mode differentiable: `w` gets the gradient
-    its method defines, dense in shape. Products along the token axis need a multiple of four tokens, which is
-    checked when a gradient is taken. Raises TypeError, ValueError (shapes, missing state or key),
-    RuntimeError (implementation)."""
+    It is differentiable in reverse mode: `w` gets the gradient that its method defines, dense in shape.
+    Products that contract tokens need a multiple of four of them, which is checked when a gradient is taken.
+
+    x: (..., d); float32, bfloat16 or float16 (float64 by the reference).
+    w: (d, f), the dense weight.
+    method: from `s24.methods`.
+    state: what `method.init(w)` returned, if the method has state.
+    key: a PRNG key, if the method is stochastic; use a new one every step and layer.
+    bias: (f,) or None.
+    implementation: None to choose, or "reference", "ffi" or "cusparselt".
+
+    Returns: (..., f) in the promoted dtype of x and w; sums are float32.
+    Raises: TypeError (types, dtypes), ValueError (shapes, missing state or key), RuntimeError
+        (implementation)."""
     plan = plan_of("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = check_bias("sparse_dot", "bias", bias, "w", w)
     check_state("sparse_dot", method, state, w=w)
-    run = Execution("sparse_dot", "linear", plan, implementation)
-    out = _linear(run, tokens, w, bias, state, key)
+    execution = Execution("sparse_dot", "linear", plan, implementation)
+    out = _linear(execution, tokens, w, bias, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")

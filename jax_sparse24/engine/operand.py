@@ -1,4 +1,4 @@
-"""What a sparsifier is asked to make of an operand, and what a product is made of."""
+"""What a sparsifier is asked for (`Request`), what it is (`Sparsifier`), and the operands of a product."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def check_activation(op: str, activation: str) -> None:
-    """Raises ValueError, with the name of the operation or layer, for an activation that is none of them."""
+    """Raises ValueError for an unknown activation; `op` names the operation or layer."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
 
@@ -69,10 +69,13 @@ class Request:
 class Operands(NamedTuple):
     """The operands of one product, as it multiplies them.
 
-    left, right: arrays, at most one of them packed. decision: what multiplies them; None if both were never
-    meant to be sparse. uncut: the sparse operand before it was cut and put into the order of its groups.
-    scales: what 8-bit operands were multiplied by. dense_features: the features (n, T) that stay dense,
-    tokens in the order of the product, if something has made them. counts: see `Request.counts`."""
+    left, right: arrays, at most one of them packed.
+    decision: what multiplies them; None if both were never meant to be sparse.
+    uncut: the sparse operand before elements were dropped, in its first order; None if nothing needs it.
+    scales: the scale by which each 8-bit operand was multiplied, float32.
+    dense_features: (n, T), the features that stay dense, with tokens in the order of the product; None if
+        they are yet to be gathered.
+    counts: see `Request.counts`."""
 
     left: Any
     right: Any
@@ -84,12 +87,16 @@ class Operands(NamedTuple):
 
 
 class Sparsifier:
-    """Turns a matrix into the sparse operand of one product. A subclass is a frozen dataclass, so that a plan
-    is hashable. This base has groups of four along the contraction axis.
+    """Turns a matrix into the sparse operand of one product.
 
-    stochastic: whether it needs a key. pattern: of what it packs, as in measured tables. group: how many
-    elements along the contraction axis share their places. forms: what it can make (see `Request.form`).
-    strides: whether it finds strided groups by itself, which spares a pass that moves rows."""
+    A subclass is a frozen dataclass, so that a plan is hashable. This base has groups of four along the
+    contraction axis.
+
+    stochastic: whether it draws random numbers and needs a key.
+    pattern: of the operand, as in measured tables, such as "2:4".
+    group: how many consecutive elements along the contraction axis are one group.
+    forms: what it can make (see `Request.form`).
+    strides: whether it finds strided groups by itself, which saves a pass that moves rows."""
 
     stochastic: ClassVar[bool] = False
     pattern: ClassVar[str] = "2:4"
@@ -98,22 +105,28 @@ class Sparsifier:
     strides: ClassVar[bool] = False
 
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
-        """Raises ValueError if an operand of this shape does not divide into groups along `axis`.
+        """Raises ValueError if an operand does not divide into groups.
 
-        op, what: the operation and the operand in the message."""
+        op, what: the operation and the operand, for the message.
+        shape: of the operand.
+        axis: along which groups lie."""
         patterns.check_divides(op, shape, axis, what=what)
 
     def __call__(self, x: jax.Array, axis: int, request: Request) -> Packed | jax.Array:
-        """The operand that `request` asks for, of a matrix whose groups lie along `axis`, -1 or -2."""
+        """The operand that `request` asks for.
+
+        x: a matrix, any floating dtype.
+        axis: along which its groups lie, -1 or -2."""
         raise NotImplementedError
 
 
 class Routing(NamedTuple):
-    """How an FFN sees its tokens.
+    """The order in which an FFN sees its tokens, and what they may keep.
 
-    order: int32 (R,), the token of each row; T, the number of tokens, for a row of zeros. Every token stands
-    in one row.
-    allowed: bool (R, f), what each row of Y2 may keep; None for whatever its sparsifier chooses."""
+    order: int32 (R,), the token of each row; T, the number of tokens, for a row of zeros. Every token has
+        exactly one row.
+    allowed: bool (R, f), which elements each row of Y2 may keep; None for those that its sparsifier chooses.
+    """
 
     order: jax.Array
     allowed: jax.Array | None = None

@@ -31,13 +31,13 @@ FFN = {
     "B3": (("dy1", -1), ("w1", -1)),
     "B4": (("x", -2), ("dy1", -2)),
 }
-# How the products of the two linear layers inside an FFN are called there.
+# The names that operands and products of the two linear layers have inside an FFN.
 LINEAR_IN_FFN = {
     "w1": {"x": "x", "w": "w1", "dy": "dy1", "fwd": "F1", "dgrad": "B3", "wgrad": "B4"},
     "w2": {"x": "y2", "w": "w2", "dy": "dy3", "fwd": "F2", "dgrad": "B1", "wgrad": "B2"},
 }
 
-# The products whose results are gradients of weights, and of which.
+# The products whose results are gradients of weights -> the weight.
 WEIGHT_GRADIENTS = {"wgrad": "w", "B2": "w2", "B4": "w1"}
 
 
@@ -46,9 +46,9 @@ class Row:
     """One product of a plan.
 
     operand: the one that goes sparse, through `by`.
-    other: what becomes of the other operand, which stays an array; None for nothing.
+    other: a sparsifier for the other operand, which stays an array; None to leave that as it is.
     eight_bits: `by` and `other` are `Float8` with a scale per tensor, so hardware may multiply 8-bit numbers.
-    The others are for products that contract tokens:
+    The remaining fields are for products that contract tokens:
     tokens: which tokens make a group (see `ops.order.regroup`).
     gather_features: features i, i + m, i + 2m, ... of the operand are moved next to each other before the
     cut, m being the size of a group.
@@ -67,7 +67,7 @@ class Row:
     rank: Literal["density", "lost"] = "density"
 
     def arranged(self, x: jax.Array) -> jax.Array:
-        """The sparse operand in the order in which it is cut."""
+        """The operand `x` with tokens and features moved into the order in which it is cut."""
         x = regroup(x, self.tokens, self.by.group)
         return collect(x, x.shape[-1] // self.by.group, -1) if self.gather_features else x
 
@@ -108,7 +108,13 @@ class Plan:
     def of(
         cls, products: Mapping[str, tuple], *, save_packed: bool = False, gradient_mask: str = "", **rows: Row
     ) -> "Plan":
-        """Checks every row against the products of the engine; raises ValueError for an impossible one."""
+        """A plan, with every row checked against the products of the engine.
+
+        products: `LINEAR` or `FFN`.
+        save_packed, gradient_mask: see `Plan`.
+        rows: a `Row` for every product that is not dense, by its name.
+
+        Raises: ValueError for a row that its product cannot have."""
         for name, row in rows.items():
             if name not in products:
                 raise ValueError(
@@ -137,12 +143,15 @@ class Plan:
         return cls(tuple(rows.items()), save_packed, gradient_mask)
 
     def row(self, product: str) -> Row | None:
+        """The row of a product; None if it is dense."""
         return dict(self.rows).get(product)
 
     @property
     def shared_split(self) -> Row | None:
-        """B2's row, if it and B4 keep as many features dense by one rank: then one choice serves both, as Y2
-        and dY1 have their non-zeros in the same places (2503.16672)."""
+        """B2's row, if B2 and B4 leave the same features dense; else None.
+
+        They do if both have equal share and rank: Y2 and dY1 have their non-zeros in the same places, so one
+        choice of features serves both (2503.16672)."""
         first, second = self.row("B2"), self.row("B4")
         if not (first and second and first.operand == "y2" and second.operand == "dy1"):
             return None
@@ -159,6 +168,7 @@ class Plan:
 
     @property
     def stochastic(self) -> bool:
+        """Whether a product draws random numbers."""
         return any(by.stochastic for _, row in self.rows for by in (row.by, row.other) if by is not None)
 
 

@@ -1,6 +1,6 @@
-"""The sparsifiers that the tables of the methods are made of.
+"""The sparsifiers from which methods make their plans.
 
-Where a product runs dense, a sparsifier returns the same values as an array."""
+Where a product runs dense, a sparsifier returns an array with the same values as its packed operand."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -22,8 +22,9 @@ from jax_sparse24.ops.select import mask_nm, prune24
 from jax_sparse24.ops.soft import soft24
 from jax_sparse24.patterns import VNM
 
-# Cuts of the output gradient: MVUE of least variance, or as the code of 2404.01847 draws it; the two largest
-# of four; two of four at random; one of each two neighbours at random.
+# How the output gradient is made 2:4: "exact" is the unbiased estimate of least variance, "approximate" that
+# of the code of 2404.01847, "biased" the two largest of four, "uniform" two of four at random, "paired"
+# one of each two neighbours at random.
 Estimator = Literal["exact", "approximate"]
 GradientCut = Literal["exact", "approximate", "biased", "uniform", "paired"]
 
@@ -33,7 +34,7 @@ ALL_FORMS = ("dense", "packed", "compressed")
 
 @dataclasses.dataclass(frozen=True)
 class Top2(Sparsifier):
-    """The two largest magnitudes of every four along the contraction axis."""
+    """Keeps the two largest magnitudes of every four elements along the contraction axis."""
 
     forms: ClassVar = ALL_FORMS
     strides: ClassVar = True
@@ -66,8 +67,11 @@ class Top2(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class TopN(Sparsifier):
-    """The n largest magnitudes of every m along the contraction axis, as an array: hardware has no
-    such format."""
+    """Keeps the n largest magnitudes of every m elements along the contraction axis.
+
+    The result is always an array, because hardware has no such format.
+
+    n, m: 1 <= n <= m."""
 
     n: int
     m: int
@@ -94,7 +98,7 @@ class TopN(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class CausalBothWays(Sparsifier):
-    """2:4 along features and along four consecutive tokens at once, without looking at later tokens."""
+    """2:4 along features and along four consecutive tokens at once; no choice depends on later tokens."""
 
     def check(self, op, shape, axis, what):
         for both in (-1, -2):
@@ -113,10 +117,14 @@ class CausalBothWays(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Sparsifier):
-    """V:2:M: blocks of V rows share four of every M columns along the contraction axis (2310.02065).
+    """V:2:M: blocks of V rows share four of every M columns along the contraction axis.
 
-    Where the request says what is `allowed`, it takes that. exact: whether the best set of columns is
-    searched, see `vnm_mask`."""
+    Where the request says which elements are `allowed`, it keeps these.
+
+    v, m: size of a block.
+    exact: whether the best set of columns is searched, see `vnm_mask`.
+
+    Source: 2310.02065."""
 
     v: int
     m: int
@@ -134,19 +142,19 @@ class Blocks(Sparsifier):
         VNM(self.v, self.m).check(op, shape, axis, what, ("tokens", "neurons"))
 
     def __call__(self, x, axis, request: Request):
-        chosen = axis == -1 and request.allowed is not None
+        given = axis == -1 and request.allowed is not None
         squares = request.activation == "squared_relu" and axis == -1
-        if request.packed and squares and not (chosen or self.exact):
+        if request.packed and squares and not (given or self.exact):
             return squared_relu_vnm(x, self.v, self.m, implementation=request.implementation)
         x = request.activate(x)
-        make = {"axis": axis, "exact": self.exact, "implementation": request.implementation}
-        if chosen:
+        options = {"axis": axis, "exact": self.exact, "implementation": request.implementation}
+        if given:
             if request.packed:
-                return pack_vnm(x, self.v, self.m, **{**make, "exact": False}, mask=request.allowed)
+                return pack_vnm(x, self.v, self.m, **{**options, "exact": False}, mask=request.allowed)
             x = jnp.where(request.allowed, x, jnp.zeros_like(x))
         if request.packed:
-            return pack_vnm(x, self.v, self.m, **make)
-        return jnp.where(vnm_mask(x, self.v, self.m, **make), x, jnp.zeros_like(x))
+            return pack_vnm(x, self.v, self.m, **options)
+        return jnp.where(vnm_mask(x, self.v, self.m, **options), x, jnp.zeros_like(x))
 
     def __str__(self):
         return f"{self.pattern}{', best columns' if self.exact else ''}"
@@ -154,8 +162,13 @@ class Blocks(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Masked(Sparsifier):
-    """The entries of a mask kept in the layer's state, read as `pack24` reads it: of a group with more than
-    two the two of largest magnitude stay."""
+    """Keeps the elements of a mask in the layer's state.
+
+    The mask is read as `pack24` reads it: of a group with more than two elements, the two of largest
+    magnitude stay.
+
+    entry: name of the mask in the state.
+    label: its description in tables."""
 
     entry: str = "mask"
     label: str = "stored mask"
@@ -175,7 +188,11 @@ class Masked(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Soft(Sparsifier):
-    """Soft threshold along the contraction axis, times the scale in the layer's state (2409.09099)."""
+    """Soft threshold along the contraction axis, times a scale in the layer's state.
+
+    entry: name of the scale in the state.
+
+    Source: 2409.09099."""
 
     entry: str = "scale"
     forms: ClassVar = ALL_FORMS
@@ -197,7 +214,9 @@ class Soft(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class MVUE(Sparsifier):
-    """Minimum-variance unbiased estimate along the contraction axis."""
+    """Minimum-variance unbiased estimate along the contraction axis, see `mvue24`.
+
+    exact: whether variance is least; otherwise the estimate is that of the code of 2404.01847."""
 
     exact: bool = True
     stochastic: ClassVar = True
@@ -218,14 +237,16 @@ class MVUE(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Random(Sparsifier):
-    """Two of four along the contraction axis by another unbiased law than MVUE, see `random24`."""
+    """Keeps two of every four elements at random, unbiased, by another law than MVUE; see `random24`.
+
+    law: "uniform", any two, or "paired", one of each two neighbours."""
 
     law: Literal["uniform", "paired"]
     stochastic: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
-        drawn = random24(request.key, x, axis, self.law)
-        return pack24(drawn, axis, implementation=request.implementation) if request.packed else drawn
+        estimate = random24(request.key, x, axis, self.law)
+        return pack24(estimate, axis, implementation=request.implementation) if request.packed else estimate
 
     def __str__(self):
         return {"uniform": "two of 4 at random, doubled", "paired": "MVUE 1:2, twice"}[self.law]
@@ -241,7 +262,11 @@ GRADIENT_CUTS = {
 
 
 def weight_gradient(cut: GradientCut | None) -> dict[str, Row]:
-    """The row of wgrad in a linear plan: dY cut along tokens, or none."""
+    """The row of wgrad in a linear plan, whose operand dY is made sparse along tokens.
+
+    cut: a name in `GRADIENT_CUTS`; None for a dense product.
+
+    Returns: {"wgrad": Row}; {} for a dense product."""
     return {} if cut is None else {"wgrad": Row("dy", GRADIENT_CUTS[cut])}
 
 
@@ -259,7 +284,7 @@ class SavedSupport(Sparsifier):
         return self.of.pattern
 
     def check(self, op, shape, axis, what):
-        """F2 has checked it."""
+        """Does nothing, because F2 has checked the same groups."""
 
     def __call__(self, x, axis, request: Request):
         return request.saved if request.packed else x
@@ -270,10 +295,13 @@ class SavedSupport(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class DenseValues(Sparsifier):
-    """The values another sparsifier gives along a fixed axis, in a dense product: what was multiplied
-    forward, where its groups do not lie along this product's contraction axis.
+    """The values that another sparsifier gives along a fixed axis, multiplied by a dense product.
 
-    of: the other sparsifier. axis: along which its groups lie, -1 or -2."""
+    It serves a product that uses the values of the forward pass, where their groups do not lie along this
+    product's contraction axis.
+
+    of: the other sparsifier.
+    axis: along which its groups lie, -1 or -2."""
 
     of: Sparsifier
     axis: int

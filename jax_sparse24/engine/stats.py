@@ -1,4 +1,4 @@
-"""What an FFN's activations are like, and what sparse products make of them."""
+"""Statistics of an FFN's activations, and of what sparse products drop of them."""
 
 from functools import partial
 
@@ -15,38 +15,51 @@ from jax_sparse24.ops.order import inverse_of, permute
 
 
 def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
-    """Bytes of activations that `sparse_ffn` holds for its backward pass besides its input: Y1, or the packed
-    Y2, without the counts of its non-zeros that CUDA adds, 4 bytes a feature. shape: (T, d, f)."""
+    """Bytes of activations that `sparse_ffn` saves for its backward pass besides its input.
+
+    They are those of Y1, or of the packed Y2 without the counts of its non-zeros that CUDA adds, 4 bytes per
+    feature.
+
+    method: from `s24.methods`.
+    shape: (T, d, f): tokens, model width and FFN width.
+    dtype: of the activations.
+    activation: as in `sparse_ffn`.
+
+    Returns: int, bytes."""
     T, d, f = shape
     x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
     state = {role: method.state_shapes(w.shape, role) for role, w in (("w1", w1), ("w2", w2))}
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    run = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
-    _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, run), x, w1, w2, None, None, state, key)
+    execution = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
+    _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, execution), x, w1, w2, None, None, state, key)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
 
 def activation_stats(
     x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
 ) -> dict[str, jax.Array]:
-    """How sparse the activations of `sparse_ffn` are, and what its cuts take away; float32 scalars.
+    """How sparse the activations of `sparse_ffn` are, and which share of them its sparse products drop.
 
-    Arguments as in `sparse_ffn`. "density": share of non-zeros of Y2. For each product with a sparse Y2 (F2
-    along features, B2 along tokens): "F2_lost" and "B2_lost", the share of the non-zeros it was given that
-    the cut drops, and "F2_lost_energy" and "B2_lost_energy", that of their squares. B2 is given what F2 kept
-    if the plan keeps that support; features that stay dense in it lose nothing. With MVUE, which scales what
-    it keeps, the energy is the relative squared error."""
+    x, w1, method, key, b1, activation: as in `sparse_ffn`.
+    state: {"w1": method.init(w1, "w1")}, if the method has state.
+
+    Returns: a dict of float32 scalars. "density" is the share of non-zeros of Y2. For each product with a
+        sparse Y2 (F2 along features, B2 along tokens), "F2_lost" and "B2_lost" are the share of the non-zeros
+        given to it that it drops, and "F2_lost_energy" and "B2_lost_energy" the share of their squares. B2 is
+        given what F2 kept, if the plan saves the packed Y2; features that stay dense in it lose nothing. With
+        MVUE, which scales what it keeps, the energy is the relative squared error.
+    Raises: as `sparse_ffn`."""
     check_activation("activation_stats", activation)
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)
-    run = Execution("activation_stats", "ffn", plan, None, activation)
+    execution = Execution("activation_stats", "ffn", plan, None, activation)
     route = method.route(tokens, w1, state)
     real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
         back = inverse_of(route.order, tokens.shape[0])
         tokens, real = (permute(x, route.order, back) for x in (tokens, real))
-    y1_Tf = product(run, "F1", {"x": tokens, "w1": w1}, state, key)
+    y1_Tf = product(execution, "F1", {"x": tokens, "w1": w1}, state, key)
     y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
     stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32, where=real)}
     given, allowed = y2_Tf, None if route is None else route.allowed
@@ -55,7 +68,7 @@ def activation_stats(
         if row is None or row.operand != "y2":
             continue
         arrays = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
-        kept = run.cut(name, arrays, state, key, allowed=allowed, decision=DENSE).left
+        kept = execution.cut(name, arrays, state, key, allowed=allowed, decision=DENSE).left
         uncut = row.arranged(given)
         if row.dense_share:
             features = densest(uncut, row.dense_share, row.rank)
