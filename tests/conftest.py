@@ -62,14 +62,25 @@ def gpu_obstacle() -> str:
     return ""
 
 
+def slow_values(mark):
+    """(parameter, its slow values) of a marker `slow_where`."""
+    return [(name, v if isinstance(v, tuple) else (v,)) for name, v in mark.kwargs.items()]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at markers
 def pytest_collection_modifyitems(config, items):
-    """Files of slow tests come first, so that no process ends with one of them alone. Without a GPU its tests
-    are imported, which finds what they name wrongly, and left out."""
+    """Files with slow tests come first, so that no process ends with one of them alone. Without a GPU, its
+    tests are imported, which finds what they name wrongly, and left out."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        for mark in item.iter_markers("slow_where"):
+            if any(params.get(name, "") in values for name, values in slow_values(mark)):
+                item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if gpu_obstacle() and GPU in item.path.parents]
     config.hook.pytest_deselected(items=left_out)
     out = set(left_out)
     items[:] = [item for item in items if item not in out]
-    slow = {item.path for item in items if "slow" in {m.name for m in item.parent.own_markers}}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 

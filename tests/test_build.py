@@ -162,6 +162,7 @@ def _expected(shape, dtype):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((2, 44, 70), d) for d in ("float32", "bfloat16", "float16")]
@@ -186,6 +187,7 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
         assert np.asarray(result).tobytes() == np.asarray(want[name]).tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_tiles_of_every_isa_agree(isa, dtype):
     w = _adversarial_bits(dtype, (2, 12, 332))
@@ -195,6 +197,7 @@ def test_tiles_of_every_isa_agree(isa, dtype):
     assert np.asarray(twice).tobytes() == np.asarray(select.double_prune24(w, -2)).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense_k_last", [0, 1])
 @pytest.mark.parametrize("out_packed_last", [0, 1])
 def test_matmul_of_every_isa(isa, dense_k_last, out_packed_last):
@@ -234,6 +237,7 @@ def test_concurrent_calls():
         np.testing.assert_array_equal(values, want[i % 16])
 
 
+@pytest.mark.slow
 def test_nested_vmap_over_different_operands():
     """`expand_dims` gives an unmapped operand dimensions of size 1, and handlers broadcast them."""
     p = jax.random.normal(jax.random.key(1), (3, 7, 24))
@@ -251,6 +255,7 @@ def test_nested_vmap_over_different_operands():
         np.testing.assert_array_equal(got[i, j], product(values[j], metadata[j], dense[i]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense_k_last", [0, 1])
 @pytest.mark.parametrize("out_packed_last", [0, 1])
 def test_matmul_does_not_depend_on_the_split(dense_k_last, out_packed_last):

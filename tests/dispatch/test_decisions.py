@@ -74,6 +74,7 @@ def test_each_pattern_has_its_own_decision(folders):
     assert not runs_packed("fwd", "left")
 
 
+@pytest.mark.slow
 def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
     """For V:2:M activations: against the whole product by dense weights, and by packed ones."""
     method = s24.methods.Venom(v=16, m=8, clusters=2)
@@ -321,6 +322,7 @@ def test_explain_refuses_other_shapes():
         s24.explain(nnx.Linear, shape=(64, 32, 128))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("by", ["cusparselt", "ffi"])
 def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cusparselt, by, dtype):

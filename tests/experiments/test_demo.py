@@ -69,6 +69,7 @@ def quick(monkeypatch, finished, tmp_path):
     return calls, readme
 
 
+@pytest.mark.slow
 def test_the_demo_measures_its_own_shape_first_and_records(quick, tmp_path, capsys):
     calls, readme = quick
     demo.main(["--out", str(tmp_path / "demo"), "--record"])
@@ -91,6 +92,7 @@ def test_a_result_of_a_busy_machine_is_called_so():
     assert "Other programs ran" in busy and "Other programs ran" not in quiet
 
 
+@pytest.mark.slow
 def test_neither_measures_nor_records_unless_asked(quick, tmp_path):
     calls, readme = quick
     before = readme.read_text()

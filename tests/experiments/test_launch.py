@@ -82,6 +82,7 @@ def test_what_cannot_run_leaves_no_folder(capsys, shared, tmp_path, arguments, p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_folders(capsys, shared, finished, tmp_path):
     tiny = shared / "tiny.py"
     before = sorted(str(path) for path in finished.rglob("*"))
@@ -102,6 +103,7 @@ def test_folders(capsys, shared, finished, tmp_path):
     assert sorted(str(path) for path in finished.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_as_a_module():
     result = python("experiments.launch", "configs/demo.py:fst", "--optim.lrr", "1")
     assert result.returncode == 2

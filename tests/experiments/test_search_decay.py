@@ -57,6 +57,7 @@ def fast(config):
     return dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=3e-2))
 
 
+@pytest.mark.slow
 def test_search(fast):
     """Strong decay holds flips down; the first step has a learning rate of 0 and flips nothing."""
     choice, measured = search(fast, (100.0,), steps=12)

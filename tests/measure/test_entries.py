@@ -36,6 +36,7 @@ def tune(monkeypatch, folder, operands=(("F1", "w1"),), **options):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch):
     content = tune(monkeypatch, None)
     (found,) = content["products"]
@@ -57,6 +58,7 @@ def test_tune_measures_8_bits_forward_and_of_weights_only(monkeypatch, tmp_path)
     assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
 
 
+@pytest.mark.slow
 def test_tune_measures_blocks_of_activations(monkeypatch, tmp_path):
     operands = (("F2", "y2"), ("B1", "w2"), ("B2", "y2"))
     content = tune(monkeypatch, tmp_path, operands=operands, shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
@@ -85,6 +87,7 @@ def plant(monkeypatch, spoil):
     monkeypatch.setattr(products, "contract", planted)
 
 
+@pytest.mark.slow
 def test_a_product_found_wrong_is_stored_as_wrong(monkeypatch, tmp_path):
     plant(monkeypatch, lambda y: y.at[3, 2].add(1e-3))
     (found,) = tune(monkeypatch, tmp_path)["products"]

@@ -202,6 +202,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 # ---- before a run
 
 
+@pytest.mark.slow
 def test_ensure_measures_what_a_run_needs_once(own):
     methods = [s24.methods.FST(), s24.methods.Venom(v=16, m=8, clusters=2)]
     lines = []

@@ -77,6 +77,7 @@ def formulas(x, w1, w2, dy, forward1, forward2):
     return [y2 @ w2, dy1 @ w1.T, x.T @ cut[1], cut[0].T @ dy]
 
 
+@pytest.mark.slow_where(implementation=("reference", None))
 @pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
 @pytest.mark.parametrize("weights", ["soft", "dense"])
 def test_all_products_follow_the_table(weights, implementation):
@@ -174,6 +175,7 @@ class Net(nnx.Module):
         return x
 
 
+@pytest.mark.slow
 def test_arranging_changes_no_output_and_no_training():
     """Loss and further dense steps are those of the model that was not arranged: moments move too."""
     x, *_, dy = operands()
@@ -235,6 +237,7 @@ def allowed_neurons(method, x, w1, state):
     return allowed.reshape(K, f)[np.argmax(np.asarray(x) @ centroids, 1)]
 
 
+@pytest.mark.slow_where(implementation=("reference", None))
 @pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
 @pytest.mark.parametrize("columns", ["cluster", "statistic"])
 def test_columns_of_the_token_alone(columns, implementation):
@@ -386,6 +389,7 @@ def test_schedule():
         Venom().schedule(900)
 
 
+@pytest.mark.slow
 def test_a_learned_router_starts_from_the_centroids_and_learns_what_tokens_fire():
     """Gradients of everything else are those of the same routing without learning."""
     x, _, _, dy = operands()

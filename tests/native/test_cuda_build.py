@@ -59,6 +59,7 @@ def spilled_bytes(build, source: str, arch: str, cubin: Path, *flags) -> dict[st
     return {function: int(spilled) for function, spilled in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "kernel", "instances"),
     [("packed24_columns", "pack_columns", 3 * 5 + 2), ("packed24_both", "pack_both", 4)],
@@ -75,6 +76,7 @@ def test_what_packing_reads_ahead_stays_in_registers(build, source, kernel, inst
 # A 2:4 product has a kernel for each layout and alignment of the dense operand; a V:2:M product four for
 # whole tiles of 128 and 64 rows, half of them by wgmma, and three for what is left. The least number of
 # sparse MMAs: 2 for each 16 x 8 of what a warp computes.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "arch", "kernels", "instructions"),
     [

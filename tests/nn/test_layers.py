@@ -382,6 +382,7 @@ def test_tokens_are_checked_when_a_gradient_is_taken():
         nnx.grad(lambda m: m(x).sum())(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -150,11 +150,15 @@ class Identical:
     dtypes: tuple = FLOATS
     given: Callable = lambda shape, dtype: (adversarial(shape, dtype, seed=1),)
 
+    def few(self, shape) -> str:
+        """The dtype of a shape where not all are compared."""
+        return self.dtypes[len(shape) % 2 % len(self.dtypes)]
+
     def places(self, gpu: bool) -> Iterator[tuple[tuple, str]]:
         """(shape, dtype) of every comparison."""
         for n, shape in enumerate(self.shapes + self.on_gpu * gpu):
-            few = self.dtypes[len(shape) % 2 % len(self.dtypes)]
-            yield from ((shape, dtype) for dtype in (self.dtypes if gpu or n == 0 else (few,)))
+            dtypes = self.dtypes if gpu or n == 0 else (self.few(shape),)
+            yield from ((shape, dtype) for dtype in dtypes)
 
     def __repr__(self):
         return self.name

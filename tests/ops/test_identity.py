@@ -38,7 +38,8 @@ def assert_identical(call, *arrays):
 def places():
     for case in cases.IDENTICAL:
         for shape, dtype in case.places(GPU):
-            marks = [pytest.mark.slow] if dtype == "float16" or np.prod(shape) > 2**20 else []
+            slow = dtype != case.few(shape) or np.prod(shape) > 2**20
+            marks = [pytest.mark.slow] if slow else []
             yield pytest.param(case, shape, dtype, marks=marks, id=f"{case}-{shape}-{dtype}")
 
 
@@ -53,6 +54,7 @@ def test_every_target_of_the_cpu_is_called_by_a_case():
     assert not set(native.module("cpu").registrations()) - found
 
 
+@pytest.mark.slow_where(name="mvue24")
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ALONG_AN_AXIS)
 def test_same_bits_across_tiles_of_finite_data(name, axis, dtype, rng):

@@ -19,6 +19,8 @@ from jax_sparse24.ops.reference.philox import philox4x32
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 
+pytestmark = pytest.mark.slow_where(implementation="reference")
+
 KEY = jax.random.key(2203)
 SIGMAS = 5
 # Common groups, the border of the capped case, capped ones, zeros, very lopsided ones.
@@ -311,6 +313,7 @@ def test_differentiating_raises(implementation, exact, transform):
             transform(f)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["uniform", "paired"])
 def test_random_cuts_are_unbiased_twos(law, dtype):
     """Five standard errors; each kept value is x over the probability of its law."""

@@ -26,7 +26,7 @@ from tests.ops.data import (
     words,
 )
 
-pytestmark = pytest.mark.optimised
+pytestmark = [pytest.mark.optimised, pytest.mark.slow_where(implementation="reference")]
 T, f = 40, 24
 FEATURES = np.array([2, 3, 11, 23], np.int32)
 
@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_where(dtype=("float32", "float16"))
 @pytest.mark.parametrize(("dtype", "activation", "tokens"), CASES)
 def test_what_follows_from_kept_activations(dtype, activation, tokens):
     """By the kernels of a CPU, and of Y2 and dY1 as arrays."""

@@ -166,6 +166,7 @@ def test_the_number_of_comparisons_counts():
     assert first.verdict == "inconclusive" and first.p == pytest.approx(3 * alone.p)
 
 
+@pytest.mark.slow
 def test_no_difference_is_seldom_decided():
     """Five comparisons without any effect, many times: a wrong decision in at most 5 % of the claims."""
     draw = np.random.default_rng(0)
@@ -246,6 +247,7 @@ def test_an_effect_that_these_seeds_cannot_see():
     assert small.seeds_needed > 3 >= large.seeds_needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (3, 0.01), (8, 0.05), (40, 0.05)])
 def test_resolvable_effects_are_found_in_80_percent(n, alpha):
     draw = np.random.default_rng(2).normal(size=(20_000, n)) - resolvable(1.0, n, alpha)

@@ -90,6 +90,7 @@ def test_scan_equals_unrolled(method):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_remat_changes_nothing():
     method = s24.methods.FST()
     (loss, grads), (loss_remat, grads_remat) = (

@@ -102,6 +102,7 @@ def test_rules(fields, words):
         qwen3.Config(**SHAPE | fields)
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     """Of this model, on documents of a JSON Lines file: trained with FST, resumed, evaluated, sampled
     from."""

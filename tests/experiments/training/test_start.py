@@ -33,6 +33,7 @@ def short(config, method, **train):
     return dataclasses.replace(config, method=method, train=dataclasses.replace(config.train, **fields))
 
 
+@pytest.mark.slow
 def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
     """It stops in the phase without adapters and goes on into the one with them."""
     config = short(config, s24.methods.SLoPe(adapter_share=0.34, refresh_every=2, rank=4))
@@ -83,6 +84,7 @@ def check_adapters(waiting, trained):
         assert not np.asarray(moments[0][path][...]).any() and np.asarray(moments[1][path][...]).any()
 
 
+@pytest.mark.slow
 def test_the_start_is_the_other_run_with_masks_of_its_weights(config, finished):
     program = Program(short(config, AST, start_from=f"{finished}/checkpoints/10"))
     state = starts.initial_state(program)
@@ -101,6 +103,7 @@ def test_the_start_is_the_other_run_with_masks_of_its_weights(config, finished):
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state["opt"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "start", "message"),
     [
@@ -115,6 +118,7 @@ def test_starts_that_do_not_fit(model, start, message, config, finished, tmp_pat
         starts.initial_state(Program(config))
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_no_start(config, finished, tmp_path):
     part = shutil.copytree(finished, tmp_path / "part")
     shutil.rmtree(part / "checkpoints" / "12")
@@ -173,6 +177,7 @@ def jobs(tmp_path):
     return {job.label: job for job in jobs_of(made, (0, 1), tmp_path)}
 
 
+@pytest.mark.slow
 def test_arms_start_from_the_first_one_of_their_seed(jobs):
     for seed in (0, 1):
         dense, ast = jobs[f"dense/{seed}"], jobs[f"ast/{seed}"]
@@ -184,6 +189,7 @@ def test_arms_start_from_the_first_one_of_their_seed(jobs):
             Ablation(**WORDS, arms=order, verdict=less("dense", "dense"), start=start)
 
 
+@pytest.mark.slow
 def test_in_parallel_arms_wait_for_their_start(jobs, tmp_path):
     """Each run is a process that notes its name and leaves its last checkpoint; dense/1 fails."""
     program = f"""
