@@ -130,8 +130,7 @@ def _measured_algorithm(product: Product) -> int | None:
 
 
 def platforms(op: str, dtype, missing: Mapping[str, str]) -> list[str]:
-    """The platforms whose kernels can run an operation: the default one, or others that a program is lowered
-    for.
+    """The platforms whose kernels can run an operation, among all for which a program may be lowered.
 
     op: name of the operation.
     dtype: of its operands.

@@ -80,8 +80,7 @@ def available(platform="cpu"):
 
 
 def versions():
-    """What `info` shows: whether the module is built, its FFI version and jaxlib's, the instruction set in
-    use."""
+    """What `info` shows: whether the module is built, both FFI versions, the instruction set in use."""
     cpu, reason = _loaded["cpu"]
     return {
         "built": cpu is not None,

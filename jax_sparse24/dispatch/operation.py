@@ -36,8 +36,9 @@ def mask_like(x: jax.Array, *_, **__) -> jax.ShapeDtypeStruct:
 
 
 def trailing(axis: int, **_) -> dict[str, int]:
-    """The attribute by which kernels are told an axis: the number of axes behind it, which `vmap` does not
-    change."""
+    """The attribute by which kernels are told an axis.
+
+    It is the number of axes behind it, which `vmap` does not change."""
     return {"trailing": -1 - axis}
 
 

@@ -27,6 +27,5 @@ class Product:
 
     @property
     def kind(self) -> str:
-        """The product's name in a linear layer: "fwd", "dgrad" or "wgrad"; "other" if a layer has no such
-        product."""
+        """Its name in a linear layer: "fwd", "dgrad" or "wgrad"; "other" if a layer has no such product."""
         return KINDS.get(self.axes, "other")

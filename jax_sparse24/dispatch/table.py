@@ -1,5 +1,4 @@
-"""The products that are faster with a packed operand here, by measured tables (`table_file`), which
-`s24.tune` makes."""
+"""Which products are faster with a packed operand here, by measured tables; `s24.tune` makes them."""
 
 import dataclasses
 import difflib
@@ -111,11 +110,11 @@ def own() -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _borrowed(here: Hardware) -> Table | None:
-    """The shipped table of another GPU of the same compute capability; of several, the one with the most
-    similar name.
+    """The shipped table of another GPU of the same compute capability.
 
-    CPUs borrow none: some products that ran 1.2 times as fast packed as dense on one AVX-512 processor ran at
-    0.58 times on another with as many cores (see the two shipped tables)."""
+    Of several it is the one with the most similar name. CPUs borrow none: some products that ran 1.2 times as
+    fast packed as dense on one AVX-512 processor ran at 0.58 times on another with as many cores (see the two
+    shipped tables)."""
     like = {}
     for path in sorted(SHIPPED.glob("*.json")) if here.capability else ():
         content, _ = table_file.read(path)

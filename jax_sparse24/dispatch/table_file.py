@@ -142,8 +142,9 @@ def pattern_of(entry: Mapping[str, Any]) -> str:
 
 
 def write(content: Mapping[str, Any], path: Path) -> None:
-    """Replaces the file as a whole: a reader finds the old or the new one, even if others write at the same
-    time."""
+    """Replaces the file as a whole.
+
+    A reader finds the old or the new one, even if others write at the same time."""
     lines = ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in content["products"])
     head = json.dumps({k: v for k, v in content.items() if k != "products"}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is measured of one product of an FFN for a table, and the entries that this gives."""
+"""Measures products of an FFN and makes the entries of a table from them."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
-FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # which methods multiply in 8 bits
+FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # the products that methods multiply in 8 bits
 SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
 CLOSE = 1.03  # a second algorithm is measured with the first if the search cannot tell them apart
 BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed
@@ -41,13 +41,19 @@ BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a produce
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One product to be measured, with one operand sparse by 2:4 and, if it is an activation, by `patterns`;
-    or, with sparse = "result", B1 at the entries of activations with `patterns`. whole: with the producers
-    of the operand, which `explain` shows."""
+    """One product to be measured.
+
+    name: "F1" to "B4".
+    sparse: its sparse operand, measured as 2:4 and, if it is an activation, in each of `patterns`; or
+        "result": B1 at the entries of activations in each of `patterns`.
+    shape: (T, d, f): tokens, model width and FFN width.
+    dtype: name of the operands' dtype.
+    patterns: V:N:M of activations.
+    whole: whether the producers of the operand, which `explain` shows, are timed, too."""
 
     name: str
     sparse: str
-    shape: tuple[int, int, int]  # (T, d, f)
+    shape: tuple[int, int, int]
     dtype: str
     patterns: tuple[VNM, ...]
     whole: bool
@@ -64,11 +70,12 @@ class Job:
 
     @property
     def product(self) -> FFNProduct:
+        """The product with its sparse operand."""
         return product_of(self.name, self.sparse, *self.shape)
 
     @property
     def key(self) -> tuple[str, str, str, tuple[int, int, int]]:
-        """What its entries are called in a table, whatever their pattern."""
+        """What names its entries in a table, whatever their pattern: kind, sparse side, dtype and shape."""
         if self.sparse == "result":
             return "dgrad", self.sparse, self.dtype, self.shape
         product = self.product
@@ -82,7 +89,13 @@ def jobs_of(
     operands: Sequence[tuple[str, str]],
     whole: bool,
 ) -> Iterator[Job]:
-    """The products of FFNs of these shapes. operands: (product, operand)."""
+    """The products of FFNs that can be measured.
+
+    shapes: (T, d, f) of each FFN.
+    dtype: name of the operands' dtype.
+    patterns: V:N:M of activations.
+    operands: pairs of a product and its sparse operand.
+    whole: see `Job`."""
     float8 = jnp.dtype(dtype) == FLOAT8
     for shape in shapes:
         for name, operand in operands:
@@ -97,7 +110,7 @@ def jobs_of(
 
 
 def possible(job: Job) -> set[str]:
-    """The patterns for which a job makes entries."""
+    """The patterns for which a job gives entries."""
     if job.sparse == "result":
         return {str(p) for p in job.patterns if job.shape[0] % p.v == job.shape[2] % p.m == 0}
     product = job.product
@@ -106,15 +119,19 @@ def possible(job: Job) -> set[str]:
 
 
 def producer_name(by: Sparsifier) -> str:
-    """Name of a sparsifier in a table."""
+    """The name of a sparsifier among the producers in a table."""
     if isinstance(by, Blocks):
         return f"pack_vnm {by.pattern}"
     return "stored mask" if isinstance(by, Masked) else str(by)
 
 
 class Entries:
-    """Makes the entries of a table, job by job. It remembers what serves further jobs: times of producers,
-    and which algorithms of cuSPARSELt were fastest in products of the same layout."""
+    """Makes the entries of a table, job by job.
+
+    It remembers what serves further jobs: times of producers, and which algorithms of cuSPARSELt were fastest
+    in products of the same layout.
+
+    repeats, seconds: see `interleaved`."""
 
     def __init__(self, repeats: int, seconds: float):
         self.repeats, self.seconds = repeats, seconds
@@ -122,7 +139,7 @@ class Entries:
         self._searched: dict[tuple, list[int]] = {}
 
     def of(self, job: Job) -> list[dict]:
-        """One entry per form of the sparse operand, or per pattern of sampled entries."""
+        """The entries of a job: one per form of the sparse operand, or per pattern of sampled entries."""
         if job.sparse == "result":
             return list(self._sampled(job))
         product, dtype = job.product, jnp.dtype(job.dtype)
@@ -180,8 +197,9 @@ class Entries:
         return self._producers[key]
 
     def _candidates(self, product: FFNProduct, dtype) -> list[Format]:
-        """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search. Wrong
-        ones, and those that give another result when called again, are left out. At the first product of a
+        """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search.
+
+        Algorithms whose results are wrong or change from call to call are left out. At the first product of a
         layout all algorithms are tried, at further ones those that were fastest there."""
         first = dataclasses.replace(FORMAT_24, also=("masked",))
         if platform() != "cuda":
@@ -203,7 +221,7 @@ class Entries:
 
 
 def _search(product: FFNProduct, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
-    """Seconds of the implementations and algorithms whose results are right and repeat."""
+    """Seconds per call, for the implementations and algorithms whose results are right and repeat."""
     (i, j), left = product.axes, product.side == "left"
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     packed = pack24(a if left else b, product.axis)
@@ -222,7 +240,7 @@ def _search(product: FFNProduct, dtype, algorithms: Sequence[int]) -> dict[tuple
         except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
             return None
         right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
-        program.result = None  # dozens of them would fill the memory
+        program.result = None  # dozens of results would fill the memory
         return program.__call__ if right else None
 
     choices = [("ffi", None), *(("cusparselt", algorithm) for algorithm in algorithms)]
@@ -233,7 +251,7 @@ def _search(product: FFNProduct, dtype, algorithms: Sequence[int]) -> dict[tuple
 
 
 def _algorithms(product: FFNProduct, dtype) -> list[int]:
-    """What of cuSPARSELt may be tried for a product."""
+    """The algorithms of cuSPARSELt that may be tried for a product."""
     try:
         decide("tune", dtype, "cusparselt")
     except RuntimeError:
@@ -247,13 +265,19 @@ def _us(seconds: float) -> float:
 
 
 def _entry(found: Measurement, masked: str, packed: str, place, choice: dict, producers=None) -> dict:
-    """place: kind of product, what is sparse, its pattern, dtype and shape. masked, packed: programs."""
+    """An entry of a table.
+
+    found: the measurement.
+    masked, packed: names of the programs whose times are "masked" and "packed".
+    place: kind of product, what is sparse, its pattern, dtype and shape.
+    choice: implementation and algorithm.
+    producers: times of producers by name, in microseconds."""
     programs = {"dense": "dense", "masked": masked, "packed": packed}
     times = {name: found.times[program] for name, program in programs.items() if program in found.times}
     kind, sparse, pattern, dtype, shape = place
     status = found.status[packed]
     if status == "ok" and not {"dense", "masked"} <= times.keys():
-        status = "without a valid dense product"  # XLA's own failed the check
+        status = "without a valid dense product"  # XLA's own product failed the check
     entry = {
         "product": kind,
         "sparse": sparse,

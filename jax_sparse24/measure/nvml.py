@@ -15,7 +15,11 @@ EVERY = 0.005  # seconds between readings
 
 
 class Reading(NamedTuple):
-    """at: seconds of `time.perf_counter`. mhz: SM clock. joules: energy since the driver was loaded."""
+    """One reading of a GPU.
+
+    at: seconds of `time.perf_counter`.
+    mhz: SM clock.
+    joules: energy since the driver was loaded."""
 
     at: float
     mhz: float
@@ -23,9 +27,11 @@ class Reading(NamedTuple):
 
 
 class Gauge:
-    """The clock and the energy counter of one GPU.
+    """Reads the clock and the energy counter of one GPU.
 
-    bus_id: its PCI bus id, as CUDA writes it. Raises OSError where the library is missing or refuses."""
+    bus_id: its PCI bus id, as CUDA writes it.
+
+    Raises: OSError where the library is missing or refuses."""
 
     def __init__(self, bus_id: bytes):
         self._nvml = ctypes.CDLL(NVML)
@@ -47,8 +53,12 @@ class Gauge:
 
 
 def bus_id(ordinal: int) -> bytes:
-    """PCI bus id of a CUDA device of this process. NVML numbers all GPUs of the host, CUDA only the visible
-    ones, perhaps in another order; the bus id is the name that both know."""
+    """PCI bus id of a CUDA device of this process.
+
+    NVML numbers all GPUs of the host, and CUDA only the visible ones, perhaps in another order; the bus id is
+    the name that both know.
+
+    ordinal: CUDA's number of the device."""
     cuda, device, text = ctypes.CDLL(CUDA), ctypes.c_int(), ctypes.create_string_buffer(32)
     for name, *args in (
         ("cuInit", 0),
@@ -63,7 +73,7 @@ def bus_id(ordinal: int) -> bytes:
 
 @functools.cache
 def gauge() -> tuple[Gauge | None, str]:
-    """(the gauge of JAX's default device, "") or (None, why there is none)."""
+    """The gauge of JAX's default device and "", or None and why there is none."""
     device = jax.devices()[0]
     if device.platform not in ("gpu", "cuda"):
         return None, f"the default device is a {device.platform}"
@@ -76,9 +86,10 @@ def gauge() -> tuple[Gauge | None, str]:
 class Watch:
     """Takes readings of a gauge in a thread while its `with` block runs.
 
-    The energy counter stands still for 20 to 100 ms and then jumps, so power is what was added between the
-    first and the last jump, over the time between them. Each is seen `EVERY` seconds late at most: 5 % of
-    the power where the counter jumps every 100 ms and the block takes 250 ms, 2 % where it jumps every 20."""
+    The energy counter stands still for 20 to 100 ms and then jumps, so power is the energy added between the
+    first and the last jump, over the time between them. Each jump is seen at most `EVERY` seconds late. That
+    is an error of 5 % of the power where the counter jumps every 100 ms and the block takes 250 ms, and of 2
+    % where it jumps every 20 ms."""
 
     def __init__(self, gauge: Gauge | None):
         self._gauge, self._done = gauge, threading.Event()
@@ -110,7 +121,7 @@ class Watch:
 
     @property
     def watts(self) -> float | None:
-        """Mean power; None if the counter jumped less than twice."""
+        """Mean power in watts; None if the counter jumped less than twice."""
         pairs = zip(self.readings, self.readings[1:], strict=False)
         jumps = [after for before, after in pairs if after.joules != before.joules]
         if len(jumps) < 2:

@@ -1,4 +1,4 @@
-"""The products of an FFN with one operand sparse, or wanted at few entries, and their measurement."""
+"""The products of an FFN with one sparse operand, or few entries of the result wanted, and their times."""
 
 import dataclasses
 import os
@@ -22,39 +22,45 @@ from jax_sparse24.ops.packed_vnm import pack_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.patterns import FLOAT8, VNM
 
-# Operands that methods cut, per product of an FFN.
+# The operands that methods make sparse, with their product of an FFN.
 SPARSE_OPERANDS = (
     ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
     ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
 )  # fmt: skip
-ACTIVATIONS = ("y2", "dy1")  # operands that methods cut to V:N:M
+ACTIVATIONS = ("y2", "dy1")  # the operands that methods make V:N:M
 PATTERNS = (VNM(64, 8), VNM(64, 16))
 
 
 @dataclasses.dataclass(frozen=True)
 class FFNProduct:
-    """One product of an FFN and which of its operands is sparse."""
+    """One product of an FFN, and which of its operands is sparse.
+
+    name: "F1" to "B4".
+    operand: name of the sparse operand.
+    a_shape, b_shape: of the left and right operand.
+    axes: the contracted axis of each.
+    side: which operand is sparse, "left" or "right"."""
 
     name: str
     operand: str
     a_shape: tuple[int, int]
     b_shape: tuple[int, int]
-    axes: tuple[int, int]  # contracted
-    side: str  # "left" or "right": where the sparse operand stands
+    axes: tuple[int, int]
+    side: str
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(M, K, N)"""
+        """(M, K, N), of a product of (M, K) and (K, N)."""
         (i, j), (a, b) = self.axes, (self.a_shape, self.b_shape)
         return a[-3 - i], a[i], b[-3 - j]
 
     @property
     def kind(self) -> str:
-        """What it is in a linear layer: "fwd", "dgrad" or "wgrad"."""
+        """The product's name in a linear layer: "fwd", "dgrad" or "wgrad"."""
         return KINDS[self.axes]
 
     def key(self, dtype, pattern: str = "2:4") -> Product:
-        """What decisions and tables know it by."""
+        """The product as decisions and tables describe it."""
         return Product(self.axes, self.side, jnp.dtype(dtype), self.shape, pattern)
 
     @property
@@ -64,22 +70,34 @@ class FFNProduct:
 
 
 def product_of(name: str, operand: str, T: int, d: int, f: int) -> FFNProduct:
-    """A product of an FFN with `operand` sparse."""
+    """A product of an FFN with one sparse operand.
+
+    name: "F1" to "B4".
+    operand: name of the sparse operand.
+    T, d, f: tokens, model width and FFN width."""
     shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
     (a, i), (b, j) = FFN[name]
     return FFNProduct(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
 
 
 def ffn_products(T: int, d: int, f: int) -> list[FFNProduct]:
-    """The products of an FFN, once for each operand that methods cut."""
+    """The products of an FFN, once for each operand that methods make sparse.
+
+    T, d, f: tokens, model width and FFN width."""
     return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A compressed form: its pattern, `pack(x, axis, implementation=)`, the multiple it needs along that
-    axis, the implementation (of cuSPARSELt also the algorithm) that multiplies it, the multiple it needs
-    along the other axis, and what `measure_product` times besides the packed product."""
+    """A packed form of an operand, and how its product is computed.
+
+    name: its pattern.
+    pack: `pack(x, axis, implementation=)`, the function that packs.
+    multiple: what the size along the packed axis must be a multiple of.
+    implementation: what multiplies it, "ffi" or "cusparselt".
+    rows: what the size along the other axis must be a multiple of.
+    algorithm: of cuSPARSELt; None for the best that is known.
+    also: what `measure_product` times besides the packed product."""
 
     name: str
     pack: Callable
@@ -90,6 +108,7 @@ class Format:
     also: tuple[str, ...] = ("masked", "with packing")
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:
+        """Whether an array of this shape can be packed along `axis`."""
         return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
 
 
@@ -97,7 +116,10 @@ FORMAT_24 = Format("2:4", pack24, 4, "ffi")
 
 
 def formats_of(product: FFNProduct, patterns: Sequence[VNM] = PATTERNS) -> list[Format]:
-    """The forms that methods give the sparse operand of a product."""
+    """The forms in which methods pack the sparse operand of a product.
+
+    product: 2:4 serves all operands.
+    patterns: V:N:M, for operands that are activations."""
 
     def pack(pattern):
         return lambda x, axis, implementation=None: pack_vnm(
@@ -109,8 +131,10 @@ def formats_of(product: FFNProduct, patterns: Sequence[VNM] = PATTERNS) -> list[
 
 
 def compiled(make: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
-    """Programs by name. They are compiled at once, in threads; XLA's own products on a GPU one by one, as XLA
-    times some kernels of theirs to choose one."""
+    """Calls the functions that make programs, and returns the programs by name.
+
+    Programs are compiled at the same time, in threads. XLA's own products on a GPU are compiled one by one,
+    because XLA times some of their kernels to choose one."""
     alone = {n for n in make if jax.default_backend() == "gpu" and (n == "dense" or n.endswith(" masked"))}
     done = {name: make[name]() for name in make if name in alone}
     rest = [name for name in make if name not in alone]
@@ -121,8 +145,12 @@ def compiled(make: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One product: the verdict on each program ("ok", "wrong" or "not repeatable"), times of those that are
-    ok, bytes planned by XLA, bytes of the sparse operand dense and packed."""
+    """The measurement of one product.
+
+    status: verdict on each program: "ok", "wrong" or "not repeatable".
+    times: of the programs that are ok.
+    memory: bytes that XLA plans for each program, by kind.
+    operand_bytes: bytes of the sparse operand, as "dense" array and in each packed form."""
 
     status: Mapping[str, str]
     times: Mapping[str, Times]
@@ -140,12 +168,18 @@ def measure_product(
     seconds: float = 2.0,
     seed: int | None = None,
 ) -> Measurement:
-    """Times one product on random data, in random order, each result checked against float64.
+    """Times one product on random data, in random order, and checks each result against float64.
 
-    Programs: "dense", and for each format NAME (packed before), and as `Format.also` says "NAME with
-    packing", and "NAME masked" (unpacked, then XLA's dense product: the alternative to NAME for a packed
-    operand). rivals: `dense(a, b, axes)` and `sparse(format, pruned, y, axis, y_axis, left)` that return
-    further programs by name. seed: of the order of the programs."""
+    The programs are "dense", XLA's product, and for each format NAME, whose operand is packed before; as
+    `Format.also` says, also "NAME with packing", and "NAME masked", which unpacks the operand and runs XLA's
+    dense product: what else could be done with a packed operand.
+
+    product: see `product_of`.
+    dtype: of the operands.
+    formats: those that do not fit the shape are left out.
+    rivals: an object with `dense(a, b, axes)` and `sparse(format, pruned, y, axis, y_axis, left)`, which
+        return further programs by name; or None.
+    repeats, seconds, seed: see `interleaved`."""
     (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
@@ -164,15 +198,17 @@ def measure_product(
     expected = dict.fromkeys([*make, *others], oracle(x))
 
     def prepared(form):
-        """The operand packed by the reference, packed for the product, and what packs it so."""
-        # For cuSPARSELt as layers pack for it.
+        """The operand as the reference packs it, as the product takes it, and what packs the latter."""
+        # The operand is packed in cuSPARSELt's layout where a layer would do so.
         decision = decide(product.key(dtype), implementation=form.implementation)
-        at_once = decision.form == "compressed"
-        pack = compressed24.pack if at_once else partial(form.pack, implementation=form.implementation)
+        compresses = decision.form == "compressed"
+        pack = compressed24.pack if compresses else partial(form.pack, implementation=form.implementation)
         return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack
 
     formats = [form for form in formats if form.fits(x.shape, product.axis)]
-    with ThreadPoolExecutor(2) as pool:  # all of it is compiled; more at once would take much memory
+    with ThreadPoolExecutor(
+        2
+    ) as pool:  # each compiles programs; more than two at once would take much memory
         done = list(pool.map(prepared, formats))
     for form, (truth, packed, pack) in zip(formats, done, strict=True):
         name = form.name
@@ -216,8 +252,15 @@ def measure_product(
 def measure_sampled(
     T: int, d: int, f: int, pattern: VNM, dtype, *, repeats: int = 15, seconds: float = 2.0
 ) -> Measurement:
-    """Times B1 where only its values at the entries of V:2:M activations are wanted: "dense", the whole
-    product; "masked", the same with its values gathered; "sampled", those alone. As `measure_product`."""
+    """Times B1 where only its values at the entries of V:2:M activations are wanted.
+
+    The programs are "dense", the whole product; "masked", the same with its values gathered; and "sampled",
+    those values alone.
+
+    T, d, f: tokens, model width and FFN width.
+    pattern: of the activations.
+    dtype: of the operands.
+    repeats, seconds: see `interleaved`."""
     a, b = random((T, d), dtype, 1), random((f, d), dtype, 2)
     support = pack_vnm(random((T, f), dtype, 3), pattern.v, pattern.m)
 
@@ -229,7 +272,7 @@ def measure_sampled(
 
     make = {
         "dense": partial(Program, whole, a, b),
-        "masked": partial(Program, lambda a, b, kept: gather(whole(a, b), kept, None), a, b, support),
+        "masked": partial(Program, lambda a, b, support: gather(whole(a, b), support, None), a, b, support),
         "sampled": partial(Program, sampled, a, b, support),
     }
     programs = compiled(make)

@@ -1,4 +1,4 @@
-"""Compiled programs that repeat themselves bit for bit, and bounds of the errors of their products."""
+"""Compiled programs that check whether they repeat their results, and error bounds for products."""
 
 import functools
 import math
@@ -17,18 +17,25 @@ MOST_TURNS = 64  # smaller arrays stay in the caches
 
 
 def untuned() -> dict:
-    """Options for programs whose time does not matter: on a GPU XLA otherwise tries dozens of kernels per
-    product, a second each."""
+    """Compiler options for programs whose time does not matter.
+
+    On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each."""
     return {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else {}
 
 
 class Program:
-    """A function compiled for its arguments, with its first result.
+    """A function compiled for its arguments, with its first result in `result`.
 
-    timed: whether its speed matters. options: XLA's, for compiling it where it is timed. from_memory: as
-    where a larger program uses it on a CPU. Copies of the arguments take turns, each with a result of its
-    own, which is written over: no call finds in a cache what others have left there, and none takes memory
-    from the system, which zeroes every page that malloc gave back."""
+    With `from_memory`, copies of the arguments take turns, each with a result of its own, which is
+    overwritten: no call finds in a cache what others have left there, and none takes memory from the system,
+    which zeroes every page that malloc gave back.
+
+    function: pure, of arrays.
+    args: its arguments.
+    timed: whether its speed matters.
+    from_memory: whether arguments come from memory, not from a cache, as they do where a larger program calls
+        the function on a CPU.
+    options: XLA's compiler options, used if it is timed."""
 
     def __init__(
         self,
@@ -64,33 +71,33 @@ class Program:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Arguments, results and temporaries as XLA plans them (the kernels' own scratch is not in it)."""
+        """Bytes of arguments, results and temporaries as XLA plans them, without the kernels' own."""
         plan = self._compiled.memory_analysis()
         if plan is None:
             return {}
         names = ("argument", "output", "temp")
         found = {name: int(getattr(plan, f"{name}_size_in_bytes")) for name in names}
-        found["argument"] -= int(plan.alias_size_in_bytes)  # the last result, counted as output
+        found["argument"] -= int(plan.alias_size_in_bytes)  # the last result is counted as output
         return found
 
     def check(self, results: Iterable) -> None:
-        """Compares results of this program with its first one, bit for bit; `repeats_itself` tells."""
+        """Compares results with the first one, bit for bit; see `repeats_itself`."""
         for result in results:
             if jax.default_backend() == "cpu":
                 self._steady = self._steady and _same_bytes(result, self.result)
-            else:  # where they are: fetching what a GPU made takes longer than making it
+            else:  # on the device: fetching a result takes longer than computing it
                 self._steady = _still(self._steady, result, self.result)
         jax.block_until_ready(self._steady)
 
     def repeats_itself(self) -> bool:
-        """Whether another call, and all that were timed, gave the first result, bit for bit."""
+        """Whether another call, and all calls that were checked, gave the first result, bit for bit."""
         self.check([self()])
         return bool(self._steady)
 
 
 @functools.cache
 def largest_cache() -> int:
-    """Bytes of the processor's largest cache, as Linux tells; elsewhere what servers have for a few cores."""
+    """Bytes of the processor's largest cache as Linux reports it; elsewhere a common size of servers."""
     sizes = [
         path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
@@ -109,7 +116,7 @@ def same_bits(a, b) -> bool:
 
 @jax.jit
 def _still(steady, a, b):
-    """`steady`, and whether two trees of the same structure have the same bits."""
+    """Whether `steady` is true and two trees of the same structure have the same bits."""
 
     def equal(x, y):
         if x.dtype != jnp.bool_:
@@ -121,7 +128,7 @@ def _still(steady, a, b):
 
 
 def _same_bytes(a, b) -> bool:
-    """The same on a host, without what it takes to start a program of XLA."""
+    """Whether two trees have the same bits, compared on the host, which saves starting a program of XLA."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     flat = [[np.asarray(x).reshape(-1).view(np.uint8) for x in pair] for pair in pairs]
     words = [[x.view(np.uint64) if x.size % 8 == 0 else x for x in pair] for pair in flat]
@@ -129,21 +136,24 @@ def _same_bytes(a, b) -> bool:
 
 
 class Oracle:
-    """What a product of two given matrices must be: computed in float64, with a bound for every element.
+    """The exact result of a product of two matrices, computed in float64, with an error bound for every
+    element.
 
     The bound of element (i, j) is `8 u ‖a_i‖ ‖b_j‖`, u the roundoff of the products and sums, plus one
     rounding to the result's dtype. On random data a sum of K products of rms size s is about `sqrt(K) s`, so
     its rounding errors add up to at most about `u K s = u ‖a_i‖ ‖b_j‖`; a single misplaced term, of size s,
     exceeds the bound for every K below a million.
 
-    Of a product of more than LARGE multiplications only rows are computed that lie evenly all over the
-    result, so that no tile of a kernel is left out; on an accelerator these in float32, in which a sum of K
-    terms errs by an eighth of the bound at most (a host takes minutes)."""
+    If the product has more than LARGE multiplications, only some rows are computed, which lie evenly all over
+    the result, so that no tile of a kernel is left out. On an accelerator these are computed in float32, in
+    which a sum of K terms errs by an eighth of the bound at most (a host would take minutes).
+
+    a, b: (M, K) and (K, N).
+    unit: roundoff of the sums, where it is not what `roundoff` says."""
 
     LARGE, ROWS = 2**36, 512
 
     def __init__(self, a, b, unit: float | None = None):
-        """unit: roundoff of the sums, where it is not what `roundoff` says."""
         self.unit = unit
         self.rows = slice(None)
         large = a.size * b.shape[1] > self.LARGE
@@ -160,7 +170,9 @@ class Oracle:
             self.scale = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=0)[None, :]
 
     def excess(self, result) -> float:
-        """Largest error over its bound: a result is wrong above 1."""
+        """The largest error over its bound; above 1 a result is wrong.
+
+        result: (M, N)."""
         rounding = float(jnp.finfo(result.dtype).eps) / 2
         unit = roundoff(result.dtype) if self.unit is None else self.unit
         if isinstance(self.exact, np.ndarray):
@@ -176,7 +188,7 @@ class Oracle:
 
 @functools.cache
 def _in_float32() -> Callable:
-    """Compiled once per shape: a product and the scale of its elements' bounds."""
+    """A compiled function of a product and the scale of its elements' bounds."""
 
     def product(a, b):
         scale = jnp.linalg.norm(a, axis=1)[:, None] * jnp.linalg.norm(b, axis=0)[None, :]
@@ -186,8 +198,10 @@ def _in_float32() -> Callable:
 
 
 def roundoff(dtype) -> float:
-    """Unit roundoff of products and sums of operands of a dtype: XLA multiplies float32 as TF32 on a GPU, as
-    bfloat16 on a TPU; Hopper's FP8 tensor cores keep about 14 bits of a sum (2412.19437, section 3.3.2)."""
+    """Unit roundoff of products and sums of operands of a dtype.
+
+    XLA multiplies float32 as TF32 on a GPU and as bfloat16 on a TPU; Hopper's FP8 tensor cores keep about 14
+    bits of a sum (2412.19437, section 3.3.2)."""
     if jnp.dtype(dtype) == FLOAT8:
         return 2.0**-13 if jax.default_backend() == "gpu" else 2.0**-24
     if jnp.dtype(dtype) == jnp.float32:
@@ -196,14 +210,18 @@ def roundoff(dtype) -> float:
 
 
 def random(shape, dtype, seed: int) -> jax.Array:
-    """Standard normal numbers, other ones on accelerators, which draw them faster than a host."""
+    """Standard normal numbers.
+
+    An accelerator draws them itself, which is faster, and gets other numbers than a host.
+
+    shape, dtype, seed: of the array."""
     if jax.default_backend() != "cpu":
         return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
 def random_words(count: int, seed: int) -> jax.Array:
-    """Random uint32 (count,), drawn where `random` draws."""
+    """Random uint32 (count,), drawn on the device on which `random` draws."""
     if jax.default_backend() != "cpu":
         return jax.random.bits(jax.random.key(seed), (count,), jnp.uint32)
     return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, count, np.uint32))

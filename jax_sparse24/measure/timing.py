@@ -1,4 +1,4 @@
-"""Times of programs that compete, in random order in one process; every timed result is checked."""
+"""Times competing programs in random order in one process, and checks every timed result."""
 
 import dataclasses
 import math
@@ -13,21 +13,22 @@ import numpy as np
 from jax_sparse24.measure import nvml
 
 LEAST_SAMPLES = 3
-# Seconds: a sample of a shorter program is the mean of several calls.
+# Seconds of a sample at least: a shorter program is called several times, and the sample is the mean.
 SHORTEST, SHORTEST_QUEUED = 1e-2, 5e-2
-SETTLED = 0.2  # seconds: clock and power of a GPU follow what ran in the last tenths of a second
+SETTLED = 0.2  # seconds after which clock and power of a GPU are those of the program that runs
 HELD = 16 << 30  # bytes of results, at most, that wait on an accelerator to be compared
 CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What one program took, in random turn with others.
+    """The times of one program that took random turns with others.
 
-    samples: seconds per call, one sample per round. seed: of the order, the same for all programs of a
-    measurement. joules: energy per call of the GPU; watts: its power; mhz: its SM clock. These are medians
-    over the rounds, of the program's run before its sample and of the sample; None where there is no NVML
-    or its counter moved too seldom (see `nvml.Watch` for its resolution)."""
+    samples: seconds per call, one sample per round.
+    seed: of the order of the programs, the same for all programs of a measurement.
+    joules, watts, mhz: energy per call, power and SM clock of the GPU: medians over the rounds, over the time
+        that the program runs before its sample and during it. None where there is no NVML or its counter
+        jumped too seldom (see `nvml.Watch` for its resolution)."""
 
     samples: tuple[float, ...]
     seed: int = 0
@@ -37,16 +38,17 @@ class Times:
 
     @property
     def median(self) -> float:
+        """Seconds per call."""
         return statistics.median(self.samples)
 
     @property
     def low(self) -> float:
-        """The lower quartile."""
+        """The lower quartile, seconds per call."""
         return self._quartiles()[0]
 
     @property
     def high(self) -> float:
-        """The upper quartile."""
+        """The upper quartile, seconds per call."""
         return self._quartiles()[2]
 
     def _quartiles(self) -> list[float]:
@@ -55,10 +57,12 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """How many times as long one program takes as another: the median of the ratios within each round.
+    """How many times as long one program takes as another.
 
-    low, high: an interval that holds the median ratio with a probability of 95 % at least, whatever the
-    distribution of the noise; None for fewer than six rounds, which allow no such interval."""
+    ratio: the median of the ratios within each round.
+    low, high: an interval that holds the median ratio with a probability of at least 95 %, whatever the
+        distribution of the noise; None for fewer than six rounds, which allow no such interval.
+    rounds: number of rounds in which both programs were timed."""
 
     ratio: float
     low: float | None
@@ -67,10 +71,13 @@ class Paired:
 
 
 def paired(times: Mapping[Hashable, Times], base: Hashable, name: Hashable) -> Paired:
-    """Time of `base` over time of `name`, round by round: above 1, `name` is faster.
+    """Compares two programs round by round: time of `base` over time of `name`; above 1, `name` is faster.
 
     The interval is that of the sign test: of n ratios, the k-th smallest and the k-th largest, with the
-    largest k for which both together miss the true median with a probability of 5 % at most."""
+    largest k for which both together miss the true median with a probability of at most 5 %.
+
+    times: of both, measured together.
+    base, name: keys of `times`."""
     both = zip(times[base].samples, times[name].samples, strict=False)  # a slow one may have stopped early
     ratios = sorted(a / b for a, b in both)
     n, missed, k = len(ratios), 0.0, 0
@@ -81,12 +88,14 @@ def paired(times: Mapping[Hashable, Times], base: Hashable, name: Hashable) -> P
 
 
 def contradictions(times: Mapping[Hashable, Times], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[str]:
-    """A sentence for every pair whose order cannot be.
+    """Finds pairs of programs whose order cannot be right: one does more and was faster by more than noise.
 
-    pairs: (more, less), two programs of `times` of which `more` does all that `less` does and something
-    besides, such as "2:4 with packing" and "2:4". The sentence says that `more` was faster by more than
-    noise: the interval of `paired(times, more, less)` is wholly below 1. Pairs that were not both measured
-    are left out."""
+    times: measured together.
+    pairs: (more, less), two programs of which `more` does all that `less` does and something besides, such as
+        "2:4 with packing" and "2:4". Pairs that were not both measured are left out.
+
+    Returns: a sentence for every pair for which the interval of `paired(times, more, less)` lies wholly below
+        1."""
     out = []
     for more, less in pairs:
         if more in times and less in times:
@@ -100,12 +109,12 @@ def contradictions(times: Mapping[Hashable, Times], pairs: Iterable[tuple[Hashab
 
 
 def _seconds(function: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds per call. A function with a method `wait` is waited for by it."""
+    """Seconds per call. A function with a method `wait` is waited for by that."""
     return _run(function, calls)[0]
 
 
 def _run(function: Callable[[], Any], calls: int, hold: bool = False) -> tuple[float, list]:
-    """Seconds per call, and the results if they are to be held, else the last one."""
+    """Seconds per call, and the results: all of them if `hold`, else the last one."""
     wait, results = getattr(function, "wait", jax.block_until_ready), []
     # On a CPU, queued programs may run at the same time; an accelerator runs them one after the other, and
     # waiting for each would measure how long it takes to start one.
@@ -133,11 +142,11 @@ def _calls(function: Callable[[], Any], shortest: float) -> int:
 
 
 def _sample(function: Callable[[], Any], calls: int) -> float:
-    """Seconds per call. Results are compared by the function's `check`, if it has one, out of the time.
+    """Seconds per call; results are compared by the function's `check`, if it has one, between timed calls.
 
-    On a CPU every timed call follows an untimed one: what ran last, be it the comparison, has emptied the
-    caches, and threads sleep or share a core. An accelerator runs as many calls in a row as the memory has
-    room for their results."""
+    On a CPU every timed call follows an untimed one, because whatever ran last, even the comparison, has
+    emptied the caches, and threads sleep or share a core. An accelerator runs as many calls in a row as the
+    memory has room for their results."""
     check = getattr(function, "check", None)
     if jax.default_backend() == "cpu":
         total = 0.0
@@ -173,16 +182,22 @@ def interleaved(
     queued: int = 1,
     seed: int | None = None,
 ) -> dict[Hashable, Times]:
-    """Times of functions without arguments, sampled in rounds, each round in a random order of its own.
+    """Times functions in rounds, each round in a random order of its own.
 
-    Whatever slows the machine for a while meets all of them alike, and none follows the same other one more
-    often than chance has it. On an accelerator a function runs for 200 ms before each of its samples, so that
-    clock and power are its own, and a sample is 50 ms of queued calls; on a CPU a sample is 10 ms of calls,
-    an untimed one before each. Every result of a timed call of a `Program` is compared with its first one.
+    Whatever slows the machine for a while slows all of them alike, and none follows the same other one more
+    often than by chance. On an accelerator a function runs for 200 ms before each of its samples, so that
+    clock and power are its own, and a sample is 50 ms of queued calls. On a CPU a sample is 10 ms of calls,
+    with an untimed one before each. Every result of a timed call of a `Program` is compared with its first
+    one.
 
-    repeats: rounds, hence samples per function; fewer, but not fewer than 3, for a function whose samples
-    took `seconds` together. queued: calls of a sample, at least, on an accelerator. seed: of the orders; by
-    default another one each time, which `Times` holds."""
+    functions: without arguments, by name.
+    repeats: rounds, hence samples per function; fewer, but at least 3, for a function whose samples took
+        `seconds` together.
+    seconds: see `repeats`.
+    queued: least number of calls of a sample on an accelerator.
+    seed: of the orders; None for a new one each time, which `Times` holds.
+
+    Returns: the `Times` of each function, by name."""
     on_cpu = jax.default_backend() == "cpu"
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     shortest = min(SHORTEST if on_cpu else SHORTEST_QUEUED, seconds)

@@ -1,4 +1,4 @@
-"""Measures on this machine which products are faster packed, for `implementation=None`."""
+"""Measures on this machine which products are faster with a packed operand, for `implementation=None`."""
 
 import datetime
 import os
@@ -31,7 +31,7 @@ SHAPES = {
     },
 }
 QUICK = VNM(64, 16)  # the pattern of activations that the quick form measures
-BUDGET = 220.0  # seconds of the default shapes
+BUDGET = 220.0  # seconds that the default shapes may take
 ROUNDS = {"cpu": 5, "cuda": 3}
 
 
@@ -54,34 +54,30 @@ def tune(
     with the first one: a product whose packed result is wrong, or differs from call to call, is recorded as
     such and never chosen.
 
-    The table of this machine is read at the beginning, if it is of these versions, and replaced as a whole
-    after every product by itself with what is measured by then: an interruption costs one product, a reader
-    finds no half a table, and of two tunings at once the last to end leaves its own table, not a mixture.
-    Functions that are compiled already keep their decisions.
+    The table of this machine is read at the beginning, if it was measured with these versions, and replaced
+    as a whole after every product, by itself and what is measured by then. So an interruption costs one
+    product, and a reader never finds half a table; of two tunings at once the last to end leaves its own
+    table, not a mixture. Functions that are compiled already keep their decisions.
 
-    Args:
-      shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
+    shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
         within a factor of four. By default `SHAPES`: four on a CPU, three on a GPU.
-      dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse
-        weights. Producers of packed operands, which `explain` shows, are timed for the first dtype.
-      quick: the first shape and dtype only, one pattern of activations, no producers: under a minute.
-      patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
-      folder: where `<hardware>.json` goes, by default ~/.cache/jax_sparse24/tuning, which later processes
-        read; a table elsewhere serves this process.
-      repeats: rounds, by default 5 on a CPU and 3 on a GPU.
-      seconds: time after which a program is sampled no more than 3 times.
-      budget: seconds after which no further product is begun; a line says which are left. Another call
-        begins with them. By default 220 where shapes are None, else no limit.
-      show: called with a line per product, with the time taken and an estimate of what is left; None for
+    dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse weights.
+        Producers of packed operands, which `explain` shows, are timed for the first dtype.
+    quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
+        less than a minute.
+    patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
+    folder: where `<hardware>.json` is written, by default ~/.cache/jax_sparse24/tuning, which later processes
+        read; a table elsewhere serves this process alone.
+    repeats: rounds, by default 5 on a CPU and 3 on a GPU.
+    seconds: time after which a program is sampled no more than 3 times.
+    budget: seconds after which no further product is begun; a line says which are left, and another call
+        begins with them. By default 220 where `shapes` is None, else no limit.
+    show: called with a line per product, with the time taken and an estimate of the time left; None for
         silence.
 
-    Returns:
-      The file.
-
-    Raises:
-      RuntimeError: no kernels can be measured here.
-      ValueError: a shape does not fit.
-      OSError: the folder cannot be written, said before anything is measured."""
+    Returns: the path of the file.
+    Raises: RuntimeError if no kernels can be measured here; ValueError for a shape that does not fit;
+        OSError, before anything is measured, if the folder cannot be written."""
     decide("tune", jnp.bfloat16, "ffi")
     defaults = SHAPES[platform()]
     if shapes is None and budget is None:
@@ -118,28 +114,24 @@ def ensure(
     budget: float = 60.0,
     show: Callable[[str], None] | None = print,
 ) -> Path | None:
-    """Measures those products of `methods` about which no table of this machine knows anything, and nothing
-    else: what a program calls before its first step is compiled.
+    """Measures those products of `methods` that no table of this machine knows, and nothing else.
 
-    It takes a few seconds per shape on a CPU and less than a minute on a GPU, once: what is measured is added
-    to this machine's table, which later processes read. Where no kernels run, or all products are known, it
-    returns at once. The processes of one run must decide alike: where there are several, call it in none of
-    them, and `tune` on each machine before.
+    A program calls it before its first step is compiled. It takes a few seconds per shape on a CPU and less
+    than a minute on a GPU, once: the measurements are added to this machine's table, which later processes
+    read. Where no kernels run, or all products are known, it returns at once. All processes of one training
+    must decide alike: where there are several, call it in none of them, and call `tune` on each machine
+    before.
 
-    Args:
-      shapes: (T, d, f): tokens of a local batch, model width and FFN width.
-      dtypes: names of the dtypes in which the products are computed.
-      methods: whose FFN plans say which operand of which product is sparse, and by which pattern.
-      folder: as in `tune`. If it cannot be written, the measurements serve this process.
-      budget: seconds after which no further product is begun. Those left run dense, and the last line
+    shapes: (T, d, f): tokens of a local batch, model width and FFN width.
+    dtypes: names of the dtypes in which the products are computed.
+    methods: their FFN plans say which operand of which product is sparse, and by which pattern.
+    folder: as in `tune`. If it cannot be written, the measurements serve this process alone.
+    budget: seconds after which no further product is begun. Those that are left run dense, and the last line
         names them.
-      show: called with lines of progress; None for silence.
+    show: called with lines of progress; None for silence.
 
-    Returns:
-      The file that holds the measurements, or None if there was nothing to measure.
-
-    Raises:
-      ValueError: a shape does not fit."""
+    Returns: the path of the file with the measurements, or None if there was nothing to measure.
+    Raises: ValueError for a shape that does not fit."""
     check_shapes("ensure", shapes)
     jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods)]
     if not jobs:
@@ -152,8 +144,11 @@ def ensure(
 
 
 def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) -> list[Job]:
-    """The products (T, d, f) of FFNs with these methods that kernels could run packed, and which this
-    machine's tables do not know."""
+    """The products of FFNs that kernels could run packed, and that this machine's tables do not know.
+
+    shape: (T, d, f).
+    dtype: its name.
+    methods: from `s24.methods`."""
     dtype = jnp.dtype(dtype)
     if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
@@ -174,7 +169,7 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
 
 
 def _blocks(patterns: Iterable[str]) -> list[VNM]:
-    """Those of V:2:M."""
+    """The V:2:M patterns among some patterns."""
     return [VNM(*(int(n) for n in text.split(":")[::2])) for text in sorted(patterns) if text != "2:4"]
 
 
@@ -186,7 +181,7 @@ def _known(job: Job, pattern: str) -> bool:
 
 
 def check_shapes(op: str, shapes: Sequence) -> None:
-    """Raises ValueError for what is no (T, d, f) of multiples of 4."""
+    """Raises ValueError unless every shape is (T, d, f) of positive multiples of 4."""
     for shape in shapes:
         if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
             raise ValueError(f"{op}: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
@@ -205,9 +200,11 @@ def _run(
     show: Callable[[str], None] | None,
     keep_going: bool = False,
 ) -> dict:
-    """Measures and stores; returns the content of the table, by which this process decides from now on.
+    """Measures the jobs and stores the table; this process decides by it from now on.
 
-    keep_going: also where the table cannot be written."""
+    keep_going: whether to go on where the table cannot be written.
+
+    Returns: the content of the table."""
     say = show or (lambda text: None)
     unique: dict[tuple, Job] = {}
     for job in jobs:
@@ -229,8 +226,8 @@ def _run(
             break
         found = entries.of(job)
         new = {table_file.identity(entry) for entry in found}
-        kept = [entry for entry in content["products"] if table_file.identity(entry) not in new]
-        content = content | {"products": kept + found}
+        others = [entry for entry in content["products"] if table_file.identity(entry) not in new]
+        content = content | {"products": others + found}
         try:
             table_file.write(content, path)
         except OSError as error:
@@ -267,7 +264,7 @@ def _head() -> dict:
 
 
 def _told(entries: Sequence[dict]) -> str:
-    """What was found, by pattern."""
+    """The findings in words, by pattern."""
     words = []
     for entry in entries:
         gain = (
