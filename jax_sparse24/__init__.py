@@ -24,6 +24,7 @@ from jax_sparse24.ops.packed24 import squared_relu24 as squared_relu24
 from jax_sparse24.ops.packed_vnm import PackedVNM as PackedVNM
 from jax_sparse24.ops.packed_vnm import pack_vnm as pack_vnm
 from jax_sparse24.ops.packed_vnm import vnm_mask as vnm_mask
+from jax_sparse24.ops.prune_check import prune_check24 as prune_check24
 from jax_sparse24.ops.select import double_prune24 as double_prune24
 from jax_sparse24.ops.select import mask24 as mask24
 from jax_sparse24.ops.select import mask_nm as mask_nm

@@ -37,14 +37,14 @@ def _valid_tiles():
 TILES = _valid_tiles()  # 90 tuples: index into PAIRS for row 0, ..., row 3
 
 
-def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
+def as_array(op: str, name: str, x, also: tuple = ()) -> jax.Array:
     """An argument as a JAX array.
 
     op, name: the operation and the argument, for messages.
     x: an array, a nested list of numbers or a number.
-    float8: whether float8_e4m3fn is supported.
+    also: the dtypes that the operation has beside `FLOATS` and float64.
 
-    Raises: TypeError if x is no array, or not of a supported floating dtype."""
+    Raises: TypeError if x is no array, or not of a supported dtype."""
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         fix = "; call todense()" if hasattr(x, "todense") else ""
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
@@ -52,7 +52,7 @@ def as_array(op: str, name: str, x, float8: bool = False) -> jax.Array:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{op}: {name} must be an array of numbers: {error}") from error
-    check_dtype(op, name, x.dtype, float8)
+    check_dtype(op, name, x.dtype, also)
     return x
 
 
@@ -76,10 +76,10 @@ def _converts(x) -> bool:
     return hasattr(x, "dtype") and dense and not hasattr(x, "todense")
 
 
-def check_dtype(op: str, name: str, dtype, float8: bool = False) -> None:
-    """Raises TypeError unless a dtype is a supported floating one; float8_e4m3fn is, if `float8`."""
-    if dtype not in FLOATS and dtype != jnp.float64 and not (float8 and dtype == FLOAT8):
-        supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *((FLOAT8,) if float8 else ())))
+def check_dtype(op: str, name: str, dtype, also: tuple = ()) -> None:
+    """Raises TypeError for a dtype other than `FLOATS`, those of `also`, and float64."""
+    if dtype not in (*FLOATS, *also, jnp.float64):
+        supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *also))
         raise TypeError(
             f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {supported} "
             f"(and float64 with jax_enable_x64, by the reference implementation). Cast it first."

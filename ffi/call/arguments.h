@@ -40,6 +40,14 @@ struct GroupwiseArgs {
   Key key;
 };
 
+// Adds to `found` how many groups of x have more than two non-zeros.
+struct PruneCheckArgs {
+  int64_t width;  // of an element, in bytes: 4, 2, or 1 for bool
+  const void* x;
+  int32_t* found;
+  Groups groups;
+};
+
 enum class TileOp : int32_t { kTransposableMask, kPruneColumnsFirst, kPruneRowsFirst };
 
 // Tiles of 4x4 of w (rows, cols) -> an array of the same shape, of bytes for kTransposableMask.

@@ -6,7 +6,7 @@
 
 namespace s24 {
 
-// Units of GroupwiseArgs are groups, and those of TileArgs are rows of tiles.
+// Units of GroupwiseArgs and PruneCheckArgs are groups, and those of TileArgs are rows of tiles.
 
 constexpr int64_t kPackGroups = 128;       // A unit of packing has so many groups when the group axis is contiguous.
 constexpr int64_t kPackTileGroups = 32;    // Otherwise a unit is a tile of this many groups
@@ -62,7 +62,8 @@ constexpr int64_t kSampledGroups = 128;
   X(packed_vnm, (const VnmArgs&, int64_t begin, int64_t end))                                                               \
   X(matmul, (const MatmulArgs&, const MatmulBlock&, void* scratch))                                                         \
   X(matmul_vnm, (const VnmMatmulArgs&, const MatmulBlock&, void* scratch))                                                  \
-  X(sampled, (const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch))
+  X(sampled, (const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch))               \
+  X(prune_check, (const PruneCheckArgs&, int64_t begin, int64_t end))
 
 // The kernels of one instruction set.
 struct Kernels {

@@ -102,6 +102,7 @@ cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
 
 cudaError_t launch_select(const GroupwiseArgs& args, cudaStream_t stream);  // kMask, kPrune
+cudaError_t launch_prune_check(const PruneCheckArgs& args, cudaStream_t stream);  // from 0 on
 cudaError_t launch_soft(const GroupwiseArgs& args, cudaStream_t stream);
 cudaError_t launch_mvue(const GroupwiseArgs& args, const uint32_t* key, cudaStream_t stream);
 cudaError_t launch_transposable(const TileArgs& args, cudaStream_t stream);

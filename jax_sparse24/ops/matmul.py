@@ -142,7 +142,7 @@ def _operand(name: str, x):
             f"matmul: {name} is float8_e5m2; of 8-bit floats, {FLOAT8} is multiplied with itself only "
             f"(cuSPARSELt refuses e4m3 times e5m2, too). Cast it."
         )
-    return patterns.as_array("matmul", name, x, float8=True)
+    return patterns.as_array("matmul", name, x, also=(FLOAT8,))
 
 
 def common_dtype(a, b) -> jnp.dtype:

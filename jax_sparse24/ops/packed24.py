@@ -129,7 +129,7 @@ def pack24(
     Raises: as `mask24`; TypeError or ValueError for a mask of another dtype or shape, or traced though
         checked; ValueError for other pairs of axes and for a checked mask that is not 2:4."""
     patterns.check_flag("pack24", "checked", checked)
-    x = patterns.as_array("pack24", "x", x, float8=True)
+    x = patterns.as_array("pack24", "x", x, also=(FLOAT8,))
     both = isinstance(axis, tuple) and len(axis) == 2
     axis = (patterns.check_both if both else patterns.check_grouped)("pack24", x, axis)
     if mask is not None:
@@ -268,7 +268,7 @@ def check_packed(op: str, packed: Packed24) -> None:
         if not hasattr(part, "dtype"):
             kind = type(part).__name__
             raise TypeError(f"{op}: {name} must be an array, got {kind}. Build it with pack24.")
-    patterns.check_dtype(op, "values", packed.dtype, float8=True)
+    patterns.check_dtype(op, "values", packed.dtype, also=(FLOAT8,))
     if not isinstance(packed.axis, int) or not -packed.ndim <= packed.axis < 0:
         raise ValueError(
             f"{op}: axis={packed.axis!r} of a Packed24 must be counted from the end of its {packed.ndim} "

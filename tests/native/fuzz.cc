@@ -174,6 +174,20 @@ static bool packs() {
   return differ(kept) || (op != PackOp::kGather && differ(made));
 }
 
+static bool prune_checks() {
+  const int64_t width = one_of<int64_t>({1, 2, 4});
+  const Groups g = groups(6000);
+  now = "prune check" + say({width, g.outer, g.len, g.inner});
+  Array x(4 * g.count(), width);
+  x.random(2);
+  std::vector<int32_t> results;
+  for (const Kernels* k : kAll) {
+    const PruneCheckArgs a = {width, x.data(), &results.emplace_back(0), g};
+    in_pieces(g.count(), [&](int64_t begin, int64_t end) { k->prune_check(a, begin, end); });
+  }
+  return differ(results);
+}
+
 static int64_t height() { return one_of<int64_t>({16, 32, 64, 128, 256}); }
 static int64_t width(int64_t most) { return 4 + upto(most - 4); }
 
@@ -296,12 +310,13 @@ int main(int, char** arguments) {
     const char* name;
     bool (*run)();
     long calls = 0, compared = 0, wrong = 0;
-  } kinds[] = {{"groupwise", groupwise}, {"tiles", tiles}, {"packs", packs}, {"blocks", blocks}, {"products", products},
+  } kinds[] = {{"groupwise", groupwise}, {"tiles", tiles}, {"packs", packs}, {"blocks", blocks},
+               {"prune checks", prune_checks}, {"products", products},
                {"products of blocks", block_products}, {"samples", samples}};
   for (uint32_t number = uint32_t(std::atoi(arguments[2])); std::chrono::steady_clock::now() < end; ++number) {
     random_bits.seed(number);
-    Kind& kind = kinds[number % 7];
-    compared = number % 7 < 4 || upto(1) != 0;
+    Kind& kind = kinds[number % 8];
+    compared = number % 8 < 5 || upto(1) != 0;
     const bool differs = kind.run();
     ++kind.calls, kind.compared += compared;
     if (differs && kind.wrong++ == 0) std::fprintf(stderr, "bits differ: number %u, %s\n", number, now.c_str());

@@ -183,6 +183,11 @@ CASES = {
     "s24_mask": Case(mapped("bool"), **GROUPS, legal=("x is float32",)),
     "s24_prune": Case(mapped(), **GROUPS),
     "s24_soft": Case(mapped(), **GROUPS),
+    "s24_prune_check": Case(  # of each row, or of all
+        lambda R, K: Call({"x": x(R, K)}, {"found": x(R, dtype="int32")}, {"trailing": 0}),
+        **GROUPS,
+        legal=("x is float32", "x is bool", "x dim 1 = 0", "found is a scalar"),
+    ),
     "s24_mvue": Case(
         lambda R, K: Call(KEY | {"x": x(R, K)}, {"out": x(R, K)}, {"trailing": 0, "exact": 1}),
         **GROUPS,

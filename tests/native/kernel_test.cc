@@ -351,6 +351,28 @@ static void groupwise_case(const std::string& name, Dtype dtype, Groups g) {
   report(name + " groupwise", wrong);
 }
 
+// Zeros of both signs, the least subnormals and any other bits; bytes are 0 or 1.
+template <class B>
+static void prune_check_case(const std::string& name, Groups g) {
+  constexpr B kSign = B(~(B(-1) >> 1));
+  alignas(64) static B memory[(1 << 16) + 1];
+  long wrong = 0;
+  for (const int offset : {0, 1}) {  // aligned for wide accesses, and not
+    B* const x = memory + offset;
+    for (int64_t i = 0; i < 4 * g.count(); ++i)
+      x[i] = sizeof(B) == 1 ? B(random_bits() % 2) : std::vector<B>{0, kSign, 1, B(random_bits() | 1)}[random_bits() % 4];
+    int32_t want = 0, found = 7;
+    for_groups(g, [&](int64_t, int64_t at, int64_t, int64_t) {
+      int non_zeros = 0;
+      for (int j = 0; j < 4; ++j) non_zeros += x[at + j * g.inner] != 0 && x[at + j * g.inner] != kSign;
+      want += non_zeros > 2;
+    });
+    cuda::launch_prune_check({sizeof(B), x, &found, g}, nullptr);
+    wrong += found != want;
+  }
+  report(name + " checked", wrong);
+}
+
 int main() {
   // The large ones so that blocks repeat their work, and the last one ends early.
   const Groups shapes[] = {{1, 8 * 2206, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
@@ -364,6 +386,12 @@ int main() {
     groupwise_case<F16>("float16 " + shape, Dtype::kF16, g);
     groupwise_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);
     groupwise_case<F32>("float32 " + shape, Dtype::kF32, g);
+  }
+  for (const Groups& g : {Groups{1101, 16, 1}, Groups{1, 20, 1}, Groups{2, 80, 216}, Groups{2, 144, 208}, Groups{2, 8, 3}}) {
+    const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
+    prune_check_case<uint8_t>("bool " + shape, g);
+    prune_check_case<uint16_t>("16 bit " + shape, g);
+    prune_check_case<uint32_t>("32 bit " + shape, g);
   }
   vnm_case<BF16>("bfloat16 16:2:4 along rows", Dtype::kBF16, false, true, 48, 72, 16, 4);
   vnm_case<BF16>("bfloat16 128:2:8 along rows", Dtype::kBF16, false, true, 128, 160, 128, 8);

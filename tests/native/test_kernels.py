@@ -8,7 +8,7 @@ from tests.native.conftest import Counts
 pytestmark = pytest.mark.slow
 
 SOURCES = (
-    *("select", "soft", "mvue", "packed24_rows", "packed24_columns"),
+    *("select", "prune_check", "soft", "mvue", "packed24_rows", "packed24_columns"),
     *("matmul.fma", "matmul_f32.fma", "matmul_vnm.fma"),
     *("packed_vnm", "packed_vnm_tiles", "packed_vnm_repack"),
 )
@@ -28,7 +28,8 @@ def tiles(counts, kernels) -> Counts:
 
 
 @pytest.mark.parametrize(
-    ("operation", "cases"), [(" packs 2:4", 8), ("unpacks 2:4", 8), ("gathers 2:4", 8), ("groupwise", 12)]
+    ("operation", "cases"),
+    [(" packs 2:4", 8), ("unpacks 2:4", 8), ("gathers 2:4", 8), ("groupwise", 12), (" checked", 15)],
 )
 def test_kernels_of_groups_give_the_defined_bits(report, operation, cases):
     """Estimates too: groups that share a call of Philox draw the words that are theirs."""

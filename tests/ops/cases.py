@@ -73,6 +73,16 @@ def _mvue(exact):
 CASES = [
     Case("mask24", lambda x, impl: s24.mask24(x, -1, implementation=impl), "s24_mask"),
     Case("prune24", lambda x, impl: s24.prune24(x, -1, implementation=impl), "s24_prune"),
+    Case(
+        "prune_check24",
+        lambda x, impl: s24.prune_check24(x, -1, implementation=impl),
+        "s24_prune_check",
+    ),
+    Case(
+        "prune_check24-mask",
+        lambda x, impl: s24.prune_check24(jnp.signbit(x), -2, implementation=impl),
+        "s24_prune_check",
+    ),
     Case("soft24", lambda x, impl: s24.soft24(x, -1, implementation=impl), "s24_soft"),
     Case(
         "transposable_mask24",
@@ -125,6 +135,7 @@ CASES = [
 ALONG_AN_AXIS = {
     "mask24": lambda x, axis, **kw: s24.mask24(x, axis, **kw),
     "prune24": lambda x, axis, **kw: s24.prune24(x, axis, **kw),
+    "prune_check24": lambda x, axis, **kw: s24.prune_check24(x, axis, **kw),
     "soft24": lambda x, axis, **kw: s24.soft24(x, axis, **kw),
     "pack24": lambda x, axis, **kw: s24.pack24(x, axis, **kw),
     "squared_relu24": lambda x, axis, **kw: s24.squared_relu24(x, axis, **kw),

@@ -188,6 +188,8 @@ inline uint32_t __reduce_add_sync(unsigned, uint32_t value) {
   return own.sum;
 }
 
+inline int atomicAdd(int* at, int value) { return *at += value, *at - value; }  // threads take turns
+
 inline uint32_t __ballot_sync(unsigned, bool vote) {
   struct Lane {
     bool vote;

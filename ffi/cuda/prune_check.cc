@@ -1,0 +1,23 @@
+// The handler that counts the groups of four with more than two non-zeros.
+#include "../call/prune_check.h"
+#include "handlers.h"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+ffi::Error PruneCheck(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> found) {
+  const PruneCheckCall c = PruneCheckCall::of("s24_prune_check", trailing, x, *found);
+  if (c.error.failure()) return c.error;
+  for (int64_t b = 0; b < c.arrays; ++b) {
+    const cudaError_t e = launch_prune_check(c.at(b), stream);
+    if (e != cudaSuccess) return status(c.target, e);
+  }
+  return ffi::Error::Success();
+}
+
+S24_TARGET("s24_prune_check", PruneCheck, on_stream(takes<1>, gives<1>, "trailing"), kInGraphs);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace s24
