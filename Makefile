@@ -13,7 +13,7 @@ help:
 	@echo "make lint   check style;  make format  apply it"
 	@echo "make clean  remove .venv and everything built"
 
-$(INSTALLED): pyproject.toml setup.py $(wildcard ffi/*.py ffi/*/*)
+$(INSTALLED): pyproject.toml setup.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED)
-	$(PYTEST) --limit 60 --record build/durations.txt
+	$(PYTEST) --limit 120 --record build/durations.txt
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not slow"
