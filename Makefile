@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED)
-	$(PYTEST) --limit 120 --record build/durations.txt
+	$(PYTEST) --limit=120 --record=build/durations.txt
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not slow"
