@@ -18,6 +18,7 @@ from experiments.data.base import Config
 from experiments.errors import require
 
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
+AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=32)  # records: some batches of long sequences
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def sequences(source, data: Config, seed: int, *, repeat: bool, shard=(0, 1)) ->
     index, count = shard
     records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
     records = (records.repeat() if repeat else records).map(partial(tokens_of, data.vocabulary))
-    records = records.to_iter_dataset()
+    records = records.to_iter_dataset(AHEAD)
     packed = grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
     return grain.experimental.WindowShuffleIterDataset(packed, window_size=SHUFFLE_WINDOW, seed=seed)
 
