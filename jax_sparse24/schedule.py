@@ -106,7 +106,7 @@ def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
     method: from `s24.methods`.
     step: number of the optimiser step, from 0, an int or a traced integer.
     what: "refresh", of masks and other state, every `method.refresh_every` steps, or "arrange", of neurons
-        (`s24.nn.arrange`), every `method.arrange_every` steps.
+        (`s24.nn.arrange`), every `method.router.arrange_every` steps.
 
     Returns: a bool; a traced one for a traced step, if the method has a period.
     Raises: ValueError for a step that is negative or no int, or another `what`."""
@@ -115,7 +115,8 @@ def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
     traced = isinstance(step, jax.core.Tracer)
     if not traced and (isinstance(step, bool) or not hasattr(step, "__index__") or step < 0):
         raise ValueError(f"due: step={step!r} must be the number of the optimiser step, an int >= 0.")
-    every = method.refresh_every if what == "refresh" else method.arrange_every
+    owner = method if what == "refresh" else method.router
+    every = owner and getattr(owner, f"{what}_every")
     if not every:
         return False
     return step % every == 0 if traced else bool(step % every == 0)

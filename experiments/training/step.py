@@ -97,7 +97,7 @@ class Program:
     @property
     def arranges(self) -> bool:
         """Whether the method puts neurons into an order before its first sparse step."""
-        return type(self.config.method).arrange is not Method.arrange
+        return self.config.method.router is not None
 
     def enter_sparse(self, state, again: bool = False):
         """The state as a sparse phase begins: masks computed anew, which were left alone while the products

@@ -166,7 +166,7 @@ def sparse_ffn(
     b1 = check_bias("sparse_ffn", "b1", b1, "w1", w1)
     check_state("sparse_ffn", method, state, w1=w1, w2=w2)
     execution = Execution("sparse_ffn", "ffn", plan, implementation, activation)
-    route = method.route(tokens, w1, state) if tokens.size else None
+    route = method.router.route(tokens, w1, state["w1"]) if method.router and tokens.size else None
     if route is None:
         out = _ffn(execution, tokens, w1, w2, b1, None, state, key)
     else:

@@ -120,7 +120,7 @@ class Sparsifier:
         raise NotImplementedError
 
 
-class Routing(NamedTuple):
+class Route(NamedTuple):
     """The order in which an FFN sees its tokens, and what they may keep.
 
     order: int32 (R,), the token of each row; T, the number of tokens, for a row of zeros. Every token has

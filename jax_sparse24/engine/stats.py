@@ -54,7 +54,7 @@ def activation_stats(
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)
     execution = Execution("activation_stats", "ffn", plan, None, activation)
-    route = method.route(tokens, w1, state)
+    route = method.router.route(tokens, w1, state["w1"]) if method.router else None
     real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
         back = inverse_of(route.order, tokens.shape[0])

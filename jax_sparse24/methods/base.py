@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine.operand import Routing
 from jax_sparse24.engine.plan import LINEAR, Plan, ffn_plan
+from jax_sparse24.methods.routing import Router
 from jax_sparse24.patterns import check_size
 from jax_sparse24.schedule import Phase, Schedule
 
@@ -70,16 +70,13 @@ class Method:
 
     refresh_every: optimiser steps between refreshes of the state; 0 if there is nothing to refresh; see
         `s24.due`.
-    arrange_every: optimiser steps of a sparse phase between two arrangements of neurons; 0 for a single one.
     when: whom the method is for, in a sentence.
-    router: number of clusters of a learned router, a parameter (d, clusters) of the FFN; 0 for none.
-    observed: names of those entries of w1's state that are running statistics of activations."""
+    router: puts the tokens and the neurons of an FFN into an order; None for the order in which they come.
+    """
 
     refresh_every: ClassVar[int] = 0
-    arrange_every: ClassVar[int] = 0
     when: ClassVar[str] = ""
-    router: ClassVar[int] = 0
-    observed: ClassVar[tuple[str, ...]] = ()
+    router: ClassVar[Router | None] = None
 
     def linear_plan(self) -> Plan:
         """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`."""
@@ -149,44 +146,6 @@ class Method:
         w: (..., in, out).
 
         Returns: bool, w's shape; None if the method masks no weight."""
-        return None
-
-    def arrange(self, w1: jax.Array) -> tuple | None:
-        """A new order of the neurons of an FFN; it runs on the host, see `s24.nn.arrange`.
-
-        w1: (in, out), the up-projection, one column per neuron.
-
-        Returns: (order, state): the old index of the neuron at each new place, int (out,), and the state of
-            w1 that belongs to it; None if the order of neurons does not matter."""
-        return None
-
-    def teach(self, y: jax.Array, router: jax.Array, x: jax.Array, w1: jax.Array) -> jax.Array:
-        """Returns `y` unchanged, with a gradient for a learned router.
-
-        y: output of the FFN, (..., d).
-        router: (d, clusters), the parameter.
-        x: (T, d), input of the FFN.
-        w1: (d, f)."""
-        return y
-
-    def observe(self, y: jax.Array, state, x: jax.Array, w1: jax.Array) -> jax.Array:
-        """Returns `y` unchanged; the statistics `observed` get as their gradient what these tokens add to
-        them.
-
-        y: output of the FFN, (..., d).
-        state: of w1.
-        x: (T, d), input of the FFN.
-        w1: (d, f)."""
-        return y
-
-    def route(self, x: jax.Array, w1: jax.Array, state) -> Routing | None:
-        """The order in which the products see the tokens.
-
-        x: (T, d), input of the FFN.
-        w1: (d, f).
-        state: of both matrices, by "w1" and "w2".
-
-        Returns: a `Routing`; None for the order in which tokens come."""
         return None
 
     @property

@@ -5,6 +5,7 @@ activate the same neurons, and if these neurons lie in different groups of M. So
 they respond to, the neurons of each cluster are spread over the groups in turn, and tokens are sorted by the
 cluster that they are nearest to."""
 
+import dataclasses
 import math
 from typing import Literal, NamedTuple
 
@@ -12,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.engine.operand import Route
 from jax_sparse24.ops.order import collect
 
 Metric = Literal["cosine", "l2"]
 Layout = Literal["spread", "adjacent", "none"]
+Sorting = Literal["centroid", "learned", "none"]
+Columns = Literal["data", "statistic", "cluster"]
 ITERATIONS = 25
 
 
@@ -117,7 +121,7 @@ def neuron_order(assignment, m: int, layout: Layout) -> np.ndarray:
     return by_cluster if layout == "adjacent" else np.arange(f)
 
 
-def route(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Array]:
+def sort_by_cluster(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorts tokens by their clusters.
 
     A token's cluster is the one whose centroid has the largest inner product with it. Ties between clusters
@@ -150,7 +154,7 @@ def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m
 
     What a token keeps then depends on no other token of its block.
 
-    order_T, cluster_T: of `route`.
+    order_T, cluster_T: of `sort_by_cluster`.
     clusters: number of clusters.
     v, m: rows and columns of a block.
 
@@ -255,3 +259,104 @@ def four_largest(norms_Kf: jax.Array, m: int) -> jax.Array:
     groups = norms_Kf.reshape(norms_Kf.shape[0], -1, m)
     rank = jnp.argsort(jnp.argsort(-groups, axis=-1, stable=True), axis=-1)
     return (rank < 4).reshape(norms_Kf.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Router:
+    """Puts neurons into the order of their clusters, and tokens into that of the cluster they are nearest to.
+
+    A method that routes has one as `Method.router`. Its arrays are entries of w1's state: "centroids" is
+    float32 (d, K), and "arranged", a bool, says whether the neurons were put in order. With
+    columns="statistic" there is also "norms", float32 (K, f), a running statistic of how strongly the tokens
+    of each cluster activate each neuron.
+
+    v, m, clusters, metric, layout, routing, columns: as in `s24.methods.Venom`.
+    arrange_every: optimiser steps of a sparse phase between two arrangements of neurons; 0 for a single one.
+    """
+
+    v: int
+    m: int
+    clusters: int
+    metric: Metric
+    layout: Layout
+    routing: Sorting
+    columns: Columns
+    arrange_every: int
+
+    @property
+    def learned(self) -> str:
+        """Name of the entry of w1's state that a parameter of the FFN, `router`, replaces; "" for none."""
+        return "centroids" if self.routing == "learned" else ""
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Names of the entries of w1's state that are running statistics of activations."""
+        return ("norms",) if self.columns == "statistic" else ()
+
+    def state_shapes(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the entries of w1's state, which are zeros until the neurons are arranged.
+
+        shape: of w1, (..., d, f).
+
+        Returns: a `jax.ShapeDtypeStruct` for every entry, by name."""
+        *stack, d, f = shape
+        shapes = {
+            "centroids": jax.ShapeDtypeStruct((*stack, d, self.clusters), jnp.float32),
+            "arranged": jax.ShapeDtypeStruct((*stack,), bool),
+        }
+        if self.observed:
+            shapes["norms"] = jax.ShapeDtypeStruct((*stack, self.clusters, f), jnp.float32)
+        return shapes
+
+    def arrange(self, w1) -> tuple[np.ndarray, dict[str, jax.Array]]:
+        """A new order of the neurons of an FFN; it runs on the host, see `s24.nn.arrange`.
+
+        w1: (d, f), one column per neuron.
+
+        Returns: int (f,), the old index of the neuron at each new place, and the new entries of w1's state.
+        Raises: ValueError as `cluster_neurons`."""
+        found = cluster_neurons(w1, self.clusters, self.metric)
+        order = neuron_order(found.assignment, self.m, self.layout)
+        centroids = jnp.asarray(found.centroids)
+        state = {"centroids": centroids, "arranged": jnp.asarray(True)}
+        if self.observed:  # statistics start as if one token had been observed at each centroid
+            state["norms"] = jnp.square(jax.nn.relu(responses(jnp.asarray(w1)[:, order], centroids)))
+        return order, state
+
+    def route(self, x_Td: jax.Array, w1_df: jax.Array, state) -> Route | None:
+        """The order in which the products see the tokens.
+
+        x_Td: input of the FFN.
+        w1_df: the up-projection.
+        state: of w1.
+
+        Returns: a `Route`; None for the order in which tokens come."""
+        if self.routing == "none":
+            return None
+        order, cluster = sort_by_cluster(x_Td, state["centroids"])
+        if self.columns == "data":
+            return Route(order)
+        norms = state["norms"] if self.observed else responses(w1_df, state["centroids"])
+        order, of_block = in_blocks(order, cluster, self.clusters, self.v, self.m)
+        allowed_Rf = jnp.repeat(four_largest(norms, self.m)[of_block], self.v, axis=0)
+        return Route(order, allowed_Rf & (order < len(x_Td))[:, None])
+
+    def learn(self, y, state, router_dK: jax.Array | None, x_Td: jax.Array, w1_df: jax.Array):
+        """Returns `y` unchanged, with gradients for what the router learns from a sixteenth of the tokens.
+
+        The statistics `observed` get as their gradient what these tokens add to them, see `observe`, and the
+        parameter gets that of a classifier of tokens, see `teach`.
+
+        y: output of the FFN, (T, d) or with more axes in front.
+        state: of w1.
+        router_dK: the parameter; None without one.
+        x_Td: input of the FFN.
+        w1_df: the up-projection."""
+        some_nd, w1_df = jax.lax.stop_gradient((x_Td[::16], w1_df))
+        if self.observed:
+            order, cluster = sort_by_cluster(some_nd, state["centroids"])
+            y = observe(y, state["norms"], some_nd[order], cluster, w1_df)
+        if router_dK is not None:
+            fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df))
+            y = teach(y, router_dK, some_nd, fired_cluster(fired_nf, self.clusters, self.m, self.layout))
+        return y

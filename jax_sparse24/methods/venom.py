@@ -4,10 +4,8 @@ import dataclasses
 import math
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
-from jax_sparse24.engine.operand import Routing
 from jax_sparse24.engine.plan import FFN, LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import Blocks, SavedSupport
 from jax_sparse24.methods.activation24 import soft_weights
@@ -21,19 +19,7 @@ from jax_sparse24.methods.base import (
     phases,
     scale_like,
 )
-from jax_sparse24.methods.routing import (
-    Layout,
-    Metric,
-    cluster_neurons,
-    fired_cluster,
-    four_largest,
-    in_blocks,
-    neuron_order,
-    observe,
-    responses,
-    route,
-    teach,
-)
+from jax_sparse24.methods.routing import Columns, Layout, Metric, Router, Sorting
 from jax_sparse24.methods.sste import soft_scale
 from jax_sparse24.patterns import VNM, check_size
 
@@ -91,8 +77,8 @@ class Venom(Method):
     clusters: int = 32
     metric: Metric = "cosine"
     layout: Layout = "spread"
-    routing: Literal["centroid", "learned", "none"] = "centroid"
-    columns: Literal["data", "statistic", "cluster"] = "data"
+    routing: Sorting = "centroid"
+    columns: Columns = "data"
     transposed: Literal["regrouped", "plain"] = "regrouped"
     exact: bool = False
     weights: Literal["soft", "dense"] = "soft"
@@ -146,10 +132,8 @@ class Venom(Method):
         state = {"scale": soft_scale(w, -2 if role == "w1" else -1)} if self.weights == "soft" else {}
         if role == "w1":
             self._check_clusters(w.shape)
-            state["centroids"] = jnp.zeros((*w.shape[:-1], self.clusters), jnp.float32)
-            state["arranged"] = jnp.zeros(w.shape[:-2], bool)
-            if self.observed:
-                state["norms"] = jnp.zeros((*w.shape[:-2], self.clusters, w.shape[-1]), jnp.float32)
+            shapes = self.router.state_shapes(w.shape)
+            state |= {name: jnp.zeros(like.shape, like.dtype) for name, like in shapes.items()}
         return state
 
     def _check_clusters(self, shape) -> None:
@@ -160,59 +144,16 @@ class Venom(Method):
     def state_shapes(self, shape, role="w"):
         if role == "w":
             return {}
-        *stack, wide, out = shape
         shapes = {"scale": scale_like(shape)} if self.weights == "soft" else {}
-        if role == "w1":
-            shapes["centroids"] = jax.ShapeDtypeStruct((*stack, wide, self.clusters), jnp.float32)
-            shapes["arranged"] = jax.ShapeDtypeStruct((*stack,), bool)
-            if self.observed:
-                shapes["norms"] = jax.ShapeDtypeStruct((*stack, self.clusters, out), jnp.float32)
-        return shapes
-
-    def arrange(self, w1):
-        found = cluster_neurons(w1, self.clusters, self.metric)
-        order = neuron_order(found.assignment, self.m, self.layout)
-        centroids = jnp.asarray(found.centroids)
-        state = {"centroids": centroids, "arranged": jnp.asarray(True)}
-        if self.observed:  # statistics start as if one token had been observed at each centroid
-            state["norms"] = jnp.square(jax.nn.relu(responses(jnp.asarray(w1)[:, order], centroids)))
-        return order, state
+        return shapes | (self.router.state_shapes(shape) if role == "w1" else {})
 
     @property
     def causal(self):
         return self.columns != "data"
 
     @property
-    def observed(self):
-        return ("norms",) if self.columns == "statistic" else ()
-
-    def observe(self, y, state, x_Td, w1_df):
-        if not self.observed:
-            return y
-        some = jax.lax.stop_gradient(x_Td[::16])
-        order, cluster = route(some, state["centroids"])
-        return observe(y, state["norms"], some[order], cluster, jax.lax.stop_gradient(w1_df))
-
-    @property
     def router(self):
-        return self.clusters if self.routing == "learned" else 0
-
-    def teach(self, y, router, x_Td, w1_df):
-        some = jax.lax.stop_gradient(x_Td[::16])
-        fired = jnp.square(jax.nn.relu(some @ jax.lax.stop_gradient(w1_df)))
-        return teach(y, router, some, fired_cluster(fired, self.clusters, self.m, self.layout))
-
-    def route(self, x_Td, w1_df, state):
-        if self.routing == "none":
-            return None
-        order, cluster = route(x_Td, state["w1"]["centroids"])
-        if self.columns == "data":
-            return Routing(order)
-        own = state["w1"]
-        norms = own["norms"] if self.observed else responses(w1_df, own["centroids"])
-        order, of_block = in_blocks(order, cluster, self.clusters, self.v, self.m)
-        allowed_Rf = jnp.repeat(four_largest(norms, self.m)[of_block], self.v, axis=0)
-        return Routing(order, allowed_Rf & (order < len(x_Td))[:, None])
+        return Router(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Router)})
 
     @property
     def token_multiple(self):

@@ -48,19 +48,17 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
     Raises: ValueError for weights with NaN or Inf."""
     moves = {}
     for path, ffn in nnx.iter_modules(model):
-        if not isinstance(ffn, FFN):
+        if not isinstance(ffn, FFN) or (router := ffn.up.method.router) is None:
             continue
         kernel = np.asarray(ffn.up.kernel[...])
-        found = [ffn.up.method.arrange(w1) for w1 in kernel.reshape(-1, *kernel.shape[-2:])]
-        if None in found:
-            continue
+        found = [router.arrange(w1) for w1 in kernel.reshape(-1, *kernel.shape[-2:])]
         lead = kernel.shape[:-2]
         order = jnp.asarray(np.stack([o for o, _ in found]).reshape(*lead, -1), jnp.int32)
         for name in found[0][1]:
             values = jnp.stack([state[name] for _, state in found])
             ffn.up.state[name][...] = values.reshape(*lead, *values.shape[1:])
-        if ffn.up.method.router:
-            ffn.router[...] = ffn.up.state["centroids"][...]
+        if router.learned:
+            ffn.router[...] = ffn.up.state[router.learned][...]
         for (layer, name), axis in NEURON_AXES.items():
             parameter = getattr(getattr(ffn, layer), name)
             if parameter is not None:

@@ -47,8 +47,8 @@ class FFN(nnx.Module):
         check_fits("FFN", self.up.method, activation)
         check_widths("FFN", self.up.method, d, f)
         self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
-        if self.up.method.router:
-            self.router = nnx.Param(jnp.zeros((d, self.up.method.router), jnp.float32))
+        if self._learned:
+            self.router = nnx.Param(jnp.zeros_like(self.up.state[self._learned][...]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
@@ -59,9 +59,9 @@ class FFN(nnx.Module):
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
         state, tokens = self._state(), x.reshape(-1, x.shape[-1])
         y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
-        y = up.method.observe(y, state["w1"], tokens, w1)
         if up.method.router:
-            y = up.method.teach(y, self.router[...], tokens, w1)
+            router = self.router[...] if self._learned else None
+            y = up.method.router.learn(y, state["w1"], router, tokens, w1)
         return y if b2 is None else y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
@@ -86,8 +86,13 @@ class FFN(nnx.Module):
         return dtypes.promote_dtype((x, *params), dtype=self.up.dtype)
 
     def _state(self):
-        own = {"centroids": jax.lax.stop_gradient(self.router[...])} if self.up.method.router else {}
-        return {"w1": self.up.method_state() | own, "w2": self.down.method_state()}
+        learned = {self._learned: jax.lax.stop_gradient(self.router[...])} if self._learned else {}
+        return {"w1": self.up.method_state() | learned, "w2": self.down.method_state()}
+
+    @property
+    def _learned(self) -> str:
+        """Name of the entry of w1's state that the parameter `router` replaces; "" without one."""
+        return self.up.method.router.learned if self.up.method.router else ""
 
 
 class GatedFFN(nnx.Module):

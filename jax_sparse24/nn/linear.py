@@ -100,9 +100,10 @@ class Linear(nnx.Module):
         # The key is drawn for every method, so that models which differ only in their methods start from
         # the same parameters.
         noise_key = rngs.params()
+        observed = self.method.router.observed if self.method.router else ()
         self.state = nnx.Dict(
             {
-                name: (Statistic if name in self.method.observed else SparseState)(value)
+                name: (Statistic if name in observed else SparseState)(value)
                 for name, value in self.method.init(self.kernel[...], role).items()
             }
         )

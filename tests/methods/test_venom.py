@@ -16,7 +16,7 @@ from jax_sparse24.methods.routing import (
     neuron_order,
     padded_rows,
     responses,
-    route,
+    sort_by_cluster,
 )
 from tests.engine import oracle
 
@@ -32,7 +32,7 @@ def operands(seed=0):
 def state_of(method, w1, w2, arranged=True):
     state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
     if arranged:
-        state["w1"] |= method.arrange(w1)[1]
+        state["w1"] |= method.router.arrange(w1)[1]
     return state
 
 
@@ -160,7 +160,7 @@ def test_layouts():
 
 def test_routing_sorts_tokens_by_their_nearest_centroid():
     x = jnp.asarray([[0, 1.0], [1, 0], [0, 2], [-3, -3], [2, 1]])
-    order, cluster = route(x, jnp.eye(2))
+    order, cluster = sort_by_cluster(x, jnp.eye(2))
     np.testing.assert_array_equal(cluster, [0, 0, 0, 1, 1])  # a tie goes to the first
     np.testing.assert_array_equal(order, [1, 3, 4, 0, 2])
 

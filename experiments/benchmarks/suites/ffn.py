@@ -75,8 +75,9 @@ def block(method, state, implementation):
 def state_of(method, operands) -> dict:
     """The state of both weights, neurons clustered but not moved: it costs the same."""
     state = {w: method.init(operands[w], w) for w in ("w1", "w2")}
-    arranged = method.arrange(operands["w1"])
-    return state if arranged is None else state | {"w1": {**state["w1"], **arranged[1]}}
+    if method.router:
+        state["w1"] |= method.router.arrange(operands["w1"])[1]
+    return state
 
 
 def forward_backward(function):
