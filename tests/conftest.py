@@ -3,6 +3,7 @@
 import collections
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bit
 
 # Compilers take most of the suite's time. LLVM optimises only in tests that are marked `optimised`.
 PLAINLY = "jax_disable_most_optimizations"
+gc.set_threshold(50_000, 20, 100)  # what tracing leaves behind is looked through less often
 
 
 def pytest_addoption(parser):
