@@ -61,6 +61,7 @@ def as_mask(op: str, mask, x: jax.Array) -> jax.Array:
 
     op: the operation, for messages.
     mask: bool, x's shape.
+    x: the array that is masked.
 
     Raises: TypeError or ValueError for another dtype or shape."""
     mask = jnp.asarray(mask)
@@ -77,7 +78,11 @@ def _converts(x) -> bool:
 
 
 def check_dtype(op: str, name: str, dtype, also: tuple = ()) -> None:
-    """Raises TypeError for a dtype other than `FLOATS`, those of `also`, and float64."""
+    """Raises TypeError for a dtype other than `FLOATS`, those of `also`, and float64.
+
+    op, name: the operation and its argument, for the message.
+    dtype: of the argument.
+    also: further dtypes that the operation takes."""
     if dtype not in (*FLOATS, *also, jnp.float64):
         supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *also))
         raise TypeError(
@@ -87,13 +92,20 @@ def check_dtype(op: str, name: str, dtype, also: tuple = ()) -> None:
 
 
 def check_flag(op: str, name: str, value) -> None:
-    """Raises TypeError unless an option is True or False; any other word would count as true."""
+    """Raises TypeError unless an option is True or False; any other word would count as true.
+
+    op, name: the operation and its option, for the message.
+    value: of the option."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
 def check_size(op: str, name: str, value, least: int = 1) -> None:
-    """Raises TypeError or ValueError unless an option is a whole number of at least `least`."""
+    """Raises TypeError or ValueError unless an option is a whole number of at least `least`.
+
+    op, name: the operation and its option, for the message.
+    value: of the option.
+    least: the smallest number that is allowed."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
     if value < least:
@@ -101,7 +113,14 @@ def check_size(op: str, name: str, value, least: int = 1) -> None:
 
 
 def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:
-    """The axis counted from the end, so that leading batch dimensions do not move it."""
+    """The axis counted from the end, so that leading batch dimensions do not move it.
+
+    op: the operation, for messages.
+    shape: of the array.
+    axis: counted from the front or from the end.
+
+    Returns: a negative int.
+    Raises: TypeError for an axis that is no int, ValueError for one that the array does not have."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"{op}: axis must be an int, got {axis!r}.")
     if not -len(shape) <= axis < len(shape):
@@ -114,7 +133,12 @@ def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:
 def check_divides(
     op: str, shape: tuple[int, ...], axis: int, multiple: int = GROUP, what: str = "array"
 ) -> None:
-    """Raises ValueError unless the size along `axis` is a multiple of `multiple`; `what` names the array."""
+    """Raises ValueError unless the size of an array along an axis is a multiple of a number.
+
+    op, what: the operation and the array, for the message.
+    shape: of the array.
+    axis: that must divide into groups.
+    multiple: the size of a group."""
     if shape[axis] % multiple:
         size = shape[axis]
         below, above = size - size % multiple, size - size % multiple + multiple
@@ -125,15 +149,24 @@ def check_divides(
 
 
 def check_grouped(op: str, x: jax.Array, axis: int) -> int:
-    """Checks that 2:4 groups fit `x` along `axis`; returns the axis counted from the end."""
+    """Checks that an array divides into groups of four along an axis.
+
+    op: the operation, for messages.
+    x: the array, any shape.
+    axis: along which groups lie.
+
+    Returns: the axis, counted from the end.
+    Raises: as `negative_axis` and `check_divides`."""
     axis = negative_axis(op, x.shape, axis)
     check_divides(op, x.shape, axis)
     return axis
 
 
 def check_both(op: str, x: jax.Array, axis: tuple) -> tuple[int, int]:
-    """Checks an `axis` that names both of the last two axes of `x`.
+    """Checks an `axis` that names both of the last two axes of an array.
 
+    op: the operation, for messages.
+    x: the array, (..., rows, columns).
     axis: a pair of ints, (-1, -2) or the same counted from the front.
 
     Returns: (-1, -2).
@@ -145,7 +178,10 @@ def check_both(op: str, x: jax.Array, axis: tuple) -> tuple[int, int]:
 
 
 def check_matrix(op: str, x: jax.Array) -> None:
-    """Raises ValueError unless 4x4 tiles fit the last two axes."""
+    """Raises ValueError unless the last two axes of an array divide into tiles of 4x4.
+
+    op: the operation, for the message.
+    x: the array, (..., rows, columns)."""
     if x.ndim < 2:
         raise ValueError(f"{op}: needs a matrix (..., rows, columns), got shape {x.shape}.")
     check_divides(op, x.shape, -2)
@@ -153,7 +189,10 @@ def check_matrix(op: str, x: jax.Array) -> None:
 
 
 def check_nm(op: str, n: int, m: int) -> None:
-    """Raises TypeError or ValueError unless n of every m elements can be kept."""
+    """Raises TypeError or ValueError unless n of every m elements can be kept.
+
+    op: the operation, for the message.
+    n, m: how many of how many elements are kept."""
     for name, value in (("n", n), ("m", m)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
@@ -227,7 +266,9 @@ class VNM:
         return axis
 
     def check_search(self, op: str) -> None:
-        """Raises ValueError unless M is small enough for an exhaustive search of columns."""
+        """Raises ValueError unless M is small enough for an exhaustive search of columns.
+
+        op: the operation, for the message."""
         if self.m > SEARCHED:
             sets = math.comb(self.m, GROUP)
             raise ValueError(

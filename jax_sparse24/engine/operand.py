@@ -21,7 +21,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def check_activation(op: str, activation: str) -> None:
-    """Raises ValueError for an unknown activation; `op` names the operation or layer."""
+    """Raises ValueError for an unknown activation.
+
+    op: the operation or layer, for the message.
+    activation: from a caller, any object."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
 
@@ -63,6 +66,11 @@ class Request:
         return self.form != "dense"
 
     def activate(self, x: jax.Array) -> jax.Array:
+        """The operand with the activation that is still to be applied to it.
+
+        x: the operand, any shape.
+
+        Returns: an array of x's shape and dtype."""
         return ACTIVATIONS[self.activation](x) if self.activation else x
 
 

@@ -45,7 +45,8 @@ WEIGHT_GRADIENTS = {"wgrad": "w", "B2": "w2", "B4": "w1"}
 class Row:
     """One product of a plan.
 
-    operand: the one that goes sparse, through `by`.
+    operand: name of the one that goes sparse.
+    by: the sparsifier of that operand.
     other: a sparsifier for the other operand, which stays an array; None to leave that as it is.
     eight_bits: `by` and `other` are `Float8` with a scale per tensor, so hardware may multiply 8-bit numbers.
     The remaining fields are for products that contract tokens:
@@ -67,7 +68,11 @@ class Row:
     rank: Literal["density", "lost"] = "density"
 
     def arranged(self, x: jax.Array) -> jax.Array:
-        """The operand `x` with tokens and features moved into the order in which it is cut."""
+        """The operand with tokens and features moved into the order in which it is cut.
+
+        x: a matrix whose rows are tokens, (T, n).
+
+        Returns: an array of x's shape and dtype."""
         x = regroup(x, self.tokens, self.by.group)
         return collect(x, x.shape[-1] // self.by.group, -1) if self.gather_features else x
 
@@ -143,7 +148,11 @@ class Plan:
         return cls(tuple(rows.items()), save_packed, gradient_mask)
 
     def row(self, product: str) -> Row | None:
-        """The row of a product; None if it is dense."""
+        """The row of a product.
+
+        product: its name.
+
+        Returns: a `Row`; None if the product is dense."""
         return dict(self.rows).get(product)
 
     @property
@@ -159,7 +168,11 @@ class Plan:
         return first if same and first.dense_share else None
 
     def describe(self, product: str) -> str:
-        """How a product is sparse, in words; "" if it is not."""
+        """How a product is sparse, in words.
+
+        product: its name.
+
+        Returns: a phrase; "" if the product is dense."""
         row = self.row(product)
         parts = [str(row)] if row else []
         if self.gradient_mask and product in WEIGHT_GRADIENTS:
@@ -173,7 +186,11 @@ class Plan:
 
 
 def ffn_plan(linear: Plan) -> Plan:
-    """The FFN plan that treats both matrices as `linear` does."""
+    """The plan of an FFN in which both matrices are treated as in a single linear layer.
+
+    linear: a plan of the products of `LINEAR`.
+
+    Returns: a plan of the products of `FFN`."""
     rows = {}
     for names in LINEAR_IN_FFN.values():
         for product, row in linear.rows:

@@ -119,7 +119,11 @@ def possible(job: Job) -> set[str]:
 
 
 def producer_name(by: Sparsifier) -> str:
-    """The name of a sparsifier among the producers in a table."""
+    """The name of a sparsifier among the producers in a table.
+
+    by: from `s24.sparsifiers`.
+
+    Returns: a name such as "pack_vnm 64:2:16"."""
     if isinstance(by, Blocks):
         return f"pack_vnm {by.pattern}"
     return "stored mask" if isinstance(by, Masked) else str(by)

@@ -60,7 +60,12 @@ class FFNProduct:
         return KINDS[self.axes]
 
     def key(self, dtype, pattern: str = "2:4") -> Product:
-        """The product as decisions and tables describe it."""
+        """The product as decisions and tables describe it.
+
+        dtype: of both operands.
+        pattern: of the sparse operand, such as "2:4" or "64:2:16".
+
+        Returns: a `jax_sparse24.dispatch.product.Product`."""
         return Product(self.axes, self.side, jnp.dtype(dtype), self.shape, pattern)
 
     @property
@@ -108,7 +113,10 @@ class Format:
     also: tuple[str, ...] = ("masked", "with packing")
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:
-        """Whether an array of this shape can be packed along `axis`."""
+        """Whether a matrix can be packed in this form.
+
+        shape: of the matrix.
+        axis: along which it is packed, -1 or -2."""
         return shape[axis] % self.multiple == shape[-3 - axis] % self.rows == 0
 
 

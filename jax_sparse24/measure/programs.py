@@ -81,7 +81,9 @@ class Program:
         return found
 
     def check(self, results: Iterable) -> None:
-        """Compares results with the first one, bit for bit; see `repeats_itself`."""
+        """Compares results with the first one, bit for bit; see `repeats_itself`.
+
+        results: trees of arrays that calls of this program have returned."""
         for result in results:
             if jax.default_backend() == "cpu":
                 self._steady = self._steady and _same_bytes(result, self.result)
@@ -105,7 +107,9 @@ def largest_cache() -> int:
 
 
 def same_bits(a, b) -> bool:
-    """Whether two trees of arrays have the same structure, dtypes, shapes and bits."""
+    """Whether two trees of arrays have the same structure, dtypes, shapes and bits.
+
+    a, b: the trees."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
@@ -201,7 +205,11 @@ def roundoff(dtype) -> float:
     """Unit roundoff of products and sums of operands of a dtype.
 
     XLA multiplies float32 as TF32 on a GPU and as bfloat16 on a TPU; Hopper's FP8 tensor cores keep about 14
-    bits of a sum (2412.19437, section 3.3.2)."""
+    bits of a sum (2412.19437, section 3.3.2).
+
+    dtype: of both operands.
+
+    Returns: the largest relative error of one rounding."""
     if jnp.dtype(dtype) == FLOAT8:
         return 2.0**-13 if jax.default_backend() == "gpu" else 2.0**-24
     if jnp.dtype(dtype) == jnp.float32:
@@ -214,14 +222,23 @@ def random(shape, dtype, seed: int) -> jax.Array:
 
     An accelerator draws them itself, which is faster, and gets other numbers than a host.
 
-    shape, dtype, seed: of the array."""
+    shape: of the array.
+    dtype: of the array; the numbers are drawn in float32 and rounded to it.
+    seed: of the draw.
+
+    Returns: an array of that shape and dtype."""
     if jax.default_backend() != "cpu":
         return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
 def random_words(count: int, seed: int) -> jax.Array:
-    """Random uint32 (count,), drawn on the device on which `random` draws."""
+    """Random words, drawn on the device on which `random` draws.
+
+    count: how many.
+    seed: of the draw.
+
+    Returns: uint32 (count,)."""
     if jax.default_backend() != "cpu":
         return jax.random.bits(jax.random.key(seed), (count,), jnp.uint32)
     return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, count, np.uint32))

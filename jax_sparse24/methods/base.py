@@ -202,52 +202,76 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
 
 
 def mask_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a mask of weights of `shape`, for `Method.state_shapes`."""
+    """Shape and dtype of a mask of weights, for `Method.state_shapes`.
+
+    shape: of the weights, (..., in, out)."""
     return jax.ShapeDtypeStruct(shape, bool)
 
 
 def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of one float32 number per matrix of weights of `shape`, for `Method.state_shapes`."""
+    """Shape and dtype of one float32 number per matrix of weights, for `Method.state_shapes`.
+
+    shape: of the weights, (..., in, out)."""
     return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
 
 
 def check_field(method: Method, field: str, good: bool, rule: str) -> None:
-    """Raises ValueError with the method, the field, its value and the rule, unless `good`."""
+    """Raises ValueError with the method, the field, its value and the rule that it breaks.
+
+    method: the method that is made.
+    field: name of its field.
+    good: whether the value is allowed; then nothing is raised.
+    rule: what the value must be, to follow it in the message."""
     if not good:
         raise ValueError(f"{type(method).__name__}: {field}={getattr(method, field)!r} {rule}.")
 
 
 def check_choice(method: Method, field: str, *choices) -> None:
-    """Raises ValueError unless a field is one of `choices`."""
+    """Raises ValueError unless a field has one of the values that are allowed.
+
+    method, field: as in `check_field`.
+    choices: the values, strings or None."""
     value, named = getattr(method, field), ", ".join(map(repr, choices))
     known = isinstance(value, str | None) and value in choices
     check_field(method, field, known, f"is unknown; use one of {named}")
 
 
 def is_number(value) -> bool:
-    """Whether an option is a finite number, neither a bool nor an array; arrays are not hashable."""
+    """Whether an option is a finite number, neither a bool nor an array; arrays are not hashable.
+
+    value: of the option."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_positive(method: Method, field: str) -> None:
-    """Raises ValueError unless a field is a finite number, 0 or positive."""
+    """Raises ValueError unless a field is a finite number, 0 or positive.
+
+    method, field: as in `check_field`."""
     value = getattr(method, field)
     check_field(method, field, is_number(value) and value >= 0, "must be 0 or positive, a finite number")
 
 
 def check_share(method: Method, field: str) -> None:
-    """Raises ValueError unless a field is a number in [0, 1]."""
+    """Raises ValueError unless a field is a number in [0, 1].
+
+    method, field: as in `check_field`."""
     value = getattr(method, field)
     check_field(method, field, is_number(value) and 0 <= value <= 1, "must lie in [0, 1], a number")
 
 
 def check_flag(method: Method, field: str) -> None:
-    """Raises ValueError unless a field is True or False."""
+    """Raises ValueError unless a field is True or False.
+
+    method, field: as in `check_field`."""
     check_field(method, field, isinstance(getattr(method, field), bool), "must be True or False")
 
 
 def check_whole(method: Method, field: str, least: int = 1, of: str = "optimiser steps") -> None:
-    """Raises ValueError unless a field is an int of at least `least`; `of` names the unit in the message."""
+    """Raises ValueError unless a field is a whole number that is large enough.
+
+    method, field: as in `check_field`.
+    least: the smallest number that is allowed.
+    of: what the number counts, for the message."""
     value = getattr(method, field)
     whole = isinstance(value, int) and not isinstance(value, bool)
     check_field(method, field, whole and value >= least, f"must be a whole number of {of}, >= {least}")

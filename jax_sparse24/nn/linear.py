@@ -170,7 +170,9 @@ class Linear(nnx.Module):
     def refresh(self, step=None, due: bool | None = None) -> None:
         """Records the step and recomputes the method's state if it is due, see `s24.refresh`.
 
-        The layer may be a stack of layers, whose variables have leading axes."""
+        The layer may be a stack of layers, whose variables have leading axes.
+
+        step, due: as in `s24.refresh`."""
         if step is not None:
             self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
         old = self.method_state()

@@ -3,7 +3,8 @@
 One file per stem, the same in `reference`, in ffi/ and in the tests. An element is kept if a mask or a packed
 array holds it; the others are zero, or not stored.
 
-Sizes in shapes, and at the end of names of arrays, where a shape is always the same (`x_Tn` is (T, n)):
+The name of an array whose shape is always the same ends in its sizes: `x_Tn` is (T, n). Arrays of any number
+of dimensions, and those that a flag may transpose, have no such ending. The sizes, here and in docstrings:
 
     T  tokens               d  width of the model       f  width of the FFN
     M, K, N  of a product (M, K) by (K, N)              R  rows of a matrix

@@ -1,5 +1,6 @@
-"""Matrices in the form that cuSPARSELt multiplies, `Compressed24`: for the engines, where it multiplies on
-CUDA and nothing is differentiated."""
+"""Matrices in the layout that cuSPARSELt multiplies, `Compressed24`.
+
+The engines pack in this layout where the library multiplies on CUDA. Nothing here is differentiable."""
 
 import dataclasses
 
@@ -24,13 +25,16 @@ from jax_sparse24.patterns import FLOAT8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Compressed24(PackedArray):
-    """A 2:4-sparse matrix of 16-bit floats as cuSPARSELt reads it on sm_90. Internal: what a kernel packs for
-    one of its products is written here at once.
+    """A 2:4-sparse matrix of 16-bit floats in cuSPARSELt's layout for sm_90.
 
-    compressed: (R + 8 ceil(R / 64), K / 2), R rows of values as in Packed24 and then their metadata in the
-                library's order, K a multiple of 32. No two bytes of that look like an Inf or a NaN.
-    metadata:   (R, K / 8) uint8 and
-    axis:       (static), as in Packed24. Together 10/16 of the array, where Packed24 has 9/16."""
+    The packing kernels write this layout directly, so that no call of the library compresses the matrix. It
+    takes 10/16 of the memory of the matrix, where Packed24 takes 9/16.
+
+    compressed: (R + 8 ceil(R / 64), K / 2), the R rows of values as in Packed24, and after them the metadata
+                in the library's order; K is a multiple of 32. Read as 16-bit floats, that metadata is never
+                NaN or Inf.
+    metadata:   (R, K / 8) uint8, as in Packed24.
+    axis:       the compressed axis, as in Packed24 (static)."""
 
     compressed: jax.Array
     metadata: jax.Array
@@ -42,7 +46,7 @@ class Compressed24(PackedArray):
 
     @property
     def plain(self) -> Packed24:
-        """The same for other products; the values may be copied."""
+        """The same matrix as a Packed24, for products that the library does not run; values may be copied."""
         return Packed24(self.values, self.metadata, self.axis)
 
     @property
@@ -63,17 +67,28 @@ class Compressed24(PackedArray):
         return self.compressed.dtype
 
     def with_values(self, values: jax.Array) -> "Compressed24":
-        """Others at the same positions."""
+        """Other values at the same positions.
+
+        values: (R, K / 2), in the dtype of the matrix.
+
+        Returns: a Compressed24."""
         behind = self.compressed[self.metadata.shape[0] :]
         return dataclasses.replace(self, compressed=jnp.concatenate([values, behind]))
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
-        """The array it stands for, with +0 where nothing is kept; by the kernel, as nothing else reads it."""
+        """The array it stands for, with +0 where nothing is kept.
+
+        implementation: ignored, because only the kernel reads this layout.
+
+        Returns: an array of `shape` and `dtype`."""
         return unpack(self)
 
     @staticmethod
     def types(x, axis: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the compressed matrix and the metadata of a matrix packed along `axis`."""
+        """Shapes and dtypes of the compressed matrix and the metadata of a packed matrix.
+
+        x: the matrix, or its shape and dtype.
+        axis: the compressed axis, -1 or -2."""
         values, metadata = Packed24.types(x, axis)
         return _compressed_type(values), metadata
 
@@ -85,18 +100,25 @@ def _compressed_type(values, *_) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows + behind, half), values.dtype)
 
 
-# The library's own calls, which have no reference: the reference multiplies what was packed.
+# Calls of the library. They have no reference of their own, because `ops.matmul` multiplies what was packed.
 COMPRESS = Kernel("s24_cusparselt_compress", _compressed_type)
 MULTIPLY = Kernel("s24_cusparselt_matmul", types=None, attributes=lambda **flags: flags)
 
 
 def compress(packed: Packed24) -> jax.Array:
-    """The compressed matrix of a packed one, of 16-bit floats or float8_e4m3fn."""
+    """The array `compressed` of a packed matrix, made by the library.
+
+    packed: a matrix of 16-bit floats or float8_e4m3fn."""
     return COMPRESS(packed.values, packed.metadata)
 
 
 def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
-    """As `pack24`, or strided as `pack24_strided`, by the same kernels."""
+    """Packs as `pack24` does, or as `pack24_strided` if `strided`, by the same kernels.
+
+    x, axis, mask: as in `pack24`, for one axis of a matrix.
+    strided: whether groups are those of `pack24_strided`; without a mask.
+
+    Returns: a Compressed24."""
     types = Compressed24.types(x, axis)
     if mask is not None:
         made = PACK24_MASKED.kernel(x, mask, axis=axis, types=types)
@@ -108,12 +130,21 @@ def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
 
 
 def squared_relu(x, axis: int) -> Compressed24:
-    """As `squared_relu24`, by the same kernel."""
+    """Packs as `squared_relu24` does, by the same kernel.
+
+    x, axis: as in `squared_relu24`, for one axis of a matrix.
+
+    Returns: a Compressed24."""
     return Compressed24(*SQUARED_RELU24.kernel(x, axis=axis, types=Compressed24.types(x, axis)), axis)
 
 
 def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compressed24:
-    """As `mvue_pack24`, or strided as `mvue_pack24_strided`, by the same kernels."""
+    """Packs as `mvue_pack24` does, or as `mvue_pack24_strided` if `strided`, by the same kernels.
+
+    key, g, axis, exact: as in `mvue_pack24`, for a matrix.
+    strided: whether groups are those of `pack24_strided`.
+
+    Returns: a Compressed24."""
     words, types = key_words("mvue24", key), Compressed24.types(g, axis)
     if strided:
         made = MVUE_PACK24_STRIDED.cuda(words, g, exact=exact, types=types)
@@ -123,7 +154,9 @@ def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compr
 
 
 def unpack(packed: Compressed24) -> jax.Array:
-    """The array that `packed` stands for; its values are read where they are."""
+    """The array that a compressed matrix stands for; its values are read where they are.
+
+    packed: a Compressed24."""
     out = jax.ShapeDtypeStruct(packed.shape, packed.dtype)
     return UNPACK24.kernel(packed.compressed, packed.metadata, axis=packed.axis, types=out)
 
@@ -138,8 +171,19 @@ def multiply(
     bias=None,
     activation: str | None = None,
 ) -> jax.Array:
-    """The product by cuSPARSELt, of a matrix packed along its last axis; raises ValueError if it does not run
-    that. Arguments as in `ops.matmul`."""
+    """The product of a matrix, packed along its last axis, with a dense one, by cuSPARSELt.
+
+    packed: (R, K).
+    dense: (N, K) if `dense_k_last`, else (K, N).
+    dense_k_last: whether the contracted axis of `dense` is its last one.
+    out_packed_last: whether the result is (N, R), with the axis of the packed matrix last, and not (R, N).
+    out_dtype: of the result.
+    algorithm: number of the library's algorithm; None for the preferred one.
+    bias: (R,), added to the float32 sums; or None.
+    activation: None, "relu" or "gelu", applied to the float32 sums.
+
+    Returns: (R, N) or (N, R).
+    Raises: ValueError for a product that the library does not run."""
     dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
     rows, n = packed.metadata.shape[0], dense.shape[-2 if dense_k_last else -1]
     product = cusparselt.Descriptor(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))

@@ -148,8 +148,8 @@ def gated_backward_pack(
 ) -> tuple[jax.Array, jax.Array, Packed24 | Compressed24, Packed24 | Compressed24]:
     """`gated_backward` of matrices, and `mvue_pack24(key, d, -2, exact)` of both results, in one pass.
 
-    gate, up: as in `gated_backward`, (T, f), T a multiple of 4.
-    dz: (T, f).
+    gate, up: as in `gated_backward`, (T, f), or (f, T) if `transposed`; T is a multiple of 4.
+    dz: (T, f), or (f, T) if `dz_transposed`.
     keys: two PRNG keys, of the estimate of dgate and of that of dup.
     activation, transposed, dz_transposed, implementation: as in `gated_backward`.
     exact: as in `mvue24`.
@@ -176,16 +176,16 @@ def _types_in_one_pass(gate_words, up_words, gate, up, dz, *, transposed, compre
 
 
 def _in_one_pass(*operands, compressed, **options):
-    dgate, dup, *parts = BACKWARD_PACK_KERNEL(*operands, compressed=compressed, **options)
+    dgate_Tf, dup_Tf, *parts = BACKWARD_PACK_KERNEL(*operands, compressed=compressed, **options)
     form = Compressed24 if compressed else Packed24
-    return dgate, dup, form(*parts[:2], -2), form(*parts[2:], -2)
+    return dgate_Tf, dup_Tf, form(*parts[:2], -2), form(*parts[2:], -2)
 
 
 def _in_steps(gate_words, up_words, *operands, activation, exact, compressed, implementation, **order):
     dense = gated_backward(*operands, activation, **order, implementation=implementation)
     packed = (
-        mvue_pack24(words, d, -2, exact, implementation=implementation)
-        for words, d in zip((gate_words, up_words), dense, strict=True)
+        mvue_pack24(words, d_Tf, -2, exact, implementation=implementation)
+        for words, d_Tf in zip((gate_words, up_words), dense, strict=True)
     )
     return *dense, *packed
 

@@ -250,7 +250,7 @@ def contract(
 
 
 def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
-    """Bias along an axis of a product and activation, in its dtype."""
+    """Adds a bias along an axis of a product and applies the activation, in the product's dtype."""
     if bias is not None:
         out = out + (bias if axis == -1 else bias[:, None])
     return out if activation is None else ACTIVATIONS[activation](out)
@@ -258,7 +258,9 @@ def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
 
 @jax.custom_vjp
 def forward_only(x: jax.Array) -> jax.Array:
-    """`x`, an operand of 8 bits, which refuses to be differentiated: its gradients would have 8 bits, too."""
+    """Returns an operand of 8 bits that refuses to be differentiated: its gradient would have 8 bits, too.
+
+    x: the operand, float8_e4m3fn."""
     return x
 
 
@@ -273,7 +275,7 @@ forward_only.defvjp(_refuse, lambda *_: None)
 
 
 def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
-    """(M, K, N)"""
+    """The sizes (M, K, N) of a product."""
     return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
 
 
@@ -299,8 +301,8 @@ def _kernel(values, metadata, dense, bias, *, out_dtype, **options):
 
 
 def _reference(values, metadata, dense, bias, *, dense_k_last, out_packed_last, out_dtype, **_):
-    weights = unpack24(values, metadata, -1)
-    return reference.matmul(weights, dense, dense_k_last, out_packed_last, out_dtype)
+    p_RK = unpack24(values, metadata, -1)
+    return reference.matmul(p_RK, dense, dense_k_last, out_packed_last, out_dtype)
 
 
 def _library(values, metadata, dense, bias, **options):
@@ -320,17 +322,17 @@ def _backward(saved, ct, *, implementation, **options):
 def _gradients(
     packed, dense, bias, out, ct, implementation, *, dense_k_last, out_packed_last, activation, **_
 ):
-    """The gradients of the packed values, of the dense operand and of the bias: two dense products."""
+    """The gradients of the packed values, of the dense operand and of the bias, by two dense products."""
     if activation == "relu":
         ct = jnp.where(out > 0, ct, jnp.zeros_like(ct))
     sums = None if bias is None else ct.sum(-2 if out_packed_last else -1, dtype=jnp.float32)
     d_bias = None if bias is None else sums.astype(bias.dtype)
-    ct_rn = ct.T if out_packed_last else ct
-    weights = packed.todense(implementation=implementation)
-    d_dense = contract(weights, ct_rn, -2, -2, out_dtype=dense.dtype)  # (K, N)
-    d_weights = contract(ct_rn, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)  # (R, K)
-    values = gather(d_weights, packed, implementation)
-    return values, d_dense.T if dense_k_last else d_dense, d_bias
+    ct_RN = ct.T if out_packed_last else ct
+    p_RK = packed.todense(implementation=implementation)
+    d_dense_KN = contract(p_RK, ct_RN, -2, -2, out_dtype=dense.dtype)
+    d_p_RK = contract(ct_RN, dense, -1, -2 if dense_k_last else -1, out_dtype=packed.dtype)
+    d_values = gather(d_p_RK, packed, implementation)
+    return d_values, d_dense_KN.T if dense_k_last else d_dense_KN, d_bias
 
 
 # The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. bias and
@@ -354,8 +356,8 @@ def _vnm_kernel(values, metadata, columns, dense, bias, *, out_dtype, dense_k_la
 def _vnm_reference(
     values, metadata, columns, dense, bias, *, v, m, dense_k_last, out_packed_last, out_dtype, **_
 ):
-    weights = unpack_vnm(values, metadata, columns, v, m, -1)
-    return reference.matmul(weights, dense, dense_k_last, out_packed_last, out_dtype)
+    p_RK = unpack_vnm(values, metadata, columns, v, m, -1)
+    return reference.matmul(p_RK, dense, dense_k_last, out_packed_last, out_dtype)
 
 
 def _vnm_backward(saved, ct, *, implementation, v, m, **options):

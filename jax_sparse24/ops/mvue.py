@@ -38,15 +38,26 @@ def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None 
 
 
 def mvue_pack24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> Packed24:
-    """`pack24(mvue24(key, g, axis, exact), axis)` in one pass."""
+    """`pack24(mvue24(key, g, axis, exact), axis)` in one pass.
+
+    key, g, axis, exact, implementation: as in `mvue24`.
+
+    Returns: a Packed24.
+    Raises: as `mvue24`."""
     operands, options = _checked(key, g, axis, exact)
     parts = MVUE_PACK24(*operands, **options, implementation=implementation)
     return Packed24(*parts, options["axis"])
 
 
-def mvue_pack24_strided(key, g, exact: bool = True, *, implementation: str | None = None) -> Packed24:
-    """`mvue_pack24(key, regroup(g, "strided"), -2, exact)` of a matrix, as `pack24_strided`."""
-    operands, options = _checked(key, g, -2, exact)
+def mvue_pack24_strided(key, g_Tn, exact: bool = True, *, implementation: str | None = None) -> Packed24:
+    """`mvue_pack24(key, regroup(g_Tn, "strided"), -2, exact)`: groups are those of `pack24_strided`.
+
+    g_Tn: (T, n), T a multiple of 4; dtypes as in `mvue24`.
+    key, exact, implementation: as in `mvue24`.
+
+    Returns: a Packed24 along axis -2.
+    Raises: as `mvue24`."""
+    operands, options = _checked(key, g_Tn, -2, exact)
     parts = MVUE_PACK24_STRIDED(*operands, exact=options["exact"], implementation=implementation)
     return Packed24(*parts, -2)
 
@@ -77,7 +88,13 @@ def _checked(key, g, axis, exact) -> tuple[tuple[jax.Array, jax.Array], dict[str
 
 
 def key_words(op: str, key) -> jax.Array:
-    """uint32 (2,) from a PRNG key of any implementation."""
+    """The two words by which draws are keyed.
+
+    op: the operation, for messages.
+    key: one PRNG key of any implementation, typed or raw.
+
+    Returns: uint32 (2,).
+    Raises: TypeError for a key that is none."""
     dtype = getattr(key, "dtype", None)
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(key)
@@ -124,8 +141,10 @@ MVUE_PACK24 = Operation(
 # On CUDA rows are read where they are, which spares the pass that moves them.
 MVUE_PACK24_STRIDED = Operation(
     "mvue24",
-    reference=lambda words, g, exact: _estimate_and_pack(words, regroup(g, "strided"), -2, exact),
-    kernel=lambda words, g, exact: MVUE_PACK24.kernel(words, regroup(g, "strided"), axis=-2, exact=exact),
+    reference=lambda words, g_Tn, exact: _estimate_and_pack(words, regroup(g_Tn, "strided"), -2, exact),
+    kernel=lambda words, g_Tn, exact: MVUE_PACK24.kernel(
+        words, regroup(g_Tn, "strided"), axis=-2, exact=exact
+    ),
     cuda=Kernel("s24_mvue_pack_strided", partial(_packed, axis=-2), lambda exact: {"exact": exact}),
     jvp=_refuse,
 )

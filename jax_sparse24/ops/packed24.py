@@ -49,7 +49,10 @@ class Packed24(PackedArray):
 
     @staticmethod
     def types(x, axis: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the values and metadata of an array packed along `axis` (negative)."""
+        """Shapes and dtypes of the values and metadata of a packed array.
+
+        x: the array, or its shape and dtype.
+        axis: the compressed axis, counted from the end."""
         place = x.ndim + axis
         lead, k = x.shape[:place] + x.shape[place + 1 :], x.shape[place]
         metadata = jax.ShapeDtypeStruct((*lead, -(-k // 8)), jnp.uint8)
@@ -95,7 +98,11 @@ class Packed24(PackedArray):
         return Packed24(self.values, self.metadata, -3 - self.axis)
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
-        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
+        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`.
+
+        implementation: as in `mask24`.
+
+        Returns: an array of `shape` and `dtype`."""
         check_packed("todense", self)
         if self.dtype == FLOAT8:
             wide = dataclasses.replace(self, values=self.values.astype(jnp.bfloat16))
@@ -177,13 +184,17 @@ def _check_two_of_four(mask, axis: int) -> None:
 
 
 def along_both(parts) -> tuple[Packed24, Packed24]:
-    """An array packed along axis -1 and along axis -2, from the values and metadata of each."""
+    """An array packed along axis -1 and along axis -2.
+
+    parts: values and metadata along axis -1, and those along axis -2."""
     row_values, row_metadata, values, metadata = parts
     return Packed24(row_values, row_metadata, -1), Packed24(values, metadata, -2)
 
 
 def both_types(x, *_, **__):
-    """The types of `along_both`."""
+    """Shapes and dtypes of the parts that `along_both` takes.
+
+    x: the array, or its shape and dtype."""
     return *Packed24.types(x, -1), *Packed24.types(x, -2)
 
 
@@ -204,17 +215,23 @@ PACK24 = Operation(
 )
 
 
-def pack24_strided(x, *, implementation: str | None = None) -> Packed24:
-    """`pack24(regroup(x, "strided"), -2)` of a matrix (T, n): every four rows T / 4 apart make a group. Not
-    differentiable."""
-    return Packed24(*PACK24_STRIDED(x, implementation=implementation), -2)
+def pack24_strided(x_Tn: jax.Array, *, implementation: str | None = None) -> Packed24:
+    """`pack24(regroup(x_Tn, "strided"), -2)`: four rows that lie T / 4 apart make a group.
+
+    It is not differentiable.
+
+    x_Tn: (T, n), T a multiple of 4; dtypes as in `pack24`, but float8_e4m3fn.
+    implementation: as in `mask24`.
+
+    Returns: a Packed24 along axis -2."""
+    return Packed24(*PACK24_STRIDED(x_Tn, implementation=implementation), -2)
 
 
 # On CUDA rows are read where they are, which spares the pass that moves them.
 PACK24_STRIDED = Operation(
     "pack24",
-    reference=lambda x: reference.pack24(regroup(x, "strided"), -2),
-    kernel=lambda x: PACK24.kernel(regroup(x, "strided"), axis=-2),
+    reference=lambda x_Tn: reference.pack24(regroup(x_Tn, "strided"), -2),
+    kernel=lambda x_Tn: PACK24.kernel(regroup(x_Tn, "strided"), axis=-2),
     cuda=Kernel("s24_pack_strided", partial(Packed24.types, axis=-2)),
 )
 
@@ -242,9 +259,11 @@ def _masked_both_reference(x, mask):
 
 
 def masked_both_backward(saved, cotangents, *, implementation):
-    """The gradients of an array and its mask from those of `along_both`.
+    """The gradient of an array from those of the parts of `along_both`, and None for its mask.
 
-    saved: the metadata along either axis, and the mask."""
+    saved: the metadata along either axis, and the mask.
+    cotangents: of values and metadata along axis -1, and along axis -2.
+    implementation: as in `mask24`."""
     *metadata, mask = saved
     rows, columns = (
         _masked_backward((nibbles, mask), ct, axis=axis, implementation=implementation)[0]
@@ -262,7 +281,10 @@ PACK24_MASKED_BOTH = Operation(
 
 
 def check_packed(op: str, packed: Packed24) -> None:
-    """Raises TypeError (types, dtype) or ValueError if values and metadata do not belong together."""
+    """Raises TypeError (types, dtype) or ValueError if values and metadata do not belong together.
+
+    op: the operation, for messages.
+    packed: from a caller."""
     for name in ("values", "metadata"):
         part = getattr(packed, name)
         if not hasattr(part, "dtype"):
@@ -300,8 +322,16 @@ UNPACK24 = Operation(
 
 
 def gather24(x, metadata, axis: int, implementation: str | None = None) -> jax.Array:
-    """The values of `x` at the positions of a given packing along `axis` (negative): the transpose of
-    `todense`. Differentiable in `x`."""
+    """The values of an array at the positions of a packed one: the transpose of `todense`.
+
+    Differentiable in `x`.
+
+    x: any shape; float32, bfloat16 or float16.
+    metadata: of a Packed24 of x's shape along `axis`, uint8.
+    axis: the compressed axis, counted from the end.
+    implementation: as in `mask24`.
+
+    Returns: the values, of x's dtype."""
     return GATHER24(x, metadata, axis=axis, implementation=implementation)
 
 

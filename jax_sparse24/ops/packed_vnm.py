@@ -44,7 +44,11 @@ class PackedVNM(PackedArray):
 
     @staticmethod
     def types(x, v: int, m: int, axis: int, **_) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of values, metadata and columns of an array packed along `axis` (negative)."""
+        """Shapes and dtypes of values, metadata and columns of a packed array.
+
+        x: the array, or its shape and dtype.
+        v, m: the size of a block.
+        axis: the compressed axis, -1 or -2."""
         *lead, _, _ = x.shape
         rows, groups = x.shape[-3 - axis], x.shape[axis] // m
         return (
@@ -76,7 +80,7 @@ class PackedVNM(PackedArray):
 
     @property
     def pattern(self) -> str:
-        """Such as 64:2:16, for V:N:M."""
+        """The sizes V:N:M, such as "64:2:16"."""
         return f"{self.v}:2:{self.m}"
 
     @property
@@ -98,7 +102,11 @@ class PackedVNM(PackedArray):
         return dataclasses.replace(self, axis=-3 - self.axis)
 
     def todense(self, *, implementation: str | None = None) -> jax.Array:
-        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`."""
+        """The array it stands for, with +0 where nothing is kept. Differentiable in `values`.
+
+        implementation: as in `mask24`.
+
+        Returns: an array of `shape` and `dtype`."""
         check_packed_vnm("todense", self)
         return UNPACK_VNM(*self.parts, **self.blocks, implementation=implementation)
 
@@ -244,8 +252,13 @@ def gather_vnm(x, packed: PackedVNM, *, implementation: str | None = None) -> ja
 
 
 def check_packed_vnm(op: str, packed: PackedVNM) -> VNM:
-    """The pattern of `packed`; raises TypeError (type, dtype) or ValueError if its parts do not belong
-    together."""
+    """Checks that the parts of a packed array belong together.
+
+    op: the operation, for messages.
+    packed: from a caller.
+
+    Returns: its pattern.
+    Raises: TypeError (type, dtype) or ValueError if they do not."""
     if not isinstance(packed, PackedVNM):
         raise TypeError(f"{op}: needs a PackedVNM, got {type(packed).__name__}.")
     patterns.check_dtype(op, "values", packed.dtype)
@@ -300,25 +313,32 @@ GATHER_VNM = Operation(
 )
 
 
-def squared_relu_vnm(x: jax.Array, v: int, m: int, *, implementation: str | None = None) -> PackedVNM:
-    """`pack_vnm(relu(x)**2, v, m)` of x (T, f), with the square of `squared_relu24`; in one pass on CUDA, for
-    16-bit floats in whole tiles. Not differentiable. Raises like `pack_vnm`."""
+def squared_relu_vnm(x_Tf: jax.Array, v: int, m: int, *, implementation: str | None = None) -> PackedVNM:
+    """`pack_vnm(relu(x_Tf)**2, v, m)`, with the square of `squared_relu24`.
+
+    On CUDA it takes one pass, for 16-bit floats in whole tiles. It is not differentiable.
+
+    x_Tf: (T, f); float32, bfloat16 or float16.
+    v, m, implementation: as in `vnm_mask`.
+
+    Returns: a PackedVNM along axis -1.
+    Raises: as `pack_vnm`."""
     VNM(v, m)
-    return SQUARED_RELU_VNM(x, v=v, m=m, implementation=implementation)
+    return SQUARED_RELU_VNM(x_Tf, v=v, m=m, implementation=implementation)
 
 
-def _squares_in_steps(x, *, v, m, implementation):
-    return pack_vnm(squared_relu(x), v, m, implementation=implementation)
+def _squares_in_steps(x_Tf, *, v, m, implementation):
+    return pack_vnm(squared_relu(x_Tf), v, m, implementation=implementation)
 
 
-def _squares_in_one_pass(x, *, v, m):
-    return PackedVNM(*SQUARED_RELU_KERNEL(x, v=v, m=m, axis=-1), v, m, -1)
+def _squares_in_one_pass(x_Tf, *, v, m):
+    return PackedVNM(*SQUARED_RELU_KERNEL(x_Tf, v=v, m=m, axis=-1), v, m, -1)
 
 
-def _squares_fit(x, *, v, m) -> bool:
-    T, f = x.shape
+def _squares_fit(x_Tf, *, v, m) -> bool:
+    T, f = x_Tf.shape
     tiles = f % TILE == 0 and T % v == 0 and T // v <= MOST_TILES
-    return x.dtype.itemsize == 2 and _tiled(v, m) and tiles
+    return x_Tf.dtype.itemsize == 2 and _tiled(v, m) and tiles
 
 
 def _tiled(v: int, m: int) -> bool:
@@ -340,7 +360,7 @@ def repack_vnm(
     *,
     implementation: str | None = None,
 ) -> PackedVNM:
-    """V:N:M activations (T, f), packed along f, cut again to the same pattern along T, in another order.
+    """Packs V:N:M activations (T, f), which are packed along f, again along T, to the same pattern.
 
     It is `pack_vnm(x, v, m, axis=-2)` of `x = packed.todense()`, after `regroup(x, tokens, m)` and, if
     collected, `collect(x, f // m, -1)`; in one pass, without that array, in whole tiles of 16-bit floats on
@@ -348,7 +368,7 @@ def repack_vnm(
 
     packed: (T, f), packed along f; T and f multiples of v and m.
     tokens: "consecutive" or "strided".
-    collected: whether features are collected.
+    collected: whether features are moved by `collect`, so that those i, i + m, i + 2m, ... lie together.
     exact: as in `pack_vnm`.
     implementation: as in `mask24`.
 
@@ -359,9 +379,9 @@ def repack_vnm(
 
 
 def _repack_in_steps(packed, *, tokens, collected, exact, implementation):
-    x = regroup(packed.todense(implementation=implementation), tokens, packed.m)
-    x = collect(x, x.shape[-1] // packed.m, -1) if collected else x
-    return pack_vnm(x, packed.v, packed.m, axis=-2, exact=exact, implementation=implementation)
+    x_Tf = regroup(packed.todense(implementation=implementation), tokens, packed.m)
+    x_Tf = collect(x_Tf, x_Tf.shape[-1] // packed.m, -1) if collected else x_Tf
+    return pack_vnm(x_Tf, packed.v, packed.m, axis=-2, exact=exact, implementation=implementation)
 
 
 def _repack_in_one_pass(packed, *, tokens, collected, exact):
@@ -376,7 +396,10 @@ def _repacked_types(values, metadata, columns, v, m, **_):
 
 
 def in_vnm_tiles(packed: PackedVNM, collected: bool, exact: bool = False, **_) -> bool:
-    """Whether CUDA's kernel takes activations (T, f), packed along f, to be packed along T."""
+    """Whether CUDA's kernel takes packed activations, to pack them along tokens.
+
+    packed: (T, f), packed along f.
+    collected, exact: as in `repack_vnm`."""
     (T, f), v, m = packed.shape, packed.v, packed.m
     sizes = packed.dtype.itemsize == 2 and _tiled(v, m)
     features = f // m % v == 0 if collected else f % v == 0 and v // m >= 4

@@ -70,13 +70,13 @@ def test_bits_are_those_of_the_packed_form(axis, size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)], ids=str)
-def test_bits_of_the_backward_pass_of_kept_activations(asked, dtype):
+def test_bits_of_the_backward_pass_of_saved_activations(asked, dtype):
     packed, dy2 = saved_operands(dtype, (256, 160))
     features = jnp.asarray([3, 64, 159], jnp.int32)
 
     def pairs(packed, dy2):
-        kept = Compressed24(compressed24.compress(packed), packed.metadata, -1)
-        made = saved_backward(kept, dy2, features, "squared_relu", compressed=asked)
+        saved = Compressed24(compressed24.compress(packed), packed.metadata, -1)
+        made = saved_backward(saved, dy2, features, "squared_relu", compressed=asked)
         plain = saved_backward(packed, dy2, features, "squared_relu")
         yield made[0], plain[0]
         for flag, got, want in zip(asked, made[1:], plain[1:], strict=True):

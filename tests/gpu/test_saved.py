@@ -74,7 +74,7 @@ def test_what_falls_into_no_tile(shape, dtype):
     np.testing.assert_allclose(*(np.asarray(r[0].values, np.float64) for r in (got, want)), rtol=near)
 
 
-def test_the_highest_scores_of_each():
+def test_the_top_features_of_each():
     scores = np.random.default_rng(0).integers(0, 16385, (2, 14336), np.int32)
     for share in (0.05, 1.0):
         assert_same_on_both(jax.vmap(lambda s, share=share: top_features(s, share, 16384)), scores)

@@ -19,7 +19,8 @@ KINDS = [
     for kind in vars(s24.methods).values()
     if isinstance(kind, type) and issubclass(kind, Method) and kind is not Method
 ]
-SMALL = {"BiMask": {"trials": 2}, "Venom": {"v": 16, "m": 8}}  # options that keep tests of these methods small
+# Options that keep tests of these methods small.
+SMALL = {"BiMask": {"trials": 2}, "Venom": {"v": 16, "m": 8}}
 METHODS = [
     *(kind(**SMALL.get(kind.__name__, {})) for kind in KINDS),
     s24.methods.FST(mvue="approximate", decay=0.0),

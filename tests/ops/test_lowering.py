@@ -86,7 +86,7 @@ def test_strided_rows_are_read_where_they_are_on_cuda(target, pack, built):
 
 
 @pytest.mark.parametrize("shape", [(128, 24), (64, 24)], ids=str)
-def test_kept_activations_are_one_call_each_way_on_cuda(shape, built):
+def test_saved_activations_are_one_call_each_way_on_cuda(shape, built):
     """If they fall into whole tiles: no array is moved, and nothing dense of their size is made."""
 
     def parts(x):

@@ -78,21 +78,21 @@ CASES = [
 
 @pytest.mark.slow_where(dtype=("float32", "float16"))
 @pytest.mark.parametrize(("dtype", "activation", "tokens"), CASES)
-def test_what_follows_from_kept_activations(dtype, activation, tokens):
+def test_the_backward_pass_of_saved_activations(dtype, activation, tokens):
     """By the kernels of a CPU, and of Y2 and dY1 as arrays."""
-    kept, dy2 = saved_operands(dtype, (T, f))
+    y2, dy2 = saved_operands(dtype, (T, f))
 
     @jax.jit
-    def parts(kept, dy2):
-        got = saved_backward(kept, dy2, device(FEATURES), activation, tokens, implementation="ffi")
-        dense = [x.todense(implementation="reference") for x in (kept, got[0])]
+    def parts(y2, dy2):
+        got = saved_backward(y2, dy2, device(FEATURES), activation, tokens, implementation="ffi")
+        dense = [x.todense(implementation="reference") for x in (y2, got[0])]
         moved = [regroup(lax.bitcast_convert_type(x, LAYOUT[dtype][0]), tokens) for x in dense]
         cut = [Packed24(*reference.pack24(lax.bitcast_convert_type(x, dtype), -2), -2) for x in moved]
-        slopes = sloped(kept.values, reference.gather24(dy2, kept.metadata, -1), activation)
+        slopes = sloped(y2.values, reference.gather24(dy2, y2.metadata, -1), activation)
         return got, slopes, moved, cut
 
-    (dy1, *along), slopes, moved, cut = parts(kept, dy2)
-    assert_same_bits((dy1.values, dy1.metadata), (slopes, kept.metadata))
+    (dy1, *along), slopes, moved, cut = parts(y2, dy2)
+    assert_same_bits((dy1.values, dy1.metadata), (slopes, y2.metadata))
     for made, dense, packed in zip(along, moved, cut, strict=True):
         assert_same_bits(made.packed, packed)
         np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)

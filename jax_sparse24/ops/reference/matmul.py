@@ -7,8 +7,12 @@ from jax_sparse24.ops.reference.bits import compute_format
 
 
 def matmul(p, dense, dense_k_last, out_packed_last, out_dtype):
-    """`P D` with P (..., R, K) unpacked, D (..., K, N) or (..., N, K); the result is (..., R, N) or
-    (..., N, R)."""
+    """The product of P, a matrix that was packed and is an array again, with a dense matrix D.
+
+    p: (..., R, K).
+    dense: (..., N, K) if `dense_k_last`, else (..., K, N).
+    out_packed_last: whether the result is (..., N, R), and not (..., R, N).
+    out_dtype: of the result."""
     # Widened first: XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed.
     accumulator = compute_format(dense.dtype).dtype
     d = (jnp.swapaxes(dense, -1, -2) if dense_k_last else dense).astype(accumulator)

@@ -10,12 +10,17 @@ SLOPES = "squared_relu", "relu"
 
 
 def sloped(y, dy, activation):
-    """The gradient at the input of an activation of SLOPES from its values y, not negative, and the gradient
-    dy at them: slope times dy, in float32, rounded once.
+    """The gradient of the input of an activation: its slope times the gradient `dy` of its result.
 
-    Results below twice the least normal float32 are zeros with the sign of dy, as it depends on the hardware
-    what it takes for subnormal just above the least; so are those of squared ReLU where y < 2^-100. What is
-    not a number has all bits but the sign."""
+    The product is taken in float32 and rounded once. Results below 2^-125, twice the least normal float32,
+    are zeros with the sign of dy, because hardware disagrees on what is subnormal just above the least normal
+    number. So are those of squared ReLU where y < 2^-100. A NaN result has all bits set but the sign.
+
+    y: result of the activation, not negative, any shape.
+    dy: y's shape and dtype.
+    activation: one of SLOPES.
+
+    Returns: an array of y's shape and dtype."""
     fmt, own = compute_format(y.dtype), FORMATS[y.dtype]
     value, given = y.astype(fmt.dtype), flush(dy.astype(fmt.dtype))
     if activation == "relu":
