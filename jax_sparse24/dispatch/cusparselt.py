@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.hardware import HOPPER, generation
+from jax_sparse24.dispatch.hardware import GENERATIONS, generation
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 
@@ -87,9 +87,12 @@ def float8_problem() -> str:
 
 
 def _facts():
-    """The facts about the library on this GPU; those of Hopper for a program that is lowered elsewhere."""
+    """The facts about the library on this GPU; for a program that is lowered elsewhere, those of the latest
+    generation that has some."""
     row = generation()
-    return row if row is not None and row.compresses else HOPPER
+    if row is not None and row.compresses:
+        return row
+    return [row for row in GENERATIONS if row.compresses][-1]
 
 
 @dataclasses.dataclass(frozen=True)

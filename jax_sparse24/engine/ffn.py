@@ -67,7 +67,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
     arrays = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
     if execution.plan.save_packed:
-        dy1, operands, features, counts_f = _from_saved(execution, saved, arrays, state, key)
+        dy1, operands, features, counts_f = fusions.from_saved(execution, saved, arrays, state, key)
         arrays["y2"] = saved[0].todense(implementation=execution.implementation)
         arrays["dy1"] = dy1.todense(implementation=execution.implementation)
     else:
@@ -80,24 +80,6 @@ def _ffn_bwd(execution, residuals, dy3_Td):
     dx_Td = product(execution, "B3", arrays, state, key, saved=dy1)
     dw1_df = product(execution, "B4", arrays, state, key, features=features, operands=operands.get("B4"))
     return dx_Td, dw1_df, dw2_fd, over_tokens(arrays["dy1"], b1_f), None, None, None
-
-
-def _from_saved(execution, saved, arrays, state, key):
-    """What the backward pass gets from a saved packed Y2.
-
-    Returns: dY1 on the support of Y2, packed; the operands of B2 and B4 that a fused pass makes, by product;
-        the features that stay dense, and the counts by which they are chosen, each None where there are none.
-    """
-    y2, counts_f = saved
-    x_Td, dy3_Td = arrays["x"], arrays["dy3"]
-    if decisions := fusions.SAVED_24.matches(execution, y2, x_Td, dy3_Td):
-        dy2_Tf = product(execution, "B1", arrays, state, key)
-        return *fusions.SAVED_24.run(decisions, execution, y2, counts_f, dy2_Tf, x_Td, dy3_Td), counts_f
-    dy1, operands = fusions.dy1_at_saved(execution, y2, arrays, state, key), {}
-    for name, packed, dense_Td in (("B2", y2, dy3_Td), ("B4", dy1, x_Td)):
-        if decision := fusions.SAVED_VNM.matches(execution, name, y2, x_Td, dy3_Td):
-            operands[name] = fusions.SAVED_VNM.run(decision, execution, name, packed, dense_Td)
-    return dy1, operands, None, counts_f
 
 
 _ffn.defvjp(ffn_fwd, _ffn_bwd)

@@ -178,9 +178,7 @@ class Saved24:
         row, other = execution.plan.row("B2"), execution.plan.row("B4")
         if not (row and other and isinstance(saved, Packed24 | Compressed24)):
             return None
-        if isinstance(saved, Compressed24) and not in_tiles(
-            saved
-        ):  # the pass packs for cuSPARSELt in whole tiles
+        if isinstance(saved, Compressed24) and not in_tiles(saved):  # only whole tiles are packed so
             return None
         alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
         ranked = row.rank == "density" or not row.dense_share
@@ -286,7 +284,32 @@ def _only_cut(row: Row) -> bool:
     return row.other is None and not row.eight_bits
 
 
-def dy1_at_saved(execution: Execution, saved: Packed, arrays, state, key) -> Packed:
+def from_saved(
+    execution: Execution, saved: tuple[Packed, jax.Array | None], arrays, state, key
+) -> tuple[Packed, dict[str, Operands], jax.Array | None, jax.Array | None]:
+    """What the backward pass of an FFN gets from a saved packed Y2, by the rules that match.
+
+    execution: of the call.
+    saved: Y2 (T, f) and the counts of its non-zeros, int32 (f,), or None.
+    arrays: "x", "w1", "w2" and "dy3".
+    state, key: of the call.
+
+    Returns: dY1 on the support of Y2, packed; the operands of B2 and B4 that a fused pass makes, by product;
+        the features that stay dense, and the counts by which they are chosen, each None where there are none.
+    """
+    y2, counts_f = saved
+    x_Td, dy3_Td = arrays["x"], arrays["dy3"]
+    if decisions := SAVED_24.matches(execution, y2, x_Td, dy3_Td):
+        dy2_Tf = product(execution, "B1", arrays, state, key)
+        return *SAVED_24.run(decisions, execution, y2, counts_f, dy2_Tf, x_Td, dy3_Td), counts_f
+    dy1, operands = _dy1_at_saved(execution, y2, arrays, state, key), {}
+    for name, packed, dense_Td in (("B2", y2, dy3_Td), ("B4", dy1, x_Td)):
+        if decision := SAVED_VNM.matches(execution, name, y2, x_Td, dy3_Td):
+            operands[name] = SAVED_VNM.run(decision, execution, name, packed, dense_Td)
+    return dy1, operands, None, counts_f
+
+
+def _dy1_at_saved(execution: Execution, saved: Packed, arrays, state, key) -> Packed:
     """dY1 on the support of a saved Y2: B1, by the rule that matches, times the slope of the activation."""
     if SAMPLED_B1.matches(execution, saved, arrays["dy3"], arrays["w2"]):
         dy2 = SAMPLED_B1.run(execution, saved, arrays, state, key)
