@@ -101,7 +101,7 @@ def test_masks_refresh_at_multiples_of_optimiser_steps():
 
 
 def test_dense_phase_touches_neither_masks_nor_decay():
-    """In the dense phase the step is that of the dense method. Two programs round differently on some CPUs."""
+    """In a dense phase the step is that of the dense method. Two programs round differently on some CPUs."""
     programs = [program_of(small(method)) for method in (s24.methods.FST(decay=1.0), s24.methods.Dense())]
     results = []
     for program in programs:
