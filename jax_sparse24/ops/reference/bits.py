@@ -2,7 +2,10 @@
 
 XLA:CPU flushes subnormals to zero in arithmetic and comparisons, so whatever decides a selection works on
 integer bits. It slices, joins and selects bfloat16 through float32, which rewrites NaN, so elements move as
-integers."""
+integers.
+
+What an operation calls for every member of a group is wrapped in `jax.jit`, so that it is traced once and not
+once a member."""
 
 import dataclasses
 
@@ -67,11 +70,13 @@ def magnitude_bits(x: jax.Array) -> jax.Array:
     return bits(x) & fmt.uint(fmt.sign - 1)
 
 
+@jax.jit
 def is_nan(x: jax.Array) -> jax.Array:
     fmt = FORMATS[x.dtype]
     return magnitude_bits(x) > fmt.uint(fmt.infinity)
 
 
+@jax.jit
 def key(x: jax.Array) -> jax.Array:
     """Selection key: twice the bits of |x|, so ordered like |x| exactly; every NaN equal and above Inf."""
     # LLVM would make fabs of a mask of the sign, and that flushes subnormals of bfloat16: the shift drops it.
@@ -80,12 +85,14 @@ def key(x: jax.Array) -> jax.Array:
     return jnp.where(doubled > fmt.uint(fmt.infinity << 1), fmt.uint((1 << fmt.bits) - 1), doubled)
 
 
+@jax.jit
 def flush(x: jax.Array) -> jax.Array:
     """Subnormals of x's own format to +0."""
     fmt = FORMATS[x.dtype]
     return jnp.where(magnitude_bits(x) < fmt.uint(1 << fmt.mantissa), jnp.zeros_like(x), x)
 
 
+@jax.jit
 def with_sign(magnitude: jax.Array, x: jax.Array) -> jax.Array:
     """`magnitude` (not negative) with the sign of `x`; zero stays +0."""
     fmt = FORMATS[x.dtype]
@@ -93,6 +100,7 @@ def with_sign(magnitude: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(bits(magnitude) == 0, jnp.zeros_like(magnitude), signed)
 
 
+@jax.jit
 def select(condition: jax.Array, x: jax.Array, other: jax.Array | None = None) -> jax.Array:
     """`x` where the condition holds, else `other` (+0), by bits (the module says why). Not
     differentiable."""
@@ -125,6 +133,7 @@ def join_floats(members: list[jax.Array], axis: int) -> jax.Array:
     return lax.bitcast_convert_type(join([bits(m) for m in members], axis), members[0].dtype)
 
 
+@jax.jit
 def rank_below_two(keys: list[jax.Array]) -> list[jax.Array]:
     """Keep masks of the two largest keys of each group; ties go to the lower index."""
     keep = []

@@ -1,5 +1,6 @@
 """Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011), in jnp."""
 
+import jax
 import jax.numpy as jnp
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -17,13 +18,20 @@ def _multiply(constant: int, x):
     return a_hi * x_hi + (mid >> 16) + (mid2 >> 16), jnp.uint32(constant) * x
 
 
-def philox4x32(key, counter):
-    """Four uint32 words for a key of two and a counter of four uint32 arrays (broadcast together)."""
+@jax.jit  # traced once for all rounds
+def _round(key, counter):
+    """The key and the counter of the next round."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
+    hi0, lo0 = _multiply(_MULTIPLIERS[0], c0)
+    hi1, lo1 = _multiply(_MULTIPLIERS[1], c2)
+    next_key = k0 + jnp.uint32(_WEYL[0]), k1 + jnp.uint32(_WEYL[1])
+    return next_key, (hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0)
+
+
+def philox4x32(key, counter):
+    """Four uint32 words for a key of two and a counter of four uint32 arrays (broadcast together)."""
+    counter = tuple(jnp.broadcast_arrays(*counter))
     for _ in range(10):
-        hi0, lo0 = _multiply(_MULTIPLIERS[0], c0)
-        hi1, lo1 = _multiply(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
-        k0, k1 = k0 + jnp.uint32(_WEYL[0]), k1 + jnp.uint32(_WEYL[1])
-    return c0, c1, c2, c3
+        key, counter = _round(key, counter)
+    return counter
