@@ -3,13 +3,14 @@
 // The files under ffi/core define each bit decision of the package once. CPU handlers and CUDA kernels call them.
 // They hold no state, allocate nothing and use no standard containers. Everything is forced inline: one header is
 // compiled into several translation units with different instruction sets, and an out-of-line copy picked by the
-// linker could use instructions that the machine lacks.
+// linker could use instructions that the machine lacks. Tests define S24_HD as plain `inline`, which compiles in a third of
+// the time where every access is checked; each of their instruction sets is a library that hides its copies.
 #pragma once
 #include <stdint.h>
 
 #if defined(__CUDACC__)
 #define S24_HD __host__ __device__ __forceinline__
-#else
+#elif !defined(S24_HD)
 #define S24_HD inline __attribute__((always_inline))
 #endif
 

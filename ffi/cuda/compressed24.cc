@@ -9,7 +9,7 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-constexpr const char* kMatmul = "s24_cusparselt_matmul";
+constexpr const char* kProduct = "s24_cusparselt_matmul";
 
 struct Type {
   cudaDataType type = CUDA_R_16BF;
@@ -88,7 +88,7 @@ struct LibraryCall {
                         int64_t algorithm, const ffi::AnyBuffer& compressed, const ffi::AnyBuffer& dense,
                         const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out, const ffi::AnyBuffer& workspace) {
     LibraryCall call;
-    Check check(kMatmul);
+    Check check(kProduct);
     const Dims c = dims_of(compressed), d = dims_of(dense), o = dims_of(out);
     if (!check.require(c.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions"))
       return call.error = check.error(), call;
@@ -147,10 +147,10 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
   const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
                                         *workspace);
   if (c.error.failure() || c.empty() || c.key.depth == 0) return c.error;
-  Check check(kMatmul);
+  Check check(kProduct);
   for (int64_t b = 0; b < (c.bias.data == nullptr ? 1 : c.batch.count()); ++b) {
     const Needs needs = cusparselt_needs(c.key_at(b));
-    if (!needs.error.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + needs.error);
+    if (!needs.error.empty()) return ffi::Error::Internal(std::string(kProduct) + ": " + needs.error);
     const std::string misfit = needs.misfit(c.compressed_bytes, int64_t(workspace->size_bytes()));
     check.require(misfit.empty(), misfit);
   }
@@ -163,12 +163,12 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
   const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
                                         *workspace);
   if (c.error.failure() || c.empty()) return c.error;
-  if (c.key.depth == 0) return status(kMatmul, cudaMemsetAsync(c.out, 0, size_t(c.batch.count() * c.out_bytes), stream));
+  if (c.key.depth == 0) return status(kProduct, cudaMemsetAsync(c.out, 0, size_t(c.batch.count() * c.out_bytes), stream));
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     const std::string why = cusparselt_matmul(c.key_at(b), c.compressed.at(c.batch, b, c.compressed_bytes), c.compressed_bytes,
                                               c.dense.at(c.batch, b, c.dense_bytes), at_bytes(c.out, b * c.out_bytes),
                                               workspace->untyped_data(), int64_t(workspace->size_bytes()), stream);
-    if (!why.empty()) return ffi::Error::Internal(std::string(kMatmul) + ": " + why);
+    if (!why.empty()) return ffi::Error::Internal(std::string(kProduct) + ": " + why);
   }
   return ffi::Error::Success();
 }
@@ -188,7 +188,7 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
 S24_TARGET("s24_cusparselt_compress", Compress, on_stream(takes<2>, gives<1>), kInGraphs);
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize().S24_OPERANDS);
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS, kInGraphs);
-const RegisteredTarget registered_product({kMatmul, kExecute, kInitialize});
+const RegisteredTarget registered_product({kProduct, kExecute, kInitialize});
 
 }  // namespace
 }  // namespace cuda

@@ -68,12 +68,7 @@ struct GatedCall : Call {
 };
 
 ffi::Error run(cudaStream_t stream, const GatedCall& c) {
-  if (c.error.failure()) return c.error;
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const cudaError_t e = launch_gated(c.at(b), stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
+  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_gated(c.at(b), stream); });
 }
 
 ffi::Error Gated(cudaStream_t stream, int64_t gelu, int64_t transposed, ffi::AnyBuffer gate, ffi::AnyBuffer up,

@@ -25,6 +25,17 @@ inline ffi::Error status(const char* target, cudaError_t e) {
   return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));
 }
 
+// launch(b) for each of the `count` arrays of a call, until one fails.
+template <class Call, class F>
+ffi::Error launch_each(const Call& call, int64_t count, F launch) {
+  if (call.error.failure()) return call.error;
+  for (int64_t b = 0; b < count; ++b) {
+    const cudaError_t e = launch(b);
+    if (e != cudaSuccess) return status(call.target, e);
+  }
+  return ffi::Error::Success();
+}
+
 // Appends the metadata in cuSPARSELt's order to 16-bit values (rows, depth / 2): together they are a compressed matrix.
 inline cudaError_t write_behind(void* values, const uint8_t* metadata, int64_t rows, int64_t depth, cudaStream_t stream) {
   return launch_metadata_sm90_16bit(metadata, static_cast<uint8_t*>(values) + rows * depth, rows, depth, stream);

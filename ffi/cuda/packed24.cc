@@ -6,13 +6,10 @@ namespace cuda {
 namespace {
 
 ffi::Error run(cudaStream_t stream, const PackCall& c) {
-  if (c.error.failure()) return c.error;
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    cudaError_t e = launch_pack({c.at(b), c.strided}, c.key(b), stream);
-    if (e == cudaSuccess && c.op != PackOp::kUnpack) e = finish(c, b, stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
+  return launch_each(c, c.batch.count(), [&](int64_t b) {
+    const cudaError_t e = launch_pack({c.at(b), c.strided}, c.key(b), stream);
+    return e == cudaSuccess && c.op != PackOp::kUnpack ? finish(c, b, stream) : e;
+  });
 }
 
 ffi::Error Pack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,

@@ -7,12 +7,7 @@ namespace cuda {
 namespace {
 
 ffi::Error run(cudaStream_t stream, const VnmCall& c) {
-  if (c.error.failure()) return c.error;
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const cudaError_t e = launch_vnm(c.at(b), stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
+  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_vnm(c.at(b), stream); });
 }
 
 ffi::Error VnmMask(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,

@@ -8,12 +8,7 @@ namespace {
 
 ffi::Error PruneCheck(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> found) {
   const PruneCheckCall c = PruneCheckCall::of("s24_prune_check", trailing, x, *found);
-  if (c.error.failure()) return c.error;
-  for (int64_t b = 0; b < c.arrays; ++b) {
-    const cudaError_t e = launch_prune_check(c.at(b), stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
+  return launch_each(c, c.arrays, [&](int64_t b) { return launch_prune_check(c.at(b), stream); });
 }
 
 S24_TARGET("s24_prune_check", PruneCheck, on_stream(takes<1>, gives<1>, "trailing"), kInGraphs);

@@ -92,11 +92,11 @@ struct SavedCall : Call {
   }
 };
 
-ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
-                    ffi::AnyBuffer dy2, ffi::AnyBuffer ranks, ffi::Result<ffi::AnyBuffer> dy1,
-                    ffi::Result<ffi::AnyBuffer> y2_values, ffi::Result<ffi::AnyBuffer> y2_metadata,
-                    ffi::Result<ffi::AnyBuffer> y2_dense, ffi::Result<ffi::AnyBuffer> dy1_values,
-                    ffi::Result<ffi::AnyBuffer> dy1_metadata, ffi::Result<ffi::AnyBuffer> dy1_dense) {
+ffi::Error SavedBackward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+                         ffi::AnyBuffer dy2, ffi::AnyBuffer ranks, ffi::Result<ffi::AnyBuffer> dy1,
+                         ffi::Result<ffi::AnyBuffer> y2_values, ffi::Result<ffi::AnyBuffer> y2_metadata,
+                         ffi::Result<ffi::AnyBuffer> y2_dense, ffi::Result<ffi::AnyBuffer> dy1_values,
+                         ffi::Result<ffi::AnyBuffer> dy1_metadata, ffi::Result<ffi::AnyBuffer> dy1_dense) {
   constexpr const char* kName = "s24_saved_backward";
   Check check(kName);
   SavedCall c = SavedCall::of(check, kName, values, metadata);
@@ -152,7 +152,7 @@ ffi::Error Backward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::Any
 }
 
 S24_TARGET("s24_pack_counted", PackCounted, on_stream(takes<1>, gives<3>, "squared"), kInGraphs);
-S24_TARGET("s24_saved_backward", Backward, on_stream(takes<4>, gives<7>, "relu", "strided"), kInGraphs);
+S24_TARGET("s24_saved_backward", SavedBackward, on_stream(takes<4>, gives<7>, "relu", "strided"), kInGraphs);
 
 }  // namespace
 }  // namespace cuda

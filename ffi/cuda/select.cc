@@ -7,12 +7,7 @@ namespace cuda {
 namespace {
 
 ffi::Error run(cudaStream_t stream, const GroupwiseCall& c) {
-  if (c.error.failure()) return c.error;
-  for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const cudaError_t e = launch_select(c.at(b), stream);
-    if (e != cudaSuccess) return status(c.target, e);
-  }
-  return ffi::Error::Success();
+  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_select(c.at(b), stream); });
 }
 
 ffi::Error Mask(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {

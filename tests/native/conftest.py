@@ -1,17 +1,22 @@
 """Programs in C++ that check themselves, and what they are linked with."""
 
-import functools
 import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jaxlib
 import pytest
+
+from tests.conftest import made_once
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
-KERNELS = ["-O0", "-fPIC", "-x", "c++", "-include", str(HERE / "emulated/instructions.h")]
+# Where compiling takes longer than running, functions of the core are called instead of forced inline.
+CALLED = ["-O0", "-fPIC", "-DS24_HD=inline"]
+KERNELS = [*CALLED, "-x", "c++", "-include", str(HERE / "emulated/instructions.h")]
+FFI = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
 
 
 class Counts(dict):
@@ -49,13 +54,14 @@ def compile_to(output: Path, *command) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(compiler, tmp_path_factory):
-    """`kernels(*names)`: objects of CUDA kernels for a CPU, each compiled once."""
-    folder = tmp_path_factory.mktemp("kernels")
+    """`kernels(*names)`: objects of CUDA kernels for a CPU, each compiled once for all processes."""
 
-    @functools.cache
     def compile_one(name):
-        source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
-        return compile_to(folder / f"{Path(name).name}.o", *compiler, *KERNELS, "-c", source)
+        def make(folder):
+            source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
+            compile_to(folder / "kernel.o", *compiler, *KERNELS, "-c", source)
+
+        return made_once(tmp_path_factory, f"kernels of {Path(name).name}", make) / "kernel.o"
 
     def compile_all(*names):
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -69,6 +75,13 @@ def fake_cusparselt(compiler, tmp_path_factory) -> Path:
     """A library with the functions of cuSPARSELt, which says how it was used."""
     output = tmp_path_factory.mktemp("fake") / "libcusparseLt.so.0"
     return compile_to(output, *compiler, "-O1", "-shared", "-fPIC", HERE / "fake_cusparselt.cc")
+
+
+@pytest.fixture(scope="session")
+def relay(compiler, tmp_path_factory) -> Path:
+    """A library whose handler makes other handlers' calls, see hostile.py."""
+    output = tmp_path_factory.mktemp("relay") / "relay.so"
+    return compile_to(output, *compiler, "-O0", "-shared", "-fPIC", *FFI, HERE / "relay.cc")
 
 
 @pytest.fixture(scope="session")

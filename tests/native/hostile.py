@@ -2,19 +2,22 @@
 
 `CASES` has a right call of every target as a function of sizes; what is wrong is derived from it. Run as a
 program, it makes the calls of one platform and prints a line of JSON before and after each, so that the last
-one names what ended the process."""
+one names what ended the process. XLA would compile a program for each of the thousands of calls; instead it
+makes one call, of the handler in relay.cc, within which the others are made with XLA's own context."""
 
 import ctypes
 import dataclasses
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+from jax_sparse24.dispatch import native
 
 Array = tuple[tuple[int, ...], str]
 DTYPES = ("float32", "int32", "uint8", "bool")
@@ -382,67 +385,116 @@ def calls(target: str) -> list[tuple[str, bool, Call]]:
     return found + [(what, what in case.legal, call) for what, call in wrong_calls(case)]
 
 
-def make(target: str, call: Call) -> str:
-    """Makes a call: what it raises, or an empty string."""
+class ArrayOfC(ctypes.Structure):
+    """As tests/native/relay.cc declares it."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class AttributeOfC(ctypes.Structure):
+    """As tests/native/relay.cc declares it."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("whole", ctypes.c_int64),
+        ("fraction", ctypes.POINTER(ctypes.c_double)),
+        ("text", ctypes.c_char_p),
+    ]
+
+
+def allocated(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Zeros at a multiple of 64, as XLA allocates arrays."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    n = math.prod(shape) * kind.itemsize
+    memory = np.zeros(n + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n].view(kind).reshape(shape)
+
+
+def array_of_c(array: np.ndarray) -> ArrayOfC:
+    dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+    return ArrayOfC(array.dtype.name.encode(), array.ctypes.data, array.ndim, dims)
+
+
+def attribute_of_c(name: str, value: object) -> AttributeOfC:
+    match value:
+        case str():
+            return AttributeOfC(name.encode(), text=value.encode())
+        case float():
+            return AttributeOfC(name.encode(), fraction=ctypes.pointer(ctypes.c_double(value)))
+    return AttributeOfC(name.encode(), whole=value)
+
+
+def make(relay: ctypes.CDLL, handler: int, call: Call) -> str:
+    """Makes a call while XLA is in the relay: what it raises, or an empty string."""
     rng = np.random.default_rng(0)
-
-    def filled(shape, dtype):
-        kind = jnp.dtype(dtype)
-        small = rng.integers(0, 2, shape)
-        return jnp.asarray(small.astype(getattr(ml_dtypes, dtype, kind)))
-
-    results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in call.results.values()]
-    other_types = any(isinstance(value, float) for value in call.attributes.values())
-    try:
-        operands = [filled(*array) for array in call.operands.values()]
-        if other_types:  # equal numbers of another type would find the program that is compiled already
-            jax.clear_caches()
-        # With side effects, a call without results is made too.
-        jax.block_until_ready(
-            jax.ffi.ffi_call(target, results, has_side_effect=True)(*operands, **call.attributes)
-        )
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        return str(error) or "no message"
-    finally:
-        if other_types:
-            jax.clear_caches()
-    return ""
+    arrays = [allocated(*array) for array in (*call.operands.values(), *call.results.values())]
+    for operand in arrays[: len(call.operands)]:
+        operand[...] = rng.integers(0, 2, operand.shape)
+    attributes = [attribute_of_c(*item) for item in sorted(call.attributes.items())]
+    message = relay.call_handler(
+        ctypes.c_void_p(handler),
+        (ArrayOfC * len(arrays))(*map(array_of_c, arrays)),
+        ctypes.c_int64(len(call.operands)),
+        ctypes.c_int64(len(call.results)),
+        (AttributeOfC * len(attributes))(*attributes),
+        ctypes.c_int64(len(attributes)),
+    )
+    return message.decode()
 
 
-def emulated(library: str, fake_cusparselt: str) -> list[str]:
-    """Registers the CUDA targets of a library for the CPU."""
-    loaded, names = ctypes.CDLL(library), []
+def inside(relay: ctypes.CDLL, work: Callable[[], None]) -> None:
+    """Runs `work` while XLA calls the relay."""
+    called = ctypes.CFUNCTYPE(None)(work)
+    relay.set_inside(called)
+    jax.ffi.register_ffi_target("relay", jax.ffi.pycapsule(relay.relay), platform="cpu")
+    jax.block_until_ready(jax.ffi.ffi_call("relay", (), has_side_effect=True)())
+
+
+def targets_of_the_cpu() -> dict[str, int]:
+    """The address of the handler of each target."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    targets = native.module("cpu").registrations()
+    return {name: address(capsule, b"xla._CUSTOM_CALL_TARGET") for name, capsule in targets.items()}
+
+
+def targets_of(library: str, fake_cusparselt: str) -> dict[str, int]:
+    """The same of a library of CUDA's handlers."""
+    loaded, targets = ctypes.CDLL(library), {}
     loaded.open_cusparselt.restype = ctypes.c_bool
     assert loaded.open_cusparselt(fake_cusparselt.encode())
 
     @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
-    def register(name, handler):
-        names.append(name.decode())
-        jax.ffi.register_ffi_target(
-            f"cuda_{names[-1]}", jax.ffi.pycapsule(ctypes.c_void_p(handler)), platform="cpu"
-        )
+    def add(name, handler):
+        targets[name.decode()] = handler
 
-    loaded.each_target(register)
-    return names
+    loaded.each_target(add)
+    return targets
 
 
-def main(first: int, *libraries: str) -> None:
+def main(first: int, relay: str, *libraries: str) -> None:
     """The calls from number `first` on: of the CPU's targets, or of a library's."""
-    from jax_sparse24.dispatch import native
-
-    targets = emulated(*libraries) if libraries else native.module("cpu").registrations()
-    prefix = "cuda_" if libraries else ""
+    loaded = ctypes.CDLL(relay)
+    loaded.call_handler.restype = ctypes.c_char_p
+    targets = targets_of(*libraries) if libraries else targets_of_the_cpu()
     missing = [name for name in targets if name not in CASES]
     print(json.dumps({"targets": sorted(targets), "missing": missing}), flush=True)
-    number = 0
-    for target in sorted(set(targets) & set(CASES)):
-        for what, right, call in calls(target):
-            number += 1
-            if number <= first:
-                continue
+    known = sorted(set(targets) & set(CASES))
+    every = [(target, *one) for target in known for one in calls(target)]
+
+    def all_calls():
+        for number, (target, what, right, call) in enumerate(every[first:], first + 1):
             print(json.dumps({"begun": number, "target": target, "call": what, "right": right}), flush=True)
-            print(json.dumps({"raised": make(prefix + target, call)}), flush=True)
-    print(json.dumps({"all": number}), flush=True)
+            print(json.dumps({"raised": make(loaded, targets[target], call)}), flush=True)
+        print(json.dumps({"all": len(every)}), flush=True)
+
+    inside(loaded, all_calls)
 
 
 if __name__ == "__main__":

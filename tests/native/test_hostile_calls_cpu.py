@@ -8,5 +8,5 @@ from tests.native.outcomes import check, outcomes
 pytestmark = pytest.mark.slow
 
 
-def test_targets_of_the_cpu():
-    check(outcomes())
+def test_targets_of_the_cpu(relay):
+    check(outcomes(relay))

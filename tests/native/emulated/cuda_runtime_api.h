@@ -2,6 +2,7 @@
 // toolkit's, and every thread of a block is a fiber. It shows what kernels compute from which indices, in any order of
 // blocks; nothing about speed, races or the memory model.
 #pragma once
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <ucontext.h>
@@ -58,47 +59,60 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMem
 namespace emulated {
 
 struct Fiber {
-  ucontext_t context;
+  jmp_buf place;  // where it goes on
   std::vector<char> stack = std::vector<char>(96 << 10);
-  bool done = false;
+  bool started = false, done = false;
 };
 
 inline dim3 thread, block;
-inline ucontext_t scheduler;
-inline std::vector<Fiber> fibers;
+inline jmp_buf scheduler;
+inline std::vector<Fiber> fibers;  // of the largest block so far
+inline int threads;                // of this block
 inline void (*body)(void*);
 inline void* body_arguments;
 
 inline void yield() {
-  Fiber& own = fibers[thread.x];
-  swapcontext(&own.context, &scheduler);
+  if (_setjmp(fibers[thread.x].place) == 0) _longjmp(scheduler, 1);
 }
 
+// The thread of one block after another.
 inline void enter() {
-  body(body_arguments);
-  fibers[thread.x].done = true;
+  for (;;) {
+    body(body_arguments);
+    fibers[thread.x].done = true;
+    yield();
+  }
+}
+
+// Lets the current thread go on until it yields. Jumps are between stacks that are all whole, and save no signals: unlike
+// swapcontext they call no kernel of the operating system.
+inline void resume() {
+  Fiber& own = fibers[thread.x];
+  if (_setjmp(scheduler) != 0) return;
+  if (own.started) _longjmp(own.place, 1);
+  own.started = true;
+  ucontext_t first;
+  getcontext(&first);
+  first.uc_stack.ss_sp = own.stack.data();
+  first.uc_stack.ss_size = own.stack.size();
+  makecontext(&first, enter, 0);
+  setcontext(&first);
 }
 
 // Runs f(arguments) in every thread of a block, each as far as it goes before it waits, in turn.
 template <class F>
-void run_block(int threads, F& f) {
-  fibers.resize(size_t(threads));
+void run_block(int count, F& f) {
+  threads = count;
+  if (fibers.size() < size_t(count)) fibers.resize(size_t(count));
   body = [](void* p) { (*static_cast<F*>(p))(); };
   body_arguments = &f;
-  for (Fiber& fiber : fibers) {
-    fiber.done = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, enter, 0);
-  }
+  for (int t = 0; t < count; ++t) fibers[size_t(t)].done = false;
   for (bool alive = true; alive;) {
     alive = false;
-    for (int t = 0; t < threads; ++t) {
+    for (int t = 0; t < count; ++t) {
       if (fibers[size_t(t)].done) continue;
       thread = dim3(unsigned(t));
-      swapcontext(&scheduler, &fibers[size_t(t)].context);
+      resume();
       alive |= !fibers[size_t(t)].done;
     }
   }
@@ -138,17 +152,17 @@ inline std::vector<unsigned char> dynamic;
 #define blockIdx emulated::block
 
 inline void __syncthreads() {
-  emulated::block_meeting.meet(int(threadIdx.x), int(emulated::fibers.size()), nullptr, [](void**) {});
+  emulated::block_meeting.meet(int(threadIdx.x), emulated::threads, nullptr, [](void**) {});
 }
 
 inline int __syncthreads_or(int vote) {
   struct Thread {
     int vote, any;
   } own = {vote, 0};
-  emulated::block_meeting.meet(int(threadIdx.x), int(emulated::fibers.size()), &own, [](void** all) {
+  emulated::block_meeting.meet(int(threadIdx.x), emulated::threads, &own, [](void** all) {
     int any = 0;
-    for (size_t t = 0; t < emulated::fibers.size(); ++t) any |= static_cast<Thread*>(all[t])->vote;
-    for (size_t t = 0; t < emulated::fibers.size(); ++t) static_cast<Thread*>(all[t])->any = any;
+    for (int t = 0; t < emulated::threads; ++t) any |= static_cast<Thread*>(all[t])->vote;
+    for (int t = 0; t < emulated::threads; ++t) static_cast<Thread*>(all[t])->any = any;
   });
   return own.any;
 }
