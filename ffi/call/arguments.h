@@ -74,13 +74,13 @@ struct PackArgs {
   Key key;
 };
 
-enum class VnmOp : int32_t { kMask, kPack, kPackMasked, kGather, kUnpack };
+enum class PackVnmOp : int32_t { kMask, kPack, kPackMasked, kGather, kUnpack };
 
 // dense (outer, R, K), or (outer, K, R) if not depth_last <-> values (outer, R, 2K/M), metadata (outer, R, ceil(K/2M)),
 // columns (outer, R/V, K/M, 4). kMask writes mask, of the shape of dense, and nothing else; kUnpack writes dense; kGather
 // reads metadata and columns.
-struct VnmArgs {
-  VnmOp op;
+struct PackVnmArgs {
+  PackVnmOp op;
   Dtype dtype;
   bool exact, depth_last;
   void* dense;
@@ -103,7 +103,7 @@ struct MatmulArgs {
 };
 
 // The same product with P packed in blocks of V rows and M columns.
-struct VnmMatmulArgs {
+struct MatmulVnmArgs {
   MatmulArgs product;
   const uint8_t* columns;
   int64_t v, m;

@@ -4,14 +4,14 @@
 
 namespace s24 {
 
-struct VnmMatmulCall : Call {
-  VnmMatmulArgs args{};  // of the first element; the product's depth is K
+struct MatmulVnmCall : Call {
+  MatmulVnmArgs args{};  // of the first element; the product's depth is K
   VnmShape shape;
   using Call::Call;
 
-  static VnmMatmulCall of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
+  static MatmulVnmCall of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                        const VnmParts& parts, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
-    VnmMatmulCall c(target);
+    MatmulVnmCall c(target);
     Check check(target);
     MatmulArgs& p = c.args.product;
     p.in = check.dtype("values", parts.values);
@@ -50,8 +50,8 @@ struct VnmMatmulCall : Call {
     return c;
   }
 
-  VnmMatmulArgs at(int64_t b) const {
-    VnmMatmulArgs a = args;
+  MatmulVnmArgs at(int64_t b) const {
+    MatmulVnmArgs a = args;
     MatmulArgs& p = a.product;
     const int64_t in = size_of(p.in);
     p.values = at_bytes(p.values, batch.index(0, b) * shape.values_size() * in);

@@ -65,15 +65,15 @@ struct VnmParts {
   }
 };
 
-struct VnmCall : Call {
-  VnmArgs shared{};  // without pointers
+struct PackVnmCall : Call {
+  PackVnmArgs shared{};  // without pointers
   VnmShape shape;
   Operand dense, mask, values, metadata, columns;
   using Call::Call;
 
-  static VnmCall select(const char* target, int64_t trailing, int64_t v, int64_t m, int64_t exact, const ffi::AnyBuffer& x,
+  static PackVnmCall select(const char* target, int64_t trailing, int64_t v, int64_t m, int64_t exact, const ffi::AnyBuffer& x,
                         const ffi::AnyBuffer& mask) {
-    VnmCall c(target);
+    PackVnmCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     const VnmShape s = VnmShape::of(check, dims_of(x), trailing, v, m);
@@ -83,12 +83,12 @@ struct VnmCall : Call {
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data()};
     c.mask = {mask.untyped_data()};
-    return c.set(VnmOp::kMask, dtype, best, s, Batch(leading(dims_of(x), 2), {}));
+    return c.set(PackVnmOp::kMask, dtype, best, s, Batch(leading(dims_of(x), 2), {}));
   }
 
-  static VnmCall pack(const char* target, int64_t trailing, int64_t v, int64_t m, int64_t exact, const ffi::AnyBuffer& x,
+  static PackVnmCall pack(const char* target, int64_t trailing, int64_t v, int64_t m, int64_t exact, const ffi::AnyBuffer& x,
                       const VnmParts& parts) {
-    VnmCall c(target);
+    PackVnmCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     const VnmShape s = VnmShape::of(check, dims_of(x), trailing, v, m);
@@ -97,12 +97,12 @@ struct VnmCall : Call {
     if (check.ok()) parts.check(check, s, lead, lead, lead, x.element_type());
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data()};
-    return c.set(VnmOp::kPack, dtype, best, s, Batch(lead, {}), &parts);
+    return c.set(PackVnmOp::kPack, dtype, best, s, Batch(lead, {}), &parts);
   }
 
-  static VnmCall pack_masked(const char* target, int64_t trailing, int64_t v, int64_t m, const ffi::AnyBuffer& x,
+  static PackVnmCall pack_masked(const char* target, int64_t trailing, int64_t v, int64_t m, const ffi::AnyBuffer& x,
                              const ffi::AnyBuffer& mask, const VnmParts& parts) {
-    VnmCall c(target);
+    PackVnmCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     check.type("mask", mask, ffi::DataType::PRED, "bool");
@@ -116,12 +116,12 @@ struct VnmCall : Call {
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data(), 0};
     c.mask = {mask.untyped_data(), 1};
-    return c.set(VnmOp::kPackMasked, dtype, false, s, Batch(lead, {x_lead, mask_lead}), &parts);
+    return c.set(PackVnmOp::kPackMasked, dtype, false, s, Batch(lead, {x_lead, mask_lead}), &parts);
   }
 
-  static VnmCall gather(const char* target, int64_t trailing, int64_t v, int64_t m, const ffi::AnyBuffer& x,
+  static PackVnmCall gather(const char* target, int64_t trailing, int64_t v, int64_t m, const ffi::AnyBuffer& x,
                         const VnmParts& parts) {
-    VnmCall c(target);
+    PackVnmCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
     const VnmShape s = VnmShape::of(check, dims_of(x), trailing, v, m);
@@ -130,15 +130,15 @@ struct VnmCall : Call {
     if (check.ok()) parts.check(check, s, lead, m_lead, c_lead, x.element_type());
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {x.untyped_data(), 0};
-    c = c.set(VnmOp::kGather, dtype, false, s, Batch(lead, {x_lead, m_lead, c_lead}), &parts);
+    c = c.set(PackVnmOp::kGather, dtype, false, s, Batch(lead, {x_lead, m_lead, c_lead}), &parts);
     c.metadata.batch_operand = 1;
     c.columns.batch_operand = 2;
     return c;
   }
 
-  static VnmCall unpack(const char* target, int64_t trailing, int64_t v, int64_t m, const VnmParts& parts,
+  static PackVnmCall unpack(const char* target, int64_t trailing, int64_t v, int64_t m, const VnmParts& parts,
                         const ffi::AnyBuffer& dense) {
-    VnmCall c(target);
+    PackVnmCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("values", parts.values);
     const VnmShape s = VnmShape::of(check, dims_of(dense), trailing, v, m);
@@ -151,19 +151,19 @@ struct VnmCall : Call {
     }
     if (!check.ok()) return c.error = check.error(), c;
     c.dense = {dense.untyped_data()};
-    c = c.set(VnmOp::kUnpack, dtype, false, s, Batch(lead, {v_lead, m_lead, c_lead}), &parts);
+    c = c.set(PackVnmOp::kUnpack, dtype, false, s, Batch(lead, {v_lead, m_lead, c_lead}), &parts);
     c.values.batch_operand = 0;
     c.metadata.batch_operand = 1;
     c.columns.batch_operand = 2;
     return c;
   }
 
-  VnmArgs at(int64_t b) const {
+  PackVnmArgs at(int64_t b) const {
     const int64_t size = size_of(shared.dtype);
     const auto bytes_at = [&](const Operand& o, int64_t bytes) {
       return reinterpret_cast<uint8_t*>(o.at(batch, b, batch.rest() * bytes));
     };
-    VnmArgs a = shared;
+    PackVnmArgs a = shared;
     a.dense = bytes_at(dense, shape.rows * shape.depth * size);
     a.mask = bytes_at(mask, shape.rows * shape.depth);
     a.values = bytes_at(values, shape.values_size() * size);
@@ -173,7 +173,8 @@ struct VnmCall : Call {
   }
 
  private:
-  VnmCall& set(VnmOp op, Dtype dtype, bool exact, const VnmShape& s, const Batch& all, const VnmParts* parts = nullptr) {
+  PackVnmCall& set(PackVnmOp op, Dtype dtype, bool exact, const VnmShape& s, const Batch& all,
+                   const VnmParts* parts = nullptr) {
     batch = all;
     shape = s;
     shared.op = op;

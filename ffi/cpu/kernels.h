@@ -20,9 +20,9 @@ inline int64_t pack_units(const Groups& g) {
 constexpr int64_t kVnmGroups = 16;  // A unit of V:N:M packing has this many groups of columns
 constexpr int64_t kVnmLeast = 128;  // of V rows, or of at least so many if rows are contiguous.
 
-inline int64_t vnm_unit_rows(const VnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
+inline int64_t vnm_unit_rows(const PackVnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
 
-inline int64_t vnm_units(const VnmArgs& a) {
+inline int64_t vnm_units(const PackVnmArgs& a) {
   return a.outer * ceil_div(a.rows, vnm_unit_rows(a)) * ceil_div(a.depth / a.m, kVnmGroups);
 }
 
@@ -59,9 +59,9 @@ constexpr int64_t kSampledGroups = 128;
   X(mvue, (const GroupwiseArgs&, int64_t begin, int64_t end))                                                               \
   X(transposable, (const TileArgs&, int64_t begin, int64_t end))                                                            \
   X(packed24, (const PackArgs&, int64_t begin, int64_t end))                                                                \
-  X(packed_vnm, (const VnmArgs&, int64_t begin, int64_t end))                                                               \
+  X(packed_vnm, (const PackVnmArgs&, int64_t begin, int64_t end))                                                           \
   X(matmul, (const MatmulArgs&, const MatmulBlock&, void* scratch))                                                         \
-  X(matmul_vnm, (const VnmMatmulArgs&, const MatmulBlock&, void* scratch))                                                  \
+  X(matmul_vnm, (const MatmulVnmArgs&, const MatmulBlock&, void* scratch))                                                  \
   X(sampled, (const SampledArgs&, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch))               \
   X(prune_check, (const PruneCheckArgs&, int64_t begin, int64_t end))
 

@@ -14,7 +14,7 @@ namespace {
 ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
                      ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
                      ffi::Result<ffi::AnyBuffer> out) {
-  const VnmMatmulCall c = VnmMatmulCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
+  const MatmulVnmCall c = MatmulVnmCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last,
                                       {values, metadata, columns}, dense, *out);
   if (c.error.failure()) return c.error;
   if (c.empty()) return ffi::Error::Success();
@@ -31,7 +31,7 @@ ffi::Error VnmMatmul(ffi::ThreadPool pool, int64_t v, int64_t m, int64_t dense_k
   const int64_t row_blocks = ceil_div(p.rows, height), tasks = row_blocks * col_blocks;
   return parallel_for_with_scratch(c.target, pool, c.batch.count() * tasks, [&](int64_t begin, int64_t end, void* scratch) {
     for_each_batch(begin, end, tasks, [&](int64_t b, int64_t task0, int64_t task1) {
-      const VnmMatmulArgs one = c.at(b);
+      const MatmulVnmArgs one = c.at(b);
       for (int64_t t = task0; t < task1; ++t) {
         const int64_t row0 = t % row_blocks * height, col0 = t / row_blocks * kVnmMatmulCols;
         kernels().matmul_vnm(one, {row0, std::min(p.rows, row0 + height), col0, std::min(p.cols, col0 + kVnmMatmulCols)},

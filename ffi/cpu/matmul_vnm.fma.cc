@@ -116,7 +116,7 @@ void fill_deep_panel(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int6
 }
 
 template <class T>
-void vnm_matmul_panel(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
+void vnm_matmul_panel(const MatmulVnmArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
   const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / 2 * 2;
@@ -148,14 +148,14 @@ void vnm_matmul_panel(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& 
 }
 
 template <class T>
-void vnm_matmul_typed(const VnmMatmulArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
+void vnm_matmul_typed(const MatmulVnmArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
   for (int64_t c = m.col0; c < m.col1; c += kPanel)
     vnm_matmul_panel<T>(a, {m.row0, m.row1, c, m.col1 - c < kPanel ? m.col1 : c + kPanel}, scratch);
 }
 
 }  // namespace
 
-void matmul_vnm(const VnmMatmulArgs& a, const MatmulBlock& m, void* scratch) {
+void matmul_vnm(const MatmulVnmArgs& a, const MatmulBlock& m, void* scratch) {
   VnmScratch& s = *static_cast<VnmScratch*>(scratch);
   switch (a.product.in) {
     case Dtype::kF32: return vnm_matmul_typed<F32>(a, m, s);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMostUnits = 32;  // of a task: several strips, of which each is fetched while its predecessor is packed
 
-ffi::Error run(ffi::ThreadPool& pool, const VnmCall& c) {
+ffi::Error run(ffi::ThreadPool& pool, const PackVnmCall& c) {
   if (c.error.failure()) return c.error;
   const int64_t units = vnm_units(c.shared);
   if (units == 0) return ffi::Error::Success();
@@ -26,29 +26,29 @@ ffi::Error run(ffi::ThreadPool& pool, const VnmCall& c) {
 
 ffi::Error VnmMask(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
                    ffi::Result<ffi::AnyBuffer> mask) {
-  return run(pool, VnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
+  return run(pool, PackVnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
 }
 
 ffi::Error VnmPack(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
                    ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
                    ffi::Result<ffi::AnyBuffer> columns) {
-  return run(pool, VnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
+  return run(pool, PackVnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
 }
 
 ffi::Error VnmPackMasked(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
                          ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
                          ffi::Result<ffi::AnyBuffer> columns) {
-  return run(pool, VnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
+  return run(pool, PackVnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
 }
 
 ffi::Error VnmGather(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
-  return run(pool, VnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
+  return run(pool, PackVnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
 }
 
 ffi::Error VnmUnpack(ffi::ThreadPool pool, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer values,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> dense) {
-  return run(pool, VnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
+  return run(pool, PackVnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
 }
 
 S24_TARGET("s24_vnm_mask", VnmMask, on_pool(takes<1>, gives<1>, "trailing", "v", "m", "exact"));

@@ -22,36 +22,36 @@ struct TileLanes {
   uint8_t nibble[kTileRows];
 };
 
-template <class T, VnmOp kOp>
+template <class T, PackVnmOp kOp>
 S24_HD void keep_lanes(TileLanes<typename T::Bits>& v) {
   using Bits = typename T::Bits;
   for (int l = 0; l < kTileRows; ++l) {
     Bits x[4] = {v.four[0][l], v.four[1][l], v.four[2][l], v.four[3][l]}, pair[2] = {v.pair[0][l], v.pair[1][l]};
     Bits nibble = v.nibble[l], keep[4];
-    if (kOp == VnmOp::kUnpack) {
+    if (kOp == PackVnmOp::kUnpack) {
       put_nibble(pair, nibble, x);
-    } else if (kOp == VnmOp::kGather) {
+    } else if (kOp == PackVnmOp::kGather) {
       take_nibble(x, nibble, pair);
     } else {
       const Bits allowed[4] = {v.allowed[0][l], v.allowed[1][l], v.allowed[2][l], v.allowed[3][l]};
-      if (kOp == VnmOp::kPackMasked) {
+      if (kOp == PackVnmOp::kPackMasked) {
         keep24_masked<T>(x, allowed, keep);
       } else {
         keep24<T>(x, keep);
       }
       nibble = nibble_of(keep);
       take_kept(x, keep, pair);
-      if (kOp == VnmOp::kMask)
+      if (kOp == PackVnmOp::kMask)
         for (int k = 0; k < 4; ++k) v.allowed[k][l] = Bits(keep[k] & 1);
     }
     v.nibble[l] = uint8_t(nibble);
     for (int k = 0; k < 2; ++k) v.pair[k][l] = pair[k];
-    if (kOp == VnmOp::kUnpack)
+    if (kOp == PackVnmOp::kUnpack)
       for (int k = 0; k < 4; ++k) v.four[k][l] = x[k];
   }
 }
 
-constexpr bool packs(VnmOp op) { return op == VnmOp::kPack || op == VnmOp::kPackMasked; }
+constexpr bool packs(PackVnmOp op) { return op == PackVnmOp::kPack || op == PackVnmOp::kPackMasked; }
 
 // The lanes of one row, from `lane` on, to or from values and metadata.
 template <class B>
@@ -91,8 +91,8 @@ S24_HD void load_row(TileLanes<B>& v, int64_t lane, int64_t groups, const B* val
 }
 
 // Lanes are the groups of a few rows, from row r of the unit on.
-template <class T, VnmOp kOp>
-S24_HD void keep_along_rows(const VnmArgs& a, const Unit& u, int64_t r, const Gather<typename T::Bits>& gather,
+template <class T, PackVnmOp kOp>
+S24_HD void keep_along_rows(const PackVnmArgs& a, const Unit& u, int64_t r, const Gather<typename T::Bits>& gather,
                             TileLanes<typename T::Bits>& v) {
   using Bits = typename T::Bits;
   constexpr int kCount = int(kVnmGroups), kRows = kTileRows / kCount;
@@ -103,31 +103,31 @@ S24_HD void keep_along_rows(const VnmArgs& a, const Unit& u, int64_t r, const Ga
   const auto values = [&](int q) { return static_cast<Bits*>(a.values) + ((row0 + q) * all + u.group0) * 2; };
   const auto metadata = [&](int q) { return a.metadata + (row0 + q) * bytes + u.group0 / 2; };
   for (int q = 0; q < kRows; ++q) {
-    if (kOp == VnmOp::kGather) load_row<Bits>(v, q * kCount, u.groups, nullptr, metadata(q));
-    if (kOp == VnmOp::kUnpack) load_row<Bits>(v, q * kCount, u.groups, values(q), metadata(q));
+    if (kOp == PackVnmOp::kGather) load_row<Bits>(v, q * kCount, u.groups, nullptr, metadata(q));
+    if (kOp == PackVnmOp::kUnpack) load_row<Bits>(v, q * kCount, u.groups, values(q), metadata(q));
   }
-  if (kOp != VnmOp::kUnpack) gather.template take<Bits, kRows>(dense, a.depth, v.four);
-  if (kOp == VnmOp::kPackMasked) gather.template take<uint8_t, kRows>(mask, a.depth, v.allowed);
+  if (kOp != PackVnmOp::kUnpack) gather.template take<Bits, kRows>(dense, a.depth, v.four);
+  if (kOp == PackVnmOp::kPackMasked) gather.template take<uint8_t, kRows>(mask, a.depth, v.allowed);
   keep_lanes<T, kOp>(v);
   const bool lined = (reinterpret_cast<uintptr_t>(a.values) | size_t(all) * 2 * sizeof(Bits)) % 64 == 0;
   const bool streams = lined && u.groups == kVnmGroups && a.outer * a.rows * all * 2 * int64_t(sizeof(Bits)) > kStreamBytes;
   for (int q = 0; q < kRows; ++q) {
     const int64_t row = q * a.depth, lane = q * kCount;
-    if (kOp == VnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
-    if (kOp == VnmOp::kUnpack) __builtin_memset(dense + row, 0, size_t(width) * sizeof(Bits));
+    if (kOp == PackVnmOp::kMask) __builtin_memset(mask + row, 0, size_t(width));
+    if (kOp == PackVnmOp::kUnpack) __builtin_memset(dense + row, 0, size_t(width) * sizeof(Bits));
     for (int k = 0; k < 4; ++k) {
       const int32_t* at = gather.at[k];
-      for (int64_t g = 0; g < u.groups && kOp == VnmOp::kMask; ++g) mask[row + at[g]] = uint8_t(v.allowed[k][lane + g]);
-      for (int64_t g = 0; g < u.groups && kOp == VnmOp::kUnpack; ++g) dense[row + at[g]] = v.four[k][lane + g];
+      for (int64_t g = 0; g < u.groups && kOp == PackVnmOp::kMask; ++g) mask[row + at[g]] = uint8_t(v.allowed[k][lane + g]);
+      for (int64_t g = 0; g < u.groups && kOp == PackVnmOp::kUnpack; ++g) dense[row + at[g]] = v.four[k][lane + g];
     }
-    if (kOp == VnmOp::kGather) store_row<Bits>(v, lane, u.groups, streams, values(q), nullptr);
+    if (kOp == PackVnmOp::kGather) store_row<Bits>(v, lane, u.groups, streams, values(q), nullptr);
     if (packs(kOp)) store_row<Bits>(v, lane, u.groups, streams, values(q), metadata(q));
   }
 }
 
 // f(lane, index in dense) for the runs of 16 lanes in column k of a group.
 template <class F>
-S24_HD void for_lanes(const VnmArgs& a, const Unit& u, int64_t row, int64_t lanes, int64_t g, int k, const Columns columns,
+S24_HD void for_lanes(const PackVnmArgs& a, const Unit& u, int64_t row, int64_t lanes, int64_t g, int k, const Columns columns,
                       F f) {
   for (int64_t l = 0; l < lanes; l += kVnmLanes)
     f(l, dense_at(a, u) + (g * a.m + columns[(row + l) / a.v][g][k]) * a.rows + row + l);
@@ -138,33 +138,33 @@ template <class B>
 using RowsTile = PackedTile<B, kTileRows, kVnmGroups>;
 
 // Lanes are the rows [row, row + n) of one group.
-template <class T, VnmOp kOp>
-void keep_along_columns(const VnmArgs& a, const Unit& u, int64_t row, int64_t n, int64_t g, const Columns columns,
+template <class T, PackVnmOp kOp>
+void keep_along_columns(const PackVnmArgs& a, const Unit& u, int64_t row, int64_t n, int64_t g, const Columns columns,
                         TileLanes<typename T::Bits>& v, RowsTile<typename T::Bits>& packed) {
   auto* dense = static_cast<typename T::Bits*>(a.dense);
-  if (kOp == VnmOp::kUnpack) packed.get(g, 0, v.pair);
-  if (kOp == VnmOp::kGather || kOp == VnmOp::kUnpack) packed.get_nibbles(g, 0, v.nibble);
-  for (int k = 0; k < 4 && kOp != VnmOp::kUnpack; ++k) {
+  if (kOp == PackVnmOp::kUnpack) packed.get(g, 0, v.pair);
+  if (kOp == PackVnmOp::kGather || kOp == PackVnmOp::kUnpack) packed.get_nibbles(g, 0, v.nibble);
+  for (int k = 0; k < 4 && kOp != PackVnmOp::kUnpack; ++k) {
     for_lanes(a, u, row, n, g, k, columns, [&](int64_t l, int64_t i) {
       __builtin_memcpy(&v.four[k][l], dense + i, kVnmLanes * sizeof *dense);
       S24_LANES
-      for (int lane = 0; lane < kVnmLanes && kOp == VnmOp::kPackMasked; ++lane) v.allowed[k][l + lane] = a.mask[i + lane];
+      for (int lane = 0; lane < kVnmLanes && kOp == PackVnmOp::kPackMasked; ++lane) v.allowed[k][l + lane] = a.mask[i + lane];
     });
   }
   keep_lanes<T, kOp>(v);
-  if (packs(kOp) || kOp == VnmOp::kGather) packed.put(g, 0, v.pair);
+  if (packs(kOp) || kOp == PackVnmOp::kGather) packed.put(g, 0, v.pair);
   if (packs(kOp)) packed.put_nibbles(g, 0, v.nibble);
-  if (packs(kOp) || kOp == VnmOp::kGather) return;
+  if (packs(kOp) || kOp == PackVnmOp::kGather) return;
   for (int64_t i = 0; i < a.m; ++i) {
     const int64_t line = dense_at(a, u) + (g * a.m + i) * a.rows + row;
-    if (kOp == VnmOp::kMask) __builtin_memset(a.mask + line, 0, size_t(n));
-    if (kOp == VnmOp::kUnpack) __builtin_memset(dense + line, 0, size_t(n) * sizeof *dense);
+    if (kOp == PackVnmOp::kMask) __builtin_memset(a.mask + line, 0, size_t(n));
+    if (kOp == PackVnmOp::kUnpack) __builtin_memset(dense + line, 0, size_t(n) * sizeof *dense);
   }
   for (int k = 0; k < 4; ++k) {
     for_lanes(a, u, row, n, g, k, columns, [&](int64_t l, int64_t i) {
       S24_LANES
-      for (int lane = 0; lane < kVnmLanes && kOp == VnmOp::kMask; ++lane) a.mask[i + lane] = uint8_t(v.allowed[k][l + lane]);
-      if (kOp == VnmOp::kUnpack) __builtin_memcpy(dense + i, &v.four[k][l], kVnmLanes * sizeof *dense);
+      for (int lane = 0; lane < kVnmLanes && kOp == PackVnmOp::kMask; ++lane) a.mask[i + lane] = uint8_t(v.allowed[k][l + lane]);
+      if (kOp == PackVnmOp::kUnpack) __builtin_memcpy(dense + i, &v.four[k][l], kVnmLanes * sizeof *dense);
     });
   }
 }
@@ -176,11 +176,11 @@ struct PackedUnit {
 };
 
 // Group by group: the distance between lines is often a power of two, and a cache holds only few such lines.
-template <class T, VnmOp kOp>
-void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Columns columns,
+template <class T, PackVnmOp kOp>
+void unit_along_columns(const PackVnmArgs& a, const Unit& u, const Unit& next, Columns columns,
                         PackedUnit<typename T::Bits>& packed) {
   using Bits = typename T::Bits;
-  constexpr bool kReads = kOp == VnmOp::kGather || kOp == VnmOp::kUnpack;
+  constexpr bool kReads = kOp == PackVnmOp::kGather || kOp == PackVnmOp::kUnpack;
   const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2), at = u.outer * a.rows + u.row0;
   Bits* values = static_cast<Bits*>(a.values) + at * 2 * all + 2 * u.group0;
   uint8_t* metadata = a.metadata + at * bytes + u.group0 / 2;
@@ -191,7 +191,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
   };
   for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
     if (kReads) tile.load_metadata(metadata + row * bytes, bytes, n, u.groups);
-    if (kOp == VnmOp::kUnpack) {
+    if (kOp == PackVnmOp::kUnpack) {
       tile.load_values(values + row * 2 * all, 2 * all, n, u.groups);
     }
     if (packs(kOp)) {
@@ -204,17 +204,17 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
     const Unit& soon = g + 1 < u.groups ? u : next;
     const int64_t ahead = dense_at(a, soon) + (g + 1) % u.groups * a.m * a.rows;
     if (!kReads && !a.exact) {
-      constexpr bool kMasked = kOp == VnmOp::kPackMasked;
+      constexpr bool kMasked = kOp == PackVnmOp::kPackMasked;
       a.v == 16   ? choose_along_columns<T, kMasked, 1>(a, u, g, packed.sums, ahead, columns)
       : a.v == 32 ? choose_along_columns<T, kMasked, 2>(a, u, g, packed.sums, ahead, columns)
                   : choose_along_columns<T, kMasked, 4>(a, u, g, packed.sums, ahead, columns);
     }
     for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
-      if (kOp == VnmOp::kGather && row < soon.rows) prefetch<T>(a, ahead + row, n, a.m, a.rows);
+      if (kOp == PackVnmOp::kGather && row < soon.rows) prefetch<T>(a, ahead + row, n, a.m, a.rows);
       keep_along_columns<T, kOp>(a, u, row, n, g, columns, v, tile);
     });
   }
-  if (kOp == VnmOp::kMask || kOp == VnmOp::kUnpack) return;
+  if (kOp == PackVnmOp::kMask || kOp == PackVnmOp::kUnpack) return;
   for_tiles([&](int64_t row, int64_t n, RowsTile<Bits>& tile) {
     tile.store_values(values + row * 2 * all, 2 * all, n, u.groups, a.outer * a.rows * 2 * all);
     if (packs(kOp)) tile.store_metadata(metadata + row * bytes, bytes, n, u.groups);
@@ -224,7 +224,7 @@ void unit_along_columns(const VnmArgs& a, const Unit& u, const Unit& next, Colum
 static_assert(kVnmLeast % kTileRows == 0, "a packed tile is a part of a unit");
 
 // How many units from `index` on form a strip.
-int64_t units_of_strip(const VnmArgs& a, int64_t index, int64_t end) {
+int64_t units_of_strip(const PackVnmArgs& a, int64_t index, int64_t end) {
   const int64_t height = vnm_unit_rows(a), width = kVnmGroups * a.m;
   const int64_t row = a.depth_last ? ceil_div(a.depth / a.m, kVnmGroups) : ceil_div(a.rows, height);
   const int64_t limits[] = {a.depth_last ? kStripElements / (width * height) : end, kStrip / (a.depth_last ? width : height),
@@ -235,10 +235,10 @@ int64_t units_of_strip(const VnmArgs& a, int64_t index, int64_t end) {
 }
 
 // u are the units together.
-template <class T, VnmOp kOp>
-void strip_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, Columns columns) {
+template <class T, PackVnmOp kOp>
+void strip_along_rows(const PackVnmArgs& a, const Unit& u, const Unit& next, Columns columns) {
   using Bits = typename T::Bits;
-  constexpr bool kReads = kOp == VnmOp::kGather || kOp == VnmOp::kUnpack, kMasked = kOp == VnmOp::kPackMasked;
+  constexpr bool kReads = kOp == PackVnmOp::kGather || kOp == PackVnmOp::kUnpack, kMasked = kOp == PackVnmOp::kPackMasked;
   if (!kReads && !a.exact) {
     a.v == 16   ? choose_along_rows<T, kMasked, 1>(a, u, dense_at(a, next), columns)
     : a.v == 32 ? choose_along_rows<T, kMasked, 2>(a, u, dense_at(a, next), columns)
@@ -258,7 +258,7 @@ void strip_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, Columns
   for (int64_t r = 0; r < u.rows; r += kRows) {
     for (int64_t i = 0; i < units; ++i) {
       const int64_t part = i * kVnmGroups;
-      if (kOp == VnmOp::kGather && part < next.groups)
+      if (kOp == PackVnmOp::kGather && part < next.groups)
         prefetch<T>(a, dense_at(a, next) + r * a.depth + part * a.m, parts[i].groups * a.m, kRows, a.depth);
       keep_along_rows<T, kOp>(a, parts[i], r, gathers[i], v);
     }
@@ -266,9 +266,9 @@ void strip_along_rows(const VnmArgs& a, const Unit& u, const Unit& next, Columns
   end_streams();
 }
 
-template <class T, VnmOp kOp>
-void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {
-  constexpr bool kReads = kOp == VnmOp::kGather || kOp == VnmOp::kUnpack;
+template <class T, PackVnmOp kOp>
+void vnm_units_of(const PackVnmArgs& a, int64_t begin, int64_t end) {
+  constexpr bool kReads = kOp == PackVnmOp::kGather || kOp == PackVnmOp::kUnpack;
   const int64_t all = a.depth / a.m;
   PackedUnit<typename T::Bits> packed;
   if (!a.depth_last) packed = {};
@@ -303,19 +303,19 @@ void vnm_units_of(const VnmArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class T>
-void vnm_typed(const VnmArgs& a, int64_t begin, int64_t end) {
+void vnm_typed(const PackVnmArgs& a, int64_t begin, int64_t end) {
   switch (a.op) {
-    case VnmOp::kMask: return vnm_units_of<T, VnmOp::kMask>(a, begin, end);
-    case VnmOp::kPack: return vnm_units_of<T, VnmOp::kPack>(a, begin, end);
-    case VnmOp::kPackMasked: return vnm_units_of<T, VnmOp::kPackMasked>(a, begin, end);
-    case VnmOp::kGather: return vnm_units_of<T, VnmOp::kGather>(a, begin, end);
-    case VnmOp::kUnpack: return vnm_units_of<T, VnmOp::kUnpack>(a, begin, end);
+    case PackVnmOp::kMask: return vnm_units_of<T, PackVnmOp::kMask>(a, begin, end);
+    case PackVnmOp::kPack: return vnm_units_of<T, PackVnmOp::kPack>(a, begin, end);
+    case PackVnmOp::kPackMasked: return vnm_units_of<T, PackVnmOp::kPackMasked>(a, begin, end);
+    case PackVnmOp::kGather: return vnm_units_of<T, PackVnmOp::kGather>(a, begin, end);
+    case PackVnmOp::kUnpack: return vnm_units_of<T, PackVnmOp::kUnpack>(a, begin, end);
   }
 }
 
 }  // namespace
 
-void packed_vnm(const VnmArgs& a, int64_t begin, int64_t end) {
+void packed_vnm(const PackVnmArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return vnm_typed<F32>(a, begin, end);
     case Dtype::kBF16: return vnm_typed<BF16>(a, begin, end);

@@ -28,7 +28,7 @@ struct Unit {
   int64_t outer, row0, rows, group0, groups;
 };
 
-Unit unit_at(const VnmArgs& a, int64_t index) {
+Unit unit_at(const PackVnmArgs& a, int64_t index) {
   const int64_t height = vnm_unit_rows(a), row_units = ceil_div(a.rows, height);
   const int64_t all = a.depth / a.m, group_units = ceil_div(all, kVnmGroups), within = index % (row_units * group_units);
   // Neighbours in memory come first.
@@ -44,7 +44,7 @@ Unit unit_at(const VnmArgs& a, int64_t index) {
 }
 
 // Index of the unit's first element in an array of the shape of dense.
-S24_HD int64_t dense_at(const VnmArgs& a, const Unit& u) {
+S24_HD int64_t dense_at(const PackVnmArgs& a, const Unit& u) {
   const int64_t k = u.group0 * a.m;
   return u.outer * a.rows * a.depth + (a.depth_last ? u.row0 * a.depth + k : k * a.rows + u.row0);
 }
@@ -52,7 +52,7 @@ S24_HD int64_t dense_at(const VnmArgs& a, const Unit& u) {
 // Asks for `lines` runs of n elements, `step` apart, from element `at` of dense on. Hardware prefetchers do not follow from one run
 // to the next. Few at a time, between the sums of what was asked for before, or they wait for each other.
 template <class T>
-S24_HD void prefetch(const VnmArgs& a, int64_t at, int64_t n, int64_t lines, int64_t step) {
+S24_HD void prefetch(const PackVnmArgs& a, int64_t at, int64_t n, int64_t lines, int64_t step) {
   constexpr int64_t kSize = sizeof(typename T::Bits);
   const char* line = static_cast<const char*>(a.dense) + at * kSize;
   for (int64_t i = 0; i < lines; ++i, line += step * kSize)
@@ -91,7 +91,7 @@ S24_HD void best_of_padded(const uint32_t* key, int m, uint8_t columns[4]) {
 
 // Adds kRows rows of one partial sum. Magnitudes matter only to columns without a normal element and to masks.
 template <class T, bool kMasked, bool kLargest, int kRows, bool kFirst>
-S24_HD void add_rows(const VnmArgs& a, int64_t at, int64_t width, float* __restrict__ s, uint32_t* __restrict__ largest) {
+S24_HD void add_rows(const PackVnmArgs& a, int64_t at, int64_t width, float* __restrict__ s, uint32_t* __restrict__ largest) {
   const int64_t step = kVnmLanes * a.depth;
   const auto* __restrict__ x = static_cast<const typename T::Bits*>(a.dense) + at;
   const uint8_t* __restrict__ allowed = kMasked ? a.mask + at : nullptr;
@@ -114,7 +114,7 @@ S24_HD void add_rows(const VnmArgs& a, int64_t at, int64_t width, float* __restr
 // Sums over V rows of `width` neighbouring columns -> sums, largest. Partial sums are added as soon as add_lanes could: few are
 // kept, which fit into the first-level cache.
 template <class T, bool kMasked, bool kLargest, int kRows>
-void sum_rows(const VnmArgs& a, int64_t at, int64_t next, int64_t width, float (*sums)[kStrip], uint32_t* largest) {
+void sum_rows(const PackVnmArgs& a, int64_t at, int64_t next, int64_t width, float (*sums)[kStrip], uint32_t* largest) {
   constexpr int64_t kPart = 128;
   if (kLargest) __builtin_memset(largest, 0, size_t(width) * sizeof *largest);
   int top = 0;
@@ -141,7 +141,7 @@ S24_HD bool any_zero(const float* sums, int64_t n) {
 
 // Columns are contiguous: lanes are columns, those of all groups of a strip; the next strip begins at element `next`.
 template <class T, bool kMasked, int kRows>
-void choose_along_rows(const VnmArgs& a, const Unit& u, int64_t next, Columns columns) {
+void choose_along_rows(const PackVnmArgs& a, const Unit& u, int64_t next, Columns columns) {
   alignas(64) float sums[5][kStrip];
   alignas(64) uint32_t largest[kStrip], keys[kStrip + kVnmMaxM];
   const int64_t width = u.groups * a.m, at = dense_at(a, u);
@@ -160,7 +160,7 @@ void choose_along_rows(const VnmArgs& a, const Unit& u, int64_t next, Columns co
 
 // The 16 partial sums of V neighbouring elements, and their largest magnitudes.
 template <class T, bool kMasked, bool kLargest, int kRows>
-S24_HD void sum_line(const VnmArgs& a, int64_t at, float (&__restrict__ sums)[kVnmLanes],
+S24_HD void sum_line(const PackVnmArgs& a, int64_t at, float (&__restrict__ sums)[kVnmLanes],
                      uint32_t (&__restrict__ largest)[kVnmLanes]) {
   const auto* __restrict__ x = static_cast<const typename T::Bits*>(a.dense) + at;
   const uint8_t* __restrict__ allowed = kMasked ? a.mask + at : nullptr;
@@ -219,7 +219,7 @@ struct LineSums {
 
 // Rows are contiguous: lanes are partial sums. One group of columns; the next one begins at element `next`.
 template <class T, bool kMasked, int kRows>
-void choose_along_columns(const VnmArgs& a, const Unit& u, int64_t g, LineSums& s, int64_t next, Columns columns) {
+void choose_along_columns(const PackVnmArgs& a, const Unit& u, int64_t g, LineSums& s, int64_t next, Columns columns) {
   const int64_t all = u.rows / a.v, most = LineSums::kLines / a.m;
   for (int64_t first = 0; first < all; first += most) {
     const int64_t at = dense_at(a, u) + g * a.m * a.rows + first * a.v;
@@ -281,7 +281,7 @@ void search(const Scores scores, int m, int64_t v, uint8_t columns[4]) {
 }
 
 template <class T>
-void choose_by_search(const VnmArgs& a, const Unit& u, Columns columns) {
+void choose_by_search(const PackVnmArgs& a, const Unit& u, Columns columns) {
   const int64_t row_step = a.depth_last ? a.depth : 1, column_step = a.depth_last ? 1 : a.rows;
   alignas(64) Scores scores;
   for (int64_t b = 0; b < u.rows / a.v; ++b) {

@@ -41,9 +41,9 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t (&slots)[k
   return within - own + (warp == 0 ? 0 : before);
 }
 
-// A thread takes the scores from `begin`, as many as are in registers. Scores count as the nearest number of [0, 2^bits), so
-// that there are always n places: more than n scores above all bits would be written past the end, negative ones nowhere.
-__global__ void __launch_bounds__(kSearchers) highest(const int32_t* scores, int32_t* places, unsigned count, unsigned n,
+// A thread takes the scores from `begin` to `end`, the first kHeld of them in registers. Scores are clamped to [0, 2^bits), so
+// that exactly n places are written: scores above would be written past the end, and negative ones nowhere.
+__global__ void __launch_bounds__(kSearchers) top_features(const int32_t* scores, int32_t* places, unsigned count, unsigned n,
                                                     int bits) {
   __shared__ uint32_t slots[2][kWarps];
   const unsigned each = (count + kSearchers - 1) / kSearchers;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSearchers) highest(const int32_t* scores, int
 
 cudaError_t launch_features(const int32_t* scores, int32_t* places, int64_t count, int64_t n, int bits, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  return start(highest, dim3(1), kSearchers, 0, stream, scores, places, unsigned(count), unsigned(n), bits);
+  return start(top_features, dim3(1), kSearchers, 0, stream, scores, places, unsigned(count), unsigned(n), bits);
 }
 
 }  // namespace cuda

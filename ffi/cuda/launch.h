@@ -93,9 +93,9 @@ struct RepackArgs {
   uint8_t* along_columns;
 };
 
-// Whether launch_vnm_repack takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
-bool fits_vnm_repack(const RepackArgs& args);
-cudaError_t launch_vnm_repack(const RepackArgs& args, cudaStream_t stream);
+// Whether launch_repack_vnm takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
+bool fits_repack_vnm(const RepackArgs& args);
+cudaError_t launch_repack_vnm(const RepackArgs& args, cudaStream_t stream);
 
 cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.
@@ -116,18 +116,18 @@ cudaError_t launch_pack_masked_both(const PackArgs& rows, const PackArgs& column
 cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& columns, uint8_t* mask, cudaStream_t stream);
 cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
 cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
-cudaError_t launch_vnm(const VnmArgs& args, cudaStream_t stream);
-cudaError_t launch_vnm_tiles(const VnmArgs& args, cudaStream_t stream);
-cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream);
-cudaError_t launch_vnm_matmul_f32(const VnmMatmulArgs& args, cudaStream_t stream);
+cudaError_t launch_pack_vnm(const PackVnmArgs& args, cudaStream_t stream);
+cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& args, cudaStream_t stream);
+cudaError_t launch_matmul_vnm(const MatmulVnmArgs& args, cudaStream_t stream);
+cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream);
 
 // Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
 bool fits_columns(const PackArgs& args);
 
-// Whether launch_vnm_tiles takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
-bool fits_vnm_tiles(const VnmArgs& args);
+// Whether launch_pack_vnm_tiles takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
+bool fits_pack_vnm_tiles(const PackVnmArgs& args);
 // kPack along the last axis of such an array, of max(x, 0)^2.
-cudaError_t launch_vnm_squared_relu(const VnmArgs& args, cudaStream_t stream);
+cudaError_t launch_squared_relu_vnm(const PackVnmArgs& args, cudaStream_t stream);
 
 // The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90, by the width of its values.
 cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,

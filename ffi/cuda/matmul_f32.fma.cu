@@ -82,7 +82,7 @@ cudaError_t launch_matmul_f32(const MatmulArgs& a, cudaStream_t stream) {
   return start(matmul_f32<4, EveryColumn>, grid, kThreads, 0, stream, a, EveryColumn());
 }
 
-cudaError_t launch_vnm_matmul_f32(const VnmMatmulArgs& args, cudaStream_t stream) {
+cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream) {
   MatmulArgs a = args.product;
   a.depth = a.depth / args.m * 4;  // of P as it is stored
   const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};

@@ -141,7 +141,7 @@ __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, in
 }
 
 template <class By, class T, int kRows>
-__device__ __forceinline__ void multiply_gathered(const VnmMatmulArgs& args) {
+__device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args) {
   const MatmulArgs& a = args.product;  // its depth: of P as it is stored
   auto& shared = *reinterpret_cast<Gathered<By, kRows>*>(launched_memory());
   const int64_t row0 = int64_t(blockIdx.x) * kRows, col0 = int64_t(blockIdx.y) * kCols;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_gathered(const VnmMatmulArgs& args) {
 }
 
 template <class By, class T, int kRows>
-__global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMatmulArgs args) {
+__global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(MatmulVnmArgs args) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if constexpr (std::is_same_v<By, OfWarps>)  // others have no wgmma
 #endif
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(VnmMat
 }
 
 template <class By, class T, int kRows>
-cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
+cudaError_t launch_gathered(const MatmulVnmArgs& args, cudaStream_t stream) {
   const auto kernel = matmul_gathered<By, T, kRows>;
   constexpr int kBytes = sizeof(Gathered<By, kRows>);
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -243,7 +243,7 @@ cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
 }
 
 template <class By, class T>
-cudaError_t launch_gathered(const VnmMatmulArgs& args, cudaStream_t stream) {
+cudaError_t launch_gathered(const MatmulVnmArgs& args, cudaStream_t stream) {
   return args.v % 128 == 0 ? launch_gathered<By, T, 128>(args, stream) : launch_gathered<By, T, 64>(args, stream);
 }
 
@@ -258,8 +258,8 @@ bool has_wgmma() {
 
 }  // namespace
 
-cudaError_t launch_vnm_matmul(const VnmMatmulArgs& args, cudaStream_t stream) {
-  VnmMatmulArgs packed = args;
+cudaError_t launch_matmul_vnm(const MatmulVnmArgs& args, cudaStream_t stream) {
+  MatmulVnmArgs packed = args;
   MatmulArgs& a = packed.product;
   a.depth = a.depth / args.m * 4;  // of P as it is stored
   if (a.dense_k_last) return cudaErrorInvalidValue;

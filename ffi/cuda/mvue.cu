@@ -92,7 +92,7 @@ constexpr bool kInQuartets = sizeof(typename T::Bits) == 2;
 template <GroupwiseOp op, class T>
 __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kDraws<op>>& draw, Out<op, T> y[4]) {
   if constexpr (kInQuartets<op, T>) {
-    const Words out = put_nibble(keep_drawn<T, op == GroupwiseOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
+    const Words out = put_nibble(pack_estimate<T, op == GroupwiseOp::kMvueExact>(words_of(x), draw.words[0], draw.words[1]));
     S24_UNROLL
     for (int i = 0; i < 4; ++i) y[i] = uint16_t((i < 2 ? out.low : out.high) >> (i % 2 * 16));
   } else {

@@ -39,8 +39,8 @@ struct QuartetDraw {
 
 // Never inlined, because it is rare and as long as all other code of a kernel.
 template <class T, bool kExact>
-__device__ __noinline__ KeptPair keep_rare(Words group, uint32_t word0, uint32_t word1) {
-  return keep_defined<T, kExact>(group, word0, word1);
+__device__ __noinline__ PackedGroup pack_rare_estimate(Words group, uint32_t word0, uint32_t word1) {
+  return pack_defined_estimate<T, kExact>(group, word0, word1);
 }
 
 // The estimates of a quartet of 16-bit groups, exact ones with one draw each; group(i) is only asked for if one of them is
@@ -53,13 +53,13 @@ __device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const Q
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;
-    choose_drawn<T, kExact>(numbers[i], words[0], words[1], chosen[i], common);
+    choose_estimate<T, kExact>(numbers[i], words[0], words[1], chosen[i], common);
   }
   if (all_common(common)) return;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;
-    chosen[i] = Chosen::of(keep_rare<T, kExact>(group(i), words[0], words[1]));
+    chosen[i] = Chosen::of(pack_rare_estimate<T, kExact>(group(i), words[0], words[1]));
   }
 }
 

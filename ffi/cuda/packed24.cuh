@@ -35,17 +35,17 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
                                            const Draw<kDraws<op>>& draw, Pair<typename T::Bits>& pair) {
   using Bits = typename T::Bits;
   if constexpr (sizeof(Bits) == 2) {
-    KeptPair kept;
+    PackedGroup kept;
     if constexpr (op == PackOp::kGather) {
       kept = take_nibble(group, nibble);
     } else if constexpr (op == PackOp::kMasked) {
-      kept = keep_masked<T>(group, mask);
+      kept = pack_by_mask<T>(group, mask);
     } else if constexpr (op == PackOp::kSquaredRelu) {
-      kept = keep_squared_relu<T>(group);
+      kept = pack_squared_relu<T>(group);
     } else if constexpr (kDraws<op> > 0) {
-      kept = keep_drawn<T, op == PackOp::kMvueExact>(group, draw.words[0], draw.words[1]);
+      kept = pack_estimate<T, op == PackOp::kMvueExact>(group, draw.words[0], draw.words[1]);
     } else {
-      kept = keep_largest<T>(group);
+      kept = pack_largest<T>(group);
     }
     __builtin_memcpy(&pair, &kept.bits, sizeof pair);
     return kept.nibble;
@@ -93,7 +93,7 @@ __device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], con
 template <class T>
 __device__ __forceinline__ Group<T> decode(const Pair<typename T::Bits>& pair, uint32_t nibble) {
   if constexpr (sizeof(typename T::Bits) == 2) {
-    return {put_nibble(KeptPair{nibble, uint32_t(pair.at[0]) | uint32_t(pair.at[1]) << 16})};
+    return {put_nibble(PackedGroup{nibble, uint32_t(pair.at[0]) | uint32_t(pair.at[1]) << 16})};
   } else {
     Group<T> group;
     put_nibble<typename T::Bits>(pair.at, nibble, group.x);

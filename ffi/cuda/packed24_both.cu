@@ -41,7 +41,7 @@ __device__ __noinline__ Vector<uint32_t, 2> pack_by_any_mask(const uint16_t* den
     transpose_tile(rows, columns);
     S24_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const KeptPair row = keep_masked<T>(rows[i], by[i]), column = keep_masked<T>(columns[i], byte_of_each(by, i));
+      const PackedGroup row = pack_by_mask<T>(rows[i], by[i]), column = pack_by_mask<T>(columns[i], byte_of_each(by, i));
       nibbles |= row.nibble << (8 * i + 4 * t);
       found |= column.nibble << (8 * i);
       store(reinterpret_cast<uint32_t*>(to.values + next / 2 * i + 2 * t), Vector<uint32_t, 1>{{row.bits}});

@@ -27,8 +27,8 @@ __device__ __forceinline__ Group<T> group_of(const FourRows& rows, int lane) {
 
 // Never inlined: a mask that does not keep two of each group is rare.
 template <class T>
-__device__ __noinline__ KeptPair keep_by_any_mask(Words group, uint32_t mask) {
-  return keep_masked<T>(group, mask);
+__device__ __noinline__ PackedGroup pack_by_any_mask(Words group, uint32_t mask) {
+  return pack_by_mask<T>(group, mask);
 }
 
 template <class Bits>
@@ -100,7 +100,7 @@ struct Tile {
         taken.nibbles = 0;
         S24_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const KeptPair kept = keep_by_any_mask<T>(groups[i], byte_of_each(by, i));
+          const PackedGroup kept = pack_by_any_mask<T>(groups[i], byte_of_each(by, i));
           taken.bits[i] = kept.bits;
           taken.nibbles |= kept.nibble << (8 * i);
         }

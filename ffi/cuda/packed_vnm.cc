@@ -6,30 +6,30 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-ffi::Error run(cudaStream_t stream, const VnmCall& c) {
-  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_vnm(c.at(b), stream); });
+ffi::Error run(cudaStream_t stream, const PackVnmCall& c) {
+  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_pack_vnm(c.at(b), stream); });
 }
 
 ffi::Error VnmMask(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
                    ffi::Result<ffi::AnyBuffer> mask) {
-  return run(stream, VnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
+  return run(stream, PackVnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
 }
 
 ffi::Error VnmPack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
                    ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
                    ffi::Result<ffi::AnyBuffer> columns) {
-  return run(stream, VnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
+  return run(stream, PackVnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
 }
 
 ffi::Error VnmSquaredRelu(cudaStream_t stream, int64_t v, int64_t m, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                           ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> columns) {
   const char* const target = "s24_vnm_squared_relu";
-  const VnmCall c = VnmCall::pack(target, 0, v, m, 0, x, {*values, *metadata, *columns});
+  const PackVnmCall c = PackVnmCall::pack(target, 0, v, m, 0, x, {*values, *metadata, *columns});
   if (c.error.failure()) return c.error;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
-    const VnmArgs a = c.at(b);
-    if (!fits_vnm_tiles(a)) return ffi::Error::InvalidArgument(std::string(target) + ": takes 16-bit floats in whole tiles");
-    const cudaError_t e = launch_vnm_squared_relu(a, stream);
+    const PackVnmArgs a = c.at(b);
+    if (!fits_pack_vnm_tiles(a)) return ffi::Error::InvalidArgument(std::string(target) + ": takes 16-bit floats in whole tiles");
+    const cudaError_t e = launch_squared_relu_vnm(a, stream);
     if (e != cudaSuccess) return status(target, e);
   }
   return ffi::Error::Success();
@@ -38,17 +38,17 @@ ffi::Error VnmSquaredRelu(cudaStream_t stream, int64_t v, int64_t m, ffi::AnyBuf
 ffi::Error VnmPackMasked(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
                          ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
                          ffi::Result<ffi::AnyBuffer> columns) {
-  return run(stream, VnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
+  return run(stream, PackVnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
 }
 
 ffi::Error VnmGather(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
-  return run(stream, VnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
+  return run(stream, PackVnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
 }
 
 ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer values,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> dense) {
-  return run(stream, VnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
+  return run(stream, PackVnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
 }
 
 ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided, int64_t collected, ffi::AnyBuffer values,
@@ -86,8 +86,8 @@ ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided,
     a.along_values = at_bytes(along_values->untyped_data(), b * along.values_size() * 2);
     a.along_metadata = static_cast<uint8_t*>(along_metadata->untyped_data()) + b * along.metadata_size();
     a.along_columns = static_cast<uint8_t*>(along_columns->untyped_data()) + b * along.columns_size();
-    if (!fits_vnm_repack(a)) return ffi::Error::InvalidArgument(std::string(target) + ": takes 16-bit floats in whole tiles");
-    const cudaError_t e = launch_vnm_repack(a, stream);
+    if (!fits_repack_vnm(a)) return ffi::Error::InvalidArgument(std::string(target) + ": takes 16-bit floats in whole tiles");
+    const cudaError_t e = launch_repack_vnm(a, stream);
     if (e != cudaSuccess) return status(target, e);
   }
   return ffi::Error::Success();

@@ -5,7 +5,7 @@
 // Steps: a block of threads takes whole blocks of V rows, times some groups of M columns. It chooses the columns of each, which
 // reads everything once, then two of four in every row, from what is still in cache; what is packed passes through shared
 // memory, so that whole lines are written whichever way the dense array lies.
-// Constraints: V of 16 to 256, a power of two; M from 4 to kVnmMaxM. Calls that fits_vnm_tiles takes go to
+// Constraints: V of 16 to 256, a power of two; M from 4 to kVnmMaxM. Calls that fits_pack_vnm_tiles takes go to
 // packed_vnm_tiles.cu.
 #include "../core/packed_vnm.h"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int kStrip = 128;  // columns of a tile, at most
 constexpr int64_t kVnmGroups = 16;  // a tile has at most this many groups of columns
 constexpr int64_t kVnmLeast = 128;  // of V rows, or of at least so many if rows are contiguous
-S24_HD int64_t vnm_unit_rows(const VnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
+S24_HD int64_t vnm_unit_rows(const PackVnmArgs& a) { return a.depth_last || a.v > kVnmLeast ? a.v : kVnmLeast; }
 constexpr int kMostBlocks = int(kVnmLeast) / kVnmLanes;
 constexpr int kAccess = 8;  // elements of an access
 constexpr uint8_t kNoSlot = 4;
@@ -26,14 +26,14 @@ constexpr uint8_t kNoSlot = 4;
 // An even number of groups: bytes of metadata have one writer.
 S24_HD int64_t tile_groups(int64_t m) { return kStrip / m / 2 * 2 < kVnmGroups ? kStrip / m / 2 * 2 : kVnmGroups; }
 
-template <VnmOp op>
-constexpr bool kReadsColumns = op == VnmOp::kGather || op == VnmOp::kUnpack;
-template <VnmOp op>
-constexpr bool kPacks = op == VnmOp::kPack || op == VnmOp::kPackMasked;
+template <PackVnmOp op>
+constexpr bool kReadsColumns = op == PackVnmOp::kGather || op == PackVnmOp::kUnpack;
+template <PackVnmOp op>
+constexpr bool kPacks = op == PackVnmOp::kPack || op == PackVnmOp::kPackMasked;
 
-template <VnmOp op>
-constexpr PackOp kTwoOfFour = op == VnmOp::kPackMasked ? PackOp::kMasked
-                              : op == VnmOp::kGather   ? PackOp::kGather
+template <PackVnmOp op>
+constexpr PackOp kTwoOfFour = op == PackVnmOp::kPackMasked ? PackOp::kMasked
+                              : op == PackVnmOp::kGather   ? PackOp::kGather
                                                        : PackOp::kPlain;
 
 struct ColumnSums {
@@ -65,7 +65,7 @@ struct Place {
   int rows, groups, blocks, width;
   int64_t first, row_step, column_step;  // in the dense array
 
-  __device__ static Place of(const VnmArgs& a) {
+  __device__ static Place of(const PackVnmArgs& a) {
     const int64_t height = vnm_unit_rows(a), row_tiles = ceil_div(a.rows, height), all = a.depth / a.m;
     const int64_t per_tile = tile_groups(a.m), group_tiles = ceil_div(all, per_tile);
     int64_t within, r, g;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_some(B* to, int left, bool whole, const B 
 
 // Columns are contiguous: a thread adds one partial sum of eight columns.
 template <class T, bool kMasked>
-__device__ __forceinline__ void sum_along_rows(const VnmArgs& a, const Place& p, bool whole, Tile<typename T::Bits>& tile) {
+__device__ __forceinline__ void sum_along_rows(const PackVnmArgs& a, const Place& p, bool whole, Tile<typename T::Bits>& tile) {
   using Bits = typename T::Bits;
   static_assert(kThreads / kVnmLanes * kAccess == kStrip, "a thread for each partial sum of eight columns");
   const int lane = threadIdx.x / (kThreads / kVnmLanes), c0 = threadIdx.x % (kThreads / kVnmLanes) * kAccess;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void sum_along_rows(const VnmArgs& a, const Place& p,
 
 // Rows are contiguous: a thread adds half of the partial sums of a column of one block, its neighbour the other half.
 template <class T, bool kMasked>
-__device__ __forceinline__ void sum_along_columns(const VnmArgs& a, const Place& p, bool whole,
+__device__ __forceinline__ void sum_along_columns(const PackVnmArgs& a, const Place& p, bool whole,
                                                   Tile<typename T::Bits>& tile) {
   using Bits = typename T::Bits;
   static_assert(kVnmLanes == 2 * kAccess, "two threads share the partial sums");
@@ -215,7 +215,7 @@ __device__ __forceinline__ uint64_t block_max(uint64_t value, uint64_t* all) {
 
 // Every set of four columns is tried by one thread, which adds as the CPU does.
 template <class T>
-__device__ __forceinline__ void search_columns(const VnmArgs& a, const Place& p, int b, int g, Search& s,
+__device__ __forceinline__ void search_columns(const PackVnmArgs& a, const Place& p, int b, int g, Search& s,
                                                uint8_t columns[4]) {
   const auto* x = static_cast<const typename T::Bits*>(a.dense) + p.first + b * a.v * p.row_step + g * a.m * p.column_step;
   const int m = int(a.m), v = int(a.v);
@@ -260,12 +260,12 @@ __device__ __forceinline__ void for_groups(const Place& p, int groups, bool alon
 }
 
 // Zeros or false, but for what is kept: accesses of eight elements along the contiguous axis.
-template <VnmOp op, class T>
-__device__ __forceinline__ void spread(const VnmArgs& a, const Place& p, bool whole, const Tile<typename T::Bits>& tile) {
+template <PackVnmOp op, class T>
+__device__ __forceinline__ void spread(const PackVnmArgs& a, const Place& p, bool whole, const Tile<typename T::Bits>& tile) {
   using Bits = typename T::Bits;
-  using Out = std::conditional_t<op == VnmOp::kMask, uint8_t, Bits>;
+  using Out = std::conditional_t<op == PackVnmOp::kMask, uint8_t, Bits>;
   Out* out;
-  if constexpr (op == VnmOp::kMask)
+  if constexpr (op == PackVnmOp::kMask)
     out = a.mask;
   else
     out = static_cast<Bits*>(a.dense);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void spread(const VnmArgs& a, const Place& p, bool wh
       const int r = a.depth_last ? line : at0 + j, c = a.depth_last ? at0 + j : line;
       const uint32_t slot = tile.slots[r / v][c], nibble = tile.nibbles[r][c / m];
       const bool first = slot == (nibble & 3u), second = slot == nibble >> 2;
-      if constexpr (op == VnmOp::kMask)
+      if constexpr (op == PackVnmOp::kMask)
         made[j] = first || second;
       else if (first || second)
         made[j] = tile.pairs[r][c / m].at[second];
@@ -289,10 +289,10 @@ __device__ __forceinline__ void spread(const VnmArgs& a, const Place& p, bool wh
   }
 }
 
-template <VnmOp op, bool kExact, class T>
-__global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
+template <PackVnmOp op, bool kExact, class T>
+__global__ void __launch_bounds__(kThreads) vnm(PackVnmArgs a, bool whole) {
   using Bits = typename T::Bits;
-  constexpr bool kMasked = op == VnmOp::kPackMasked;
+  constexpr bool kMasked = op == PackVnmOp::kPackMasked;
   __shared__ Tile<Bits> tile;
   const Place p = Place::of(a);
   const int64_t all = a.depth / a.m, bytes = ceil_div(all, 2);
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
       tile.nibbles[r][2 * byte] = two & 15u;
       tile.nibbles[r][2 * byte + 1] = two >> 4;
     });
-    if constexpr (op == VnmOp::kUnpack)
+    if constexpr (op == PackVnmOp::kUnpack)
       for_groups(p, p.groups, true, [&](int r, int g) { tile.pairs[r][g] = values[r * all + g]; });
   } else {
     if constexpr (kExact) {
@@ -334,13 +334,13 @@ __global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
   }
   __syncthreads();
 
-  if constexpr (op == VnmOp::kMask || op == VnmOp::kUnpack) {
+  if constexpr (op == PackVnmOp::kMask || op == PackVnmOp::kUnpack) {
     for_columns([&](int b, int g, const uint8_t*) {
       for (int i = 0; i < m; ++i) tile.slots[b][g * m + i] = kNoSlot;
       for (int k = 0; k < 4; ++k) tile.slots[b][g * m + tile.columns[b][g][k]] = uint8_t(k);
     });
   }
-  if constexpr (op != VnmOp::kUnpack) {
+  if constexpr (op != PackVnmOp::kUnpack) {
     for_groups(p, p.groups, a.depth_last, [&](int r, int g) {
       Bits x[4];
       uint32_t allowed = 0;
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
   }
   __syncthreads();
 
-  if constexpr (op == VnmOp::kMask || op == VnmOp::kUnpack) {
+  if constexpr (op == PackVnmOp::kMask || op == PackVnmOp::kUnpack) {
     spread<op, T>(a, p, whole, tile);
   } else {
     for_groups(p, p.groups, true, [&](int r, int g) { values[r * all + g] = tile.pairs[r][g]; });
@@ -372,26 +372,26 @@ __global__ void __launch_bounds__(kThreads) vnm(VnmArgs a, bool whole) {
 }
 
 template <class T>
-cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
+cudaError_t launch(const PackVnmArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.outer * ceil_div(a.rows, vnm_unit_rows(a)) * ceil_div(a.depth / a.m, tile_groups(a.m));
   const bool lines = !a.depth_last || (a.depth % kAccess == 0 && tile_groups(a.m) * a.m % kAccess == 0);
   const bool whole = lines && aligned(a.dense, 16) && aligned(a.mask, kAccess);
   const auto run = [&](auto kernel) { return start(kernel, dim3(unsigned(tiles)), kThreads, 0, stream, a, whole); };
   switch (a.op) {
-    case VnmOp::kMask: return a.exact ? run(vnm<VnmOp::kMask, true, T>) : run(vnm<VnmOp::kMask, false, T>);
-    case VnmOp::kPack: return a.exact ? run(vnm<VnmOp::kPack, true, T>) : run(vnm<VnmOp::kPack, false, T>);
-    case VnmOp::kPackMasked: return run(vnm<VnmOp::kPackMasked, false, T>);
-    case VnmOp::kGather: return run(vnm<VnmOp::kGather, false, T>);
-    case VnmOp::kUnpack: return run(vnm<VnmOp::kUnpack, false, T>);
+    case PackVnmOp::kMask: return a.exact ? run(vnm<PackVnmOp::kMask, true, T>) : run(vnm<PackVnmOp::kMask, false, T>);
+    case PackVnmOp::kPack: return a.exact ? run(vnm<PackVnmOp::kPack, true, T>) : run(vnm<PackVnmOp::kPack, false, T>);
+    case PackVnmOp::kPackMasked: return run(vnm<PackVnmOp::kPackMasked, false, T>);
+    case PackVnmOp::kGather: return run(vnm<PackVnmOp::kGather, false, T>);
+    case PackVnmOp::kUnpack: return run(vnm<PackVnmOp::kUnpack, false, T>);
   }
   return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
-cudaError_t launch_vnm(const VnmArgs& a, cudaStream_t stream) {
+cudaError_t launch_pack_vnm(const PackVnmArgs& a, cudaStream_t stream) {
   if (a.outer * a.rows * (a.depth / a.m) == 0) return cudaSuccess;
-  if (fits_vnm_tiles(a)) return launch_vnm_tiles(a, stream);
+  if (fits_pack_vnm_tiles(a)) return launch_pack_vnm_tiles(a, stream);
   return for_dtype(a.dtype, [&](auto type) { return launch<decltype(type)>(a, stream); });
 }
 

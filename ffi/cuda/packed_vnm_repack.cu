@@ -3,7 +3,7 @@
 // Operands: values, metadata and columns of (tokens, features), packed along features; the same three packed along tokens.
 // Steps: a block reads the packed rows of its tile, which are few bytes because four of M features are stored, spreads them
 // over tiles of zeros in shared memory, and packs these along tokens (packed_vnm_tile.cuh).
-// Constraints: fits_vnm_repack: 16-bit floats in whole tiles. Where features are collected, every group of M features gives
+// Constraints: fits_repack_vnm: 16-bit floats in whole tiles. Where features are collected, every group of M features gives
 // one to each of M tiles of V rows; a block takes several of these, as each has to read all of them.
 #include "packed_vnm_tile.cuh"
 
@@ -22,7 +22,7 @@ struct Source {
 };
 
 template <int kMany, class T>
-__global__ void __launch_bounds__(kThreads) vnm_repack(VnmArgs to, Source from, Sizes sizes) {
+__global__ void __launch_bounds__(kThreads) vnm_repack(PackVnmArgs to, Source from, Sizes sizes) {
   constexpr bool collected = kMany > 1;
   const unsigned v = 1u << sizes.log_v, m = 1u << sizes.log_m;
   // Neighbouring blocks read the same groups.
@@ -77,8 +77,8 @@ cudaError_t launch(const RepackArgs& a, cudaStream_t stream) {
   const int bytes = int(OfTile::bytes(a.v, a.m, kMany));
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e != cudaSuccess) return e;
-  VnmArgs to{};
-  to.op = VnmOp::kPack, to.dtype = a.dtype;
+  PackVnmArgs to{};
+  to.op = PackVnmOp::kPack, to.dtype = a.dtype;
   to.values = a.along_values, to.metadata = a.along_metadata, to.columns = a.along_columns;
   to.outer = 1, to.rows = a.features, to.depth = a.tokens, to.v = a.v, to.m = a.m;
   const Source from = {static_cast<const uint32_t*>(a.values), a.metadata, reinterpret_cast<const uint32_t*>(a.columns),
@@ -94,7 +94,7 @@ cudaError_t launch(const RepackArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-bool fits_vnm_repack(const RepackArgs& a) {
+bool fits_repack_vnm(const RepackArgs& a) {
   if (a.dtype == Dtype::kF32 || !fits_a_tile(a.v, a.m)) return false;
   const int64_t groups = a.features / a.m;
   const bool tokens = a.tokens % kWidth == 0 && a.tokens % a.v == 0 && a.tokens / kWidth <= kMostAlongY;
@@ -104,7 +104,7 @@ bool fits_vnm_repack(const RepackArgs& a) {
   return tokens && features && a.tokens <= INT32_MAX && a.features <= INT32_MAX && from && to;
 }
 
-cudaError_t launch_vnm_repack(const RepackArgs& a, cudaStream_t stream) {
+cudaError_t launch_repack_vnm(const RepackArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
   return a.dtype == Dtype::kBF16 ? launch<BF16>(a, stream) : launch<F16>(a, stream);
 }

@@ -35,7 +35,7 @@ struct Sizes {
 // What one block of threads works on, and where it is in shared memory.
 template <class T, bool kDepthLast>
 struct Tile {
-  const VnmArgs& a;
+  const PackVnmArgs& a;
   int log_v, log_m, log_groups;  // of V, M and the groups of a row of the tile
   int v, m, groups;
   int64_t row0, group0, all;  // rows count through all matrices; all: groups of a row
@@ -61,7 +61,7 @@ struct Tile {
     return many * x_bytes(v) + work_bytes(v, m) + v * (kWidth / m) + kWidth + 4 * kMostGroups;
   }
 
-  __device__ __forceinline__ Tile(const VnmArgs& a, Sizes s, unsigned row_tile, unsigned depth_tile, int64_t matrix)
+  __device__ __forceinline__ Tile(const PackVnmArgs& a, Sizes s, unsigned row_tile, unsigned depth_tile, int64_t matrix)
       : a(a), log_v(s.log_v), log_m(s.log_m), log_groups(7 - log_m), v(1 << log_v), m(1 << log_m), groups(kWidth >> log_m) {
     const int64_t r = int64_t(row_tile) * v, c = int64_t(depth_tile) * kWidth;
     all = a.depth >> log_m;

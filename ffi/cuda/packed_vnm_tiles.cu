@@ -3,7 +3,7 @@
 // Operands: as in packed_vnm.cu; squared ReLU may come before packing.
 // Steps: a block copies V rows x 128 columns into shared memory once, and chooses the columns and the two of four there
 // (packed_vnm_tile.cuh).
-// Constraints: fits_vnm_tiles: V of 64, 128 or 256, M of 8, 16 or 32, K a multiple of 128, no exact search and no given mask.
+// Constraints: fits_pack_vnm_tiles: V of 64, 128 or 256, M of 8, 16 or 32, K a multiple of 128, no exact search and no given mask.
 #include "packed_vnm_tile.cuh"
 
 namespace s24 {
@@ -17,7 +17,7 @@ struct Place {
   __device__ __forceinline__ static Place of(bool depth_last) {
     return depth_last ? Place{blockIdx.y, blockIdx.x, blockIdx.z} : Place{blockIdx.x, blockIdx.y, blockIdx.z};
   }
-  static dim3 grid(const VnmArgs& a) {
+  static dim3 grid(const PackVnmArgs& a) {
     const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kWidth), matrices = unsigned(a.outer);
     return a.depth_last ? dim3(depth, rows, matrices) : dim3(rows, depth, matrices);
   }
@@ -137,11 +137,11 @@ __device__ __forceinline__ void square(const Tile<T, true>& t) {
   __syncthreads();
 }
 
-template <VnmOp op, bool kDepthLast, class T, bool kSquared = false>
-__global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
+template <PackVnmOp op, bool kDepthLast, class T, bool kSquared = false>
+__global__ void __launch_bounds__(kThreads) vnm_tile(PackVnmArgs a, Sizes sizes) {
   const Place p = Place::of(kDepthLast);
   const Tile<T, kDepthLast> t(a, sizes, p.row_tile, p.depth_tile, p.matrix);
-  if constexpr (op == VnmOp::kUnpack) {
+  if constexpr (op == PackVnmOp::kUnpack) {
     unpack(t);
     return;
   }
@@ -149,14 +149,14 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
   t.template for_accesses<kAccess>(
       [&](int line, int at) { copy_async<16>(t.x + line * t.stride + at, dense + line * t.line + at, true); });
   commit_copies();
-  if (op == VnmOp::kGather && int(threadIdx.x) < 4 * t.groups)
+  if (op == PackVnmOp::kGather && int(threadIdx.x) < 4 * t.groups)
     t.columns[threadIdx.x] = uint8_t(min_u32(t.given_columns()[threadIdx.x], uint32_t(t.m) - 1u));
   wait_copies<0>();
   __syncthreads();
   if constexpr (kSquared) square(t);
-  if constexpr (op == VnmOp::kPack) {
+  if constexpr (op == PackVnmOp::kPack) {
     pack_tile(t);
-  } else if constexpr (op == VnmOp::kGather) {
+  } else if constexpr (op == PackVnmOp::kGather) {
     t.for_groups(kDepthLast, [&](int r, int g) {
       const uint32_t nibble = *t.metadata_at(r, g) >> (g % 2 * 4) & 15u;
       Pair<uint16_t> pair;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(VnmArgs a, Sizes sizes) {
   }
 }
 
-template <VnmOp op, bool kDepthLast, class T, bool kSquared = false>
-cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
+template <PackVnmOp op, bool kDepthLast, class T, bool kSquared = false>
+cudaError_t launch(const PackVnmArgs& a, cudaStream_t stream) {
   using OfTile = Tile<T, kDepthLast>;
   const auto kernel = vnm_tile<op, kDepthLast, T, kSquared>;
   const int bytes = int(OfTile::bytes(a.v, a.m));
@@ -180,41 +180,41 @@ cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
   return start(kernel, Place::grid(a), kThreads, size_t(bytes), stream, a, OfTile::sizes(a.v, a.m));
 }
 
-template <VnmOp op, class T>
-cudaError_t launch(const VnmArgs& a, cudaStream_t stream) {
+template <PackVnmOp op, class T>
+cudaError_t launch(const PackVnmArgs& a, cudaStream_t stream) {
   return a.depth_last ? launch<op, true, T>(a, stream) : launch<op, false, T>(a, stream);
 }
 
-template <VnmOp op>
-cudaError_t select(const VnmArgs& a, cudaStream_t stream) {
+template <PackVnmOp op>
+cudaError_t select(const PackVnmArgs& a, cudaStream_t stream) {
   return a.dtype == Dtype::kBF16 ? launch<op, BF16>(a, stream) : launch<op, F16>(a, stream);
 }
 
 }  // namespace
 
-bool fits_vnm_tiles(const VnmArgs& a) {
+bool fits_pack_vnm_tiles(const PackVnmArgs& a) {
   const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kWidth == 0;
   const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) &&
                       aligned(a.columns, 4);
   const dim3 grid = Place::grid(a);
   const bool launchable = grid.y <= kMostAlongY && a.outer <= kMostAlongY;
-  return a.dtype != Dtype::kF32 && !a.exact && a.op != VnmOp::kPackMasked && sizes && places && launchable;
+  return a.dtype != Dtype::kF32 && !a.exact && a.op != PackVnmOp::kPackMasked && sizes && places && launchable;
 }
 
-cudaError_t launch_vnm_tiles(const VnmArgs& a, cudaStream_t stream) {
+cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& a, cudaStream_t stream) {
   switch (a.op) {
-    case VnmOp::kMask: return select<VnmOp::kMask>(a, stream);
-    case VnmOp::kPack: return select<VnmOp::kPack>(a, stream);
-    case VnmOp::kGather: return launch<VnmOp::kGather, BF16>(a, stream);  // bits, of either type
-    case VnmOp::kUnpack: return launch<VnmOp::kUnpack, BF16>(a, stream);
+    case PackVnmOp::kMask: return select<PackVnmOp::kMask>(a, stream);
+    case PackVnmOp::kPack: return select<PackVnmOp::kPack>(a, stream);
+    case PackVnmOp::kGather: return launch<PackVnmOp::kGather, BF16>(a, stream);  // bits, of either type
+    case PackVnmOp::kUnpack: return launch<PackVnmOp::kUnpack, BF16>(a, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
-cudaError_t launch_vnm_squared_relu(const VnmArgs& a, cudaStream_t stream) {
+cudaError_t launch_squared_relu_vnm(const PackVnmArgs& a, cudaStream_t stream) {
   if (a.outer * a.rows * a.depth == 0) return cudaSuccess;
-  return a.dtype == Dtype::kBF16 ? launch<VnmOp::kPack, true, BF16, true>(a, stream)
-                                 : launch<VnmOp::kPack, true, F16, true>(a, stream);
+  return a.dtype == Dtype::kBF16 ? launch<PackVnmOp::kPack, true, BF16, true>(a, stream)
+                                 : launch<PackVnmOp::kPack, true, F16, true>(a, stream);
 }
 
 }  // namespace cuda

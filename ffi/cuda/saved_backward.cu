@@ -13,8 +13,8 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-// What is kept of a thread's eight features of the four tokens of a group.
-struct Kept {
+// A thread's eight features of the four tokens of a group, packed along features.
+struct PackedRows {
   Vector<uint32_t, 2> pairs[4];
   __device__ __forceinline__ void unpack(const TwoPlaces (&places)[4], FourRows& rows) const {
     S24_UNROLL
@@ -31,9 +31,9 @@ struct Kept {
 };
 
 // A thread's features of its tokens.
-struct KeptInput {
+struct SavedInput {
   FourRows dy2;
-  Kept y2;
+  PackedRows y2;
   uint32_t nibbles[4];  // a byte of metadata each
 
   // at: of the first token's first feature. next: from one token to the next.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_dense(const FourRows& rows, uint32_t dense
 
 // A block takes up to `rounds` tiles along tokens and reads the next one before it packs one.
 template <class T, Slope slope>
-__global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constant__ SavedArgs a, unsigned rounds) {
+__global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_constant__ SavedArgs a, unsigned rounds) {
   using S = Tile<uint16_t>;
   __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
   __shared__ int32_t ranks[S::kInner];
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
   };
   unsigned n = blockIdx.y * rounds;
   const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
-  KeptInput next;
+  SavedInput next;
   if (inside) next.read(a, first_at(n), step);
   if (threadIdx.x < S::kInner) {
     const int32_t rank = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
 #pragma unroll 1
   for (; n < end; ++n) {
     const uint64_t at = first_at(n);
-    const KeptInput in = next;
+    const SavedInput in = next;
     if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
     S(&both)[2] = tiles[n % 2];
     constexpr uint32_t kPadding = kPaddingNibble * 0x01010101u;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2) kept_columns(const __grid_constan
       const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
         store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
       };
-      Kept dy1;
+      PackedRows dy1;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         const uint32_t take = places[j].take();
@@ -172,8 +172,8 @@ cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, int64_t(Tile<uint16_t>::kInner));
   const int rounds = rounds_for(tiles * columns, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
-  return start(a.slope == Slope::kRelu ? kept_columns<T, Slope::kRelu> : kept_columns<T, Slope::kSquaredRelu>, grid, kThreads,
-               0, stream, a, unsigned(rounds));
+  const auto kernel = a.slope == Slope::kRelu ? saved_backward<T, Slope::kRelu> : saved_backward<T, Slope::kSquaredRelu>;
+  return start(kernel, grid, kThreads, 0, stream, a, unsigned(rounds));
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
       S24_UNROLL
       for (int i = 0; i < 2; ++i) {
         const Words x = {again.at[2 * i], again.at[2 * i + 1]};
-        const KeptPair pair = op == PackOp::kSquaredRelu ? keep_squared_relu<T>(x) : keep_largest<T>(x);
+        const PackedGroup pair = op == PackOp::kSquaredRelu ? pack_squared_relu<T>(x) : pack_largest<T>(x);
         const uint32_t ones = non_zero_halves(pair.bits & 0x7fff7fffu);
         found.at[i] += shift_left(ones & 1u, pair.nibble << 3 & 24u) + shift_left(ones >> 16, pair.nibble << 1 & 24u);
         pairs.at[i] = pair.bits;

@@ -51,7 +51,7 @@ static void draw_group(std::mt19937& random, uint16_t x[4]) {
 }
 
 template <class T>
-static bool differs(const uint16_t x[4], const uint16_t keep[4], KeptPair got) {
+static bool differs(const uint16_t x[4], const uint16_t keep[4], PackedGroup got) {
   uint16_t pair[2];
   take_kept<uint16_t>(x, keep, pair);
   return got.nibble != (nibble_of<uint16_t>(keep) & 15u) || got.bits != (pair[0] | uint32_t(pair[1]) << 16);
@@ -71,13 +71,13 @@ static long wrong_estimates(std::mt19937& random, const uint16_t x[4]) {
   uint16_t y[4], keep[4];
   mvue24<T, kExact>(x, words[0], words[1], y);
   keep24<T>(y, keep);
-  const KeptPair kept = keep_drawn<T, kExact>(words_of(x), words[0], words[1]);
+  const PackedGroup kept = pack_estimate<T, kExact>(words_of(x), words[0], words[1]);
   const Words put = put_nibble(kept), spread = Chosen::of(kept).spread();
   return differs<T>(y, keep, kept) || put.low != spread.low || put.high != spread.high;
 }
 
 template <class T>
-static void kept_pairs(const char* type, long count) {
+static void packed_groups(const char* type, long count) {
   std::mt19937 random(24);
   long largest = 0, masked = 0, squared = 0, exact = 0, sequential = 0, unpacked = 0;
   for (long n = 0; n < count; ++n) {
@@ -85,11 +85,11 @@ static void kept_pairs(const char* type, long count) {
     draw_group<T>(random, x);
     const Words w = words_of(x);
     keep24<T>(x, keep);
-    largest += differs<T>(x, keep, keep_largest<T>(w));
+    largest += differs<T>(x, keep, pack_largest<T>(w));
 
     for (int i = 0; i < 4; ++i) y[i] = squared_relu<T>(x[i]);
     keep24<T>(y, keep);
-    squared += differs<T>(y, keep, keep_squared_relu<T>(w));
+    squared += differs<T>(y, keep, pack_squared_relu<T>(w));
 
     exact += wrong_estimates<T, true>(random, x);
     sequential += wrong_estimates<T, false>(random, x);
@@ -99,7 +99,7 @@ static void kept_pairs(const char* type, long count) {
     for (int i = 0; i < 4; ++i) allowed[i] = mask >> (8 * i) & 1;
     std::memcpy(y, x, sizeof y);
     keep24_masked<T>(y, allowed, keep);
-    const KeptPair kept = keep_masked<T>(w, mask);
+    const PackedGroup kept = pack_by_mask<T>(w, mask);
     masked += differs<T>(y, keep, kept);
 
     const uint16_t pair[2] = {uint16_t(kept.bits), uint16_t(kept.bits >> 16)};
@@ -201,8 +201,8 @@ int main() {
   soft_thresholds<F16>("float16", 400000);
   report("bfloat16 rounded otherwise", rounded_otherwise<BF16>(4000000));
   report("float16 rounded otherwise", rounded_otherwise<F16>(4000000));
-  kept_pairs<BF16>("bfloat16", 1000000);
-  kept_pairs<F16>("float16", 1000000);
+  packed_groups<BF16>("bfloat16", 1000000);
+  packed_groups<F16>("float16", 1000000);
   report("bfloat16 tiles", wrong_tiles<BF16>(200000));
   report("float16 tiles", wrong_tiles<F16>(200000));
   report("cusparselt 16 bit", not_a_permutation(128, 192, [](int64_t m, int64_t q) {

@@ -191,10 +191,10 @@ static int64_t height() { return one_of<int64_t>({16, 32, 64, 128, 256}); }
 static int64_t width(int64_t most) { return 4 + upto(most - 4); }
 
 static bool blocks() {
-  VnmArgs a{};
-  a.op = one_of({VnmOp::kMask, VnmOp::kPack, VnmOp::kPackMasked, VnmOp::kGather, VnmOp::kUnpack});
+  PackVnmArgs a{};
+  a.op = one_of({PackVnmOp::kMask, PackVnmOp::kPack, PackVnmOp::kPackMasked, PackVnmOp::kGather, PackVnmOp::kUnpack});
   a.dtype = dtype();
-  a.exact = (a.op == VnmOp::kMask || a.op == VnmOp::kPack) && upto(7) == 0;
+  a.exact = (a.op == PackVnmOp::kMask || a.op == PackVnmOp::kPack) && upto(7) == 0;
   a.depth_last = upto(1) != 0;
   a.v = a.exact ? 16 : height();
   a.m = upto(1) != 0 ? one_of<int64_t>({8, 16, a.exact ? 4 : 32}) : width(a.exact ? 8 : kVnmMaxM);
@@ -209,18 +209,18 @@ static bool blocks() {
   x.floats(a.dtype), allowed.random(2), given_values.floats(a.dtype), given_metadata.random(), given_columns.random(40);
   std::vector<Array> dense, mask, kept, places, chosen;
   for (const Kernels* k : kAll) {
-    const bool unpacks = a.op == VnmOp::kUnpack, reads = unpacks || a.op == VnmOp::kGather;
-    VnmArgs b = a;
+    const bool unpacks = a.op == PackVnmOp::kUnpack, reads = unpacks || a.op == PackVnmOp::kGather;
+    PackVnmArgs b = a;
     b.dense = unpacks ? dense.emplace_back(n, size).data() : x.data();
-    b.mask = a.op == VnmOp::kMask ? mask.emplace_back(n, 1).bytes() : allowed.bytes();
+    b.mask = a.op == PackVnmOp::kMask ? mask.emplace_back(n, 1).bytes() : allowed.bytes();
     b.values = unpacks ? given_values.data() : kept.emplace_back(values, size).data();
     b.metadata = reads ? given_metadata.bytes() : places.emplace_back(metadata, 1).bytes();
     b.columns = reads ? given_columns.bytes() : chosen.emplace_back(columns, 1).bytes();
     in_pieces(vnm_units(b), [&](int64_t begin, int64_t end) { k->packed_vnm(b, begin, end); });
   }
-  if (a.op == VnmOp::kMask) return differ(mask);
-  if (a.op == VnmOp::kUnpack) return differ(dense);
-  return differ(kept) || (a.op != VnmOp::kGather && (differ(places) || differ(chosen)));
+  if (a.op == PackVnmOp::kMask) return differ(mask);
+  if (a.op == PackVnmOp::kUnpack) return differ(dense);
+  return differ(kept) || (a.op != PackVnmOp::kGather && (differ(places) || differ(chosen)));
 }
 
 static void* scratch() {
@@ -260,7 +260,7 @@ static bool block_products() {
   const int64_t v = height(), m = upto(1) != 0 ? one_of<int64_t>({4, 8, 16, 32}) : width(kVnmMaxM);
   const bool deep = upto(19) == 0;  // more than one panel
   const int64_t groups = deep ? 1 + upto(5000 / m) : size(600 / m), rows = v * (deep ? 1 + upto(1) : 1 + upto(512 / v));
-  VnmMatmulArgs a{product(rows, groups * m, size(deep ? 20 : 80)), nullptr, v, m};
+  MatmulVnmArgs a{product(rows, groups * m, size(deep ? 20 : 80)), nullptr, v, m};
   MatmulArgs& p = a.product;
   now = "vnm_matmul" + say({int64_t(p.in), int64_t(p.out_dtype), rows, p.depth, p.cols, v, m, p.dense_k_last, p.out_packed_last});
   Array values(rows * 2 * groups, bytes_of(p.in)), metadata(rows * ceil_div(groups, 2), 1), columns(rows / v * groups * 4, 1);

@@ -57,8 +57,9 @@ static void expected_columns(const std::vector<typename T::Bits>& x, const std::
         }
 }
 
-static VnmArgs vnm_args(VnmOp op, Dtype dtype, bool exact, bool depth_last, int64_t rows, int64_t depth, int64_t v, int64_t m) {
-  VnmArgs a{};
+static PackVnmArgs pack_vnm_args(PackVnmOp op, Dtype dtype, bool exact, bool depth_last, int64_t rows, int64_t depth, int64_t v,
+                                 int64_t m) {
+  PackVnmArgs a{};
   a.op = op, a.dtype = dtype, a.exact = exact, a.depth_last = depth_last;
   a.outer = 2, a.rows = rows, a.depth = depth, a.v = v, a.m = m;
   return a;
@@ -76,7 +77,7 @@ static void vnm_case(const std::string& name, Dtype dtype, bool exact, bool dept
   std::vector<uint8_t> want_metadata = metadata, want_columns = columns, allowed(x.size());
   for (uint8_t& a : allowed) a = random_bits() % 3 == 0;
   const int64_t row_step = depth_last ? depth : 1, column_step = depth_last ? 1 : rows;
-  VnmArgs a = vnm_args(VnmOp::kPack, dtype, exact, depth_last, rows, depth, v, m);
+  PackVnmArgs a = pack_vnm_args(PackVnmOp::kPack, dtype, exact, depth_last, rows, depth, v, m);
   a.dense = x.data(), a.values = values.data(), a.metadata = metadata.data(), a.columns = columns.data();
   for (const bool masked : {false, true}) {
     if (masked && exact) break;
@@ -109,33 +110,33 @@ static void vnm_case(const std::string& name, Dtype dtype, bool exact, bool dept
       }
     }
     const std::string what = name + (masked ? " masked" : "");
-    a.op = masked ? VnmOp::kPackMasked : VnmOp::kPack;
+    a.op = masked ? PackVnmOp::kPackMasked : PackVnmOp::kPack;
     a.mask = allowed.data();
-    cuda::launch_vnm(a, nullptr);
-    if (!masked && !exact && depth_last && cuda::fits_vnm_tiles(a)) {
-      VnmArgs s = a;
+    cuda::launch_pack_vnm(a, nullptr);
+    if (!masked && !exact && depth_last && cuda::fits_pack_vnm_tiles(a)) {
+      PackVnmArgs s = a;
       std::vector<Bits> squares(x.size()), squared(values.size());
       std::vector<uint8_t> squared_metadata(metadata.size()), squared_columns(columns.size());
       for (size_t i = 0; i < x.size(); ++i) squares[i] = squared_relu<T>(x[i]);
       s.values = squared.data(), s.metadata = squared_metadata.data(), s.columns = squared_columns.data();
-      cuda::launch_vnm_squared_relu(s, nullptr);
+      cuda::launch_squared_relu_vnm(s, nullptr);
       s = a, s.dense = squares.data();
-      cuda::launch_vnm(s, nullptr);
+      cuda::launch_pack_vnm(s, nullptr);
       report(what + " squares",
              (values != squared) + (metadata != squared_metadata) + (columns != squared_columns));
-      cuda::launch_vnm(a, nullptr);
+      cuda::launch_pack_vnm(a, nullptr);
     }
     report(what + " packs", (values != want_values) + (metadata != want_metadata) + (columns != want_columns));
     if (!masked) {
-      a.op = VnmOp::kMask, a.mask = mask.data();
-      cuda::launch_vnm(a, nullptr);
+      a.op = PackVnmOp::kMask, a.mask = mask.data();
+      cuda::launch_pack_vnm(a, nullptr);
       report(what + " masks", mask != want_mask);
     }
     std::vector<Bits> dense(x.size(), Bits(7)), gathered(values.size());
-    a.op = VnmOp::kUnpack, a.dense = dense.data();
-    cuda::launch_vnm(a, nullptr);
-    a.op = VnmOp::kGather, a.values = gathered.data();
-    cuda::launch_vnm(a, nullptr);
+    a.op = PackVnmOp::kUnpack, a.dense = dense.data();
+    cuda::launch_pack_vnm(a, nullptr);
+    a.op = PackVnmOp::kGather, a.values = gathered.data();
+    cuda::launch_pack_vnm(a, nullptr);
     report(what + " unpacks", (dense != want_dense) + (gathered != values));
     a.dense = x.data(), a.values = values.data();
   }
@@ -148,24 +149,24 @@ static void repack_case(const std::string& name, Dtype dtype, bool strided, bool
   for (uint16_t& b : x) b = draw<uint16_t>();
   std::vector<uint8_t> metadata(x.size() / m / 2), along_metadata = metadata, want_metadata = metadata;
   std::vector<uint8_t> columns(x.size() / v / m * 4), along_columns = columns, want_columns = columns;
-  VnmArgs a = vnm_args(VnmOp::kPack, dtype, false, true, tokens, features, v, m);
+  PackVnmArgs a = pack_vnm_args(PackVnmOp::kPack, dtype, false, true, tokens, features, v, m);
   a.outer = 1, a.dense = x.data(), a.values = values.data(), a.metadata = metadata.data(), a.columns = columns.data();
-  cuda::launch_vnm(a, nullptr);
-  a.op = VnmOp::kUnpack;
-  cuda::launch_vnm(a, nullptr);
+  cuda::launch_pack_vnm(a, nullptr);
+  a.op = PackVnmOp::kUnpack;
+  cuda::launch_pack_vnm(a, nullptr);
   for (int64_t k = 0; k < tokens; ++k)
     for (int64_t r = 0; r < features; ++r) {
       const int64_t token = strided ? k % m * (tokens / m) + k / m : k, groups = features / m;
       moved[size_t(k * features + r)] = x[size_t(token * features + (collected ? r % groups * m + r / groups : r))];
     }
-  VnmArgs b = vnm_args(VnmOp::kPack, dtype, false, false, features, tokens, v, m);
+  PackVnmArgs b = pack_vnm_args(PackVnmOp::kPack, dtype, false, false, features, tokens, v, m);
   b.outer = 1, b.dense = moved.data(), b.values = want.data(), b.metadata = want_metadata.data();
   b.columns = want_columns.data();
-  cuda::launch_vnm(b, nullptr);
+  cuda::launch_pack_vnm(b, nullptr);
   const cuda::RepackArgs c = {dtype,           strided,        collected,    tokens,                features,
                               v,               m,              values.data(), metadata.data(),      columns.data(),
                               along.data(),    along_metadata.data(),         along_columns.data()};
-  if (cuda::fits_vnm_repack(c)) cuda::launch_vnm_repack(c, nullptr);
+  if (cuda::fits_repack_vnm(c)) cuda::launch_repack_vnm(c, nullptr);
   report(name + " again along tokens", (along != want) + (along_metadata != want_metadata) + (along_columns != want_columns));
 }
 
@@ -204,7 +205,7 @@ static void product_case(const std::string& name, Dtype dtype, int64_t rows, int
   long wrong = 0;
   for (int layout = 0; layout < 4; ++layout) {
     if (layout % 2 == 1 && m != 4 && dtype != Dtype::kF32) continue;  // programs transpose D before
-    VnmMatmulArgs a{};
+    MatmulVnmArgs a{};
     a.product = {dtype, dtype, values.data(), metadata.data(), nullptr, out.data(), rows, depth, cols, layout % 2 == 1, layout / 2 == 1};
     a.product.dense = a.product.dense_k_last ? turned.data() : dense.data();
     a.columns = columns.data(), a.v = v, a.m = m;
@@ -212,7 +213,7 @@ static void product_case(const std::string& name, Dtype dtype, int64_t rows, int
     if (m == 4)  // the columns of a group are all of them: also the 2:4 product
       dtype == Dtype::kF32 ? cuda::launch_matmul_f32(a.product, nullptr) : cuda::launch_matmul(a.product, nullptr);
     else
-      dtype == Dtype::kF32 ? cuda::launch_vnm_matmul_f32(a, nullptr) : cuda::launch_vnm_matmul(a, nullptr);
+      dtype == Dtype::kF32 ? cuda::launch_matmul_vnm_f32(a, nullptr) : cuda::launch_matmul_vnm(a, nullptr);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t n = 0; n < cols; ++n) {
         const Bits got = out[size_t(a.product.out_packed_last ? n * rows + r : r * cols + n)];

@@ -127,7 +127,7 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
 }
 
 // wild: most scores are negative or have more bits than said; they count as the nearest that have not.
-static void highest_case(const std::string& name, size_t count, size_t n, int bits, bool wild = false) {
+static void top_features_case(const std::string& name, size_t count, size_t n, int bits, bool wild = false) {
   constexpr size_t kBehind = 4096;  // what is not a result
   std::vector<int32_t> scores(count), places(n + kBehind, -7), want(count), given;
   for (int32_t& s : scores) s = wild ? int32_t(random_bits()) : int32_t(random_bits() % (1u << bits));
@@ -139,17 +139,17 @@ static void highest_case(const std::string& name, size_t count, size_t n, int bi
   std::sort(want.begin(), want.end());
   want.resize(n + kBehind, -7);
   cuda::launch_features(given.data(), places.data(), int64_t(count), int64_t(n), bits, nullptr);
-  report(name + " highest", places != want);
+  report(name + " top features", places != want);
 }
 
 int main() {
-  highest_case("720 of 1100", 1100, 720, 3);
-  highest_case("7 of 7", 7, 7, 5);
-  highest_case("3 of 17000", 17000, 3, 15);
-  highest_case("300 zeros of 600", 600, 300, 0);
-  highest_case("300 of 600 too large", 600, 300, 1, true);
-  highest_case("17 of 1100 too large", 1100, 17, 30, true);
-  highest_case("900 of 1100 of 31 bits or negative", 1100, 900, 31, true);
+  top_features_case("720 of 1100", 1100, 720, 3);
+  top_features_case("7 of 7", 7, 7, 5);
+  top_features_case("3 of 17000", 17000, 3, 15);
+  top_features_case("300 zeros of 600", 600, 300, 0);
+  top_features_case("300 of 600 too large", 600, 300, 1, true);
+  top_features_case("17 of 1100 too large", 1100, 17, 30, true);
+  top_features_case("900 of 1100 of 31 bits or negative", 1100, 900, 31, true);
 
   // So many tokens that blocks repeat their work, and the last one ends early.
   saved_case<BF16, Slope::kSquaredRelu>("bfloat16 1152x136 strided", Dtype::kBF16, 1152, 136, true);

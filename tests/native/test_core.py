@@ -15,7 +15,7 @@ def report(counts) -> dict[str, int]:
 @pytest.mark.parametrize(
     "what", ["largest", "masked", "squared", "drawn exactly", "drawn in sequence", "unpacked", "tiles"]
 )
-def test_kept_pairs_are_what_masks_keep(report, dtype, what):
+def test_packed_groups_are_what_masks_keep(report, dtype, what):
     assert report[f"{dtype} {what}"] == 0
 
 

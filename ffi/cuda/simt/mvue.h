@@ -52,7 +52,7 @@ S24_HD uint32_t round_pair(float low, float high) {
 #endif
 }
 
-// They in exchanged places if `swap` is 1 and not 0, with the signs of two 16-bit elements; zeros are +0.
+// Two 16-bit numbers y, exchanged if `swap` is 1 (it is 1 or 0), with the signs of the elements in `signs`; zeros are +0.
 template <class T>
 S24_HD uint32_t signed_pair(uint32_t y, float swap, uint32_t signs) {
   y = select_bytes(y, 0u, bits_of(fused(swap, float(0x1032 - 0x3210), 0x1p23f + float(0x3210))));
@@ -70,7 +70,7 @@ S24_HD uint32_t signed_pair(uint32_t y, float swap, uint32_t signs) {
 #endif
 }
 
-// A group as numbers; signs: a byte for each, of which the top bit counts.
+// A group as float32 numbers. signs: one byte for each element, whose top bit is its sign.
 struct Numbers {
   float x[4];
   uint32_t signs;
@@ -82,7 +82,7 @@ S24_HD Numbers numbers_of(Words x) {
           select_bytes(x.low, x.high, 0x7531u)};
 }
 
-// Of two groups that lie across four rows, each in one half of the words.
+// Two groups that lie across four rows: one in the low halves of the words, one in the high halves.
 template <class T>
 S24_HD void numbers_of(const uint32_t rows[4], Numbers& low, Numbers& high) {
   S24_UNROLL
@@ -95,17 +95,17 @@ S24_HD void numbers_of(const uint32_t rows[4], Numbers& low, Numbers& high) {
   high.signs = select_bytes(signs01, signs23, 0x7632u);
 }
 
-// The two kept entries: their positions in bits 4 to 5 and 12 to 13 of `selector`, which above that means nothing, and
-// their bits.
+// The two kept entries. Their positions are bits 4 to 5 and 12 to 13 of `selector`, whose higher bits are not read; `bits`
+// holds both entries.
 struct Chosen {
   uint32_t selector, bits;
-  S24_HD KeptPair pair() const { return {(selector >> 4 & 3u) | (selector >> 10 & 12u), bits}; }
+  S24_HD PackedGroup pair() const { return {(selector >> 4 & 3u) | (selector >> 10 & 12u), bits}; }
   // The group with zeros elsewhere: each element is two bytes of `bits`, or of a zero.
   S24_HD Words spread() const {
     const uint32_t bytes = 0x44444444u - shift_left(0x44u - 0x10u, selector >> 1) - shift_left(0x44u - 0x32u, selector >> 9);
     return {select_bytes(bits, 0u, bytes), select_bytes(bits, 0u, bytes >> 16)};
   }
-  static S24_HD Chosen of(KeptPair kept) { return {(kept.nibble & 3u) << 4 | (kept.nibble & 12u) << 10, kept.bits}; }
+  static S24_HD Chosen of(PackedGroup kept) { return {(kept.nibble & 3u) << 4 | (kept.nibble & 12u) << 10, kept.bits}; }
 };
 
 // The nibbles of four groups, each in the low half of a byte.
@@ -115,8 +115,8 @@ S24_HD uint32_t nibbles_of(const Chosen c[4]) {
   return (select_bytes(low, high, 0x5410u) + select_bytes(low, high, 0x7632u) * 4u) >> 4;
 }
 
-// Of two positions by their sum and their difference: the first is half of (both - |apart|), the last half of (both +
-// |apart|).
+// The selector of two positions, given by their sum `both` and their difference `apart`: the first position is
+// (both - |apart|) / 2, the second (both + |apart|) / 2.
 S24_HD uint32_t selector_of(float both, float apart) {
   return bits_of(magnitude(apart) * float((0x1000 - 0x10) / 2) + fused(both, float((0x1000 + 0x10) / 2), 0x1p23f));
 }
@@ -124,8 +124,8 @@ S24_HD uint32_t selector_of(float both, float apart) {
 // 1 + uniform(word), exact.
 S24_HD float one_to_two(uint32_t word) { return float_of(word >> 9 | 0x3f800000u); }
 
-// For one of the rare groups that keep_defined is for `out` means nothing, and `common` becomes 0 or NaN; else it is
-// multiplied by a small number.
+// Multiplies `common` by a number. It becomes 0 or NaN for a rare group, whose `out` must not be used: the caller then takes
+// pack_defined_estimate.
 template <class T>
 S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float& common) {
   const float* x = group.x;
@@ -174,8 +174,8 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float
   common *= fused(largest * 2.0f, 0.0f, apart);
 }
 
-// Correctly rounded, for numbers whose quotient and its remainder are far from overflow and underflow: what the division of
-// CUDA does after it has checked that.
+// a / b, correctly rounded, if the quotient and its remainder are far from overflow and underflow. CUDA's division does the
+// same after it has checked that.
 S24_HD float quotient(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float r;
@@ -201,8 +201,8 @@ S24_HD float pick(const float v[4], const float at[4]) {
   return fused(v[3], at[3], fused(v[2], at[2], fused(v[1], at[1], v[0] * at[0])));
 }
 
-// What the sums of v say about a number u in [0, 1), given as a random word: the first of them above u times the last,
-// which is returned in `sum`.
+// The position of the first running sum of v that is above u times the last one. u is uniform in [0, 1), given as a random
+// word; the last sum is returned in `sum`.
 S24_HD float draw_position(const float v[4], uint32_t word, float at[4], float& sum) {
   float c[4], below[3];
   running_sums(v, c);
@@ -244,9 +244,10 @@ S24_RARE TwoNumbers exact_values(float b0, float b1, float b2, float b3, float a
   return {quotient(a1, chance1), quotient(a2, chance2)};
 }
 
-// The same for the sequential estimate, mvue24<T, false>. Its chances need seven divisions; what they come to is first
-// found with reciprocals: with u = 2^-24, a value differs from the definition's by at most 20 u of itself, 8 u of roundings
-// there and 12 u here, of which three reciprocals are 6 u. Only if that may change the rounded value it is done exactly.
+// As choose_exact, for the sequential estimate, mvue24<T, false>. Its chances need seven divisions, which are first estimated
+// with reciprocals. With u = 2^-24, such a value differs from that of the definition by at most 20 u of itself: 8 u of
+// roundings there and 12 u here, of which three reciprocals are 6 u. Exact divisions follow only where that may change the
+// rounded value.
 template <class T>
 S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
   constexpr float kSlack = 24 * 0x1p-24f;
@@ -287,32 +288,32 @@ S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t wor
   if (tiny || !(largest < 0x1p127f)) common = 0.0f;
 }
 
-// The estimate of any group, packed, as it is defined.
+// The estimate of any group by its definition in core/mvue.h, packed.
 template <class T, bool kExact>
-S24_HD KeptPair keep_defined(Words x, uint32_t word0, uint32_t word1) {
+S24_HD PackedGroup pack_defined_estimate(Words x, uint32_t word0, uint32_t word1) {
   const uint16_t in[4] = {uint16_t(x.low), uint16_t(x.low >> 16), uint16_t(x.high), uint16_t(x.high >> 16)};
   uint16_t y[4];
   mvue24<T, kExact>(in, word0, word1, y);
-  return keep_largest<T>(words_of(y));
+  return pack_largest<T>(words_of(y));
 }
 
 template <class T, bool kExact>
-S24_HD void choose_drawn(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+S24_HD void choose_estimate(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
   if constexpr (kExact)
     choose_exact<T>(group, word0, out, common);
   else
     choose_sequential<T>(group, word0, word1, out, common);
 }
 
-// `common` says that no group was rare.
+// Whether no group was rare, by the product `common` of choose_estimate.
 S24_HD bool all_common(float common) { return common * common > 0.0f; }
 
 template <class T, bool kExact>
-S24_HD KeptPair keep_drawn(Words x, uint32_t word0, uint32_t word1) {
+S24_HD PackedGroup pack_estimate(Words x, uint32_t word0, uint32_t word1) {
   Chosen chosen;
   float common = 1.0f;
-  choose_drawn<T, kExact>(numbers_of<T>(x), word0, word1, chosen, common);
-  return all_common(common) ? chosen.pair() : keep_defined<T, kExact>(x, word0, word1);
+  choose_estimate<T, kExact>(numbers_of<T>(x), word0, word1, chosen, common);
+  return all_common(common) ? chosen.pair() : pack_defined_estimate<T, kExact>(x, word0, word1);
 }
 
 }  // namespace s24

@@ -15,7 +15,8 @@ struct Words {
   uint32_t low, high;
 };
 
-struct KeptPair {
+// A group in packed form: its nibble of metadata, and both kept elements, the first one in the low half.
+struct PackedGroup {
   uint32_t nibble, bits;
 };
 
@@ -45,7 +46,7 @@ S24_HD Words words_of(const uint16_t x[4]) {
 }
 
 // A nibble and what it takes.
-S24_HD KeptPair take_nibble(Words x, uint32_t nibble) { return {nibble, take_two(x, nibble & 3u, nibble >> 2)}; }
+S24_HD PackedGroup take_nibble(Words x, uint32_t nibble) { return {nibble, take_two(x, nibble & 3u, nibble >> 2)}; }
 
 // Keys that differ: the magnitude (all NaN equal), then the lower index.
 template <class T>
@@ -95,7 +96,7 @@ S24_HD TopTwo top_two_of(Words x) {
 }
 
 template <class T>
-S24_HD KeptPair keep_largest(Words x) {
+S24_HD PackedGroup pack_largest(Words x) {
   return take_nibble(x, top_two_of<T>(x).nibble());
 }
 
@@ -107,7 +108,7 @@ struct Largest {
   S24_HD uint32_t take() const { return select_bytes(0x76327654u, 0x10321054u, places); }
   // Selector that puts bytes 0 and 2 to the places of the first and the second, and byte 1 to the others.
   S24_HD uint32_t put() const { return select_bytes(0x21012011u, 0x20111012u, places); }
-  S24_HD KeptPair of(Words x) const {
+  S24_HD PackedGroup of(Words x) const {
     const uint32_t selector = take();
     return {(selector >> 5 & 3u) | (selector >> 11 & 12u), select_bytes(x.low, x.high, selector)};
   }
@@ -156,16 +157,16 @@ struct TwoPlaces {
   }
 };
 
-// mask: four bytes, 0 or 1. As keep24_masked.
+// The group packed by a mask, as by keep24_masked. mask: four bytes, 0 or 1.
 template <class T>
-S24_HD KeptPair keep_masked(Words x, uint32_t mask) {
+S24_HD PackedGroup pack_by_mask(Words x, uint32_t mask) {
   constexpr uint32_t kAllowed = 1u << 17;
   uint32_t k[4] = {distinct_key<T>(x.low, 0), distinct_key<T>(x.low >> 16, 1), distinct_key<T>(x.high, 2),
                    distinct_key<T>(x.high >> 16, 3)};
   S24_UNROLL
   for (int i = 0; i < 4; ++i) k[i] += (mask >> (8 * i) & 1u) * kAllowed;
   const TopTwo top = top_two(k);
-  KeptPair kept = take_nibble(x, top.nibble());
+  PackedGroup kept = take_nibble(x, top.nibble());
   if (top.second < kAllowed) {  // fewer than two are allowed
     const uint32_t first = mask >> (8 * (kept.nibble & 3u)) & 1u, second = mask >> (8 * (kept.nibble >> 2)) & 1u;
     kept.bits &= first * 0xffffu | second * 0xffff0000u;
@@ -194,7 +195,7 @@ S24_HD uint32_t squared_relu_pair(uint32_t x) {
 }
 
 template <class T>
-S24_HD KeptPair keep_squared_relu(Words x) {
+S24_HD PackedGroup pack_squared_relu(Words x) {
   const Words y = {squared_relu_pair<T>(x.low), squared_relu_pair<T>(x.high)};
   const Largest two = two_largest(y);
   if (two.magnitude() <= T::kInf) return two.of(y);
@@ -205,11 +206,11 @@ S24_HD KeptPair keep_squared_relu(Words x) {
     exact.low |= uint32_t(squared_relu<T>(uint16_t(x.low >> (16 * i)))) << (16 * i);
     exact.high |= uint32_t(squared_relu<T>(uint16_t(x.high >> (16 * i)))) << (16 * i);
   }
-  return keep_largest<T>(exact);
+  return pack_largest<T>(exact);
 }
 
 // A group from its packed form.
-S24_HD Words put_nibble(KeptPair kept) {
+S24_HD Words put_nibble(PackedGroup kept) {
   const uint32_t first = kept.nibble & 3u, second = kept.nibble >> 2;
   const uint64_t all = uint64_t(kept.bits & 0xffffu) << (16 * first) | uint64_t(kept.bits >> 16) << (16 * second);
   return {uint32_t(all), uint32_t(all >> 32)};
