@@ -27,10 +27,10 @@ from jax_sparse24.patterns import FLOAT8
 OWN_KERNEL = "2:4 own kernel"
 WHAT = """One product of an FFN, `Y1 = X W1` (F1), `Y3 = Y2 W2` (F2) and the four of the backward pass (B1
 to B4), with the operand named in the second column packed: 2:4, and for activations also V:N:M, where V rows
-share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed already
-(for cuSPARSELt in the library's own format, as layers pack it), *with packing* packs it first; *by default*
-is what `implementation=None` runs for a packed operand. *against* names the fastest dense program of the
-row."""
+share four of every M columns and each row keeps two. *packed* multiplies an operand that is packed already;
+where cuSPARSELt multiplies, the operand is in the library's own layout, because layers pack it so. *with
+packing* packs the operand first. *by default* is what `implementation=None` runs for a packed operand.
+*against* names the fastest dense program of the row."""
 
 
 def formats(product, dtype: str, settings: Settings) -> list:
