@@ -4,11 +4,11 @@
 
 namespace s24 {
 
-// cuSPARSELt's compressed matrix: rows of values, stored as here, and as many more as its metadata fill behind them.
+// How many rows of depth / 2 values a compressed matrix of cuSPARSELt fills: its values, and after them its metadata.
 inline int64_t compressed_rows(int64_t rows, int64_t value_bytes) { return rows + (rows + 63) / 64 * (16 / value_bytes); }
 
-// Dims of packed values (..., rows, depth / 2) may be those of a compressed matrix of cuSPARSELt: then the rows of its
-// metadata are dropped. Whether they were.
+// Returns whether d, the dims of packed values (..., rows, depth / 2), are those of a compressed matrix of cuSPARSELt. If so,
+// drops the rows of its metadata from d.
 inline bool drop_metadata(Dims& d, int64_t rows, int64_t depth, const ffi::AnyBuffer& values) {
   if (d.size() < 2 || rows == 0 || depth % 32 != 0 || values.element_type() == ffi::DataType::F32) return false;
   int64_t& found = d[d.size() - 2];

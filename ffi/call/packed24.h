@@ -10,7 +10,8 @@ struct PackCall : Call {
   Dtype dtype{};
   Groups groups{};  // of a batch element
   int64_t dense_step = 0, values_step = 0, bytes_step = 0;
-  // Size of a matrix whose values stand in a compressed matrix of cuSPARSELt, which CUDA handlers take; 0: alone.
+  // Sizes of the packed matrix if its values are the head of a compressed matrix of cuSPARSELt, which only CUDA handlers
+  // take; 0 if the values are an array of their own.
   int64_t rows = 0, depth = 0;
   bool strided = false;  // members of a group are a quarter of the axis apart, and not neighbours
   Operand dense, mask, values, metadata, keys;
@@ -134,12 +135,12 @@ struct PackCall : Call {
     values_step = (rows == 0 ? packed_rows : compressed_rows(rows, 2)) * (g.len / 2);
     bytes_step = packed_rows * g.bytes_len();
     groups = {all.rest(), g.len, g.inner_size()};
-    // Rows of whole metadata bytes follow each other without a gap: then they are one long row.
+    // Rows whose metadata are whole bytes follow each other without a gap, so they are treated as one long row.
     if (!strided && groups.inner == 1 && groups.len % 8 == 0) groups = Groups{1, groups.outer * groups.len, 1};
     return *this;
   }
 
-  // Of `values`, without the rows of metadata in a compressed matrix.
+  // The dims of `values` without the rows of metadata that a compressed matrix appends. Notes its sizes in rows and depth.
   Dims values_dims(const GroupShape& g, const ffi::AnyBuffer& values) {
     Dims d = dims_of(values);
     const Dims& outer = g.inner.empty() ? g.lead : g.inner;
@@ -147,7 +148,7 @@ struct PackCall : Call {
       rows = outer.back(), depth = g.len;
     return d;
   }
-  // How many leading dimensions of the batch are not one piece: compressed matrices stand apart.
+  // How many leading dimensions must be iterated over: the values of one compressed matrix do not follow those of another.
   size_t least(const GroupShape& g) const { return rows == 0 ? 0 : g.lead.size() + g.inner.size() - 1; }
 
   void check_packed(Check& check, const GroupShape& g, const Dims& lead, const ffi::AnyBuffer& x,
@@ -158,7 +159,7 @@ struct PackCall : Call {
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
   }
 
-  // Leading dims of a packed array (lead + inner, last); the part that belongs to `lead`.
+  // The part `lead` of the dims of a packed array, which are lead + inner + (last).
   static Dims packed_lead(Check& check, const char* name, const Dims& d, const GroupShape& g, int64_t last) {
     const size_t tail = g.inner.size() + 1;
     if (!check.require(d.size() >= tail, std::string(name) + " has too few dimensions: " + text(d))) return {};

@@ -14,7 +14,7 @@
 #define S24_HD inline __attribute__((always_inline))
 #endif
 
-// What is rare: a call, so that what is common keeps its registers.
+// Marks a function that is rarely needed: it is called and not inlined, so that the common path keeps its registers.
 #if defined(__CUDACC__)
 #define S24_RARE static __host__ __device__ __noinline__
 #else
@@ -27,7 +27,7 @@
 #define S24_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// Before a short loop over lanes: becomes vector code only if it is not unrolled first.
+// Stands before a short loop over lanes, which becomes vector code only if it is not unrolled first.
 #if defined(__CUDACC__) || defined(__clang__)
 #define S24_LOOP
 #else
@@ -48,8 +48,8 @@ S24_HD float float_of(uint32_t u) {
   return f;
 }
 
-// A condition as a mask, all ones or zero. Compilers vectorise selections by masked integers; of expressions over bool
-// they make branches.
+// A condition as a mask, all ones or zero. Compilers make vector code of selections by integer masks, but branches of
+// expressions over bool.
 template <class K>
 S24_HD K mask_if(bool c) {
   return K(K(0) - K(c));
@@ -60,7 +60,7 @@ S24_HD K blend(K mask, K a, K b) {
   return mask != 0 ? a : b;
 }
 
-// The same by bits, for masks that are results of logic and not of a comparison.
+// As blend, bit by bit, for masks that are results of logic and not of a comparison.
 template <class K>
 S24_HD K merge(K mask, K a, K b) {
   return K((a & mask) | (b & ~mask));
@@ -83,7 +83,7 @@ struct SignedOf<uint16_t> {
 template <class K>
 using Signed = typename SignedOf<K>::Type;
 
-// Two or more of three.
+// Each bit that is set in two or three of the words.
 template <class K>
 S24_HD K majority(K a, K b, K c) {
   return K((a & b) | (c & (a | b)));

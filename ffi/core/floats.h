@@ -64,8 +64,8 @@ struct F16 {
   }
 };
 
-// Two bfloat16 in a word, the first in its low half, as float32 bits; back for what is no NaN. No element crosses lanes,
-// which is what makes it cheap in vector code.
+// first_of, second_of: the float32 bits of two bfloat16 in a word, of which the first is in the low half. round_two goes back,
+// for numbers that are not NaN. No element crosses lanes, which makes them cheap in vector code.
 S24_HD uint32_t first_of(uint32_t word) { return word << 16; }
 S24_HD uint32_t second_of(uint32_t word) { return word & 0xffff0000u; }
 
@@ -74,14 +74,14 @@ S24_HD uint32_t round_two(uint32_t first, uint32_t second) {
   return ((first + 0x7fffu + ((first >> 16) & 1u)) >> 16) | (up & 0xffff0000u);
 }
 
-// |x| as float32 bits, subnormals flushed. Orders like the value, as an integer.
+// The float32 bits of |x|, with subnormals as zero. As integers they are ordered like |x|.
 S24_HD uint32_t flushed_magnitude(uint32_t u) {
   const uint32_t a = u & kF32Magnitude;
   return a & mask_if<uint32_t>(a >= kF32MinNormal);
 }
 
-// Orders like a finite |x| given as bits, but its sums cannot overflow or vanish: |x| times a power of two that depends
-// on `top`, the largest of those that are compared.
+// A finite |x|, given as bits, times a power of two that depends on `top`, the largest of the magnitudes that are compared. It
+// is ordered like |x|, and its sums can neither overflow nor vanish.
 S24_HD float scaled_magnitude(uint32_t a, uint32_t top) {
   const uint32_t field = a >> 23;
   const uint32_t significand = (a & 0x007fffffu) | (mask_if<uint32_t>(field != 0) & kF32MinNormal);
@@ -90,7 +90,7 @@ S24_HD float scaled_magnitude(uint32_t a, uint32_t top) {
   return float(int32_t(significand)) * float_of(power << 23);
 }
 
-// T::from_f32 of what is no NaN: one instruction on a GPU. Of a NaN, anything.
+// T::from_f32 for a number that is not NaN, which is one instruction on a GPU. The result for a NaN must not be used.
 template <class T>
 S24_HD typename T::Bits round_number(uint32_t u) {
 #if defined(__CUDA_ARCH__)
@@ -106,7 +106,7 @@ S24_HD typename T::Bits round_number(uint32_t u) {
   return T::from_f32(u);
 }
 
-// Round a float32 that is no NaN to T; a result of zero is +0.
+// Rounds a float32 that is not NaN to T; a result of zero is +0.
 template <class T>
 S24_HD typename T::Bits round_positive_zero(uint32_t u) {
   using Bits = typename T::Bits;
@@ -160,7 +160,7 @@ S24_HD float without_subnormals(float v) {
 }
 
 #if defined(__CUDA_ARCH__)
-// Both rounded to T, `low` in the low half of a word; NaN is 0x7fff.
+// Two numbers rounded to T in one word, `low` in its low half; a NaN becomes 0x7fff.
 template <class T>
 S24_HD uint32_t converted_pair(float low, float high) {
   uint32_t y;
@@ -183,7 +183,7 @@ S24_HD float larger_magnitude(float a, float b) {
 #endif
 }
 
-// The element in the low or the high half of a word.
+// The element in the low half of a word, as float32.
 template <class T>
 S24_HD float low_number(uint32_t word) {
   if constexpr (T::kInf == BF16::kInf) return float_of(first_of(word));
@@ -196,12 +196,13 @@ S24_HD float low_number(uint32_t word) {
 #endif
 }
 
-// If the other half is not finite, not even the number of this half means anything. A zero loses its sign.
+// The element in the high half of a word, as float32. If the low half is not finite, the result must not be used. A zero loses
+// its sign.
 template <class T>
 S24_HD float high_number(uint32_t word) {
 #if defined(__CUDA_ARCH__)
   if constexpr (T::kInf == BF16::kInf) {
-    uint32_t y;  // times 1 and 0: bit operations are what a GPU does at half the rate
+    uint32_t y;  // multiplied by 1 and 0, because a GPU does bit operations at half the rate
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(word), "r"(0x3f800000u), "r"(0u));
     return float_of(y);
   }

@@ -12,7 +12,7 @@
 
 namespace s24 {
 
-// A group's scaled magnitudes and what leads back.
+// The magnitudes b of a group, scaled by a power of two; b * unscale with the signs is the group again.
 struct ScaledGroup {
   uint32_t sign[4];
   float b[4];
@@ -66,7 +66,8 @@ S24_HD void first_above(const float c[4], float level, uint32_t at[4]) {
   at[3] = below[2];
 }
 
-// Two positions: first, and second or, if they are the same, the one after it (before it, if it is the last).
+// A mask of two positions: first and second or, if these are the same, first and the position after it (before it, if it is
+// the last one).
 S24_HD void both_of(const uint32_t first[4], const uint32_t second[4], uint32_t at[4]) {
   const uint32_t same =
       (first[0] & second[0]) | (first[1] & second[1]) | (first[2] & second[2]) | (first[3] & second[3]);
@@ -75,7 +76,7 @@ S24_HD void both_of(const uint32_t first[4], const uint32_t second[4], uint32_t 
   for (int i = 0; i < 4; ++i) at[i] = first[i] | second[i] | (same & next[i]);
 }
 
-// The largest; of equals the first.
+// A mask of the position of `largest` in v; of equal ones the first.
 S24_HD void position_of(float largest, const float v[4], uint32_t at[4]) {
   uint32_t seen = 0;
   S24_UNROLL
@@ -127,7 +128,7 @@ S24_HD void mvue24_exact(const ScaledGroup& s, const typename T::Bits x[4], floa
   }
 }
 
-// The sum of the others than j, as a fixed tree.
+// The sum of the three elements other than j, added in a fixed order.
 S24_HD float sum_without(const float v[4], int j) {
   return ((j == 0 ? 0.0f : v[0]) + (j == 1 ? 0.0f : v[1])) + ((j == 2 ? 0.0f : v[2]) + (j == 3 ? 0.0f : v[3]));
 }
@@ -168,7 +169,7 @@ S24_HD typename T::Bits all_finite(const typename T::Bits x[4]) {
   return finite;
 }
 
-// For a group of finite entries; of others the result means nothing.
+// The estimate of a group of finite entries; the result for other groups must not be used.
 template <class T, bool kExact>
 S24_HD void mvue24_finite(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
   const ScaledGroup s = scale_group<T>(x);
@@ -189,7 +190,7 @@ S24_HD void mvue24_repair(const typename T::Bits x[4], typename T::Bits out[4]) 
   for (int i = 0; i < 4; ++i) out[i] = blend(finite, out[i], pruned[i]);
 }
 
-// Any group; w1 is not looked at if kExact.
+// The estimate of any group. w0, w1: random words, of which kExact reads only the first.
 template <class T, bool kExact>
 S24_HD void mvue24(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typename T::Bits out[4]) {
   mvue24_finite<T, kExact>(x, w0, w1, out);

@@ -4,8 +4,8 @@
 
 namespace s24 {
 
-// In steps, for T = F32 and BF16 and groups without NaN: x if its square is normal and it is positive, else +0; the
-// square of that.
+// The squared ReLU in two steps, for T = F32 and BF16 and groups without NaN. squarable gives x if it is positive and its
+// square is normal, else +0; then that is squared.
 template <class T>
 S24_HD typename T::Bits squarable(typename T::Bits x) {
   using Bits = typename T::Bits;
@@ -13,8 +13,8 @@ S24_HD typename T::Bits squarable(typename T::Bits x) {
   return Bits(x & mask_if<Bits>(Signed<Bits>(x) >= Signed<Bits>(kLeast)));
 }
 
-// Below, squares are finite and those of different numbers differ after rounding: x^2 changes by more than the distance of
-// its neighbours.
+// Below this number, squares are finite, and squares of different numbers differ after rounding: from one x to the next, x^2
+// changes by more than the distance of two neighbouring floats.
 template <class T>
 constexpr typename T::Bits kSquareOverflows = T::kInf / 255 * (127 + 64);  // 2^64
 

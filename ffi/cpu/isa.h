@@ -6,10 +6,10 @@
 
 namespace s24 {
 
-// All that the processor can run, best first.
+// The tables of kernels of all instruction sets that the processor can run, the best first.
 const std::vector<const Kernels*>& supported_kernels();
 
-// Those in use: the best, unless a test has asked for others.
+// The table in use: the best one, unless a test has asked for another.
 const Kernels& kernels();
 void use_kernels(const Kernels&);
 

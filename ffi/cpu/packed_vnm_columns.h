@@ -15,12 +15,12 @@ namespace s24 {
 namespace S24_ISA {
 namespace {
 
-// Units are worked on in strips, which continue each other in memory: elements of memory in a row, and elements at all, which
-// stay in the second-level cache between choice and packing.
+// Units that follow each other in memory are worked on as strips. A strip has at most kStrip elements in a row, and at most
+// kStripElements in all, so that they stay in the second-level cache from the choice of columns to the packing.
 constexpr int kStrip = 1024, kStripElements = 1 << 16;
 constexpr int kMaxBlocks = kStrip / kVnmLanes;
 
-// Of each block of a strip if rows are contiguous, of each unit if columns are.
+// The chosen columns: of each block of a strip if rows are contiguous, of each unit if columns are.
 using Columns = uint8_t[kMaxBlocks][kVnmGroups][4];
 
 // Rows [row0, row0 + rows) and groups [group0, group0 + groups) of one matrix.
@@ -31,7 +31,7 @@ struct Unit {
 Unit unit_at(const PackVnmArgs& a, int64_t index) {
   const int64_t height = vnm_unit_rows(a), row_units = ceil_div(a.rows, height);
   const int64_t all = a.depth / a.m, group_units = ceil_div(all, kVnmGroups), within = index % (row_units * group_units);
-  // Neighbours in memory come first.
+  // Consecutive units are neighbours in memory.
   const int64_t r = a.depth_last ? within / group_units : within % row_units;
   const int64_t g = a.depth_last ? within % group_units : within / row_units;
   Unit u;
@@ -49,8 +49,8 @@ S24_HD int64_t dense_at(const PackVnmArgs& a, const Unit& u) {
   return u.outer * a.rows * a.depth + (a.depth_last ? u.row0 * a.depth + k : k * a.rows + u.row0);
 }
 
-// Asks for `lines` runs of n elements, `step` apart, from element `at` of dense on. Hardware prefetchers do not follow from one run
-// to the next. Few at a time, between the sums of what was asked for before, or they wait for each other.
+// Prefetches `lines` runs of n elements, `step` apart, from element `at` of dense on: hardware prefetchers do not follow from
+// one run to the next. Few runs are asked for at a time, between sums over earlier ones: more would wait for each other.
 template <class T>
 S24_HD void prefetch(const PackVnmArgs& a, int64_t at, int64_t n, int64_t lines, int64_t step) {
   constexpr int64_t kSize = sizeof(typename T::Bits);
@@ -59,7 +59,8 @@ S24_HD void prefetch(const PackVnmArgs& a, int64_t at, int64_t n, int64_t lines,
     for (int64_t b = 0; b < n * kSize; b += 64) __builtin_prefetch(line + b, 0, 2);
 }
 
-// best_columns; kPadded keys can be read. Without ties four columns have fewer than four larger ones.
+// As best_columns, where kPadded keys can be read. If no two keys are equal, exactly four columns have fewer than four larger
+// ones.
 template <int kPadded>
 S24_HD void best_of(const uint32_t* key, int m, uint8_t columns[4]) {
   constexpr int kVectors = kPadded / kWidth;
@@ -111,8 +112,8 @@ S24_HD void add_rows(const PackVnmArgs& a, int64_t at, int64_t width, float* __r
   }
 }
 
-// Sums over V rows of `width` neighbouring columns -> sums, largest. Partial sums are added as soon as add_lanes could: few are
-// kept, which fit into the first-level cache.
+// Writes the sums over V rows of `width` neighbouring columns, and their largest magnitudes. Partial sums are added as early as
+// the order of add_lanes allows, so that the few that are held fit into the first-level cache.
 template <class T, bool kMasked, bool kLargest, int kRows>
 void sum_rows(const PackVnmArgs& a, int64_t at, int64_t next, int64_t width, float (*sums)[kStrip], uint32_t* largest) {
   constexpr int64_t kPart = 128;

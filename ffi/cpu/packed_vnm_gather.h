@@ -13,11 +13,11 @@ struct Gather {
   static constexpr int kGroups = int(kVnmGroups);
   int32_t at[4][kGroups];
 #if defined(__AVX512F__)
-  // A register holds the four elements of kRun groups: all the first ones, all the second ones, and so on. They come out of
-  // windows of two registers each, which hold a whole number of groups.
+  // A register holds the chosen elements of kRun groups: all the first ones, all the second ones, and so on. A permutation
+  // takes them from windows of two registers each, which hold a whole number of groups.
   static constexpr int kCount = kLanes<B>, kRun = kCount / 4, kRuns = kGroups / kRun;
   alignas(64) B index[kRuns][kCount];
-  int windows;  // of a run; 0: the groups do not fit into windows
+  int windows;  // how many a run of groups needs; 0 if groups do not fit into windows
 #endif
 
   S24_HD void set(int64_t m, int64_t groups, const uint8_t (*columns)[4]) {

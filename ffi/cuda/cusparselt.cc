@@ -49,7 +49,7 @@ struct Library {
 #undef S24_MEMBER
 };
 
-// A function of the library that failed, or empty.
+// Checks calls of the library, and keeps the message of the first one that failed.
 class Calls {
  public:
   void operator()(int code, const char* what) {
@@ -138,7 +138,7 @@ struct Plan {
   }
 };
 
-// Of the process. Never destroyed: at exit the driver may be gone before this module.
+// What the process knows of the library. It is never destroyed, because at exit the driver may be gone before this module.
 struct State {
   std::mutex making;  // held while the library is opened, starts or makes a plan
   Library functions;
@@ -152,7 +152,7 @@ State& state() {
   return *s;
 }
 
-// These two while making.
+// The caller of the next two functions holds `making`.
 std::string open_library(State& s, const char* path) {
   if (s.functions.opened != nullptr) return "";
   void* opened = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -189,7 +189,7 @@ Plan* find_plan(State& s, const PlanKey& key) {
   return found == s.plans.end() ? nullptr : found->second.get();
 }
 
-// Null, and an error, if there can be none.
+// The plan of a product, made if it is not there; null, and an error, if it cannot be made.
 Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   if (Plan* const known = find_plan(s, key)) return known;
   std::lock_guard<std::mutex> making(s.making);

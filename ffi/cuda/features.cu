@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t sum_of_block(uint32_t own, uint32_t (&slots)
   return __reduce_add_sync(0xffffffffu, slots[threadIdx.x % 32]);
 }
 
-// Of the threads before this one.
+// The sum of the numbers of all threads before this one.
 __device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t (&slots)[kWarps]) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto running = [lane](uint32_t v) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kSearchers) top_features(const int32_t* scores
     for_own([&](unsigned, int32_t score) { reach += score >= (least | 1 << bit); });
     if (sum_of_block(reach, slots[bit % 2]) >= n) least |= 1 << bit;
   }
-  // Those above it, and the first of those equal to it.
+  // The result is all scores above it, and the first of the scores equal to it.
   uint32_t above = 0, equal = 0;
   for_own([&](unsigned, int32_t score) { above += score > least, equal += score == least; });
   const uint32_t wanted = n - sum_of_block(above, slots[1]);  // of those equal

@@ -15,8 +15,8 @@ namespace {
 
 constexpr float kGeluCubic = 0.044715f, kGeluScale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 
-// 1 / (1 + exp(-s)). What rounds to 16 bits takes the hardware's approximations, good to a few units of float32; subnormals
-// count as zero.
+// 1 / (1 + exp(-s)), with subnormals as zero. For results of 16 bits it uses the hardware's approximations, which are good to a
+// few units of float32.
 template <class T>
 __device__ __forceinline__ float logistic(float s) {
 #if defined(__CUDA_ARCH__)
@@ -34,7 +34,7 @@ struct Activated {
   float value, slope;
 };
 
-// Both are x logistic(s): SiLU with s = x, GELU by tanh with s = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// Both activations are x logistic(s): SiLU with s = x, GELU by tanh with s = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 template <class T>
 __device__ __forceinline__ Activated activate(Activation activation, float x) {
   const bool gelu = activation == Activation::kGelu;
@@ -79,7 +79,7 @@ __device__ __forceinline__ Words16 load16(const Bits* p) {
   return load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(p));
 }
 
-// To global memory in one access, which the compiler would split.
+// Stores 16 bytes to global memory in one access; the compiler would split it.
 template <class Bits>
 __device__ __forceinline__ void store16(Bits* p, const Words16& words) {
 #if defined(__CUDA_ARCH__)
@@ -198,7 +198,7 @@ struct Columns {
   }
 };
 
-// Twice the instructions of an estimate would not fit into the cache of instructions.
+// Keeps the loop over both gradients: unrolled, two estimates would not fit into the instruction cache.
 #if defined(__CUDACC__)
 #define S24_ROLLED _Pragma("unroll 1")
 #else
@@ -207,7 +207,8 @@ struct Columns {
 
 constexpr PackOp kNothing = PackOp::kPlain;
 
-// Of a multiprocessor, at least: more would not leave the registers that the sequential estimate needs, or float32's.
+// How many blocks a multiprocessor takes at least. With more, too few registers would be left for the sequential estimate, or
+// for float32.
 template <class T, PackOp op>
 constexpr int kBlocks = op == PackOp::kMvueSequential || (op != kNothing && sizeof(typename T::Bits) == 4) ? 2 : 3;
 

@@ -9,7 +9,8 @@ namespace cuda {
 template <class T>
 using TileRows = Vector<typename T::Bits, 4>[4];
 
-// By sums of numbers, or as defined. Never inlined: it is rare.
+// The mask of a tile of float32, or of 16-bit floats whose scores are not exact as integers. It is not inlined, because such
+// tiles of 16-bit floats are rare.
 template <class T>
 __device__ __noinline__ uint32_t any_tile_mask(Vector<typename T::Bits, 4> w0, Vector<typename T::Bits, 4> w1,
                                                Vector<typename T::Bits, 4> w2, Vector<typename T::Bits, 4> w3) {
@@ -38,9 +39,9 @@ __device__ __forceinline__ uint32_t tile_mask(const TileRows<T>& rows) {
   return any_tile_mask<T>(rows[0], rows[1], rows[2], rows[3]);
 }
 
-// Four bytes, 0 or 1 each, of a row.
+// A row of a mask as four bytes, 0 or 1.
 __device__ __forceinline__ uint32_t row_bytes(uint32_t mask, int row) {
-  return (mask >> (4 * row) & 15u) * 0x00204081u & 0x01010101u;  // the products do not meet
+  return (mask >> (4 * row) & 15u) * 0x00204081u & 0x01010101u;  // the four shifted copies share no bit
 }
 
 }  // namespace cuda

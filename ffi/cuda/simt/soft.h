@@ -1,9 +1,11 @@
 // GPU version of soft24 (the same bits as core/soft.h) for two groups of 16-bit floats at once, one in each half of four
 // words: a GPU takes the least, the largest or the difference of both halves in one instruction.
 //
-// It reports the rare groups for which it may differ from the definition: those with an element that is not finite, and in
-// bfloat16 those with a threshold below 2^-118, whose elements or differences may be subnormal, which count as zero. (Above it numbers that differ do so by 2^-125 at least.) Differences are rounded once here, and by the definition
-// first to float32. Where that is not exact the threshold is below 2^-13 of the element, which both forms give.
+// It reports the rare groups for which it may differ from the definition. These are groups with an element that is not finite
+// and, in bfloat16, groups with a threshold below 2^-118: their elements or differences may be subnormal, which count as zero,
+// while above that threshold different numbers differ by at least 2^-125. Differences are rounded once here; the definition
+// rounds them to float32 first. Where that is not exact, the threshold is below 2^-13 of the element, and both forms give the
+// element.
 #pragma once
 #include "../../core/soft.h"
 
@@ -11,7 +13,7 @@ namespace s24 {
 
 constexpr uint32_t kSignsOfTwo = 0x80008000u;
 
-// Of magnitudes that are numbers.
+// The smaller one in each half of two words, of magnitudes that are not NaN.
 template <class T>
 S24_HD uint32_t least_of_two(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
@@ -26,7 +28,7 @@ S24_HD uint32_t least_of_two(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Of magnitudes; NaN if one is NaN.
+// The larger magnitude in each half of two words; NaN if one of both is NaN.
 template <class T>
 S24_HD uint32_t largest_of_two(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
@@ -41,7 +43,7 @@ S24_HD uint32_t largest_of_two(uint32_t a, uint32_t b) {
 #endif
 }
 
-// max(a - t, 0) with the signs of x; zeros are +0.
+// max(a - t, 0) in each half of a word, with the signs of x; zeros are +0.
 template <class T>
 S24_HD uint32_t above_threshold(uint32_t a, uint32_t t, uint32_t x) {
 #if defined(__CUDA_ARCH__)
@@ -66,7 +68,7 @@ S24_HD uint32_t above_threshold(uint32_t a, uint32_t t, uint32_t x) {
 #endif
 }
 
-// x[i]: element i of both groups. False where y is not the result.
+// x[i] holds element i of both groups. Returns false for rare groups, whose y must not be used.
 template <class T>
 S24_HD bool soft24_two(const uint32_t x[4], uint32_t y[4]) {
   uint32_t a[4];

@@ -53,8 +53,8 @@ S24_HD constexpr uint32_t rank_of(int row, int column) {
   return row == 0 ? 36u * pair - 21u : row == 1 ? 6u * pair : row == 2 ? pair : 0u;
 }
 
-// The same number, of which the compiler knows nothing: nvcc would take signs off once more in every number that it makes
-// of a word.
+// Returns its argument, but hides from the compiler how it was made: nvcc would otherwise clear the sign once more in every
+// number that it makes of the word.
 S24_HD uint32_t opaque(uint32_t word) {
 #if defined(__CUDA_ARCH__)
   asm("" : "+r"(word));
@@ -71,7 +71,7 @@ S24_HD uint32_t larger_sum(uint32_t a, uint32_t b, uint32_t c) {
 #endif
 }
 
-// Of the 16-bit halves of two words.
+// The larger number in each 16-bit half of two words.
 S24_HD uint32_t larger_halves(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __vmaxu2(a, b);
@@ -80,7 +80,7 @@ S24_HD uint32_t larger_halves(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Of halves a - 1, where zeros become the largest, and b.
+// The smaller one of a - 1 and b in each 16-bit half; a zero in a becomes the largest number.
 S24_HD uint32_t lesser_after_one(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __viaddmin_u16x2(a, 0xffffffffu, b);

@@ -26,13 +26,13 @@ constexpr uint64_t pair_table() {
 template <PairByte what>
 constexpr uint64_t kPairTable = pair_table<what>();
 
-// A byte for each of four pairs.
+// The bytes of four pairs, looked up in the table of `what`.
 template <PairByte what>
 S24_HD uint32_t bytes_of_pairs(uint32_t pairs) {
   return select_bytes(uint32_t(kPairTable<what>), uint32_t(kPairTable<what> >> 32), pairs);
 }
 
-// What is kept of four groups: a byte and a word of each.
+// Four groups in packed form: a byte of `nibbles` and a word of `bits` for each.
 struct FourPairs {
   uint32_t nibbles, bits[4];
 };
@@ -47,7 +47,7 @@ S24_HD FourPairs take_pairs(const Words groups[4], uint32_t pairs) {
   return taken;
 }
 
-// The sum of products of four bytes, and c.
+// The sum of c and of the products of the four bytes of a and b.
 S24_HD uint32_t dot(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDA_ARCH__)
   return __dp4a(a, b, c);

@@ -18,7 +18,7 @@ struct Tile {
   uint32_t words[kTileRows][kTileWords + 1];  // one more, against bank conflicts
 };
 
-// Which of its tile's 16 bytes of the result a thread writes: its row, and its first group.
+// Which 16 bytes of its tile's result a thread writes, by their first row and group.
 struct Place {
   int row, group;
 };
@@ -31,7 +31,7 @@ struct Width16 {
     return {own.row, own.word * 8};
   }
 
-  // Of the row and the one below it.
+  // The 16 bytes, which hold metadata of the row and of the next one, each with the eighth row after it.
   static __device__ __forceinline__ Vector<uint32_t, 4> made(const Tile& tile, Place p) {
     return SixteenBytes{p.row, p.group / 8}.made([&](int row) { return tile.words[row][p.group / 8]; });
   }
@@ -42,7 +42,7 @@ struct Width8 {
 
   static __device__ __forceinline__ Place place(int thread) { return {thread % 32 / 8 * 16 + thread % 8, thread / 32 * 16}; }
 
-  // Of the row.
+  // The 16 bytes, which hold metadata of the row and of the eighth row after it.
   static __device__ __forceinline__ Vector<uint32_t, 4> made(const Tile& tile, Place p) {
     Vector<uint32_t, 4> out;
     S24_UNROLL

@@ -7,12 +7,12 @@
 namespace s24 {
 namespace cuda {
 
-// Of 64 rows and 32 groups, which are 1024 bytes together, a thread of 64 writes 16.
+// The 16 bytes that one of 64 threads writes. Together they write the 1024 bytes of 64 rows and 32 groups.
 struct SixteenBytes {
-  int row, word;  // of eight groups
+  int row, word;  // the first row, and which word of eight groups
   static __device__ __forceinline__ SixteenBytes of(int thread) { return {thread % 16 / 4 * 16 + thread % 4 * 2, thread / 16}; }
 
-  // word_of(row): eight nibbles as they are stored in rows.
+  // The bytes in cuSPARSELt's order. word_of(row) gives eight nibbles as they are stored in rows.
   template <class F>
   __device__ __forceinline__ Vector<uint32_t, 4> made(F word_of) const {
     Vector<uint32_t, 4> out;
