@@ -44,6 +44,7 @@ def as_array(op: str, name: str, x, also: tuple = ()) -> jax.Array:
     x: an array, a nested list of numbers or a number.
     also: the dtypes that the operation has beside `FLOATS` and float64.
 
+    Returns: an array of one of these dtypes.
     Raises: TypeError if x is no array, or not of a supported dtype."""
     if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
         fix = "; call todense()" if hasattr(x, "todense") else ""
@@ -63,6 +64,7 @@ def as_mask(op: str, mask, x: jax.Array) -> jax.Array:
     mask: bool, x's shape.
     x: the array that is masked.
 
+    Returns: bool, x's shape.
     Raises: TypeError or ValueError for another dtype or shape."""
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:

@@ -1,4 +1,4 @@
-"""Docstrings of what users call: every argument has a line that explains it."""
+"""Docstrings of what users call: every argument has a line that explains it, and so has the result."""
 
 import dataclasses
 import importlib
@@ -96,3 +96,15 @@ def test_every_argument_has_a_line():
     }
     missing = {name: what for name, what in missing.items() if what}
     assert not missing, "no line of the docstring explains:\n" + "\n".join(map(str, missing.items()))
+
+
+def test_every_result_has_a_line():
+    """The first sentence of a predicate says what is true or false, and needs no further line."""
+    missing = []
+    for module in MODULES:
+        for name, thing in vars(module).items():
+            if is_public(module, name, thing) and not inspect.isclass(thing):
+                result = inspect.signature(thing).return_annotation
+                told = result in (None, bool) or "\n    Returns: " in (thing.__doc__ or "")
+                missing += [] if told else [f"{thing.__module__}.{name}"]
+    assert not missing, f"no line of the docstring says what is returned: {', '.join(sorted(set(missing)))}"

@@ -73,7 +73,9 @@ def bus_id(ordinal: int) -> bytes:
 
 @functools.cache
 def gauge() -> tuple[Gauge | None, str]:
-    """The gauge of JAX's default device and "", or None and why there is none."""
+    """The gauge of power and clocks of JAX's default device.
+
+    Returns: the gauge and "", or None and the reason why there is none."""
     device = jax.devices()[0]
     if device.platform not in ("gpu", "cuda"):
         return None, f"the default device is a {device.platform}"

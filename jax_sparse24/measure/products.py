@@ -79,7 +79,9 @@ def product_of(name: str, operand: str, T: int, d: int, f: int) -> FFNProduct:
 
     name: "F1" to "B4".
     operand: name of the sparse operand.
-    T, d, f: tokens, model width and FFN width."""
+    T, d, f: tokens, model width and FFN width.
+
+    Returns: an `FFNProduct` with its shape, axes and side."""
     shapes = {"x": (T, d), "w1": (d, f), "y2": (T, f), "w2": (f, d), "dy3": (T, d), "dy1": (T, f)}
     (a, i), (b, j) = FFN[name]
     return FFNProduct(name, operand, shapes[a], shapes[b], (i, j), "left" if operand == a else "right")
@@ -88,7 +90,9 @@ def product_of(name: str, operand: str, T: int, d: int, f: int) -> FFNProduct:
 def ffn_products(T: int, d: int, f: int) -> list[FFNProduct]:
     """The products of an FFN, once for each operand that methods make sparse.
 
-    T, d, f: tokens, model width and FFN width."""
+    T, d, f: tokens, model width and FFN width.
+
+    Returns: an `FFNProduct` for each."""
     return [product_of(name, operand, T, d, f) for name, operand in SPARSE_OPERANDS]
 
 
@@ -127,7 +131,9 @@ def formats_of(product: FFNProduct, patterns: Sequence[VNM] = PATTERNS) -> list[
     """The forms in which methods pack the sparse operand of a product.
 
     product: 2:4 serves all operands.
-    patterns: V:N:M, for operands that are activations."""
+    patterns: V:N:M, for operands that are activations.
+
+    Returns: a `Format` for each, 2:4 first."""
 
     def pack(pattern):
         return lambda x, axis, implementation=None: pack_vnm(
@@ -187,7 +193,9 @@ def measure_product(
     formats: those that do not fit the shape are left out.
     rivals: an object with `dense(a, b, axes)` and `sparse(format, pruned, y, axis, y_axis, left)`, which
         return further programs by name; or None.
-    repeats, seconds, seed: see `interleaved`."""
+    repeats, seconds, seed: see `interleaved`.
+
+    Returns: a `Measurement` of all programs."""
     (i, j), left, dtype = product.axes, product.side == "left", jnp.dtype(dtype)
     a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     x, y = (a, b) if left else (b, a)
@@ -268,7 +276,9 @@ def measure_sampled(
     T, d, f: tokens, model width and FFN width.
     pattern: of the activations.
     dtype: of the operands.
-    repeats, seconds: see `interleaved`."""
+    repeats, seconds: see `interleaved`.
+
+    Returns: a `Measurement` of the three programs."""
     a, b = random((T, d), dtype, 1), random((f, d), dtype, 2)
     support = pack_vnm(random((T, f), dtype, 3), pattern.v, pattern.m)
 

@@ -19,7 +19,9 @@ MOST_TURNS = 64  # smaller arrays stay in the caches
 def untuned() -> dict:
     """Compiler options for programs whose time does not matter.
 
-    On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each."""
+    On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each.
+
+    Returns: a dict for `compiler_options` of `jax.jit`."""
     return {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else {}
 
 

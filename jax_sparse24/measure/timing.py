@@ -77,7 +77,9 @@ def paired(times: Mapping[Hashable, Times], base: Hashable, name: Hashable) -> P
     largest k for which both together miss the true median with a probability of at most 5 %.
 
     times: of both, measured together.
-    base, name: keys of `times`."""
+    base, name: keys of `times`.
+
+    Returns: a `Paired` with the median of the ratios and its interval."""
     both = zip(times[base].samples, times[name].samples, strict=False)  # a slow one may have stopped early
     ratios = sorted(a / b for a, b in both)
     n, missed, k = len(ratios), 0.0, 0

@@ -204,14 +204,18 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
 def mask_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a mask of weights, for `Method.state_shapes`.
 
-    shape: of the weights, (..., in, out)."""
+    shape: of the weights, (..., in, out).
+
+    Returns: bool, (..., in, out)."""
     return jax.ShapeDtypeStruct(shape, bool)
 
 
 def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """Shape and dtype of one float32 number per matrix of weights, for `Method.state_shapes`.
 
-    shape: of the weights, (..., in, out)."""
+    shape: of the weights, (..., in, out).
+
+    Returns: float32, (...)."""
     return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
 
 
@@ -280,7 +284,9 @@ def check_whole(method: Method, field: str, least: int = 1, of: str = "optimiser
 def phases(**steps: int) -> Schedule:
     """The schedule of the phases that have steps, in order.
 
-    steps: number of steps of each phase, by its name; a phase whose name begins with "dense" is dense."""
+    steps: number of steps of each phase, by its name; a phase whose name begins with "dense" is dense.
+
+    Returns: a `Schedule`."""
     return Schedule(
         tuple(Phase(name, n, sparse=not name.startswith("dense")) for name, n in steps.items() if n)
     )

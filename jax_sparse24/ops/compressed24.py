@@ -108,7 +108,9 @@ MULTIPLY = Kernel("s24_cusparselt_matmul", types=None, attributes=lambda **flags
 def compress(packed: Packed24) -> jax.Array:
     """The array `compressed` of a packed matrix, made by the library.
 
-    packed: a matrix of 16-bit floats or float8_e4m3fn."""
+    packed: a matrix of 16-bit floats or float8_e4m3fn.
+
+    Returns: values and metadata in one array, see `Compressed24`."""
     return COMPRESS(packed.values, packed.metadata)
 
 
@@ -156,7 +158,9 @@ def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compr
 def unpack(packed: Compressed24) -> jax.Array:
     """The array that a compressed matrix stands for; its values are read where they are.
 
-    packed: a Compressed24."""
+    packed: a Compressed24.
+
+    Returns: an array of its shape and dtype."""
     out = jax.ShapeDtypeStruct(packed.shape, packed.dtype)
     return UNPACK24.kernel(packed.compressed, packed.metadata, axis=packed.axis, types=out)
 

@@ -150,6 +150,7 @@ def common_dtype(a, b) -> jnp.dtype:
 
     a, b: two arrays, packed or not.
 
+    Returns: the promoted dtype; float8_e4m3fn if both are that.
     Raises: TypeError for a pair that is not multiplied."""
     if a.dtype == b.dtype == FLOAT8:
         return FLOAT8
@@ -258,9 +259,11 @@ def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
 
 @jax.custom_vjp
 def forward_only(x: jax.Array) -> jax.Array:
-    """Returns an operand of 8 bits that refuses to be differentiated: its gradient would have 8 bits, too.
+    """An operand of 8 bits that refuses to be differentiated: its gradient would have 8 bits, too.
 
-    x: the operand, float8_e4m3fn."""
+    x: the operand, float8_e4m3fn.
+
+    Returns: `x`."""
     return x
 
 

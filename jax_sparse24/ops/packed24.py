@@ -186,15 +186,19 @@ def _check_two_of_four(mask, axis: int) -> None:
 def along_both(parts) -> tuple[Packed24, Packed24]:
     """An array packed along axis -1 and along axis -2.
 
-    parts: values and metadata along axis -1, and those along axis -2."""
+    parts: values and metadata along axis -1, and those along axis -2.
+
+    Returns: a Packed24 along each axis."""
     row_values, row_metadata, values, metadata = parts
     return Packed24(row_values, row_metadata, -1), Packed24(values, metadata, -2)
 
 
 def both_types(x, *_, **__):
-    """Shapes and dtypes of the parts that `along_both` takes.
+    """The types of the parts that `along_both` takes.
 
-    x: the array, or its shape and dtype."""
+    x: the array, or its shape and dtype.
+
+    Returns: shape and dtype of each part."""
     return *Packed24.types(x, -1), *Packed24.types(x, -2)
 
 
@@ -259,11 +263,13 @@ def _masked_both_reference(x, mask):
 
 
 def masked_both_backward(saved, cotangents, *, implementation):
-    """The gradient of an array from those of the parts of `along_both`, and None for its mask.
+    """The backward pass of packing an array along both axes by a mask.
 
     saved: the metadata along either axis, and the mask.
     cotangents: of values and metadata along axis -1, and along axis -2.
-    implementation: as in `mask24`."""
+    implementation: as in `mask24`.
+
+    Returns: the gradient of the array, and None for the mask."""
     *metadata, mask = saved
     rows, columns = (
         _masked_backward((nibbles, mask), ct, axis=axis, implementation=implementation)[0]
