@@ -28,7 +28,7 @@ S24_HD float add_lanes(const float* s, int64_t step) {
   return t[0];
 }
 
-// What an element adds to the sum of its column: |x|, a subnormal nothing.
+// What an element adds to the sum of its column: |x|, or 0 for a subnormal.
 S24_HD float column_addend(uint32_t u) { return float_of(flushed_magnitude(u)); }
 
 // sum + column_addend(u)
@@ -41,14 +41,14 @@ S24_HD float add_magnitude(float sum, uint32_t u) {
 #endif
 }
 
-// Which of K columns is number k of the 4 K / M that a block of rows keeps, all of them given by `columns`; those out of
-// range count as the last.
+// The column, of K, that is number k of the 4 K / M columns that a block of rows keeps. `columns` holds these as numbers within
+// their group; a number out of range counts as the last one.
 S24_HD int64_t gathered_column(const uint8_t* columns, int64_t k, int m) {
   return (k >> 2) * m + int64_t(min_u32(columns[k], uint32_t(m) - 1u));
 }
 
-// An integer that orders columns: by their sum of magnitudes, all NaN equal and above infinity; those without a normal
-// element by their largest magnitude. The top bit is free.
+// An integer that orders columns by their sums of magnitudes, with all NaN equal and above infinity. Columns without a normal
+// element are ordered by their largest magnitude. The top bit is free.
 S24_HD uint32_t column_key(float sum, uint32_t largest) {
   const uint32_t u = bits_of(sum) & kF32Magnitude;
   return blend(mask_if<uint32_t>(u > kF32Inf), kF32Magnitude, blend(mask_if<uint32_t>(u == 0), largest, u));
@@ -56,7 +56,7 @@ S24_HD uint32_t column_key(float sum, uint32_t largest) {
 
 constexpr uint32_t kAllowed = 0x80000000u;  // in a magnitude or key: the mask allows it
 
-// The addend and the magnitude of one element; what the mask forbids is no element.
+// The addend and the magnitude of one element; an element that the mask forbids counts as absent.
 template <class T, bool kMasked>
 S24_HD void count_element(typename T::Bits x, const uint8_t* allowed, float& addend, uint32_t& magnitude) {
   uint32_t u = T::to_f32(x);

@@ -4,7 +4,7 @@
 
 namespace s24 {
 
-// At most two results differ from zero. Returns a mask: every entry is finite; for another group y means nothing.
+// At most two results differ from zero. Returns a mask that says whether every entry is finite; else y must not be used.
 template <class T>
 S24_HD uint32_t soft24_finite(const typename T::Bits x[4], typename T::Bits y[4]) {
   using Bits = typename T::Bits;
@@ -26,7 +26,8 @@ S24_HD uint32_t soft24_finite(const typename T::Bits x[4], typename T::Bits y[4]
   return mask_if<uint32_t>(max_u32(high, other_high) < kF32Inf);
 }
 
-// The same for bfloat16 in steps: magnitudes, threshold and largest; the differences of two in a word; the result.
+// The next functions do the same for bfloat16 in three steps: magnitudes, their threshold and their largest; the differences
+// of two elements in a word; and the result.
 S24_HD int16_t soft24_threshold(const uint16_t x[4], uint16_t a[4], uint16_t& t) {
   int16_t m[4];
   S24_UNROLL
@@ -52,8 +53,8 @@ S24_HD uint16_t soft24_result(uint16_t x, uint16_t difference) {
   return uint16_t((difference | (x & uint16_t(~BF16::kMagnitude))) & normal);
 }
 
-// In a group with NaN the first two NaN pass with their bits and nothing else; if the threshold itself is infinite, the
-// first two infinities pass.
+// The soft threshold of any group. In a group with NaN only the first two NaN pass, with their bits; if the threshold is
+// infinite, the first two infinities pass.
 template <class T>
 S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
   using Bits = typename T::Bits;

@@ -50,8 +50,8 @@ constexpr TileTable make_tile_table() {
 constexpr TileTable kTiles = make_tile_table();
 static_assert(kTiles.count == kTilePatterns, "a 4x4 tile has 90 transposable patterns");
 
-// Scores order like the sums of |w|, but cannot overflow or vanish: |w| times a power of two common to the tile.
-// In a tile with a non-finite entry only the non-finite ones count, NaN above infinity.
+// Scores are |w| times a power of two that is common to the tile, so that their sums, which are ordered like those of |w|, can
+// neither overflow nor vanish. In a tile with entries that are not finite only these count, NaN more than infinity.
 S24_HD void tile_scores(const uint32_t w[16], float b[16]) {
   uint32_t top = 0, a[16];
   S24_UNROLL
@@ -68,9 +68,9 @@ S24_HD void tile_scores(const uint32_t w[16], float b[16]) {
   }
 }
 
-// The best of the patterns [kFirst, kFirst + kCount): a tree, so that the comparisons do not wait for each other; the
-// second half wins only if it is better. Templates instead of a loop: every index is a constant, and the lanes of a
-// caller's loop stay vectors.
+// The best of the patterns [kFirst, kFirst + kCount). Halves are compared as a tree, so that comparisons do not wait for each
+// other; the second half wins only if it is better. It is a template and no loop, so that every index is a constant and the
+// lanes of a caller's loop stay vectors.
 template <int kFirst, int kCount>
 struct TileSearch {
   static S24_HD void run(const float top[36], const float bottom[36], float& best, uint32_t& mask) {

@@ -34,8 +34,8 @@ S24_HD void for_blocks(const Groups& g, int64_t begin, int64_t end, F f) {
   }
 }
 
-// kRows: the members of a group are neighbours. Otherwise the members j of neighbouring groups are, `step` elements after
-// the members j - 1.
+// If kRows, the members of a group are neighbours in memory. Otherwise the members j of neighbouring groups are, and lie `step`
+// elements after their members j - 1.
 template <bool kRows, bool kOrdered, class B>
 S24_HD void load_block(const B* p, int64_t step, Quad<B>& v) {
   Vec a[4];
@@ -54,7 +54,7 @@ S24_HD void store_block(B* p, int64_t step, const Quad<B>& v) {
   for (int j = 0; j < 4; ++j) __builtin_memcpy(p + j * (kRows ? kLanes<B> : step), &a[j], sizeof(Vec));
 }
 
-// f(group, result) for each lane.
+// Calls f(group, result) for each lane.
 template <class B, class F>
 S24_HD void for_lanes(const Quad<B>& in, Quad<B>& out, F f) {
   for (int l = 0; l < kLanes<B>; ++l) {
@@ -75,7 +75,7 @@ S24_HD void for_words(const uint16_t (&a)[kCount], const uint16_t (&b)[kCount], 
   __builtin_memcpy(out, x, sizeof x);
 }
 
-// n groups from one place to another.
+// Copies n groups.
 template <bool kRows, class B>
 S24_HD void copy_groups(const B* from, int64_t from_step, int64_t n, B* to, int64_t to_step) {
   if (kRows) {

@@ -42,7 +42,7 @@ constexpr EntryOffsets make_entry_offsets() {
 
 constexpr EntryOffsets kEntryOffsets = make_entry_offsets();
 
-// Rows of P at some groups.
+// Rows of P, restricted to some of their groups.
 template <class B>
 struct PackedRows {
   const B* values;
@@ -50,7 +50,7 @@ struct PackedRows {
   int64_t value_step, byte_step;
 };
 
-// Asks for the next rows: each is a few lines far from the last, which hardware prefetchers do not follow.
+// Prefetches the next rows, which hardware prefetchers do not follow: each lies several lines after the last one.
 template <class B>
 S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
   for (int r = kVnmTileRows; r < 2 * kVnmTileRows; ++r) {

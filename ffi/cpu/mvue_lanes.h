@@ -27,7 +27,7 @@ struct Wide<S24_ISA::WideVec> {
 
 namespace S24_ISA {
 
-// The words that n groups, at most kCount, from `first` on take for one draw.
+// The random words of one draw of n groups, at most kCount, from group `first` on.
 template <int kCount>
 struct DrawnWords {
   static constexpr int kCalls = kWidth / 2;  // of Philox at a time

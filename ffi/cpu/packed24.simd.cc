@@ -15,7 +15,7 @@ struct Packed {
   alignas(64) B nibbles[kLanes<B>];
 };
 
-// One lane: x (its mask, its nibble for kGather) -> the kept pair and the nibble.
+// Packs one lane: x, with its mask or, for kGather, its nibble, gives the kept pair and the nibble.
 template <class T, PackOp kOp>
 S24_HD void pack_lane(typename T::Bits x[4], const typename T::Bits allowed[4], typename T::Bits& nibble,
                       typename T::Bits pair[2]) {
@@ -63,7 +63,8 @@ S24_HD void square_words(uint16_t (&x)[kLanes<uint16_t>]) {
   __builtin_memcpy(x, &words, sizeof words);
 }
 
-// pack_block after max(x, 0)^2. Of usual blocks, whose squares are finite: these order like x, so that only two are needed.
+// pack_block after max(x, 0)^2. In usual blocks all squares are finite and ordered like x, so that only the two of largest x
+// are squared.
 template <class T>
 S24_HD void pack_squares(const Quad<typename T::Bits>& in, Packed<typename T::Bits>& out) {
   using Bits = typename T::Bits;

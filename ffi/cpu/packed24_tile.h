@@ -28,12 +28,12 @@ S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
 
 static_assert(kPackTileLanes % (2 * kWidth) == 0, "unit sizes");
 
-// Values of so many bytes are written past the caches. Their lines lie in many rows, few in each: no prefetcher fetches
-// them, and an ordinary store waits for what it overwrites.
+// Arrays of values of at least so many bytes are written past the caches: their lines lie in many rows, which no prefetcher
+// follows, and an ordinary store would wait for the line that it overwrites.
 constexpr int64_t kStreamBytes = 1 << 20;
 
-// The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length. Not
-// initialised, being larger than many arrays: what was not put may be moved, but is not stored.
+// The packed form of one tile as kernels compute it: rows of kTile lanes, given and taken in runs of any length. It is larger
+// than many arrays and therefore not initialised; lanes that nobody has put are never stored.
 template <class B, int kTile = int(kPackTileLanes), int kGroups = int(kPackTileGroups)>
 struct PackedTile {
   static_assert(kGroups % 16 == 0 && kTile % kWidth == 0, "whole lines and vectors");

@@ -10,7 +10,7 @@ namespace cuda {
 #if defined(__CUDACC__)
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// n bytes, or zeros.
+// Copies n bytes, or writes zeros.
 template <int n>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
   const int bytes = valid ? n : 0;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool vali
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
-// All but the newest n groups have arrived.
+// Waits until all but the newest n groups of copies have arrived.
 template <int n>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");

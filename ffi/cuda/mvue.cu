@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uin
   });
 }
 
-// The same across rows: four neighbours of four rows. `row`: words of a row.
+// As above where groups lie across rows: a thread takes four neighbours of four rows. row: words in a row.
 template <class T, int kDraws>
 __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t row,
                                                              int rounds, const uint32_t* key_words) {

@@ -19,7 +19,7 @@ struct Draw {
   }
 };
 
-// The same for four consecutive groups, the first of them a multiple of four: one call of Philox per word instead of four.
+// The words of four consecutive groups, of which the number of the first is a multiple of four: one call of Philox gives them.
 template <int kDraws>
 struct QuartetDraw {
   Draw<kDraws> group[4];
@@ -37,14 +37,13 @@ struct QuartetDraw {
   }
 };
 
-// Never inlined, because it is rare and as long as all other code of a kernel.
+// The estimate of a rare group. It is not inlined, because it is as long as all other code of a kernel.
 template <class T, bool kExact>
 __device__ __noinline__ PackedGroup pack_rare_estimate(Words group, uint32_t word0, uint32_t word1) {
   return pack_defined_estimate<T, kExact>(group, word0, word1);
 }
 
-// The estimates of a quartet of 16-bit groups, exact ones with one draw each; group(i) is only asked for if one of them is
-// rare.
+// The estimates of a quartet of 16-bit groups; exact ones take one draw each. group(i) is called only if one of them is rare.
 template <class T, int kDraws, class F>
 __device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                             Chosen (&chosen)[4]) {

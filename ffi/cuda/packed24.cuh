@@ -77,8 +77,8 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
 template <PackOp op, class T>
 constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 
-// The same for the estimates of four groups that share a call of Philox, see choose_four. Returns their nibbles, each
-// in the low half of a byte.
+// Packs the estimates of four groups that share a call of Philox, see choose_four. Returns their nibbles, each in the low half
+// of a byte.
 template <class T, int kDraws, class F>
 __device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                                 Pair<uint16_t> (&pairs)[4]) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ uint32_t encode_four(const Numbers (&numbers)[4], con
   return nibbles_of(chosen);
 }
 
-// The inverse, for kUnpack.
+// The inverse of encode, for kUnpack.
 template <class T>
 __device__ __forceinline__ Group<T> decode(const Pair<typename T::Bits>& pair, uint32_t nibble) {
   if constexpr (sizeof(typename T::Bits) == 2) {

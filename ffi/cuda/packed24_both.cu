@@ -21,7 +21,8 @@ struct PackedPlace {
 
 using Mask = Vector<uint32_t, 2>[4];  // bytes of eight columns
 
-// Two tiles from the beginning, by any mask: rare, and therefore never inlined. next: from one row of the array to the next.
+// Packs two tiles from the beginning, by any mask. It is not inlined, because this is rare. next: from one row of the array to
+// the next.
 template <class T>
 __device__ __noinline__ Vector<uint32_t, 2> pack_by_any_mask(const uint16_t* dense, const uint8_t* mask, uint32_t next,
                                                              PackedPlace to, Tile<uint16_t>& tile, unsigned vector,

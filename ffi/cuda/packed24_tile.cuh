@@ -25,7 +25,7 @@ __device__ __forceinline__ Group<T> group_of(const FourRows& rows, int lane) {
   }
 }
 
-// Never inlined: a mask that does not keep two of each group is rare.
+// Packs a group by a mask that may not keep two of it. It is not inlined, because such masks are rare.
 template <class T>
 __device__ __noinline__ PackedGroup pack_by_any_mask(Words group, uint32_t mask) {
   return pack_by_mask<T>(group, mask);

@@ -23,7 +23,7 @@ constexpr int kMostBlocks = int(kVnmLeast) / kVnmLanes;
 constexpr int kAccess = 8;  // elements of an access
 constexpr uint8_t kNoSlot = 4;
 
-// An even number of groups: bytes of metadata have one writer.
+// The number of groups is even, so that each byte of metadata has one writer.
 S24_HD int64_t tile_groups(int64_t m) { return kStrip / m / 2 * 2 < kVnmGroups ? kStrip / m / 2 * 2 : kVnmGroups; }
 
 template <PackVnmOp op>
@@ -259,7 +259,8 @@ __device__ __forceinline__ void for_groups(const Place& p, int groups, bool alon
     along_groups ? f(i / groups, i % groups) : f(i % p.rows, i / p.rows);
 }
 
-// Zeros or false, but for what is kept: accesses of eight elements along the contiguous axis.
+// Writes a dense array that holds the kept elements and zeros, or a mask, in accesses of eight elements along the contiguous
+// axis.
 template <PackVnmOp op, class T>
 __device__ __forceinline__ void spread(const PackVnmArgs& a, const Place& p, bool whole, const Tile<typename T::Bits>& tile) {
   using Bits = typename T::Bits;

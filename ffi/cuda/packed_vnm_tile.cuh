@@ -114,7 +114,7 @@ __device__ __forceinline__ void add_two(float sum[2], uint32_t& any, uint32_t wo
   any |= word;
 }
 
-// Subnormals decide only where there is nothing else.
+// Subnormals decide only in columns that hold nothing else.
 template <class T, bool kDepthLast>
 __device__ __forceinline__ uint32_t key_of(const Tile<T, kDepthLast>& t, int c, float sum, bool search) {
   uint32_t largest = 0;
@@ -180,7 +180,7 @@ __device__ __forceinline__ uint32_t sum_columns(const Tile<T, false>& t) {
   return threadIdx.x < kWidth ? t.work[threadIdx.x] : 0;
 }
 
-// The four columns of every group, of those of largest key; of equal ones the lower. In whole warps.
+// Finds the four columns of largest key in every group; of equal ones the lower. Whole warps call it.
 template <class T, bool kDepthLast>
 __device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast>& t, uint32_t key) {
   const int lane = threadIdx.x % 32, of_group = lane & (t.m - 1), group_lane = lane - of_group;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast>& t, uin
   if (kept) t.columns[(threadIdx.x >> t.log_m) * 4 + slot] = uint8_t(of_group);
 }
 
-// The four columns of every group of a tile that is in shared memory; `stored`: in the packed array, too.
+// Chooses the four columns of every group of a tile in shared memory. stored: whether the packed array gets them, too.
 template <bool stored, class T, bool kDepthLast>
 __device__ __forceinline__ void find_columns(const Tile<T, kDepthLast>& t) {
   const uint32_t key = sum_columns(t);

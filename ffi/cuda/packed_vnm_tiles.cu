@@ -35,7 +35,7 @@ __device__ __forceinline__ Vector<uint32_t, 4> spread_pair(uint32_t pair, uint32
   return eight;
 }
 
-// Eight bits as bytes 0 or 1.
+// Eight bits as eight bytes, 0 or 1.
 __device__ __forceinline__ Vector<uint32_t, 2> spread_bits(uint32_t bits) {
   return {{(bits & 15u) * 0x00204081u & 0x01010101u, (bits >> 4 & 15u) * 0x00204081u & 0x01010101u}};
 }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void mask(const Tile<T, kDepthLast>& t) {
   }
 }
 
-// Squares of what is positive in the tile, bit for bit those of squared_relu.
+// Replaces the elements of the tile by their squared ReLU, with the bits of squared_relu.
 template <class T>
 __device__ __forceinline__ void square(const Tile<T, true>& t) {
   t.template for_accesses<kAccess>([&](int line, int at) {

@@ -21,7 +21,7 @@ def untuned() -> dict:
 
     On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each.
 
-    Returns: a dict for `compiler_options` of `jax.jit`."""
+    Returns: a dict for `compile(compiler_options=)` of a lowered program."""
     return {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else {}
 
 
