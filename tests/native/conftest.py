@@ -15,7 +15,6 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
 # Where compiling takes longer than running, functions of the core are called instead of forced inline.
 CALLED = ["-O0", "-fPIC", "-DS24_HD=inline"]
-KERNELS = [*CALLED, "-x", "c++", "-include", str(HERE / "emulated/instructions.h")]
 FFI = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
 
 
@@ -52,14 +51,28 @@ def compile_to(output: Path, *command) -> Path:
     return output
 
 
+def read_once(folder: Path, command: list[str], *headers: Path) -> list[str]:
+    """Flags that include headers, which the compiler reads here for all sources compiled with these flags."""
+    together = folder / "headers.h"
+    together.write_text("".join(f'#include "{header}"\n' for header in headers))
+    compile_to(folder / "headers.h.gch", *command, "-x", "c++-header", together)
+    return ["-include", str(together)]
+
+
 @pytest.fixture(scope="session")
 def kernels(compiler, tmp_path_factory):
     """`kernels(*names)`: objects of CUDA kernels for a CPU, each compiled once for all processes."""
+    command = [*compiler, *CALLED]
+
+    def read(folder):
+        read_once(folder, command, HERE / "emulated/instructions.h")
+
+    instructions = made_once(tmp_path_factory, "instructions", read) / "headers.h"
 
     def compile_one(name):
         def make(folder):
             source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
-            compile_to(folder / "kernel.o", *compiler, *KERNELS, "-c", source)
+            compile_to(folder / "kernel.o", *command, "-include", instructions, "-x", "c++", "-c", source)
 
         return made_once(tmp_path_factory, f"kernels of {Path(name).name}", make) / "kernel.o"
 
@@ -90,7 +103,7 @@ def counts(compiler, tmp_path_factory):
 
     def run(source, *flags):
         output = tmp_path_factory.mktemp("native") / Path(source).stem
-        program = compile_to(output, *compiler, "-O1", HERE / source, *flags)
+        program = compile_to(output, *compiler, HERE / source, *flags)
         done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
         found = {name: int(n) for name, n in (line.rsplit(" ", 1) for line in done.stdout.splitlines())}
         return Counts(found, inputs=done.stderr)

@@ -8,7 +8,7 @@ from tests.ops.oracle import philox4x32
 @pytest.fixture(scope="module")
 def report(counts) -> dict[str, int]:
     """Wrong cases by check, as core_test.cc counts them; random words by draw and group."""
-    return counts("core_test.cc", "-Werror")
+    return counts("core_test.cc", "-O1", "-Werror")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

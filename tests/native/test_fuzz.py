@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import CALLED, compile_to
+from tests.native.conftest import CALLED, compile_to, read_once
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -26,29 +26,25 @@ LEVELS = {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64
 CALLS = 1200
 
 
+def instruction_set(isa: str, command: list[str], folder: Path, pool: ThreadPoolExecutor) -> Path:
+    """A library of the kernels of one set. In its own, a set has its own copy of every function, in its own
+    instructions."""
+    folder = folder / isa
+    folder.mkdir()
+    command = [*command, "-fno-trapping-math", "-fvisibility-inlines-hidden", f"-DS24_ISA={isa}"]
+    command += LEVELS.get(isa, [])
+    command += read_once(folder, command, ROOT / "ffi/cpu/vectors.h", ROOT / "ffi/cpu/variant.h")
+    compiled = pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *command, "-c", s), KERNELS)
+    return compile_to(folder / "kernels.so", *command, "-shared", *compiled)
+
+
 def test_random_calls_stay_within_their_arrays(compiler, tmp_path):
     native = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
     sets = native.isas()
     fuzzed = f"-DS24_FUZZED(X)={''.join(f'X({isa})' for isa in sets)}"
 
-    def compile_one(unit):
-        isa, source = unit
-        flags = [
-            "-fno-trapping-math",
-            "-fvisibility-inlines-hidden",
-            f"-DS24_ISA={isa}",
-            *LEVELS.get(isa, []),
-        ]
-        return compile_to(tmp_path / f"{source.stem}_{isa}.o", *compiler, *SANITIZED, *flags, "-c", source)
-
-    def link(isa):
-        """In a library of its own a set has its own copy of every function, in its own instructions."""
-        objects = sorted(tmp_path.glob(f"*_{isa}.o"))
-        return compile_to(tmp_path / f"{isa}.so", *compiler, *SANITIZED, "-shared", *objects)
-
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(compile_one, [(isa, source) for source in KERNELS for isa in sets]))
-    libraries = [link(isa) for isa in sets]
+        libraries = [instruction_set(isa, [*compiler, *SANITIZED], tmp_path, pool) for isa in sets]
     program = compile_to(tmp_path / "fuzz", *compiler, *SANITIZED, fuzzed, HERE / "fuzz.cc", *libraries)
     environment = os.environ | {"ASAN_OPTIONS": "handle_sigill=1"}
     done = subprocess.run([str(program), str(CALLS), "0"], capture_output=True, text=True, env=environment)

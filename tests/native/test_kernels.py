@@ -27,6 +27,11 @@ def tiles(counts, kernels) -> Counts:
     )
 
 
+@pytest.fixture(scope="module")
+def metadata(counts, kernels) -> Counts:
+    return counts("compressed24_test.cc", *kernels("sm90/compressed24"))
+
+
 @pytest.mark.parametrize(
     ("operation", "cases"),
     [(" packs 2:4", 8), ("unpacks 2:4", 8), ("gathers 2:4", 8), ("groupwise", 12), (" checked", 15)],
@@ -66,8 +71,8 @@ def test_blocks_packed_again_along_the_other_axis(report):
 
 
 @pytest.mark.parametrize("width", ["16 bit", "8 bit"])
-def test_metadata_for_cusparselt(counts, kernels, width):
-    found = counts("compressed24_test.cc", *kernels("sm90/compressed24")).of(f"metadata {width}")
+def test_metadata_for_cusparselt(metadata, width):
+    found = metadata.of(f"metadata {width}")
     assert len(found) == 4
     found.check()
 
