@@ -74,7 +74,7 @@ def kernels(compiler, tmp_path_factory):
             source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
             compile_to(folder / "kernel.o", *command, "-include", instructions, "-x", "c++", "-c", source)
 
-        return made_once(tmp_path_factory, f"kernels of {Path(name).name}", make) / "kernel.o"
+        return made_once(tmp_path_factory, f"kernels of {name.replace('/', ' ')}", make) / "kernel.o"
 
     def compile_all(*names):
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
