@@ -43,6 +43,8 @@ _LAZY = {
     "nn": ("jax_sparse24.nn", None),
     "optim": ("jax_sparse24.optim", None),
     "refresh": ("jax_sparse24.nn", "refresh"),
+    "Loop": ("jax_sparse24.loop", "Loop"),
+    "Tree": ("jax_sparse24.nn.view", "Tree"),
 }
 
 

@@ -1,6 +1,8 @@
 """Optax transformations that sparse training needs."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -8,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jax_sparse24.methods.base import is_number
+from jax_sparse24.methods.base import Method, is_number
+from jax_sparse24.patterns import check_size
 
 _MISSING = object()
 
@@ -167,24 +170,107 @@ def adam_masked_decay(
     return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
-def permute_moments(tx: optax.GradientTransformation, opt_state, params: nnx.State, moves):
+def for_method(
+    method: Method,
+    learning_rate: optax.ScalarOrSchedule,
+    steps: int,
+    *,
+    clip: float | None = 1.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    weight_decay: float = 1e-4,
+    mask=None,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW with clipping, and with what a method adds to it: its masked decay, or a frozen second moment.
+
+    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments
+    must see it (FST, 2404.01847, section 4); or where the method says: between the moments, on the smoothed
+    gradient (AST, 2407.20584), or after them, on the weights.
+
+    `update` takes `masks=`, the masks in use, or {} in a dense phase, and `frozen=`, whether the phase is
+    sparse; `s24.Loop` gives both.
+
+    method: from `s24.methods`; its options, such as `FST(decay=)`, count here.
+    learning_rate: of AdamW.
+    steps: optimiser steps of the whole training.
+    clip: largest global norm of the gradients; None for no clipping.
+    b1, b2, weight_decay, mask: as in `optax.adamw`; `mask` says which parameters have weight decay.
+
+    Returns: an optax transformation.
+    Raises: TypeError if `method` is none or `steps` no int, ValueError for fewer steps than one."""
+    if not isinstance(method, Method):
+        raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
+    check_size("for_method", "steps", steps)
+    training = method.training(steps)
+    first = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    betas, decoupled = {"b1": b1, "b2": b2}, {"weight_decay": weight_decay, "mask": mask}
+    if training.freeze:
+        when = dataclasses.asdict(training.freeze)
+        return optax.chain(*first, step_adamw(learning_rate, **betas, **decoupled, **when))
+    after = (optax.add_decayed_weights(**decoupled), optax.scale_by_learning_rate(learning_rate))
+    pull, rise = training.decay.rate, training.decay.rise
+    if training.decay.on == "momentum":
+        pull = optax.linear_schedule(0.0, pull, rise) if rise else pull
+        return optax.chain(*first, adam_masked_decay(pull, **betas), *after)
+    decay, adam = masked_decay(pull), optax.scale_by_adam(**betas)
+    if training.decay.on == "weights":
+        return optax.chain(*first, adam, decay, *after)
+    return optax.chain(*first, decay, adam, *after)
+
+
+def permute_moments(tx: optax.GradientTransformation, opt_state, params, moves):
     """Moves the entries of an optimiser's state as `s24.nn.arrange` has moved neurons.
 
     Everything in the state with the parameters' tree is moved, such as Adam's moments.
 
-    tx: the transformation that made the state.
-    opt_state: its state.
-    params: `nnx.state(model, nnx.Param)`.
+    tx: the transformation that made the state, or an `nnx.Optimizer`.
+    opt_state: its state; `optimizer.opt_state` of an `nnx.Optimizer`, which is changed in place.
+    params: `nnx.state(model, nnx.Param)`, or a pytree of dicts.
     moves: what `s24.nn.arrange` returned.
 
-    Returns: the new state of the optimiser."""
-    flat = nnx.to_flat_state(params)
-    paths = nnx.from_flat_state([(path, v.replace(".".join(map(str, path)))) for path, v in flat])
+    Returns: the new state of the optimiser.
+    Raises: TypeError for arguments of another kind, ValueError for a state that `tx` did not make."""
+    tx = tx.tx if isinstance(tx, nnx.Optimizer) else tx
+    if not isinstance(tx, optax.GradientTransformation):
+        raise TypeError(
+            "permute_moments: tx must be an optax transformation or an nnx.Optimizer, got "
+            f"{type(tx).__name__}."
+        )
+    if not isinstance(params, nnx.State | Mapping):
+        got = type(params).__name__
+        raise TypeError(f"permute_moments: params must be nnx.state(model, nnx.Param), got {got}.")
+    if not isinstance(moves, Mapping):
+        raise TypeError(
+            f"permute_moments: moves must be what s24.nn.arrange returned, got {type(moves).__name__}."
+        )
+    paths = _paths_of(params)
+    unknown = moves.keys() - set(jax.tree.leaves(paths))
+    if unknown:
+        raise ValueError(
+            f"permute_moments: params has no {min(unknown)!r}; give the state of the same model."
+        )
 
     def follow(value, path):
         return moves[path](value) if path in moves else value
 
+    if any(isinstance(leaf, nnx.OptState) for leaf in jax.tree.leaves(opt_state, is_leaf=_is_variable)):
+        # An nnx.Optimizer wraps every array of the state in a variable of its own.
+        moved = optax.tree_utils.tree_map_params(tx, follow, nnx.as_pure(opt_state), nnx.as_pure(paths))
+        nnx.update(opt_state, nnx.state(moved))
+        return opt_state
     return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths)
+
+
+def _paths_of(params):
+    """A tree like the parameters that holds the path of each, such as "blocks.0.ffn.up.kernel"."""
+    if isinstance(params, nnx.State):
+        flat = nnx.to_flat_state(params)
+        return nnx.from_flat_state([(path, v.replace(".".join(map(str, path)))) for path, v in flat])
+    return jax.tree_util.tree_map_with_path(lambda path, _: ".".join(str(key.key) for key in path), params)
+
+
+def _is_variable(x) -> bool:
+    return isinstance(x, nnx.Variable)
 
 
 class StepAdamState(NamedTuple):

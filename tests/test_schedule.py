@@ -102,6 +102,7 @@ def test_layers_refresh_when_it_is_due(monkeypatch):
     asked = []
     monkeypatch.setattr(schedule, "due", lambda method, step: asked.append(int(step)) or step == 3)
     layer = s24.nn.Linear(8, 8, method=s24.methods.FST(refresh_every=2), rngs=nnx.Rngs(0))
+    s24.refresh(layer, 1, due=True)
     layer.kernel[...] = -layer.kernel[...][::-1]
     before = np.asarray(layer.mask())
     s24.refresh(layer, 2)

@@ -21,7 +21,7 @@ LAYERS = [
     {"methods"},
     {"measure"},
     {"nn", "linen", "optim", "monitor"},
-    {"surgery", "explain", "installation", "export"},
+    {"loop", "surgery", "explain", "installation", "export"},
     {"info"},
     {"__init__"},
 ]

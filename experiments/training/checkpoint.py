@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grain
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
@@ -19,6 +20,32 @@ def plain(tree):
     """The tree with NNX states as plain dictionaries: what is stored, under plain names."""
     is_state = lambda x: isinstance(x, nnx.State)  # noqa: E731
     return jax.tree.map(lambda x: nnx.to_pure_dict(x) if is_state(x) else x, tree, is_leaf=is_state)
+
+
+# What layers keep besides masks since November 2026, as it is where a checkpoint is older: masks that are not
+# due, sparse mode, and a kernel that no step was told of. The loop computes masks anew as a phase begins.
+LATER = ("refreshed", "dense_from", "checksum")
+
+
+def without_later(template, stored):
+    """The dictionary without those of its entries `LATER` that `stored` lacks."""
+    if not (isinstance(template, dict) and isinstance(stored, dict)):
+        return template
+    keep = {key: like for key, like in template.items() if key in stored or key not in LATER}
+    return {key: without_later(like, stored.get(key)) for key, like in keep.items()}
+
+
+def with_later(tree, template):
+    """The dictionary with zeros for those entries `LATER` of `template` that it lacks."""
+    if not (isinstance(template, dict) and isinstance(tree, dict)):
+        return tree
+
+    def entry(key, like):
+        if key not in tree and key in LATER:
+            return jax.device_put(np.zeros(like.shape, like.dtype), like.sharding)
+        return with_later(tree[key], like)
+
+    return {key: entry(key, like) for key, like in template.items()}
 
 
 def _is_worth_printing(record) -> bool:
@@ -120,14 +147,14 @@ class Checkpoints:
         for a damaged one.
         """
         template = plain(abstract)
-        items = {"state": ocp.args.StandardRestore(template)}
-        if iterator is not None:
-            items["data"] = grain.checkpoint.CheckpointRestore(iterator)
+        items = {} if iterator is None else {"data": grain.checkpoint.CheckpointRestore(iterator)}
         where = self.folder / str(step)
         try:
             with quiet_failure():
                 stored = self.manager.item_metadata(step)["state"].tree
-                self._check_same_model(where, stored, template)
+                asked = without_later(template, stored)
+                self._check_same_model(where, stored, asked)
+                items["state"] = ocp.args.StandardRestore(asked)
                 state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
         except UserError:
             raise
@@ -142,7 +169,8 @@ class Checkpoints:
             raise UserError(
                 f"The checkpoint {where} cannot be read: it is damaged or incomplete. {fix} ({reason})"
             ) from error
-        return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state))
+        leaves = jax.tree.leaves(with_later(state, template))
+        return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
     def _check_same_model(self, where, stored, template):
         def name_of(key):
@@ -153,9 +181,11 @@ class Checkpoints:
             return {"/".join(map(name_of, path)): leaf for path, leaf in leaves}
 
         stored, wanted = shapes(stored), shapes(template)
-        for name in sorted(
-            wanted.keys() | stored.keys(), key=lambda name: (not name.startswith("params"), name)
-        ):
+
+        def order(name):
+            return not name.startswith("params"), name.rpartition("/")[2] in LATER, name
+
+        for name in sorted(wanted.keys() | stored.keys(), key=order):
             sides = [
                 f"{tuple(x[name].shape)} {x[name].dtype}" if name in x else "absent" for x in (stored, wanted)
             ]

@@ -132,9 +132,6 @@ class Loop:
         self.leak = None
         if not config.method.causal and len(evaluator.batches) > 1:
             self.leak = Leak(program.graphdefs, evaluator.batches)
-        self.entered = {
-            start for start, _, phase in schedule.boundaries() if phase.sparse and (start or program.arranges)
-        }
         self.rate = learning_rate(config.optim, config.train.steps)
         self.pending = None  # the step just dispatched, logged after the next one is dispatched
         self.unlogged = 0
@@ -142,7 +139,7 @@ class Loop:
     def run(self, start: int, state):
         """(last step, whether the run is complete, last evaluation)."""
         train, losses = self.config.train, {}
-        if self.schedule.phase_at(start).sparse and start not in self.entered:
+        if self.schedule.phase_at(start).sparse and not self.program.loop.begins_sparse(start):
             self.program.check_arranged(state)
         first_masks = self._first_masks(state) if train.monitor_every else None
         for step in range(start, train.steps):
@@ -151,11 +148,11 @@ class Loop:
                 self.checkpoints.save(step, state, self.iterator)
                 self.progress.note(f"stopped by a signal and saved at step {step}")
                 return step, False, losses
-            phase = self._phase(step, state)
+            phase = self.program.loop.phase(state, step)
             self._compile(phase)
             watched = due(step, train.monitor_every)
             again = phase.sparse and s24.due(self.config.method, step, "arrange")
-            entered = step in self.entered or again
+            entered = self.program.loop.begins_sparse(step) or again
             if entered:
                 self._flush()
                 with self.clock.paused():
@@ -196,17 +193,11 @@ class Loop:
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
 
-    def _phase(self, step, state):
-        phase = self.schedule.phase_at(step)
-        if phase.until_settled:
-            phase = self.schedule.phase_at(step, settled=bool(s24.optim.settled(state["opt"])))
-        return phase
-
     def _write(self, kind, step, values):
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
-        if self.program.arranges:  # neurons change their places
+        if self.program.loop.arranges:  # neurons change their places
             return None
         # Of the initial weights, which the config determines, so that they need no place in the checkpoint.
         params = state["params"] if int(state["step"]) == 0 else initial_state(self.program)["params"]

@@ -1,7 +1,4 @@
-"""The optax chain: clipping, AdamW, and what the method's `training` adds; and the learning-rate
-schedules."""
-
-import dataclasses
+"""The optimiser of a run: learning-rate schedules, and which parameters have weight decay."""
 
 import jax
 import optax
@@ -25,30 +22,18 @@ def learning_rate(optim: Optim, steps: int) -> optax.Schedule:
 
 
 def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
-    """`update` takes `masks=`: the layers' current masks, or {} in a dense phase; and `frozen=`, whether the
-    phase is sparse, for a method that freezes a moment then.
-
-    Masked decay acts on the gradient after clipping, which would rescale it, and before Adam, whose moments
-    must see it (FST, arXiv 2404.01847, section 4); or where the method says: between the moments, on the
-    smoothed gradient (AST, arXiv 2407.20584), or after them, on the weights.
-    """
-    optim, training = config.optim, config.method.training(config.train.steps)
-    rate = learning_rate(optim, config.train.steps)
-    clip = optax.clip_by_global_norm(optim.clip)
-    betas = {"b1": optim.b1, "b2": optim.b2}
-    weight_decay = {"weight_decay": optim.weight_decay, "mask": decayed}
-    if training.freeze:
-        when = dataclasses.asdict(training.freeze)
-        return optax.chain(clip, s24.optim.step_adamw(rate, **betas, **weight_decay, **when))
-    after = (optax.add_decayed_weights(**weight_decay), optax.scale_by_learning_rate(rate))
-    pull, steps = training.decay.rate, training.decay.rise
-    if training.decay.on == "momentum":
-        pull = optax.linear_schedule(0.0, pull, steps) if steps else pull
-        return optax.chain(clip, s24.optim.adam_masked_decay(pull, **betas), *after)
-    decay, adam = s24.optim.masked_decay(pull), optax.scale_by_adam(**betas)
-    if training.decay.on == "weights":
-        return optax.chain(clip, adam, decay, *after)
-    return optax.chain(clip, decay, adam, *after)
+    """AdamW with clipping and what the method adds, see `s24.optim.for_method`."""
+    optim, steps = config.optim, config.train.steps
+    return s24.optim.for_method(
+        config.method,
+        learning_rate(optim, steps),
+        steps,
+        clip=optim.clip,
+        b1=optim.b1,
+        b2=optim.b2,
+        weight_decay=optim.weight_decay,
+        mask=decayed,
+    )
 
 
 def decayed(params):

@@ -103,12 +103,14 @@ class Sparsifier:
     stochastic: whether it draws random numbers and needs a key.
     pattern: of the operand, as in measured tables, such as "2:4".
     group: how many consecutive elements along the contraction axis are one group.
+    rows: how many consecutive rows, across the contraction axis, choose together what they keep.
     forms: what it can make (see `Request.form`).
     strides: whether it finds strided groups by itself, which saves a pass that moves rows."""
 
     stochastic: ClassVar[bool] = False
     pattern: ClassVar[str] = "2:4"
     group: ClassVar[int] = 4
+    rows: ClassVar[int] = 1
     forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
     strides: ClassVar[bool] = False
 

@@ -100,6 +100,8 @@ class TopN(Sparsifier):
 class CausalBothWays(Sparsifier):
     """2:4 along features and along four consecutive tokens at once; no choice depends on later tokens."""
 
+    rows: ClassVar[int] = 4
+
     def check(self, op, shape, axis, what):
         for both in (-1, -2):
             super().check(op, shape, both, what)
@@ -137,6 +139,10 @@ class Blocks(Sparsifier):
     @property
     def group(self):
         return self.m
+
+    @property
+    def rows(self):
+        return self.v
 
     def check(self, op, shape, axis, what):
         VNM(self.v, self.m).check(op, shape, axis, what, ("tokens", "neurons"))

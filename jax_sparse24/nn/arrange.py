@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse24.nn.ffn import FFN
+from jax_sparse24.nn.state import layers_of
 
 
 class Move(NamedTuple):
@@ -45,7 +46,9 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
 
     Returns: a dict from the path of each moved parameter, such as "blocks.0.ffn.up.kernel", to its `Move`;
         empty if no method asks for an order.
-    Raises: ValueError for weights with NaN or Inf."""
+    Raises: TypeError if `model` is no NNX module, ValueError if it has no layer of `s24.nn`, or for weights
+        with NaN or Inf."""
+    layers_of("arrange", model)
     moves = {}
     for path, ffn in nnx.iter_modules(model):
         if not isinstance(ffn, FFN) or (router := ffn.up.method.router) is None:

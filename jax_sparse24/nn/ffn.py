@@ -55,6 +55,8 @@ class FFN(nnx.Module):
         check_alike("FFN", up=up, down=down)
         if not (up.active and down.active) or up.adapted or down.adapted or not x.size:
             return down(ACTIVATIONS[self.activation](up(x)))
+        up.check_current()
+        down.check_current()
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
         state, tokens = self._state(), x.reshape(-1, x.shape[-1])
@@ -131,6 +133,8 @@ class GatedFFN(nnx.Module):
         check_alike("GatedFFN", **layers)
         if any(not layer.active or layer.adapted for layer in layers.values()):
             return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        for layer in layers.values():
+            layer.check_current()
         xs, weights = [], []
         for layer in layers.values():
             bias = None if layer.bias is None else layer.bias[...]

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
@@ -15,6 +16,7 @@ from jax_sparse24.patterns import check_size
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
 ROLES = ("w", *LINEAR_IN_FFN)
+DUE = -1  # the step of the last refresh where state is due
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()
 
@@ -35,11 +37,19 @@ class Linear(nnx.Module):
     Parameters have the names, shapes and dtypes of `nnx.Linear`: `kernel` (in_features, out_features) and
     `bias` (out_features,). A method with low-rank adapters adds them as parameters in `adapters`. Everything
     else is `SparseState`: `state` (what `method.init` returned), `key` (uint32 (2,), if the method draws
-    noise) and `step` (int32, the last optimiser step that `s24.refresh` was told).
+    noise), `step` (int32, the last optimiser step that `s24.refresh` was told), and
+
+    - `dense_from` (uint32), for a sparse method: 0 in sparse mode; in dense mode a checksum of the kernel
+      with which it was entered;
+    - `refreshed` (int32), if the method refreshes its state: the step at which it was last computed; -1 where
+      it is due whatever the step, which is so before the first refresh and after steps in dense mode;
+    - `checksum` (uint32), if the method refreshes its state or draws noise: of the kernel when `s24.refresh`
+      was last told a step.
 
     A call takes x, (..., in_features), returns (..., out_features), and is pure. Noise depends on the key,
     the step and the product, so two calls of one layer in one step draw the same noise unless
-    `s24.nn.fold_key` separates them.
+    `s24.nn.fold_key` separates them. Where the kernel has moved since `s24.refresh` was last told a step,
+    noise depends on the kernel in place of the step, so that it advances in a loop that tells none.
 
     in_features, out_features: widths; multiples of 4 where the method's groups lie along them.
     method: from `s24.methods`; None for dense products.
@@ -52,7 +62,9 @@ class Linear(nnx.Module):
     rngs: draws the initial parameters and the noise key.
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
-        has no plan for a single linear layer); a call raises as `s24.sparse_dot`."""
+        has no plan for a single linear layer); a call raises as `s24.sparse_dot`. A call outside of jit
+        raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
+        where masks are those of the initial kernel, but the kernel is another one by now."""
 
     def __init__(
         self,
@@ -110,6 +122,12 @@ class Linear(nnx.Module):
         if self.method.stochastic:
             self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))
         self.step = SparseState(jnp.zeros((), jnp.int32))
+        if self.method.ffn_plan().rows:
+            self.dense_from = SparseState(jnp.zeros((), jnp.uint32))
+        if self.ages:
+            self.refreshed = SparseState(jnp.full((), DUE, jnp.int32))
+        if self.ages or self.method.stochastic:
+            self.checksum = SparseState(checksum(self.kernel[...]))
         adapters = self.method.adapters(self.kernel[...], role)
         self.adapters = nnx.Dict({name: nnx.Param(value) for name, value in adapters.items()})
         self.adapting = True
@@ -118,6 +136,11 @@ class Linear(nnx.Module):
     def active(self) -> bool:
         """Whether the products run as the method says (see `s24.nn.set_sparse`)."""
         return self.sparse and bool(self.method.ffn_plan().rows)
+
+    @property
+    def ages(self) -> bool:
+        """Whether the layer has state that the method refreshes."""
+        return bool(self.method.refresh_every and self.state)
 
     @property
     def adapted(self) -> bool:
@@ -136,7 +159,9 @@ class Linear(nnx.Module):
         """The PRNG key of this step's noise, or None if the method draws none."""
         if not self.method.stochastic:
             return None
-        return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), self.step[...])
+        now, step = checksum(self.kernel[...]), self.step[...].astype(jnp.uint32)
+        told = jnp.where(now == self.checksum[...], step, now)
+        return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), told)
 
     def method_state(self) -> dict[str, jax.Array]:
         """The method's arrays for this layer, by name."""
@@ -151,6 +176,8 @@ class Linear(nnx.Module):
         return self.method.fresh_mask(self.kernel[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        if x.size:
+            self.check_current()
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
         if self.active:
@@ -160,12 +187,31 @@ class Linear(nnx.Module):
             y = x @ kernel if bias is None else x @ kernel + bias
         return y + self.adapt(x) if self.adapted else y
 
+    def set_sparse(self, sparse: bool) -> None:
+        """Switches the mode and records it in the state, see `s24.nn.set_sparse`.
+
+        Of a model without values (`nnx.eval_shape`) only the mode is switched.
+
+        sparse: as in `s24.nn.set_sparse`."""
+        self.sparse = sparse
+        abstract = isinstance(self.kernel.get_raw_value(), jax.ShapeDtypeStruct)
+        if abstract or not self.method.ffn_plan().rows:
+            return
+        kernel, was = self.kernel[...], self.dense_from[...]
+        self._record_mode(kernel)
+        if sparse and self.ages:
+            moved = (was != 0) & (was != checksum(kernel))
+            self.refreshed[...] = jnp.where(moved, DUE, self.refreshed[...])
+
     def reset(self) -> None:
         """Gives the layer the state and adapters of a new layer with its kernel, see `s24.nn.reset`."""
         for name, value in self.method.init(self.kernel[...], self.role).items():
             self.state[name][...] = value
         for name, value in self.method.adapters(self.kernel[...], self.role).items():
             self.adapters[name][...] = value
+        if self.ages:
+            self._record(self.refreshed, DUE)
+            self.checksum[...] = checksum(self.kernel[...])
 
     def refresh(self, step=None, due: bool | None = None) -> None:
         """Records the step and recomputes the method's state if it is due, see `s24.refresh`.
@@ -173,23 +219,102 @@ class Linear(nnx.Module):
         The layer may be a stack of layers, whose variables have leading axes.
 
         step, due: as in `s24.refresh`."""
-        if step is not None:
-            self.step[...] = jnp.broadcast_to(jnp.asarray(step, jnp.int32), self.step.shape)
-        old = self.method_state()
-        if not self.method.refresh_every or not old or not self.active:
-            return
         kernel = self.kernel[...]
+        if step is not None:
+            self._record(self.step, step)
+            if "checksum" in vars(self):
+                self.checksum[...] = checksum(kernel)
+            if self.method.ffn_plan().rows:
+                self._record_mode(kernel)
+        if not self.ages:
+            return
+        if not self.sparse:
+            self._record(self.refreshed, DUE)
+            return
         if due is None:
-            due = step is None or schedule.due(self.method, step)
+            due = self._is_due(step)
+        old = self.method_state(), self.refreshed[...]
         if isinstance(due, jax.core.Tracer):
-            new = jax.lax.cond(due, self._refreshed, _unchanged, old, kernel)
+            new = jax.lax.cond(due, self._refreshed, _unchanged, *old, kernel)
         else:
-            new = self._refreshed(old, kernel) if due else {}
-        for name, value in new.items():
+            new = self._refreshed(*old, kernel) if due else old
+        for name, value in new[0].items():
             self.state[name][...] = value
+        self.refreshed[...] = new[1]
 
-    def _refreshed(self, state, kernel):
-        return self.method.refresh(state, kernel, self.role)
+    def _is_due(self, step):
+        """Whether the state is to be recomputed before a step; a traced bool, unless all is known here."""
+        if step is None:
+            return True
+        scheduled = schedule.due(self.method, step)
+        age = self.refreshed[...]
+        if scheduled is True:
+            return True
+        if isinstance(age, jax.core.Tracer) or isinstance(scheduled, jax.core.Tracer):
+            return jnp.logical_or(scheduled, (age < 0).any())
+        return bool((np.asarray(age) < 0).any())
+
+    def _record(self, variable, step) -> None:
+        # Every variable has its own buffer: one that stands in the state twice could not be donated.
+        variable[...] = jnp.broadcast_to(jnp.array(step, jnp.int32), variable.shape)
+
+    def _record_mode(self, kernel) -> None:
+        was = self.dense_from[...]
+        self.dense_from[...] = (
+            jnp.zeros_like(was) if self.sparse else jnp.where(was == 0, checksum(kernel), was)
+        )
+
+    def _refreshed(self, state, refreshed, kernel):
+        return self.method.refresh(state, kernel, self.role), jnp.copy(self.step[...])
+
+    def check_current(self) -> None:
+        """Raises ValueError outside of jit where the layer would use what belongs to another phase or kernel.
+
+        Under jit, where the state is not known, nothing is checked."""
+        if not self.active:
+            return
+        self.check_mode()
+        self.check_arranged()
+        if not self.ages:
+            return
+        found = self.refreshed[...], self.checksum[...], self.kernel[...]
+        if any(isinstance(value, jax.core.Tracer) for value in found):
+            return
+        refreshed, then, kernel = found
+        with jax.ensure_compile_time_eval():
+            stale = (np.asarray(refreshed) < 0).any() and (np.asarray(checksum(kernel)) != then).any()
+        if stale:
+            raise ValueError(
+                f"Linear: the masks of this layer, with a kernel of shape {kernel.shape}, are those of "
+                "another kernel: weights were loaded, or trained in dense mode, since they were computed. "
+                "Call s24.refresh(model) first."
+            )
+
+    def check_arranged(self, path: str = "") -> None:
+        """Raises ValueError outside of jit if the method routes tokens, but the neurons have no order yet.
+
+        path: of the layer in the model, for the message."""
+        arranged = self.state["arranged"][...] if self.active and "arranged" in self.state else True
+        if not isinstance(arranged, jax.core.Tracer) and not np.asarray(arranged).all():
+            raise ValueError(
+                f"Linear: {path or 'this layer'}, with a kernel of shape {self.kernel.shape}, routes tokens "
+                f"by clusters of neurons, which {type(self.method).__name__} has not put in order yet: "
+                "call s24.nn.arrange(model) before the first sparse step, or train dense until then, with "
+                "s24.nn.set_sparse(model, False)."
+            )
+
+    def check_mode(self, path: str = "") -> None:
+        """Raises ValueError if the state was written in a dense phase, but the layer is in sparse mode.
+
+        path: of the layer in the model, for the message."""
+        was = self.dense_from[...] if self.active else 0
+        if not isinstance(was, jax.core.Tracer) and np.asarray(was).any():
+            raise ValueError(
+                f"Linear: the state of {path or 'this layer'}, with a kernel of shape {self.kernel.shape}, "
+                "was written in a dense phase, but the layer is in sparse mode, as every new model is. After "
+                "a restore, call s24.nn.set_sparse(model, False) to go on dense, or s24.nn.set_sparse(model, "
+                "True) to begin a sparse phase."
+            )
 
 
 def check_alike(block: str, **layers: Linear) -> None:
@@ -219,8 +344,23 @@ def check_alike(block: str, **layers: Linear) -> None:
             )
 
 
-def _unchanged(state, kernel):
-    return state
+def _unchanged(state, refreshed, kernel):
+    return state, refreshed
+
+
+def checksum(kernel: jax.Array) -> jax.Array:
+    """A number that says whether a kernel has moved.
+
+    It reads max(in, out) entries of every matrix, at least one of each row and column.
+
+    kernel: (..., in, out), any floating dtype.
+
+    Returns: uint32 (...), not 0."""
+    *_, rows, columns = kernel.shape
+    at = jnp.arange(max(rows, columns))
+    entries = jax.lax.stop_gradient(kernel[..., at % rows, at % columns]).astype(jnp.float32)
+    words = jax.lax.bitcast_convert_type(entries, jnp.uint32) * (2 * at.astype(jnp.uint32) + 1)
+    return jnp.sum(words, axis=-1, dtype=jnp.uint32) | jnp.uint32(1)
 
 
 def _check_features(method: Method, in_features: int, out_features: int) -> None:

@@ -25,27 +25,52 @@ def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
     ]
 
 
+def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
+    """(path, layer) of every sparse layer, for a function that would do nothing where there are none.
+
+    Raises: TypeError if `model` is no NNX module, ValueError if it holds no layer of s24.nn. A model whose
+        layers have the method Dense is taken as it is."""
+    try:
+        found = sparse_layers(model)
+    except TypeError as error:
+        got = type(model).__name__
+        raise TypeError(f"{op}: needs the model, an nnx.Module, got {got}.") from error
+    if not found and not any(isinstance(m, Linear) for _, m in nnx.iter_modules(model)):
+        raise ValueError(
+            f"{op}: this {type(model).__name__} has 0 sparse layers, and no layer of s24.nn at all; build it "
+            "from s24.nn.FFN, GatedFFN, MoE or Linear, or leave this call out."
+        )
+    return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
+
+
 def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
     """Recomputes the stored masks and other state of every sparse layer that is due, in place.
 
     Call it once per optimiser step, before that step's forward pass; never in evaluation or per micro-batch.
-    It works inside jit and with stacked layers. A layer in dense mode only records the step. A weight matrix
-    with NaN or Inf keeps its old state, because a mask that they chose would outlive them.
+    It works inside jit and with stacked layers. A layer in dense mode records the step, and that its state is
+    due as soon as it is sparse again. A weight matrix with NaN or Inf keeps its old state, because a mask
+    that they chose would outlive them.
 
     model: any NNX module.
     step: number of the optimiser step, an int or a traced int32. Every layer records it, because its noise
-        depends on it, and recomputes its state if its method's `refresh_every` divides it. None records
-        nothing and recomputes all state now.
+        depends on it, and recomputes its state if its method's `refresh_every` divides it, or if it was not
+        recomputed since the layer was constructed or was in dense mode. None records nothing and recomputes
+        all state now.
     due: whether state is recomputed, if the caller knows (see `s24.due`); None to decide here. A traced step
         is decided on the device, and the host of a GPU waits for each such decision.
 
-    Raises: TypeError if `model` is no NNX module or `due` no bool, ValueError if `step` is no step number."""
+    Raises: TypeError if `model` is no NNX module or `due` no bool; ValueError if `step` is no step number,
+        the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
+        dense phase, or neurons that were never arranged (`s24.nn.arrange`)."""
     whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
     if not whole or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
     if due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
         raise TypeError(f"refresh: due={due!r} must be True, False or None.")
-    for _, layer in sparse_layers(model):
+    for path, layer in layers_of("refresh", model):
+        if step is not None:
+            layer.check_mode(path)
+            layer.check_arranged(path)
         layer.refresh(step, due)
 
 
@@ -57,23 +82,26 @@ def reset(model: nnx.Module) -> None:
 
     model: any NNX module.
 
-    Raises: TypeError if `model` is no NNX module."""
-    for _, layer in sparse_layers(model):
+    Raises: TypeError if `model` is no NNX module, ValueError if it has no layer of `s24.nn`."""
+    for _, layer in layers_of("reset", model):
         layer.reset()
 
 
 def set_sparse(model: nnx.Module, sparse: bool) -> None:
     """Switches every sparse layer between its method's products and dense ones, in place.
 
-    Parameters and state stay. The mode is static: a compiled function is compiled anew after a switch.
+    Parameters and masks stay. The mode is static: a compiled function is compiled anew after a switch. The
+    state records it too, so that a checkpoint of a dense phase is not taken for one of a sparse phase; and
+    masks are due if the kernels have moved since sparse mode was left.
 
     model: any NNX module.
     sparse: True for the method's products, False for dense ones.
 
-    Raises: TypeError if `model` is no NNX module, or `sparse` no bool."""
+    Raises: TypeError if `model` is no NNX module, or `sparse` no bool; ValueError if the model has no layer
+        of `s24.nn`."""
     check_flag("set_sparse", "sparse", sparse)
-    for _, layer in sparse_layers(model):
-        layer.sparse = bool(sparse)
+    for _, layer in layers_of("set_sparse", model):
+        layer.set_sparse(bool(sparse))
 
 
 def masks(model: nnx.Module):
@@ -86,7 +114,8 @@ def masks(model: nnx.Module):
 
     Returns: a tree like `nnx.state(model, nnx.Param)`: bool arrays of a kernel's shape, True where a weight
         is kept, and a scalar True for every parameter without a mask.
-    Raises: TypeError if `model` is no NNX module."""
+    Raises: TypeError if `model` is no NNX module, ValueError if it has no layer of `s24.nn`."""
+    layers_of("masks", model)
     in_use = {
         (*path, "kernel"): mask
         for path, layer in sparse_layers(model)

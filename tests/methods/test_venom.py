@@ -364,14 +364,19 @@ def test_bad_fields(case):
 def test_bad_shapes_and_states():
     x, w1, w2, _ = operands()
     method = Venom(v=V, m=M, clusters=K)
+    # Without a gradient any number of tokens will do; a gradient needs whole blocks.
+    state = state_of(method, w1, w2)
+    for tokens in (8, 40):
+        assert s24.sparse_ffn(x[:tokens], w1, w2, method, state).shape == (tokens, d)
+    gradient = jax.grad(lambda w1, x: s24.sparse_ffn(x, w1, w2, method, state).sum())
     with pytest.raises(ValueError, match=r"8 tokens along axis -2, fewer than v=16: use more tokens"):
-        s24.sparse_ffn(x[:8], w1, w2, method, state_of(method, w1, w2))
+        gradient(w1, x[:8])
     few = w1[:, :8], w2[:8]
     wide = Venom(v=V, m=M, clusters=2)
     with pytest.raises(ValueError, match=r"operand y2 .* 8 neurons along axis -1.*: use more neurons"):
         jax.grad(lambda w1: s24.sparse_ffn(x, w1, few[1], wide, state_of(wide, *few)).sum())(few[0])
     with pytest.raises(ValueError, match="not a multiple of 16"):
-        s24.sparse_ffn(x[:40], w1, w2, method, state_of(method, w1, w2))
+        gradient(w1, x[:40])
     with pytest.raises(ValueError, match=r"state\['w1'\]\['arranged'\] is missing"):
         s24.sparse_ffn(x, w1, w2, method, {"w1": {"scale": jnp.float32(1)}, "w2": {"scale": jnp.float32(1)}})
     with pytest.raises(ValueError, match="nor for a block with a gate"):

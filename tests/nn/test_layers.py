@@ -101,11 +101,18 @@ def test_state_beside_the_parameters():
         ("state", "mask"): (np.bool_, (d, f)),
         ("key",): (np.uint32, (2,)),
         ("step",): (np.int32, ()),
+        ("refreshed",): (np.int32, ()),
+        ("dense_from",): (np.uint32, ()),
+        ("checksum",): (np.uint32, ()),
     }
     np.testing.assert_array_equal(state["state", "mask"], s24.transposable_mask24(layer.kernel[...]))
-    for method in (s24.methods.Dense(), s24.methods.STE()):  # neither masks to keep nor noise to draw
+    # Neither masks to keep nor noise to draw; only a sparse method has a mode.
+    for method, names in (
+        (s24.methods.Dense(), {("step",)}),
+        (s24.methods.STE(), {("step",), ("dense_from",)}),
+    ):
         plain = s24.nn.Linear(d, f, method=method, rngs=nnx.Rngs(0))
-        assert set(arrays(nnx.state(plain, s24.nn.SparseState))) == {("step",)}
+        assert set(arrays(nnx.state(plain, s24.nn.SparseState))) == names
     graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
     assert set(arrays(rest)) == set(state)
     assert_same(nnx.merge(graphdef, params, rest), layer)
@@ -466,6 +473,7 @@ def test_experts_refuse_layers_that_differ():
 def test_a_call_does_not_trace_the_search_for_its_state(make, monkeypatch):
     """Only the shapes of the state are needed; `init` of FST searches 90 patterns for every tile."""
     model, traced = make(), []
+    s24.nn.arrange(model)
     for _, layer in s24.nn.sparse_layers(model):
         kind = type(layer.method)
         monkeypatch.setattr(kind, "init", lambda *_, **__: traced.append(1) or {})

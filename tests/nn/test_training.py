@@ -192,7 +192,11 @@ def test_stacked_layers_have_state_and_noise_of_their_own():
         ("up", "state", "mask"): (LAYERS, d, f),
         ("down", "state", "mask"): (LAYERS, f, d),
         **{(half, "key"): (LAYERS, 2) for half in ("up", "down")},
-        **{(half, "step"): (LAYERS,) for half in ("up", "down")},
+        **{
+            (half, name): (LAYERS,)
+            for half in ("up", "down")
+            for name in ("step", "refreshed", "dense_from", "checksum")
+        },
     }
     keys = np.concatenate([v for p, v in state.items() if p[-1] == "key"])
     assert len({k.tobytes() for k in keys}) == 2 * LAYERS

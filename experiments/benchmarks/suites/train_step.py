@@ -83,7 +83,7 @@ class Steps:
 
     def refreshing(self):
         """A step at whose beginning the masks are searched for."""
-        self.state = self.program.refreshed(self.state)
+        self.state = self.program.loop.refreshed(self.state)
         return self()
 
     @property

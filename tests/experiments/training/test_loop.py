@@ -135,6 +135,26 @@ def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
     assert int(stored.load_state(out)[3]["step"]) == saved
 
 
+def test_a_checkpoint_from_before_layers_had_modes_and_ages_is_restored(tmp_path):
+    """What it lacks says: sparse mode, masks that are not due, and no step that was told."""
+    old = {"step": jnp.int32(3), "sparse": {"up": {"mask": jnp.ones((4, 4), bool)}}}
+    now = {"refreshed": jnp.int32(9), "dense_from": jnp.uint32(9), "checksum": jnp.full(2, 9, jnp.uint32)}
+    new = {**old, "sparse": {"up": old["sparse"]["up"] | now}}
+    batches = datas.Batches(grain.MapDataset.range(3).to_iter_dataset())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), new)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, old, batches)
+        checkpoints.manager.wait_until_finished()
+        found = checkpoints.restore(3, abstract)
+        with pytest.raises(UserError, match="sparse/up/scale is absent"):
+            more = abstract["sparse"]["up"] | {"scale": jax.ShapeDtypeStruct((), jnp.float32)}
+            checkpoints.restore(3, {**abstract, "sparse": {"up": more}})
+    assert found["sparse"]["up"]["mask"].all() and int(found["step"]) == 3
+    for name, like in now.items():
+        value = found["sparse"]["up"][name]
+        assert value.shape == like.shape and value.dtype == like.dtype and not value.any()
+
+
 def test_steps_that_reuse_the_memory_leave_a_checkpoint_alone(tmp_path):
     """A checkpoint is written while the next steps, which donate the state, already run."""
     step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)

@@ -18,7 +18,8 @@ from experiments.errors import UserError
 from experiments.models import decoder
 from experiments.training.monitor import Monitor, Probe, Watched
 from experiments.training.optimiser import decayed, learning_rate, optimiser
-from experiments.training.step import Program
+from experiments.training.step import Program, loss_of
+from jax_sparse24.nn import view
 
 NOISELESS = s24.methods.FST(mvue=None, refresh_every=3)
 
@@ -78,14 +79,26 @@ def test_accumulation_is_the_whole_batch():
 def test_every_micro_batch_draws_its_own_noise(monkeypatch):
     """The loss of micro-batch i sees keys folded with i; the keys that are kept are not folded."""
     program, folded, fold = program_of(small(s24.methods.FST(), accumulate=2)), [], s24.nn.fold_key
-    monkeypatch.setattr(s24.nn, "fold_key", lambda state, index: folded.append(index) or fold(state, index))
+    monkeypatch.setattr(view, "fold_key", lambda state, index: folded.append(index) or fold(state, index))
     state = program.abstract_state()
     tokens = jax.ShapeDtypeStruct((2, 4, 17), jnp.int32)
-    jaxpr = str(jax.make_jaxpr(program._step(program.graphdefs[True], True))(state, tokens))
+    jaxpr = str(jax.make_jaxpr(program.loop.pure_step(True))(state, tokens))
     assert len(folded) == 1 and isinstance(
         folded[0], jax.core.Tracer
     )  # traced once, in the scan over micro-batches
     assert "random_fold_in" in jaxpr
+
+
+def test_a_loop_of_ones_own_is_the_trainers_bit_for_bit():
+    """`s24.Loop` around the same model, loss and optimiser, compiled by itself."""
+    config = small(NOISELESS, accumulate=2)
+    program = program_of(config)
+    loop = s24.Loop(config.create_model(), loss_of, optimiser(config), config.schedule, accumulate=2)
+    state, own = initial_state(program), initial_state(program)
+    for step in range(4):
+        state, _ = advance(program, state, batch(step), True)
+        own, _ = loop.advance(own, batch(step), step)
+    jax.tree.map(np.testing.assert_array_equal, own, state)
 
 
 def test_masks_refresh_at_multiples_of_optimiser_steps():
@@ -235,7 +248,7 @@ def test_masks_are_fresh_when_a_sparse_phase_begins():
         return [np.asarray(leaf) for path, leaf in leaves if "mask" in jax.tree_util.keystr(path)]
 
     assert any((a != b).any() for a, b in zip(masks(state), expected, strict=True))
-    jax.tree.map(np.testing.assert_array_equal, masks(program.refreshed(state)), expected)
+    jax.tree.map(np.testing.assert_array_equal, masks(program.loop.refreshed(state)), expected)
 
 
 def test_errors_come_before_any_work():

@@ -1,0 +1,374 @@
+"""What a training loop must do in which order, once: phases, arrangement, refreshes, keys, masks, moments."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jax_sparse24.methods.base import Method
+from jax_sparse24.nn.view import Modules, Tree, View
+from jax_sparse24.optim import permute_moments, settled
+from jax_sparse24.patterns import check_flag, check_size
+from jax_sparse24.schedule import Phase, Schedule, due
+
+State = dict[str, Any]
+OWN = ("step", "params", "sparse", "opt")  # entries of the state that the loop itself makes
+
+
+class Loop:
+    """The order of a training loop with sparse products, around a loss and an optimiser that are the user's.
+
+        loop = s24.Loop(model, loss, tx, steps)
+        state = loop.init()
+        for step in range(steps):
+            state, metrics = loop.advance(state, next(batches), step)
+        losses = loop.evaluate(state, validation)
+
+    Before each step `advance` does what is due, in this order: where a sparse phase begins, the neurons are
+    put into the order that the method asks for, Adam's moments follow them, and masks are computed anew;
+    masks are computed anew at multiples of the method's period. Then the compiled step records the step in
+    every layer, so that noise is new, folds the noise key with the index of each micro-batch, takes the mean
+    of the gradients, and gives the masks in use to the optimiser.
+
+    The state is a dict of pytrees, and all of it belongs in a checkpoint: "step" (int32, of the next step),
+    "params", "sparse" (masks, keys, modes, ages) and "opt" (the optimiser's state). Entries that a user adds
+    are carried along and handed to the loss. The mode of a phase is static: one step is compiled for each.
+
+    model: an NNX module whose layers of `s24.nn` have one method, which is left as it is; or a
+        `s24.Tree` of parameters without a module. With shapes in place of values (`nnx.eval_shape`) all but
+        `init` works.
+    loss: a function of (model, micro-batch) that returns a scalar; what other entries the state has, it takes
+        by name. The model is an NNX module, or for a tree a `TreeModel`.
+    tx: an optax transformation, such as `s24.optim.for_method` makes, or an `nnx.Optimizer`.
+    schedule: an `s24.Schedule`, or the number of optimiser steps, for the method's own schedule.
+    accumulate: number of micro-batches of a step; the leading axis of each array of a batch is split.
+    debug: whether every step is followed by `check`, which waits for the step to end.
+    jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
+
+    Raises: TypeError and ValueError for arguments of another kind, a model without sparse layers of one
+        method, or with variables that a step would change and this loop does not carry, such as those of
+        dropout."""
+
+    def __init__(
+        self,
+        model,
+        loss: Callable[..., jax.Array],
+        tx,
+        schedule: Schedule | int,
+        *,
+        accumulate: int = 1,
+        debug: bool = False,
+        jit: Callable | None = None,
+    ):
+        if not callable(loss):
+            raise TypeError(f"Loop: loss must be a function of (model, batch), got {type(loss).__name__}.")
+        check_size("Loop", "accumulate", accumulate)
+        check_flag("Loop", "debug", debug)
+        if isinstance(tx, nnx.Optimizer):
+            tx = tx.tx
+        if not isinstance(tx, optax.GradientTransformation):
+            raise TypeError(
+                f"Loop: tx must be an optax transformation or an nnx.Optimizer, got {type(tx).__name__}."
+            )
+        self.view: View = model if isinstance(model, Tree) else Modules(model)
+        self.method: Method = self.view.method
+        self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(schedule)
+        self.loss, self.tx = loss, optax.with_extra_args_support(tx)
+        self.accumulate, self.debug = accumulate, debug
+        self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
+        self._steps: dict[tuple[bool, bool], Callable] = {}
+
+    # ---- what a step consists of
+
+    def init(self) -> State:
+        """The state before the first step, with copies of the model's arrays."""
+        params, sparse = self.view.split()
+        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
+
+    def advance(self, state: State, batch, step: int) -> tuple[State, dict[str, jax.Array]]:
+        """One optimiser step, with all that is due before it. The state is donated: use what is returned.
+
+        state: of `init`, of a step, or from a checkpoint.
+        batch: a pytree of arrays, whose leading axis is that of the examples.
+        step: number of the step, an int: that of the state, known to the host without waiting for a device.
+
+        Returns: the new state and a dict of float32 scalars: "loss"; "grad_norm"; and "predicted", the change
+            of the loss that the update makes to first order.
+        Raises: ValueError for a step outside the schedule, or a batch that `accumulate` does not divide."""
+        state, phase = self.prepare(state, step)
+        run = self._steps.get((phase.sparse, phase.adapters))
+        if run is None:
+            run = self._steps[phase.sparse, phase.adapters] = self.jit(
+                self.pure_step(phase.sparse, phase.adapters)
+            )
+        state, metrics = run(state, self.micro_batches(batch))
+        if self.debug:
+            self.check(state, step)
+        return state, metrics
+
+    def prepare(self, state: State, step: int) -> tuple[State, Phase]:
+        """Does what is due before a step on the host, and says in which phase the step is.
+
+        state, step: as in `advance`; the state is donated.
+
+        Returns: the state and the phase."""
+        phase = self.phase(state, step)
+        again = phase.sparse and due(self.method, step, "arrange")
+        if again or self.begins_sparse(step):
+            state = self.begin(state, again)
+        elif phase.sparse and not self.refreshes_within and due(self.method, step):
+            state = self.refreshed(state)
+        return state, phase
+
+    def phase(self, state: State, step: int) -> Phase:
+        """The phase of a step; one that is `until_settled` asks the optimiser's state."""
+        phase = self.schedule.phase_at(step)
+        if phase.until_settled:
+            phase = self.schedule.phase_at(step, settled=bool(settled(state["opt"])))
+        return phase
+
+    @property
+    def arranges(self) -> bool:
+        """Whether the method puts neurons into an order before its first sparse step."""
+        return self.method.router is not None
+
+    @property
+    def refreshes_within(self) -> bool:
+        """Whether masks are due in every step, so that the compiled step itself computes them."""
+        return all(due(self.method, step) for step in (0, 1))
+
+    def begins_sparse(self, step: int) -> bool:
+        """Whether a sparse phase begins at this step and there is something to do for it."""
+        starts = [start for start, _, phase in self.schedule.boundaries() if phase.sparse]
+        return step in starts and bool(step or self.arranges)
+
+    def begin(self, state: State, again: bool = False) -> State:
+        """The state as a sparse phase begins.
+
+        Masks are computed anew, which were left alone while products were dense. Neurons are put into the
+        method's order together with their moments, if they are not in one yet, or `again`.
+
+        Raises: ValueError for weights with NaN or Inf, if neurons are to be put in order."""
+        if self.arranges and (again or not self.arranged(state)):
+            params, sparse, moves = self.view.arrange(state["params"], state["sparse"])
+            opt = permute_moments(self.tx, state["opt"], params, moves)
+            state = state | {"params": params, "sparse": sparse, "opt": opt}
+        return self.refreshed(state)
+
+    def arranged(self, state: State) -> bool:
+        """Whether the neurons of every block are in an order of the method."""
+        flags = self.view.entries(state["sparse"], "arranged")
+        return bool(flags) and all(bool(flag.all()) for flag in flags.values())
+
+    @functools.cached_property
+    def refreshed(self) -> Callable[[State], State]:
+        """Compiled `state -> state` with all masks computed anew; the state is donated."""
+        return self.jit(self.pure_refresh)
+
+    def pure_refresh(self, state: State) -> State:
+        """The state with all masks computed anew."""
+        return state | {
+            "sparse": self.view.refresh(
+                state["params"], state["sparse"], state["step"], sparse=True, due=True
+            )
+        }
+
+    def pure_step(self, sparse: bool, adapters: bool = True) -> Callable:
+        """The function that `advance` compiles for a phase, for who compiles it in another way.
+
+        sparse, adapters: of the phase.
+
+        Returns: `(state, batch) -> (state, metrics)`, where arrays of the batch have a leading axis of
+            micro-batches. It computes masks only of a method that does so in every step."""
+        view = self.view
+
+        def loss_and_grad(state, params, own, batch, index):
+            seen, noise = view.statistics(view.fold(own, index))
+            extra = {name: value for name, value in state.items() if name not in OWN}
+
+            def objective(params, seen):
+                model = view.model(params, view.join(seen, noise), sparse, adapters)
+                return self.loss(model, batch, **extra)
+
+            return jax.value_and_grad(objective, (0, 1))(params, seen)
+
+        def mean_over(state, params, own, batch):
+            parts = jax.tree.leaves(batch)[0].shape[0]
+            if parts == 1:
+                return loss_and_grad(state, params, own, jax.tree.map(lambda x: x[0], batch), 0)
+
+            def add(total, part):
+                return jax.tree.map(jnp.add, total, loss_and_grad(state, params, own, *part)), None
+
+            seen, _ = view.statistics(own)
+            zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, (params, seen)))
+            total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
+            return jax.tree.map(lambda x: x / parts, total)
+
+        def step(state, batch):
+            params, own = state["params"], state["sparse"]
+            own = view.refresh(
+                params, own, state["step"], sparse=sparse, due=sparse and self.refreshes_within
+            )
+            masks = view.masks(params, own, sparse)
+            loss, (grads, seen) = mean_over(state, params, own, batch)
+            own = view.observe(own, seen) if sparse else own
+            updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse)
+            predicted = optax.tree.vdot(grads, updates)
+            state = state | {
+                "step": state["step"] + 1,
+                "params": optax.apply_updates(params, updates),
+                "sparse": own,
+                "opt": opt,
+            }
+            return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), "predicted": predicted}
+
+        return step
+
+    def micro_batches(self, batch):
+        """The batch with a leading axis of micro-batches.
+
+        Raises: ValueError if their number does not divide the examples."""
+
+        def split(x):
+            if x.shape[0] % self.accumulate:
+                raise ValueError(
+                    f"Loop: a batch of {x.shape[0]} examples does not split into "
+                    f"accumulate={self.accumulate} micro-batches of one size."
+                )
+            return x.reshape(self.accumulate, x.shape[0] // self.accumulate, *x.shape[1:])
+
+        return jax.tree.map(split, batch)
+
+    # ---- evaluation, checkpoints, the finished model
+
+    def evaluate(self, state: State, batches, loss: Callable | None = None) -> dict[str, float]:
+        """The mean loss with dense and with sparse products, at masks computed for the weights as they are.
+
+        The state stays as it is. The sparse loss is no language model's where `method.causal` is False.
+
+        state: as in `advance`.
+        batches: an iterable of batches.
+        loss: as in `Loop`; None for the loss that is trained with.
+
+        Returns: {"dense": float, "sparse": float}."""
+        loss = loss or self.loss
+        if (found := self._evaluations.get(loss)) is None:
+
+            def run(sparse, state, batch):
+                own = state["sparse"]
+                if sparse:
+                    own = self.view.refresh(state["params"], own, None, sparse=True, due=True)
+                extra = {name: value for name, value in state.items() if name not in OWN}
+                return loss(self.view.model(state["params"], own, sparse, True), batch, **extra)
+
+            found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
+        batches = list(batches)
+        values = {name: [found(name == "sparse", state, b) for b in batches] for name in ("dense", "sparse")}
+        return {name: float(np.mean(jax.device_get(v))) for name, v in values.items()}
+
+    @functools.cached_property
+    def _evaluations(self) -> dict[Callable, Callable]:
+        return {}
+
+    def restore(self, state: State) -> State:
+        """Compares a state from a checkpoint with this loop.
+
+        state: with the structure of `init`.
+
+        Returns: the state.
+        Raises: ValueError if it has other entries, arrays of other shapes or dtypes, belongs to a step
+            outside the schedule, was written in another kind of phase than that of the step before, or in
+            a sparse phase by a run that never put the neurons in order."""
+        want, got = jax.eval_shape(self.init), state
+        where = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(want)}
+        there = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(got)}
+        for name, like in where.items():
+            found = f"{there[name].dtype} {there[name].shape}" if name in there else "absent"
+            if found != f"{like.dtype} {like.shape}":
+                raise ValueError(
+                    f"Loop: state{name} of the checkpoint is {found}; this loop needs "
+                    f"{like.dtype} {like.shape}. Restore into loop.init(), of the same model and optimiser."
+                )
+        step = int(state["step"])
+        if not 0 <= step <= self.schedule.total_steps:
+            raise ValueError(
+                f"Loop: the checkpoint is of step {step}, outside [0, {self.schedule.total_steps}]."
+            )
+        self._check_mode(state, step - 1)
+        if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):
+            raise ValueError(
+                f"Loop: the checkpoint is of a sparse phase of {type(self.method).__name__}, but the neurons "
+                "were never arranged, so that no such run wrote it."
+            )
+        return state
+
+    def _check_mode(self, state, step: int) -> None:
+        if step < 0:
+            return
+        sparse = self.phase(state, step).sparse
+        for path, mark in self.view.entries(state["sparse"], "dense_from").items():
+            if bool((mark != 0).any()) == sparse:
+                kinds = ("dense", "sparse") if sparse else ("sparse", "dense")
+                raise ValueError(
+                    f"Loop: {path} says that step {step} was {kinds[0]}, but by this schedule it was "
+                    f"{kinds[1]}: give the loop the schedule that the run had."
+                )
+
+    def check(self, state: State, step: int) -> None:
+        """Raises RuntimeError unless what must hold after a step does; it waits for the step to end.
+
+        In a sparse phase masks must be younger than the method's period, every layer must have been told this
+        step, so that its noise was new, and neurons must be in order.
+
+        state: what `advance` returned for the step.
+        step: number of the step."""
+        if not self.phase(state, step).sparse:
+            return
+        for path, age in self.view.entries(state["sparse"], "refreshed").items():
+            old = step - np.asarray(age)
+            if (np.asarray(age) < 0).any() or (old >= self.method.refresh_every).any():
+                raise RuntimeError(
+                    f"Loop: the masks of {path} are {old.max()} steps old at step {step}; "
+                    f"{type(self.method).__name__} refreshes them every {self.method.refresh_every} steps."
+                )
+        for path, told in self.view.entries(state["sparse"], "step").items():
+            if (np.asarray(told) != step).any():
+                raise RuntimeError(
+                    f"Loop: {path} was told step {np.asarray(told).max()}, but this is step {step}: its "
+                    "noise is not new. Advance with the number of the state's step."
+                )
+        if self.arranges and not self.arranged(state):
+            raise RuntimeError(
+                "Loop: neurons are not in the order that the method asks for; see s24.nn.arrange."
+            )
+
+    def model(self, state: State, sparse: bool = False):
+        """The model with the values of a state, for generation or export.
+
+        state: as in `advance`.
+        sparse: whether products run as the method says, with masks computed for the weights as they are.
+
+        Returns: an NNX module, or for a tree a `TreeModel`."""
+        check_flag("Loop.model", "sparse", sparse)
+        state = jax.tree.map(jnp.copy, state)
+        if sparse:
+            state["sparse"] = self.view.refresh(
+                state["params"], state["sparse"], state["step"], sparse=True, due=True
+            )
+        return self.view.model(state["params"], state["sparse"], sparse, True)
+
+    def write(self, state: State, model: nnx.Module, optimizer: nnx.Optimizer | None = None) -> None:
+        """Gives the values of a state to the module, and to the `nnx.Optimizer`, that the loop was made with.
+
+        state: as in `advance`.
+        model, optimizer: are changed in place."""
+        nnx.update(model, jax.tree.map(jnp.copy, state["params"]), jax.tree.map(jnp.copy, state["sparse"]))
+        if optimizer is not None:
+            nnx.update(optimizer.opt_state, nnx.state(nnx.as_pure(jax.tree.map(jnp.copy, state["opt"]))))
+            optimizer.step[...] = jnp.asarray(state["step"], optimizer.step.dtype)

@@ -1,0 +1,196 @@
+"""`s24.Loop`: what it does in which order, for modules and for pytrees."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from tests.nn.models import arrays
+
+T, d, f = 32, 16, 32
+STEPS = 8
+METHODS = {
+    "FST": s24.methods.FST(refresh_every=3, dense_fraction=0.25, decay=1e-2),
+    "Venom": s24.methods.Venom(v=16, m=8, clusters=4, dense_warmup=3, sparse_share=0.6),
+}
+
+
+def batch(step):
+    x = jax.random.normal(jax.random.key(step), (T, d))
+    return {"x": x, "y": jnp.roll(x, 1, -1)}
+
+
+def loss(model, batch):
+    return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+
+def ffn(method):
+    return s24.nn.FFN(d, f, method=method, rngs=nnx.Rngs(0))
+
+
+def tx_of(method):
+    return s24.optim.for_method(method, 1e-2, STEPS)
+
+
+def loop_of(method, **options):
+    return s24.Loop(ffn(method), loss, tx_of(method), STEPS, **options)
+
+
+def tree_loop(method, **options):
+    module = ffn(method)
+    params = {"block": {"w1": module.up.kernel[...], "w2": module.down.kernel[...]}}
+    tree = s24.Tree(params, method, ["block"], jax.random.key(7))
+
+    def tree_loss(model, batch):
+        y = model.ffn(batch["x"], model.params["block"], model.sparse["block"])
+        return jnp.mean((y - batch["y"]) ** 2)
+
+    return s24.Loop(tree, tree_loss, tx_of(method), STEPS, **options)
+
+
+@functools.cache
+def run(kind, name):
+    """The state after every step, on the host."""
+    loop = (loop_of if kind == "module" else tree_loop)(METHODS[name], accumulate=2, debug=True)
+    state, states = loop.init(), []
+    for step in range(STEPS):
+        state, metrics = loop.advance(state, batch(step), step)
+        assert jnp.isfinite(metrics["loss"])
+        states.append(jax.tree.map(np.asarray, state))
+    return loop, states
+
+
+@pytest.mark.parametrize("kind", ["module", "tree"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_due_is_done(kind, name):
+    """Masks at multiples, neurons at the switch, modes and ages in the state; and debug finds all well."""
+    loop, states = run(kind, name)
+    assert int(states[-1]["step"]) == STEPS
+    for step, state in enumerate(states):
+        sparse = loop.schedule.phase_at(step).sparse
+        modes = loop.view.entries(state["sparse"], "dense_from").values()
+        assert {bool((mark != 0).any()) for mark in modes} == {not sparse}
+        for age in loop.view.entries(state["sparse"], "refreshed").values():
+            assert age == (step - step % 3 if sparse else -1)
+        if loop.arranges:
+            assert loop.arranged(state) == (step >= 3)
+    evaluated = loop.evaluate(jax.tree.map(jnp.asarray, states[-1]), [batch(99)])
+    assert evaluated["dense"] != evaluated["sparse"]
+
+
+def test_a_tree_and_a_module_train_alike():
+    """Without noise, which has other keys."""
+    method = s24.methods.FST(mvue=None, refresh_every=2, dense_fraction=0.25, decay=1e-2)
+    ends = []
+    for make in (loop_of, tree_loop):
+        loop = make(method)
+        state = loop.init()
+        for step in range(4):
+            state, _ = loop.advance(state, batch(step), step)
+        ends.append(sorted(jax.tree.leaves(state["params"]), key=lambda w: w.shape))
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_going_on_from_any_state_is_the_same_as_not_stopping(name):
+    """In the same loop: a state that a checkpoint held goes on to the last bit, whatever the phase."""
+    loop, states = run("module", name)
+    for stop in (2, 5):
+        state = loop.restore(jax.tree.map(jnp.asarray, states[stop]))
+        state, _ = loop.advance(state, batch(stop + 1), stop + 1)
+        jax.tree.map(np.testing.assert_array_equal, state, states[stop + 1])
+
+
+def test_a_state_of_another_run_is_refused():
+    loop, states = run("module", "FST")
+    state = states[5]
+    with pytest.raises(ValueError, match=r"of the checkpoint is absent; this loop needs"):
+        loop.restore({**state, "params": {}})
+    with pytest.raises(ValueError, match=r"step 80, outside \[0, 8\]"):
+        loop.restore({**state, "step": np.int32(80)})
+    other = s24.Schedule((s24.Phase("dense", 8, sparse=False),))
+    with pytest.raises(
+        ValueError, match=r"step 5 was sparse, but by this schedule it was dense: give the loop"
+    ):
+        s24.Loop(ffn(METHODS["FST"]), loss, tx_of(METHODS["FST"]), other).restore(state)
+    venom, states = run("module", "Venom")
+    flat = nnx.to_flat_state(states[4]["sparse"])
+    blank = [(p, v.replace(np.zeros_like(v[...])) if p[-1] == "arranged" else v) for p, v in flat]
+    with pytest.raises(ValueError, match="neurons were never arranged"):
+        venom.restore({**states[4], "sparse": nnx.from_flat_state(blank)})
+
+
+def test_debug_says_what_does_not_hold():
+    loop, states = run("module", "FST")
+    with pytest.raises(RuntimeError, match=r"was told step 4, but this is step 5: its noise is not new"):
+        loop.check(states[4], 5)
+    with pytest.raises(RuntimeError, match=r"masks of (up|down) are \d steps old at step 5.* every 3 steps"):
+        loop.check(states[2], 5)
+
+
+def test_a_finished_state_is_written_to_module_and_optimizer():
+    method = METHODS["FST"]
+    model = ffn(method)
+    optimizer = nnx.Optimizer(model, tx_of(method), wrt=nnx.Param)
+    loop = s24.Loop(model, loss, optimizer, STEPS)
+    _, states = run("module", "FST")
+    state = jax.tree.map(jnp.asarray, states[5])
+    loop.write(state, model, optimizer)
+    assert int(optimizer.step[...]) == 6
+    for path, value in arrays(state["params"]).items():
+        np.testing.assert_array_equal(arrays(model)[path], value)
+    x = batch(0)["x"]
+    dense = nnx.merge(loop.view.graphdef(False), state["params"], state["sparse"])
+    np.testing.assert_array_equal(loop.model(state)(x), dense(x))
+    assert not np.array_equal(loop.model(state, sparse=True)(x), dense(x))
+
+
+class Dropped(nnx.Module):
+    def __init__(self):
+        self.ffn, self.drop = ffn(METHODS["FST"]), nnx.Dropout(0.1, rngs=nnx.Rngs(0))
+
+
+def test_what_a_loop_cannot_run_is_refused():
+    method = METHODS["FST"]
+    tx, params = tx_of(method), {"block": {"w1": jnp.ones((d, f)), "w2": jnp.ones((f, d))}}
+    cases = [
+        (lambda: s24.Loop(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), loss, tx, 8), "has 0 sparse layers"),
+        (lambda: s24.Loop(ffn(method), None, tx, 8), "loss must be a function"),
+        (lambda: s24.Loop(ffn(method), loss, "adam", 8), "tx must be an optax transformation"),
+        (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
+        (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
+        (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),
+        (lambda: s24.Tree(params, method, [], jax.random.key(0)), "ffns names 0 blocks"),
+        (lambda: s24.Tree(params, method, ["blok"], jax.random.key(0)), "parameters have no 'blok'"),
+        (lambda: s24.Tree(params, method, [""], jax.random.key(0)), "it lacks 'w1'"),
+        (lambda: s24.Tree(params, s24.methods.SLoPe(), ["block"], jax.random.key(0)), "use s24.nn.FFN"),
+    ]
+    for call, match in cases:
+        with pytest.raises((TypeError, ValueError), match=match):
+            call()
+
+
+def test_the_options_of_a_method_count_in_its_optimiser():
+    """`FST(decay=)` counted only in the launcher."""
+    model = ffn(METHODS["FST"])
+    params, masks = nnx.state(model, nnx.Param), s24.nn.masks(model)
+    zero = jax.tree.map(jnp.zeros_like, params)
+
+    def first_moment(method):
+        tx = s24.optim.for_method(method, 1e-3, STEPS, clip=None)
+        _, state = tx.update(zero, tx.init(params), params, masks=masks, frozen=True)
+        return optax.tree.get(state, "mu")["up"]["kernel"][...]
+
+    kernel, mask = model.up.kernel[...], model.up.mask()
+    decayed = first_moment(METHODS["FST"])
+    np.testing.assert_allclose(decayed, jnp.where(mask, 0, 0.1 * 1e-2 * kernel), rtol=1e-5)
+    assert not first_moment(s24.methods.FST(decay=0)).any()
+    for wrong in ("FST", s24.methods.FST):
+        with pytest.raises(TypeError, match=r"for_method: method must be one of s24.methods"):
+            s24.optim.for_method(wrong, 1e-3, STEPS)
