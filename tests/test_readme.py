@@ -16,12 +16,17 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_quickstart_is_short_and_trains():
+def test_the_quickstart_is_short_and_trains(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len(code.strip().splitlines()) <= 12
     scope = {}
     exec(code, scope)
-    assert scope["step"] == 99
+    printed = re.findall(r"^(\d+) (\w+) ([\d.e-]+)$", capsys.readouterr().out, re.M)
+    assert [(step, phase) for step, phase, _ in printed] == [
+        *((str(step), "sparse") for step in (19, 39, 59, 79)),
+        ("99", "dense"),
+    ]
+    assert float(printed[-1][2]) < 0.5 * float(printed[0][2])
     # The loss it minimises is far below that of the block it started from.
     jnp, x, ffn = scope["jnp"], scope["x"], scope["ffn"]
     target = jnp.roll(x, 1, -1)

@@ -83,15 +83,23 @@ class Program:
         """`graphdefs` in which the method's adapters, if it has some, take no part."""
         return graphdefs_of(self.config, adapting=False)
 
-    def _initial(self):
-        _, params, sparse = nnx.split(self.config.create_model(), nnx.Param, s24.nn.SparseState)
+    def _initial(self, params=None):
+        model = self.config.create_model()
+        if params is not None:
+            nnx.update(model, params)
+            s24.nn.reset(model)
+        _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
         state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
         return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.training.teacher else {})
 
     @functools.cached_property
     def initial_state(self):
-        """Compiled `() -> state` before the first step, by the seed alone (see start.py)."""
-        return jax.jit(self._initial, out_shardings=self.replicated)
+        """`() -> state` before the first step, by the seed alone (see start.py). Parameters are compiled by
+        themselves: beside what a method computes from them, XLA may round them in another way, and all arms
+        start from the same."""
+        params = jax.jit(lambda: self._initial()["params"], out_shardings=self.replicated)
+        state = jax.jit(self._initial, out_shardings=self.replicated)
+        return lambda: state(params())
 
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""

@@ -365,9 +365,12 @@ def test_a_signal_after_the_last_step_of_a_run_stops_the_others(done, tmp_path, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_has_its_own_status(done, tmp_path, capsys, monkeypatch, number):
+def test_a_signal_has_its_own_status(done, tmp_path, capsys, monkeypatch, request, number):
     """Between runs, while one compiles, and in the children of --jobs: what was trained is kept."""
     before = signal.getsignal(signal.SIGTERM)
+    # A shell ignores SIGINT in what it starts in the background.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ignored))
     monkeypatch.setattr(runs, "train", lambda config, out, **_: os.kill(os.getpid(), number))
     arguments = (f"{done[0]}:smoke", "--out", tmp_path / "out")
     status, printed = run(capsys, *arguments)
