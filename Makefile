@@ -8,8 +8,8 @@ INSTALLED := .venv/.installed
 
 help:
 	@echo "make demo   train a small language model dense and sparse, with a report (some minutes)"
-	@echo "make test-fast  run the tests that are not marked slow (meant to take 4 minutes on two cores)"
-	@echo "make test   run all tests (meant to take 15 minutes); build/durations.txt has the slowest"
+	@echo "make test-fast  run the tests that are not marked slow (meant to take 4 minutes on two cores; not measured)"
+	@echo "make test   run all tests (28 minutes on two cores); build/durations.txt has the slowest"
 	@echo "make lint   check style;  make format  apply it"
 	@echo "make clean  remove .venv and everything built"
 
