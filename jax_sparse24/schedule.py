@@ -115,8 +115,10 @@ def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
     traced = isinstance(step, jax.core.Tracer)
     if not traced and (isinstance(step, bool) or not hasattr(step, "__index__") or step < 0):
         raise ValueError(f"due: step={step!r} must be the number of the optimiser step, an int >= 0.")
-    owner = method if what == "refresh" else method.router
-    every = owner and getattr(owner, f"{what}_every")
+    if what == "refresh":
+        every = method.refresh_every
+    else:
+        every = method.router.arrange_every if method.router else None
     if not every:
         return False
     return step % every == 0 if traced else bool(step % every == 0)

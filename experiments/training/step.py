@@ -2,8 +2,8 @@
 
 The state of a run is one dictionary: step (int32), params, sparse (masks, keys, clocks), opt (moments), and
 for a method that distils teacher (parameters, a second copy that stays). A phase of the method's schedule is
-static, so each has its own compiled step. `s24.Loop` does what is due in
-the right order; this module compiles it for the devices of a run.
+static, so each has its own compiled step. `s24.Loop` has the step and what is done as a phase begins; this
+module compiles them for the devices of a run.
 
 Shapes: A micro-batches, B sequences per micro-batch, L tokens.
 """
@@ -38,10 +38,10 @@ def losses_of(logits_BLV, tokens_BL):
     return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:])
 
 
-def graphdefs_of(config: Config, adapting: bool = True) -> dict:
+def graphdefs_of(config: Config) -> dict:
     """The model's structure with dense (False) and with sparse (True) products; computes nothing."""
     view = Modules(abstract_model(config))
-    return {sparse: view.graphdef(sparse, adapting) for sparse in (False, True)}
+    return {sparse: view.graphdef(sparse) for sparse in (False, True)}
 
 
 def abstract_model(config: Config):
@@ -77,11 +77,6 @@ class Program:
             f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple "
             f"of the number of devices, {jax.device_count()}.",
         )
-
-    @functools.cached_property
-    def without_adapters(self) -> dict:
-        """`graphdefs` in which the method's adapters, if it has some, take no part."""
-        return graphdefs_of(self.config, adapting=False)
 
     def _initial(self, params=None):
         model = self.config.create_model()
@@ -180,7 +175,8 @@ class Program:
         logits_BLV, taught_BLV = model(tokens_BL[:, :-1]), None
         if teacher is not None:
             own = nnx.state(model, s24.nn.SparseState)
-            taught_BLV = nnx.merge(self.without_adapters[False], teacher, own)(tokens_BL[:, :-1])
+            graphdef = self.loop.view.graphdef(False, adapters=False)
+            taught_BLV = nnx.merge(graphdef, teacher, own)(tokens_BL[:, :-1])
         loss = cross_entropy(logits_BLV, tokens_BL)
         return self.training.loss(loss, logits_BLV, taught_BLV) if self.training.loss else loss
 
