@@ -31,7 +31,7 @@ SHAPES = {
     },
 }
 QUICK = VNM(64, 16)  # the pattern of activations that the quick form measures
-BUDGET = 220.0  # seconds that the default shapes may take
+BUDGET = 200.0  # seconds that the default shapes may take
 ROUNDS = {"cpu": 5, "cuda": 3}
 
 
@@ -71,7 +71,7 @@ def tune(
     repeats: rounds, by default 5 on a CPU and 3 on a GPU.
     seconds: time after which a program is sampled no more than 3 times.
     budget: seconds after which no further product is begun; a line says which are left, and another call
-        begins with them. By default 220 where `shapes` is None, else no limit.
+        begins with them. By default 200 where `shapes` is None, else no limit.
     show: called with a line per product, with the time taken and an estimate of the time left; None for
         silence.
 

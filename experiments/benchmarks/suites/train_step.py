@@ -17,7 +17,7 @@ from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import block, data, forward_backward, made_by, state_of
 from experiments.benchmarks.torch import programs as torch_programs
-from experiments.config import Config, Optim
+from experiments.config import Config, Optim, Train
 from experiments.data import text
 from experiments.models import decoder
 from experiments.training.step import Program as StepProgram
@@ -28,6 +28,7 @@ HEAD = 64
 RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width
 REFRESHING = "step with refresh"
 PARTS = ("step", REFRESHING, "ffn")
+STEPS = 100_000  # of the run that a step is of: every method's dense warm-up fits into it
 QUEUED = 8  # steps of a sample on an accelerator: a run, too, starts a step before the one before it is done
 WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
 method's step counts its search for masks at the rate at which it is made (FST: once in 40 steps). On CUDA
@@ -52,6 +53,7 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
         data=text.Config(seq=seq, batch=max(case.T // seq, 1)),
         # From the first step on, so that the second one's loss tells an update that is wrong.
         optim=Optim(lr=RATE / case.d, warmup=0),
+        train=Train(steps=STEPS),
         method=method,
     )
 

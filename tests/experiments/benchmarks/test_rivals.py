@@ -200,3 +200,9 @@ def test_suites_with_torch(torch, bench):
     methods = [row["method"] for row in result["rows"] if row["implementation"] != "xla"]
     assert methods == ["Dense", "torch dense", "STE"]
     assert "PyTorch: not measured" not in out
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in s24.methods.list()])
+def test_a_step_is_of_a_run_in_which_every_method_is_sparse(name):
+    config = train_step.config_of(CASE, "float32", getattr(s24.methods, name)(), 2)
+    assert any(phase.sparse for phase in config.schedule.phases) or name == "Dense"
