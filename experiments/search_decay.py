@@ -42,7 +42,8 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
         before = jax.block_until_ready(monitor.masks(state["params"])) if look else None
         tokens = program.batch(next(batches)["tokens"])
         phase = config.schedule.phase_at(step)
-        state, metrics = program.advance(state, tokens, step, phase.sparse, phase.adapters)
+        state = program.prepare(state, step)
+        state, metrics = program.step(phase.sparse, phase.adapters)(state, tokens)
         if look:
             after = monitor.masks(state["params"])
             measured.append(step)

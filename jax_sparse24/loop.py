@@ -118,9 +118,8 @@ class Loop:
 
         Returns: the state and the phase."""
         phase = self.phase(state, step)
-        again = phase.sparse and due(self.method, step, "arrange")
-        if again or self.begins_sparse(step):
-            state = self.begin(state, again)
+        if self.begins(step):
+            state = self.begin(state, due(self.method, step, "arrange"))
         elif phase.sparse and not self.refreshes_within and due(self.method, step):
             state = self.refreshed(state)
         return state, phase
@@ -142,10 +141,12 @@ class Loop:
         """Whether masks are due in every step, so that the compiled step itself computes them."""
         return all(due(self.method, step) for step in (0, 1))
 
-    def begins_sparse(self, step: int) -> bool:
-        """Whether a sparse phase begins at this step and there is something to do for it."""
+    def begins(self, step: int) -> bool:
+        """Whether `prepare` calls `begin` at this step: there a sparse phase begins after other steps or with
+        neurons to be put in order, or the period of the order is over."""
         starts = [start for start, _, phase in self.schedule.boundaries() if phase.sparse]
-        return step in starts and bool(step or self.arranges)
+        again = self.schedule.phase_at(step).sparse and due(self.method, step, "arrange")
+        return again or (step in starts and bool(step or self.arranges))
 
     def begin(self, state: State, again: bool = False) -> State:
         """The state as a sparse phase begins.

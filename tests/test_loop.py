@@ -134,6 +134,26 @@ def test_debug_says_what_does_not_hold():
         loop.check(states[2], 5)
 
 
+class Wrapped(nnx.Module):
+    def __init__(self):
+        self.block = nnx.List([ffn(METHODS["FST"])])
+        self.last = s24.nn.Linear(d, d, method=METHODS["FST"], rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(self.block[0](x))
+
+
+@pytest.mark.parametrize(("rows", "place"), [(30, "block.0"), (T, "last")])
+def test_an_error_of_a_call_names_the_layer(rows, place):
+    def cut(model, batch):
+        y = model.block[0](batch["x"][:rows])
+        return model.last(y[: rows - 2]).sum()
+
+    loop = s24.Loop(Wrapped(), cut, tx_of(METHODS["FST"]), STEPS)
+    with pytest.raises(ValueError, match=rf"^{place}: .*\(30, 16\)"):
+        loop.advance(loop.init(), batch(0), 0)
+
+
 def test_a_finished_state_is_written_to_module_and_optimizer():
     method = METHODS["FST"]
     model = ffn(method)

@@ -1,5 +1,6 @@
 """The training loop. Everything that can be wrong is found before the run folder is made."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import jax
 
-import jax_sparse24 as s24
 from experiments import config as configs
 from experiments.config import Config
 from experiments.data.batches import Corpus, open_corpus, train_batches, validation_batches
@@ -139,7 +139,7 @@ class Loop:
     def run(self, start: int, state):
         """(last step, whether the run is complete, last evaluation)."""
         train, losses = self.config.train, {}
-        if self.schedule.phase_at(start).sparse and not self.program.loop.begins_sparse(start):
+        if self.schedule.phase_at(start).sparse and not self.program.loop.begins(start):
             self.program.check_arranged(state)
         first_masks = self._first_masks(state) if train.monitor_every else None
         for step in range(start, train.steps):
@@ -151,20 +151,17 @@ class Loop:
             phase = self.program.loop.phase(state, step)
             self._compile(phase)
             watched = due(step, train.monitor_every)
-            again = phase.sparse and s24.due(self.config.method, step, "arrange")
-            entered = self.program.loop.begins_sparse(step) or again
-            if entered:
+            begins = self.program.loop.begins(step)
+            if begins:
                 self._flush()
-                with self.clock.paused():
-                    state = self.program.enter_sparse(state, again)
+            with self.clock.paused() if begins else contextlib.nullcontext():
+                state = self.program.prepare(state, step)
             if watched:
                 self._flush()
                 with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
             batch = self.program.batch(next(self.iterator)["tokens"])
-            state, metrics = self.program.advance(
-                state, batch, step, phase.sparse, phase.adapters, fresh=entered
-            )
+            state, metrics = self.program.step(phase.sparse, phase.adapters)(state, batch)
             previous, self.pending = self.pending, (step, phase, metrics)
             self._log(previous)
             done = step + 1

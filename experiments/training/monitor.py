@@ -110,12 +110,14 @@ class Leak:
         def measure(params, sparse, tokens_BL, other_BL):
             model = nnx.merge(graphdefs[True], params, sparse)
             s24.refresh(model)  # on this copy only: the run keeps its masks
+            graphdef, variables = nnx.split(model)
             logits_BLV = model(tokens_BL[:, :-1])
             loss_BL = losses_of(logits_BLV, tokens_BL)
 
             def without_later(cut):
                 prefix = jnp.arange(length + 1) <= cut
-                blind_BLV = model(jnp.where(prefix, tokens_BL, other_BL)[:, :-1])
+                inner = nnx.merge(graphdef, variables, copy=True)  # for models with an `nnx.scan`
+                blind_BLV = inner(jnp.where(prefix, tokens_BL, other_BL)[:, :-1])
                 change = losses_of(blind_BLV, tokens_BL)[:, cut] - loss_BL[:, cut]
                 moved_BL = jnp.any(blind_BLV != logits_BLV, axis=-1) & prefix[:-1]
                 return change.mean(), moved_BL.sum() / (len(tokens_BL) * (cut + 1))

@@ -103,10 +103,11 @@ class Program:
             jax.eval_shape(self._initial),
         )
 
-    def enter_sparse(self, state, again: bool = False):
-        """The state as a sparse phase begins, see `s24.Loop.begin`."""
+    def prepare(self, state, step: int):
+        """The state with what is due before a step, see `s24.Loop.prepare`; it is donated. The host decides:
+        a GPU's host would wait for a step that decides itself."""
         try:
-            return self.loop.begin(state, again)
+            return self.loop.prepare(state, step)[0]
         except ValueError as error:
             raise UserError(f"The neurons cannot be arranged: {error}") from error
 
@@ -131,17 +132,9 @@ class Program:
     def _mode(self, sparse: bool, adapters: bool) -> tuple[bool, bool]:
         return sparse, adapters or type(self.config.method).adapters is Method.adapters
 
-    def advance(self, state, tokens_ABL, step: int, sparse: bool, adapters: bool = True, fresh: bool = False):
-        """(state, metrics) after optimiser step number `step`; the state is donated. Masks that are due are
-        computed anew before, unless they are `fresh`. Whether they are is decided here: a GPU's host would
-        wait for a step that decides itself."""
-        if sparse and not fresh and not self.loop.refreshes_within and s24.due(self.config.method, step):
-            state = self.loop.refreshed(state)
-        return self.step(sparse, adapters)(state, tokens_ABL)
-
     def step(self, sparse: bool, adapters: bool = True):
-        """The compiled `(state, tokens_ABL) -> (state, metrics)` of `advance` with masks as they are, but for
-        those of a method that computes them in every step; the state is donated.
+        """The compiled `(state, tokens_ABL) -> (state, metrics)` with masks as they are, but for those of a
+        method that computes them in every step; the state is donated.
 
         Metrics are the loss, the gradient's norm, and `predicted`: the change of the loss on these tokens
         that the update makes to first order, <gradient, update>.
@@ -198,7 +191,10 @@ class Program:
                 s24.refresh(model, step=state["step"])
             graphdef, variables = nnx.split(model)
             teacher = {"teacher": state["teacher"]} if "teacher" in state else {}
-            one = lambda part: self._objective(nnx.merge(graphdef, variables), part, **teacher)  # noqa: E731
+
+            def one(part):  # copies, for models with an `nnx.scan`
+                return self._objective(nnx.merge(graphdef, variables, copy=True), part, **teacher)
+
             return jax.lax.map(one, tokens_ABL).mean()
 
         return jax.jit(run, static_argnums=0)

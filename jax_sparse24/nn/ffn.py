@@ -10,7 +10,7 @@ from jax_sparse24.engine.gated import Weight, gated_ffn
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.linear import Linear, check_alike
+from jax_sparse24.nn.linear import Linear, check_alike, naming_its_layer
 
 
 class FFN(nnx.Module):
@@ -50,6 +50,12 @@ class FFN(nnx.Module):
         if self._learned:
             self.router = nnx.Param(jnp.zeros_like(self.up.state[self._learned][...]))
 
+    @property
+    def path(self) -> str:
+        """Of the block in the model, for messages, where a loop has told its layers."""
+        return self.up.path.removesuffix("up").removesuffix(".")
+
+    @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
         up, down = self.up, self.down
         check_alike("FFN", up=up, down=down)
@@ -128,6 +134,12 @@ class GatedFFN(nnx.Module):
         self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
         self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
 
+    @property
+    def path(self) -> str:
+        """Of the block in the model, for messages, where a loop has told its layers."""
+        return self.up.path.removesuffix("up").removesuffix(".")
+
+    @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
         layers = {"gate": self.gate, "up": self.up, "down": self.down}
         check_alike("GatedFFN", **layers)

@@ -1,5 +1,7 @@
 """The sparse linear layer."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,22 @@ class SparseState(nnx.Variable):
 class Statistic(SparseState):
     """A running statistic of activations. Its gradient is no gradient but what one step has observed, see
     `s24.nn.observe`."""
+
+
+def naming_its_layer(call):
+    """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
+
+    @functools.wraps(call)
+    def run(self, *args):
+        try:
+            return call(self, *args)
+        except (TypeError, ValueError) as error:
+            told = not self.path or str(error).startswith(self.path)
+            if told or type(error) not in (TypeError, ValueError):  # others are made from more than a text
+                raise
+            raise type(error)(f"{self.path}: {error}") from error
+
+    return run
 
 
 class Linear(nnx.Module):
@@ -107,6 +125,7 @@ class Linear(nnx.Module):
         self.implementation = implementation
         self.role = role
         self.sparse = True
+        self.path = ""  # in the model, for messages, where a loop has told it
         self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
         # The key is drawn for every method, so that models which differ only in their methods start from
@@ -175,6 +194,7 @@ class Linear(nnx.Module):
             return self.state["mask"][...]
         return self.method.fresh_mask(self.kernel[...])
 
+    @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
         if x.size:
             self.check_current()

@@ -66,9 +66,9 @@ class Modules:
             each = ", ".join(f"{path}: {method}" for method, path in paths.items())
             raise ValueError(f"Loop: the model's layers have several methods, {each}; a loop has one.")
         (self.method,) = methods
-        self.module, layers = module, [layer for _, layer in found]
+        self.module = module
         modes = [(sparse, adapters) for sparse in (False, True) for adapters in (False, True)]
-        self._graphdefs = {mode: self._graphdef(layers, *mode) for mode in modes}
+        self._graphdefs = {mode: self._graphdef(found, *mode) for mode in modes}
         _, _, _, rest = nnx.split(module, nnx.Param, SparseState, ...)
         if kinds := {type(v).__name__ for _, v in nnx.to_flat_state(rest)}:
             raise ValueError(
@@ -82,13 +82,13 @@ class Modules:
         return self._graphdefs[sparse, adapters]
 
     def _graphdef(self, layers, sparse: bool, adapters: bool):
-        """Computes nothing, and leaves the module as it is."""
-        before = [(layer.sparse, layer.adapting) for layer in layers]
-        for layer in layers:
-            layer.sparse, layer.adapting = sparse, adapters
+        """Every layer is told its path. Computes nothing, and leaves the module as it is."""
+        before = [(layer.sparse, layer.adapting, layer.path) for _, layer in layers]
+        for path, layer in layers:
+            layer.sparse, layer.adapting, layer.path = sparse, adapters, path
         graphdef = nnx.graphdef(self.module)
-        for layer, (mode, adapting) in zip(layers, before, strict=True):
-            layer.sparse, layer.adapting = mode, adapting
+        for (_, layer), was in zip(layers, before, strict=True):
+            layer.sparse, layer.adapting, layer.path = was
         return graphdef
 
     def split(self):

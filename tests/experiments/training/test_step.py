@@ -18,7 +18,7 @@ from experiments.errors import UserError
 from experiments.models import decoder
 from experiments.training.monitor import Monitor, Probe, Watched
 from experiments.training.optimiser import decayed, learning_rate, optimiser
-from experiments.training.step import Program, loss_of
+from experiments.training.step import Program
 from jax_sparse24.nn import view
 
 NOISELESS = s24.methods.FST(mvue=None, refresh_every=3)
@@ -60,7 +60,8 @@ def initial_state(program):
 
 
 def advance(program, state, tokens, sparse):
-    return program.advance(state, program.batch(tokens), int(state["step"]), sparse)
+    state = program.prepare(state, int(state["step"])) if sparse else state
+    return program.step(sparse)(state, program.batch(tokens))
 
 
 def test_accumulation_is_the_whole_batch():
@@ -87,18 +88,6 @@ def test_every_micro_batch_draws_its_own_noise(monkeypatch):
         folded[0], jax.core.Tracer
     )  # traced once, in the scan over micro-batches
     assert "random_fold_in" in jaxpr
-
-
-def test_a_loop_of_ones_own_is_the_trainers_bit_for_bit():
-    """`s24.Loop` around the same model, loss and optimiser, compiled by itself."""
-    config = small(NOISELESS, accumulate=2)
-    program = program_of(config)
-    loop = s24.Loop(config.create_model(), loss_of, optimiser(config), config.schedule, accumulate=2)
-    state, own = initial_state(program), initial_state(program)
-    for step in range(4):
-        state, _ = advance(program, state, batch(step), True)
-        own, _ = loop.advance(own, batch(step), step)
-    jax.tree.map(np.testing.assert_array_equal, own, state)
 
 
 def test_masks_refresh_at_multiples_of_optimiser_steps():
@@ -214,7 +203,7 @@ def test_the_loss_after_a_step_is_that_of_the_next_step():
     state, tokens = initial_state(program), program.batch(batch(0))
     for step in range(4):
         expected = float(program.loss(True, state, tokens))
-        state, metrics = program.advance(state, tokens, step, True)
+        state, metrics = program.step(True)(program.prepare(state, step), tokens)
         assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
 
 

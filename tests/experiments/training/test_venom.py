@@ -133,10 +133,10 @@ def test_moving_neurons_changes_no_loss(whole, venom):
     program, state = Program(venom), checkpoint(whole, 4)
     losses = evaluator.Evaluator(venom, program.graphdefs, BATCHES, program.replicated)
     before = losses(state["params"], state["sparse"])["dense"]
-    after = program.enter_sparse(state)
+    after = program.prepare(state, 4)
     np.testing.assert_allclose(losses(after["params"], after["sparse"])["dense"], before, rtol=1e-5)
     moved = jax.tree.map(np.asarray, after["params"])
-    again = program.enter_sparse(after)  # once only
+    again = program.prepare(after, 4)  # once only
     jax.tree.map(np.testing.assert_array_equal, again["params"], moved)
 
 
