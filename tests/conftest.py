@@ -21,12 +21,10 @@ from tests.ops import library
 IMPLEMENTATIONS = ("reference", "ffi")
 GPU = Path(__file__).parent / "gpu"
 FLOATS = ("float32", "bfloat16", "float16")
-if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
-    jax.config.update("jax_default_matmul_precision", "highest")
-
-
-# Compilers take most of the suite's time. LLVM optimises only in tests that are marked `optimised`.
+# Compilers take most of the suite's time. LLVM optimises only in tests that are marked `optimised`; a session
+# that leaves these out also does without XLA's slower emitters, a flag that XLA reads once in a process.
 PLAINLY = "jax_disable_most_optimizations"
+QUICKLY = "--xla_cpu_use_fusion_emitters=false"
 gc.set_threshold(50_000, 20, 100)  # what tracing leaves behind is looked through less often
 
 
@@ -38,7 +36,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """What several tests or processes compile is compiled once."""
+    """What several tests or processes compile is compiled once, and quickly."""
+    if "not optimised" in config.option.markexpr and jax.version.__version_info__ < (0, 11):  # gone since
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
+    if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
+        jax.config.update("jax_default_matmul_precision", "highest")
     config.pluginmanager.register(Durations(config), "durations of the slowest tests")
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this one
         return
@@ -71,10 +73,13 @@ def slow_values(mark):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at markers
 def pytest_collection_modifyitems(config, items):
-    """Files with slow tests come first, so that no process ends with one of them alone. Without a GPU, its
-    tests are imported, which finds what they name wrongly, and left out."""
+    """The reference is slow: XLA compiles it for long. Files with slow tests come first, so that no process
+    ends with one of them alone. Without a GPU, its tests are imported, which finds what they name wrongly,
+    and left out."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
+        if params.get("implementation") == "reference":
+            item.add_marker(pytest.mark.slow)
         for mark in item.iter_markers("slow_where"):
             if any(params.get(name, "") in values for name, values in slow_values(mark)):
                 item.add_marker(pytest.mark.slow)

@@ -45,6 +45,7 @@ def test_info_runs_as_a_module():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_info_when_no_device_answers():
     """As with a CUDA plugin on a machine without a GPU, or with one that does not start."""
     code = """if True:

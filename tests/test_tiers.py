@@ -66,6 +66,7 @@ MARKED = ("test_marked", "test_kinds[large]", "test_kinds[None]")
 UNMARKED = ("test_cheap", "test_costly", "test_costly_child", "test_kinds[small]")
 
 
+@pytest.mark.slow
 def test_only_tests_marked_slow_may_be_costly(outcomes):
     """A limit counts the CPU seconds of a test and of its child processes, not the time that it waits."""
     printed, found = outcomes("--limit", "0.5")
@@ -74,6 +75,7 @@ def test_only_tests_marked_slow_may_be_costly(outcomes):
     assert "s of CPU time and is not marked slow, the limit being 0.5 s" in printed
 
 
+@pytest.mark.slow
 def test_the_fast_tier_leaves_out_what_is_marked_slow(outcomes):
     """There is no limit unless one is given."""
     assert outcomes("-m", "not slow")[1] == dict.fromkeys(UNMARKED, "PASSED")

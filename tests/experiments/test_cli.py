@@ -68,6 +68,7 @@ def test_a_mistake_of_this_program_keeps_its_traceback():
         command(main)([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["experiments.ablate --list", "experiments.launch --help", "experiments.evaluate --help"]
 )

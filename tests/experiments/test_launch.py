@@ -114,6 +114,7 @@ def test_as_a_module():
 # ---- methods by name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [entry.name for entry in s24.methods.list()])
 def test_a_configuration_for_every_method(name):
     """The first step of the launcher's configuration is traced, at a small size."""

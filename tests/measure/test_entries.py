@@ -170,6 +170,7 @@ def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparsel
     assert (entry["implementation"] == "cusparselt") == ("algorithm" in entry)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cusparselt, own):
     """The way of a GPU on a CPU: settled samples in a queue, a fake gauge, cuSPARSELt in jnp."""
     here = Hardware("nvidia-h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "gpu", "", 8, "9.0")

@@ -227,6 +227,7 @@ def test_ensure_measures_onlyproducts_of_the_plan(measured):
     assert not any(job.whole for job in measured.jobs)
 
 
+@pytest.mark.slow
 def test_patterns_that_do_not_fit_are_not_asked_for_again(own):
     """64 rows share columns: 48 tokens do not divide."""
     method = s24.methods.Venom(v=64, m=16, clusters=2)

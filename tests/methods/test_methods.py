@@ -72,6 +72,7 @@ def test_refresh_keeps_the_shape_of_the_state(method):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_refresh_of_weights_that_are_not_finite_keeps_the_state(method, broken):
@@ -317,6 +318,7 @@ def test_a_flipped_bit_of_a_mask_gives_one_result_and_gradient():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     "method", [s24.methods.SSTE(fp8="tensor"), s24.methods.SSTE(fp8="row"), s24.methods.FST()], ids=str
@@ -334,6 +336,7 @@ def test_training_under_strict_promotion(method, dtype):
     assert all(jnp.isfinite(g).all() and g.any() and g.dtype == dtype for g in gradients)
 
 
+@pytest.mark.slow
 def test_causal_activations_under_strict_promotion():
     with jax.numpy_dtype_promotion("strict"):
         method = s24.methods.Activation24(forward="causal")

@@ -77,7 +77,7 @@ def formulas(x, w1, w2, dy, forward1, forward2):
     return [y2 @ w2, dy1 @ w1.T, x.T @ cut[1], cut[0].T @ dy]
 
 
-@pytest.mark.slow_where(implementation=("reference", None))
+@pytest.mark.slow_where(implementation=None)
 @pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
 @pytest.mark.parametrize("weights", ["soft", "dense"])
 def test_all_products_follow_the_table(weights, implementation):
@@ -237,7 +237,7 @@ def allowed_neurons(method, x, w1, state):
     return allowed.reshape(K, f)[np.argmax(np.asarray(x) @ centroids, 1)]
 
 
-@pytest.mark.slow_where(implementation=("reference", None))
+@pytest.mark.slow_where(implementation=None)
 @pytest.mark.parametrize("implementation", [None, "reference", "ffi"])
 @pytest.mark.parametrize("columns", ["cluster", "statistic"])
 def test_columns_of_the_token_alone(columns, implementation):
@@ -273,6 +273,7 @@ def test_columns_of_the_token_alone(columns, implementation):
         assert all(jnp.isfinite(dw).all() and jnp.any(dw != 0) for dw in weights)
 
 
+@pytest.mark.slow
 def test_stats_of_padded_tokens_count_the_tokens_alone():
     x, w1, w2, _ = operands()
     method = Venom(v=V, m=M, clusters=K, weights="dense", columns="cluster")
@@ -309,6 +310,7 @@ def test_columns_of_a_cluster():
     np.testing.assert_array_equal(four_largest(jnp.zeros((1, M)), M), [[1, 1, 1, 1, 0, 0, 0, 0]])
 
 
+@pytest.mark.slow
 def test_a_statistic_gains_what_every_cluster_activates():
     x, _, _, dy = operands()
     ffn = s24.nn.FFN(d, f, method=Venom(v=V, m=M, clusters=K, columns="statistic"), rngs=nnx.Rngs(0))

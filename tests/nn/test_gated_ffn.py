@@ -45,6 +45,7 @@ def gradients(model, x):
     return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "implementation", "packed"),
     [

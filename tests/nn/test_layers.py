@@ -198,6 +198,7 @@ def test_gated_ffn_runs_three_linear_engines():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "param_dtype", "x_dtype", "result"),
     [
@@ -461,6 +462,7 @@ def test_experts_refuse_layers_that_differ():
         model(inputs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -199,6 +199,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_token_at_a_time_without_a_gradient_and_none_that_is_too_many_with_one(name):
     """63 tokens passed forward and failed in the backward pass; Venom could not generate."""

@@ -42,6 +42,7 @@ def by_hand(moe, x, capacity):
     return y, dropped / (len(x) * moe.top_k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_factor", [None, 2.0, 0.5])
 @pytest.mark.parametrize("method", [None, STE()], ids=str)
 def test_output_is_the_gated_sum_of_the_experts(method, capacity_factor):
@@ -54,6 +55,7 @@ def test_output_is_the_gated_sum_of_the_experts(method, capacity_factor):
     assert moe(x.reshape(4, T // 4, d))[0].shape == (4, T // 4, d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [Dense(), FST(), SSTE(), Activation24(), Venom(v=16, m=8, clusters=4)],

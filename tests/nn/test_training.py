@@ -104,6 +104,7 @@ def test_stopping_and_going_on_is_the_same_as_not_stopping():
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_a_switch_to_dense_keeps_moments_and_ends_the_decay():
     """At the switch every stored value takes part as it is; afterwards nothing pulls at pruned weights."""
     sparse, _ = train_functionally(EVERY)

@@ -61,6 +61,7 @@ def differences(f, x):
     return np.stack(columns, -1).reshape(*columns[0].shape, *x.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BOTH_MODES, *REVERSE])
 def test_jacobian_in_reverse(implementation, name):
     def f(x):

@@ -310,6 +310,7 @@ def test_gradients_lower_for_cuda(built):
     assert ("s24_" in lowered(jax.grad(loss), "cuda")) == built
 
 
+@pytest.mark.slow
 def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
     """So does compute-sanitizer. (cuSPARSELt's handlers run its kernels.)"""
     jax.clear_caches()

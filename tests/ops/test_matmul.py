@@ -175,6 +175,7 @@ print(hashlib.sha256(b"".join(np.asarray(o).tobytes() for o in out)).hexdigest()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_number_of_threads_does_not_matter():
     one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"

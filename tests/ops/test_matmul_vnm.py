@@ -13,8 +13,6 @@ from jax_sparse24.ops.matmul import contract
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 
-pytestmark = pytest.mark.slow_where(implementation="reference")
-
 # (rows, K, columns of the other, v, m): one group and odd numbers of them; more rows than a task takes and
 # more K than a panel holds; widths of 1, below and above a panel.
 SHAPES = [

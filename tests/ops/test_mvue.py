@@ -19,8 +19,6 @@ from jax_sparse24.ops.reference.philox import philox4x32
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 
-pytestmark = pytest.mark.slow_where(implementation="reference")
-
 KEY = jax.random.key(2203)
 SIGMAS = 5
 # Common groups, the border of the capped case, capped ones, zeros, very lopsided ones.

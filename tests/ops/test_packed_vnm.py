@@ -14,8 +14,6 @@ from jax_sparse24.ops.packed_vnm import gather_vnm
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, adversarial, assert_same_bits, device, from_words, words
 
-pytestmark = pytest.mark.slow_where(implementation="reference")
-
 # (shape, v, m, axis): the least blocks; odd numbers of groups, more than a unit of them; blocks narrower and
 # wider than a vector of rows; leading dimensions.
 PLACES = [

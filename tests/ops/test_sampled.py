@@ -12,8 +12,6 @@ from jax_sparse24.dispatch import decision, native
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff
 
-pytestmark = pytest.mark.slow_where(implementation="reference")
-
 # (R, K, N, v, m): K below, at and above a block of sums, N / M odd and beyond what a task takes, V below and
 # above a panel.
 SHAPES = [

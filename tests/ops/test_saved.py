@@ -26,7 +26,7 @@ from tests.ops.data import (
     words,
 )
 
-pytestmark = [pytest.mark.optimised, pytest.mark.slow_where(implementation="reference")]
+pytestmark = pytest.mark.optimised
 T, f = 40, 24
 FEATURES = np.array([2, 3, 11, 23], np.int32)
 

@@ -43,7 +43,6 @@ def test_subnormals_outrank_zeros_and_each_other(implementation, dtype):
     assert_same_bits(words(s24.prune24(x, 1, implementation=implementation)), np.where(want, words(x), 0))
 
 
-@pytest.mark.slow_where(implementation="reference")
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_selection_of_any_bits_is_the_definition(implementation, dtype, axis):
     x = adversarial((200, 132), dtype, seed=10)
@@ -78,7 +77,6 @@ def test_pruned_non_finite_values_leave_no_trace(implementation, dtype):
     assert pruned[1, [2, 3]].tolist() == [0, 0]
 
 
-@pytest.mark.slow_where(implementation="reference")
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_double_pruning_is_pruning_twice(implementation, dtype, axis):
     w = adversarial((3 * 40, 36), dtype, seed=11).reshape(3, 40, 36)

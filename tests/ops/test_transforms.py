@@ -119,7 +119,6 @@ def test_scan_is_a_loop(case):
     assert_same(case, got, stacked([case.call(xi, "ffi") for xi in x]))
 
 
-@pytest.mark.slow_where(implementation="reference")
 def test_remat_recomputes_the_same(implementation, rng):
     x, w = (device(rng.normal(size=s), "float32") for s in ((6, 8), (8, 12)))
 

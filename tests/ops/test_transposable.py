@@ -37,7 +37,6 @@ def test_every_tile_reaches_the_optimum(implementation, dtype, law, rng):
     assert (ours <= best).all()
 
 
-@pytest.mark.slow_where(implementation="reference")
 def test_ties_go_to_the_first_tile(implementation, dtype, rng):
     """Small integers add up exactly, so that the first best tile is the only right one."""
     for largest in (1, 3, 8):
@@ -92,7 +91,6 @@ def test_any_bits_give_a_transposable_mask(implementation, dtype):
     assert_transposable(s24.transposable_mask24(w, implementation=implementation))
 
 
-@pytest.mark.slow_where(implementation="reference")
 def test_mask_of_the_transpose_scores_the_same(implementation, rng):
     w = rng.normal(size=(80, 60)).astype(np.float32)
     here = np.asarray(s24.transposable_mask24(device(w), implementation=implementation))

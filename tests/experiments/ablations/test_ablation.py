@@ -44,6 +44,7 @@ def test_every_claim_says_what_it_must(spec):
     assert compared <= set(ablation.arms)
 
 
+@pytest.mark.slow
 def test_arms_of_a_seed_start_equal_and_others_do_not():
     ablation = ablations.load("configs/fst/decay_grid.py:smoke").ablation
     kept = {"dense", "decay usual"}

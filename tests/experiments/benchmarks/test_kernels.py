@@ -20,6 +20,7 @@ def test_wrong_method(capsys):
     assert "Did you mean" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_whole_steps(capsys):
     assert kernels.main(["--shape", "64,128", "--tokens", "256", "--step", "--layers", "1"]) in (None, 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "dense" in line]

@@ -207,6 +207,7 @@ def test_statistics():
     assert datas.statistics(uniform)["order1_nats"] == pytest.approx(math.log(4), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_standard_library_without_tensorflow(tmp_path):
     code = (
         "import sys; from experiments.data import batches as data; from experiments.data.text import Config\n"

@@ -70,6 +70,7 @@ def changed(logits, sequence: int) -> np.ndarray:
     return np.asarray(jnp.any(logits(first) != logits(later), axis=-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_earlier_logits_are_the_same_bits_unless_the_method_leaks(name):
     method = METHODS[name]
@@ -84,6 +85,7 @@ def test_earlier_logits_are_the_same_bits_unless_the_method_leaks(name):
     assert leaks == (not method.causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["reference", "ffi"])
 @pytest.mark.parametrize("columns", ["cluster", "statistic"])
 def test_no_implementation_leaks(columns, implementation):
@@ -92,6 +94,7 @@ def test_no_implementation_leaks(columns, implementation):
     assert moved[1, CUT:].any() and not moved[1, :CUT].any() and not moved[[0, 2, 3]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FST", "Venom cluster", "Venom statistic", "Venom", "Venom not sorted"])
 def test_the_size_of_a_leak(name):
     """Loss at single positions, where what follows is foreign text; against a loop over them."""

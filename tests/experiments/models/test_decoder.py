@@ -48,6 +48,7 @@ def test_gradient_of_embeddings():
     assert "scatter" not in lowered.as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "ffn"),
     [
@@ -73,6 +74,7 @@ def test_causal_by_gradient(method, ffn):
         assert (size[t + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS[::2], ids=lambda m: type(m).__name__)
 def test_scan_equals_unrolled(method):
     unrolled, scanned = build(method), build(method, scan=True)
@@ -122,6 +124,7 @@ def test_rotary_positions_are_relative():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_head(tied):
     model = build(tied=tied)
@@ -154,6 +157,7 @@ def test_config_reaches_the_layers():
     assert dataclasses.asdict(model.model)["f"] == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "method"),
     [({}, None), ({"scan": True}, None), ({"dtype": "bfloat16"}, None), ({}, s24.methods.Activation24())],
@@ -172,6 +176,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(fields, method
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=near, atol=near)
 
 
+@pytest.mark.slow
 def test_a_full_cache_forgets_the_oldest_tokens():
     """One layer: what leaves the window has no influence, what stays keeps its relative position."""
     model, text = build(layers=1), tokens()

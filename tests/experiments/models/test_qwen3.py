@@ -58,6 +58,7 @@ def test_attention_is_that_of_its_formula():
     np.testing.assert_allclose(layer(jnp.asarray(x_BLd, jnp.float32)), want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_gradient_comes_from_a_later_token():
     model, at = model_of(), 4
 
@@ -71,6 +72,7 @@ def test_no_gradient_comes_from_a_later_token():
     assert (size_BL[:, : at + 1] > 0).all() and (size_BL[:, at + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"remat": True}, {"tied": False, "kv_heads": 1}])
 def test_decoding_gives_the_logits_of_the_whole(fields):
     model, words = model_of(**fields), tokens()

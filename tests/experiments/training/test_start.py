@@ -49,6 +49,7 @@ def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
     check_adapters(waiting, trained)
 
 
+@pytest.mark.slow
 def test_perturbed_parameters_are_off_by_rounding(config):
     def start(perturb, seed=0):
         own = dataclasses.replace(config, seed=seed, train=dataclasses.replace(config.train, perturb=perturb))

@@ -64,6 +64,7 @@ def advance(program, state, tokens, sparse):
     return program.step(sparse)(state, program.batch(tokens))
 
 
+@pytest.mark.slow
 def test_accumulation_is_the_whole_batch():
     """Without noise, two micro-batches give the update of one batch, up to rounding."""
     results = []
@@ -102,6 +103,7 @@ def test_masks_refresh_at_multiples_of_optimiser_steps():
     assert changed == [False, False, True, False, False, True]  # at steps 3 and 6
 
 
+@pytest.mark.slow
 def test_dense_phase_touches_neither_masks_nor_decay():
     """In a dense phase the step is that of the dense method. Two programs round differently on some CPUs."""
     programs = [program_of(small(method)) for method in (s24.methods.FST(decay=1.0), s24.methods.Dense())]
@@ -207,6 +209,7 @@ def test_the_loss_after_a_step_is_that_of_the_next_step():
         assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [NOISELESS, s24.methods.FST()], ids=("without noise", "with noise"))
 def test_probe(method):
     config = small(method)
