@@ -148,7 +148,6 @@ def test_8_bits_hide_neither_nan_nor_small_numbers(scales):
         np.testing.assert_allclose(y, np.full((1, 4), want), rtol=2**-4)
 
 
-@pytest.mark.optimised  # rounding to 8 bits follows sums, whose rounding is the compiler's
 def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cusparselt, capsys):
     """Forward, both layers of an FFN, with a bias; the backward products stay simulated."""
     method = s24.methods.SSTE(fp8="tensor", mvue=None)
@@ -162,9 +161,12 @@ def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cuspars
         y, vjp = jax.vjp(run, x, w1, w2)
         results.append((y, *vjp(dy)))
         s24.explain(method, shape=(16, 64, 128), implementation=implementation)
-    near = 1e-4 if jax.default_backend() == "cpu" else 4e-4  # a GPU sums in another order in each product
+    near = {
+        "rtol": 4e-4,
+        "atol": 1e-3,
+    }  # sums round as they are compiled, and rounding to 8 bits follows them
     for got, want in zip(*results, strict=True):
-        np.testing.assert_allclose(got, want, rtol=near, atol=near)
+        np.testing.assert_allclose(got, want, **near)
     assert [call.operands for call in documented_cusparselt] == ["float8_e4m3fn"] * 2
     lines = capsys.readouterr().out.splitlines()
     assert ["cuSPARSELt, e4m3" in line for line in lines if line.startswith("F")] == [

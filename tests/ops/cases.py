@@ -150,9 +150,9 @@ ALONG_AN_AXIS = {
 class Identical:
     """Arrays on which the implementations of an operation must agree in every bit.
 
-    call: `call(*arrays, implementation)`. shapes: compared everywhere, the first in all of `dtypes`. on_gpu:
-    compared too where there is a GPU; there all shapes are compared in all dtypes. given: the arrays of
-    (shape, dtype)."""
+    call: `call(*arrays, implementation)`. shapes: compared everywhere, the first in all of `dtypes` unless
+    not `each`. on_gpu: compared too where there is a GPU; there all shapes are compared in all dtypes. given:
+    the arrays of (shape, dtype)."""
 
     name: str
     call: Callable
@@ -160,6 +160,7 @@ class Identical:
     on_gpu: tuple = ()
     dtypes: tuple = FLOATS
     given: Callable = lambda shape, dtype: (adversarial(shape, dtype, seed=1),)
+    each: bool = True
 
     def few(self, shape) -> str:
         """The dtype of a shape where not all are compared."""
@@ -168,7 +169,7 @@ class Identical:
     def places(self, gpu: bool) -> Iterator[tuple[tuple, str]]:
         """(shape, dtype) of every comparison."""
         for n, shape in enumerate(self.shapes + self.on_gpu * gpu):
-            dtypes = self.dtypes if gpu or n == 0 else (self.few(shape),)
+            dtypes = self.dtypes if gpu or (n == 0 and self.each) else (self.few(shape),)
             yield from ((shape, dtype) for dtype in dtypes)
 
     def __repr__(self):
@@ -321,7 +322,12 @@ IDENTICAL = [
         if not case.sums
     ],
     *[
-        Identical(f"{name} along {axis}", lambda x, impl, op=op, axis=axis: op(x, axis, impl), *shapes)
+        Identical(
+            f"{name} along {axis}",
+            lambda x, impl, op=op, axis=axis: op(x, axis, impl),
+            *shapes,
+            each=axis == -2,  # `CASES` have all dtypes along the last axis
+        )
         for name, op in PLACED.items()
         for axis, shapes in AXES.items()
     ],

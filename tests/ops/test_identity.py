@@ -65,9 +65,8 @@ def test_same_bits_across_tiles_of_finite_data(name, axis, dtype, rng):
     """Several tiles in both axes, of which only a few blocks take the way of NaN and infinity."""
     x = rng.normal(size=(72, 1100))
     x[5, 700], x[70, 3] = np.nan, -np.inf
-    for data in (x[:, :520], x):
-        given = np.asarray(device(data, dtype))
-        assert_identical(lambda x, impl: ALONG_AN_AXIS[name](x, axis, implementation=impl), given)
+    given = np.asarray(device(x, dtype))
+    assert_identical(lambda x, impl: ALONG_AN_AXIS[name](x, axis, implementation=impl), given)
 
 
 @pytest.mark.optimised

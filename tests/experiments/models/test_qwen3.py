@@ -104,6 +104,9 @@ def test_rules(fields, words):
         qwen3.Config(**SHAPE | fields)
 
 
+FEWER = ["--method.dense-fraction", "0", "--train.probe-every", "0"]  # programs to compile
+
+
 @pytest.mark.slow
 def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     """Of this model, on documents of a JSON Lines file: trained with FST, resumed, evaluated, sampled
@@ -114,7 +117,7 @@ def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     out = tmp_path / "run"
     chosen = ["--model", "qwen3", "--model.kv-heads", "1", "--model.head", "8", "--data=jsonl"]
     chosen += ["--data.file", str(tmp_path / "text.jsonl"), "--out", str(out), "--progress", "False"]
-    launch.main([str(shared / "tiny.py"), *chosen, "--train.checkpoint-every", "6", "--no-tune"])
+    launch.main([str(shared / "tiny.py"), *chosen, "--train.checkpoint-every", "6", "--no-tune", *FEWER])
     config = configs.read(out / "config.json")
     assert config.model == qwen3.Config(layers=2, d=16, f=32, heads=2, kv_heads=1, head=8)
     assert (config.data.file, config.data.seq) == (str(tmp_path / "text.jsonl"), 32)

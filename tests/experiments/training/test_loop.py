@@ -348,7 +348,7 @@ def test_two_processes_share_one_run(shared, tmp_path):
         str(tmp_path / "run"),
     ]
     command += ["--train.steps", "3", "--train.monitor-every", "0", "--train.eval-every", "0"]
-    command += ["--model.layers", "1", "--method.dense-fraction", "0"]  # one step to compile
+    command += ["--model.layers", "1", "--method.dense-fraction", "0", "--train.probe-every", "0"]
     command += ["--coordinator", address, "--processes", "2", "--process"]
     processes = [
         subprocess.Popen(
