@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import jax_sparse24 as s24
 from experiments import config as configs
@@ -144,6 +145,9 @@ class Ablation:
     """what is not as in the paper, and why"""
     found: Mapping[str, str] = field(default_factory=dict)
     """size -> what its runs show, and where the verdict may come from; written after them"""
+    equal: Literal["steps", "time"] = "steps"
+    """what arms have in common; with "time" their numbers of steps may differ, and each run's batches begin
+    those of a longer one"""
     start: str = ""
     """the first arm, if the others start from its trained parameters of the same seed; it may have another
     number of steps"""
@@ -153,6 +157,7 @@ class Ablation:
     """rows and column of metrics.jsonl that show the mechanism"""
 
     def __post_init__(self):
+        require(self.equal in ("steps", "time"), f"Ablation: equal={self.equal!r} must be 'steps' or 'time'.")
         require(bool(self.arms), "The ablation has no arms: give at least one.")
         leading = next(iter(self.arms))
         require(REPLICATE not in self.arms, f"No arm may be called {REPLICATE!r}: it is added to every one.")
@@ -163,11 +168,12 @@ class Ablation:
         other = next(name for name in self.arms if name != self.start)
         first = self.arms[other]
         for name, config in self.arms.items():
-            steps = name == self.start or config.train.steps == first.train.steps
+            steps = name == self.start or config.train.steps == first.train.steps or self.equal == "time"
             require(
                 config.data == first.data and steps,
                 f"Arm {name!r} has other data or another number of steps than {other!r}: "
-                "arms must see the same batches, or seeds could not be paired.",
+                "arms must see the same batches, or seeds could not be paired. Arms that are given equal "
+                'time may differ in steps; their ablation has equal="time".',
             )
         folders = {folder_of(arm) for arm in self.arms}
         require(

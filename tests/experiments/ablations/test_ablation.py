@@ -1,6 +1,7 @@
 """What an ablation is: rules, files, and the claims of this repository."""
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -8,16 +9,20 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from configs.fst import equal_time
 from experiments.ablations import ablation as ablations
 from experiments.ablations.ablation import SIZES, Ablation
 from experiments.ablations.verdicts import all_of, less
 from experiments.analysis.outcome import LIMITS, METRICS, outcome
 from experiments.analysis.runs import Run
+from experiments.benchmarks import rows
+from experiments.config import REPOSITORY
 from experiments.data import text
 from experiments.errors import UserError
 from experiments.training.step import Program
 
 SIZE = SIZES["smoke"]
+RESULTS = REPOSITORY / "experiments/benchmarks/results"
 ARMS = {"dense": SIZE.arm(s24.methods.Dense()), "fst": SIZE.arm(s24.methods.FST())}
 SPECS = [f"{file}:{size}" for file in ablations.listing() for size in SIZES]
 
@@ -138,6 +143,29 @@ def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
 def test_rules(fields, message):
     with pytest.raises(UserError, match=message):
         make(**fields)
+
+
+def test_arms_at_equal_time_may_differ_in_steps():
+    longer = SIZE.arm(s24.methods.FST(), steps=13)
+    assert make(arms={**ARMS, "fst": longer}, equal="time").arms["fst"] == longer
+    with pytest.raises(UserError, match="equal='loss' must be 'steps' or 'time'"):
+        make(equal="loss")
+
+
+@pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
+def test_steps_at_equal_time_follow_from_the_measured_speed(name):
+    """The speeds that the config names are those of the stored results; one more step would take longer."""
+    results = json.loads((RESULTS / "nvidia-h200_train-step_2026-11-22-d.json").read_text())["rows"]
+    (row,) = [r for r in results if (r["method"], r["d"], r["f"]) == (name, 4096, 14336)]
+    assert equal_time.SPEED[name] == round(rows.ratio(row, "dense step", "step"), 2)
+    arms = ablations.load("configs/fst/equal_time.py:cpu").ablation.arms
+    config, dense = arms[name], arms["dense"].train.steps
+
+    def time(steps):
+        phases = config.method.schedule(steps).phases
+        return sum(p.steps / equal_time.SPEED[name] if p.sparse else p.steps for p in phases)
+
+    assert time(config.train.steps) <= dense < time(config.train.steps + 1)
 
 
 @pytest.mark.parametrize(
