@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from jax_sparse24.dispatch import shards
+
 # Platform, as in jax.lax.platform_dependent -> (module, platform of its targets, how to build it).
 _BUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inplace`) in the source folder"
 _MODULES = {
@@ -102,9 +104,13 @@ def call(name, out_types, *args, **attrs):
     attrs: integers or bools, handed over as int64 (FFI attributes are strictly typed, and one call with a
         wrong type would spoil the compilation cache for the right one).
 
+    Inside `jax.shard_map` the results vary over every axis over which an array does; JAX takes the results of
+    a foreign call for equal in all shards.
+
     Returns: one array or a list of arrays, as `out_types`.
     Raises: RuntimeError if no native module is built."""
     if all(loaded is None for loaded, _ in _loaded.values()):
         raise RuntimeError(f"jax_sparse24: cannot call {name}: {_loaded['cpu'][1]}")
     fn = jax.ffi.ffi_call(name, out_types, vmap_method="expand_dims")
-    return fn(*args, **{key: int(value) for key, value in attrs.items()})
+    results = fn(*shards.alike(args), **{key: int(value) for key, value in attrs.items()})
+    return shards.varying_as(results, args)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import decision, native
+from jax_sparse24.dispatch import decision, native, shards
 from jax_sparse24.dispatch.decision import Decision
 
 
@@ -114,7 +114,8 @@ class Operation:
     vjp: Reverse | None = None
 
     def __call__(self, *operands, implementation: str | None = None, **options):
-        return self._call((implementation, tuple(sorted(options.items()))), *operands)
+        shards.check_whole(self.name, operands)
+        return self._call((implementation, tuple(sorted(options.items()))), *shards.alike(operands))
 
     def decide(self, dtype, implementation: str | None = None, **options) -> Decision:
         """What runs the operation.
@@ -138,7 +139,7 @@ class Operation:
 
         def run(static, *operands):
             implementation, options = static
-            return self._run(operands, implementation, dict(options))
+            return shards.varying_as(self._run(operands, implementation, dict(options)), operands)
 
         run.__name__ = self.name.split()[0]
         call = jax.jit(run, static_argnums=0, inline=True)
@@ -173,7 +174,12 @@ class Operation:
         if runs != "auto":
             return kernel(*operands)
         kernels = dict.fromkeys(decision.platforms(self.name, dtype, self._missing), kernel)
-        return jax.lax.platform_dependent(*operands, **kernels, default=self._steps("reference", options))
+        steps = self._steps("reference", options)
+
+        def reference(*operands):  # a result that is the same for all operands of a shape would not vary
+            return shards.varying_as(steps(*operands), operands)
+
+        return jax.lax.platform_dependent(*operands, **kernels, default=reference)
 
     def _steps(self, implementation: str | None, options) -> Callable[..., Any]:
         """What computes the operation without a kernel of its own."""

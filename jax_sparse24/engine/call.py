@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import shards
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.engine._reverse_only import reverse_only
 from jax_sparse24.engine.plan import Plan
@@ -67,6 +69,23 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
         decide(op, dtype, implementation)
     tokens = reverse_only(op, x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(dtype))
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
+
+
+def in_shards(op: str, key, *operands):
+    """The operands of a differentiation rule as `jax.shard_map` needs them, and the key of this shard.
+
+    All operands vary over the same manual axes, so that the gradient of one that was equal in all shards is
+    summed over them. Outside of `jax.shard_map` nothing changes.
+
+    op: the function, for messages.
+    key: uint32 (2,) or None, or a list of these.
+    operands: arrays in any structure.
+
+    Returns: the key, different wherever operands may be, and the operands.
+    Raises: ValueError for operands that are cut over an explicit mesh axis."""
+    shards.check_whole(op, operands)
+    key = jax.tree.map(lambda words: shards.fold_shard(words, operands), key)
+    return shards.alike((key, *operands))
 
 
 def check_bias(op: str, name: str, bias, weight_name: str, weight):

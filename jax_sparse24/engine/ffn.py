@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
@@ -153,6 +153,7 @@ def sparse_ffn(
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     b1 = check_bias("sparse_ffn", "b1", b1, "w1", w1)
     check_state("sparse_ffn", method, state, w1=w1, w2=w2)
+    key, tokens, w1, w2, b1, state = in_shards("sparse_ffn", key, tokens, w1, w2, b1, state)
     execution = Execution("sparse_ffn", "ffn", plan, implementation, activation)
     route = method.router.route(tokens, w1, state["w1"]) if method.router and tokens.size else None
     if route is None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import check_state, plan_of, prepare
+from jax_sparse24.engine.call import check_state, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import sparse_dot
@@ -76,12 +76,12 @@ def _in_one_rule(xs, layers, method, activation, implementation):
     plan = plan_of(op, method, "linear_plan")
     x_gate, (w_gate,), *_ = prepare(op, plan, implementation, gate.state, gate.key, xs[0], w=gate.w)
     x_up, (w_up, w_down), *_ = prepare(op, plan, implementation, {}, up.key, xs[1], w=up.w, w_down=down.w)
-    weights = [
-        Weight(w, layer.state, key_words(op, layer.key) if plan.stochastic else None)
-        for w, layer in zip((w_gate, w_up, w_down), layers, strict=True)
-    ]
-    for layer in weights:
-        check_state(op, method, layer.state, w=layer.w)
+    for w, layer in zip((w_gate, w_up, w_down), layers, strict=True):
+        check_state(op, method, layer.state, w=w)
+    keys = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
+    states = [layer.state for layer in layers]
+    keys, x_gate, x_up, ws, states = in_shards(op, keys, x_gate, x_up, (w_gate, w_up, w_down), states)
+    weights = [Weight(w, state, key) for w, state, key in zip(ws, states, keys, strict=True)]
     execution = Execution(op, "linear", plan, implementation)
     out = _gated_ffn(execution, activation, x_gate, x_up, weights)
     return checkpoint_name(out.reshape(*jnp.shape(xs[0])[:-1], w_down.shape[1]), "s24_dot")

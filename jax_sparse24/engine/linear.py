@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_sparse24.engine.call import check_bias, check_state, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.operand import Request
@@ -85,6 +85,7 @@ def sparse_dot(
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = check_bias("sparse_dot", "bias", bias, "w", w)
     check_state("sparse_dot", method, state, w=w)
+    key, tokens, w, bias, state = in_shards("sparse_dot", key, tokens, w, bias, state)
     execution = Execution("sparse_dot", "linear", plan, implementation)
     out = _linear(execution, tokens, w, bias, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")

@@ -7,12 +7,14 @@ cluster that they are nearest to."""
 
 import dataclasses
 import math
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.dispatch import shards
 from jax_sparse24.engine.operand import Route
 from jax_sparse24.ops.order import collect
 
@@ -199,28 +201,29 @@ def _observe_bwd(saved, dy):
 observe.defvjp(_observe_fwd, _observe_bwd)
 
 
-@jax.custom_vjp
-def teach(y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def teach(of: int, y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
     """Returns `y` unchanged, with a gradient that trains the router as a classifier of tokens.
 
     Whatever is done with `y`, the gradient of `router_dK` is that of 0.01 times the mean cross entropy
     between softmax(x router) and the clusters.
 
+    of: over how many shards of tokens the gradient is summed, so that the sum is the mean over all tokens.
     y: any shape.
     router_dK: float32, the parameter.
     x_nd, cluster_n: some of the tokens, and the cluster of each, int32."""
     return y
 
 
-def _teach_fwd(y, router_dK, x_nd, cluster_n):
+def _teach_fwd(of, y, router_dK, x_nd, cluster_n):
     return y, (router_dK, x_nd, cluster_n)
 
 
-def _teach_bwd(saved, dy):
+def _teach_bwd(of, saved, dy):
     router_dK, x_nd, cluster_n = saved
     x_nd = x_nd.astype(jnp.float32)
     error_nK = jax.nn.softmax(x_nd @ router_dK) - jax.nn.one_hot(cluster_n, router_dK.shape[1])
-    return dy, 0.01 / len(x_nd) * x_nd.T @ error_nK, None, None
+    return dy, 0.01 / (of * len(x_nd)) * x_nd.T @ error_nK, None, None
 
 
 teach.defvjp(_teach_fwd, _teach_bwd)
@@ -353,10 +356,13 @@ class Router:
         x_Td: input of the FFN.
         w1_df: the up-projection."""
         some_nd, w1_df = jax.lax.stop_gradient((x_Td[::16], w1_df))
+        summed = shards.shards_summed(router_dK, (y, some_nd, w1_df, dict(state)))
+        y, state, router_dK, some_nd, w1_df = shards.alike((y, dict(state), router_dK, some_nd, w1_df))
         if self.observed:
             order, cluster = sort_by_cluster(some_nd, state["centroids"])
             y = observe(y, state["norms"], some_nd[order], cluster, w1_df)
         if router_dK is not None:
             fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df))
-            y = teach(y, router_dK, some_nd, fired_cluster(fired_nf, self.clusters, self.m, self.layout))
+            fired_n = fired_cluster(fired_nf, self.clusters, self.m, self.layout)
+            y = teach(summed, y, router_dK, some_nd, fired_n)
         return y

@@ -1,0 +1,97 @@
+"""What the types of arrays say about meshes: over which manual axes they vary, and over which they are cut.
+
+Inside `jax.shard_map` an array varies over a mesh axis if the shards along it may hold different values. JAX
+checks this (`check_vma=True`), and a native call or a differentiation rule needs operands that vary alike."""
+
+import math
+
+import jax
+from jax.sharding import PartitionSpec
+
+
+def alike(tree):
+    """Arrays that all vary over the same manual axes, the union of theirs, with the same values.
+
+    The transpose of such a cast is the sum over shards that a gradient then needs.
+
+    tree: arrays in any structure.
+
+    Returns: the same structure; `tree` itself outside of `jax.shard_map`, and without its check."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    return varying_as(tree, tree)
+
+
+def varying_as(tree, others):
+    """Arrays that vary over every manual axis over which others do, with the same values.
+
+    tree, others: arrays in any structure.
+
+    Returns: the structure of `tree`."""
+    over = varying(others)
+    return jax.tree.map(lambda x: _vary(x, over), tree) if over else tree
+
+
+def varying(tree) -> frozenset[str]:
+    """The manual axes over which any of the arrays varies; none without the check of `jax.shard_map`.
+
+    tree: arrays in any structure."""
+    return frozenset().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(tree)))
+
+
+def _vary(x: jax.Array, over: frozenset[str]) -> jax.Array:
+    missing = over - jax.typeof(x).mat.varying
+    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+
+def shards_summed(x: jax.Array, tree) -> int:
+    """Over how many shards the gradient of an array is summed once `alike` has cast it beside others.
+
+    x: the array as it was before the cast.
+    tree: the others."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return 1
+    return math.prod(mesh.shape[axis] for axis in varying((x, tree)) - varying(x))
+
+
+def fold_shard(key: jax.Array, tree) -> jax.Array:
+    """A key of its own for every shard in which other arrays may differ.
+
+    With the check of `jax.shard_map` these are the shards along the axes over which the arrays vary; without
+    it nothing tells which arrays are equal in all shards, so that every shard gets its own key.
+
+    key: uint32 (2,).
+    tree: the arrays.
+
+    Returns: uint32 (2,); `key` itself outside of `jax.shard_map`."""
+    over = varying(tree)
+    for axis in jax.sharding.get_abstract_mesh().manual_axes:
+        index = jax.lax.axis_index(axis)
+        if axis in over or not varying(index):
+            key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), index))
+    return key
+
+
+def check_whole(op: str, tree) -> None:
+    """Raises ValueError if an array is cut over an explicit mesh axis, where no kernel can be called.
+
+    op: the operation, for the message.
+    tree: arrays in any structure."""
+    for x in jax.tree.leaves(tree):
+        sharding = jax.typeof(x).sharding
+        if not sharding.mesh.explicit_axes or all(axis is None for axis in sharding.spec):
+            continue
+        names = ", ".join(repr(axis) for axis in sharding.mesh.explicit_axes)
+        raise ValueError(
+            f"{op}: an operand of shape {x.shape} is cut by {spec_text(sharding.spec)} over a mesh with "
+            f"explicit axes ({names}), which kernels do not see. Call {op} inside jax.shard_map, where every "
+            f"device has its own shard: jax.shard_map({op}, in_specs=..., out_specs=...)."
+        )
+
+
+def spec_text(spec: PartitionSpec) -> str:
+    """A partition as it is written, such as P('dp', None).
+
+    spec: of an array."""
+    return f"P({', '.join(map(repr, spec))})"
