@@ -24,13 +24,14 @@ demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
 # A process takes whole files, in the order of the collection: slow ones first. Tests that are marked `optimised` have
-# a session of their own, since XLA reads its flags once in a process (tests/conftest.py).
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
-APART := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses auto
+# a session of their own, since XLA reads its flags once in a process (tests/conftest.py). Processes share bytecode.
+RUN := JAX_PLATFORMS=cpu PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto
+PYTEST := $(RUN) --dist loadfile --no-loadscope-reorder
+OPTIMISED := $(shell grep -rl --include='test_*.py' 'mark.optimised' tests)
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not optimised" --limit=120 --record=build/durations.txt
-	$(APART) -m "optimised" --limit=120 --record=build/durations_optimised.txt
+	$(RUN) -m "optimised" --limit=120 --record=build/durations_optimised.txt $(OPTIMISED)
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not slow and not optimised"

@@ -49,6 +49,7 @@ def pytest_configure(config):
     for name, value in {
         "compilation_cache_dir": folder,
         "persistent_cache_min_compile_time_secs": 0.0,
+        "traceback_in_locations_limit": 0,  # where an operation was written, which is looked up for each
     }.items():
         os.environ[f"JAX_{name.upper()}"] = str(value)  # for processes that this one starts
         jax.config.update(f"jax_{name}", value)

@@ -153,14 +153,9 @@ def test_explain_of_a_single_layer_and_of_a_dense_model(capsys):
     assert capsys.readouterr().out == "No sparse layers: every product is dense.\n"
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        s24.nn.FFN(16, 24, method=s24.methods.FST(), rngs=nnx.Rngs(0)),
-        s24.nn.Linear(16, 24, method=s24.methods.FST(), rngs=nnx.Rngs(0)),
-    ],
-)
-def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(layer, capsys):
+@pytest.mark.parametrize("kind", [s24.nn.FFN, s24.nn.Linear])
+def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(kind, capsys):
+    layer = kind(16, 24, method=s24.methods.FST(), rngs=nnx.Rngs(0))
     s24.explain(s24.methods.FST(), shape=(32, 16, 24))
     of_method = capsys.readouterr().out
     s24.explain(layer, shape=(32, 16, 24))

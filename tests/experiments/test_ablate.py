@@ -319,7 +319,8 @@ def test_killed_in_the_middle_and_resumed(done, tmp_path):
     """SIGKILL in the second run, between checkpoints: resumed, it ends at the result of one in a go."""
     path, whole = done
     out = tmp_path / "killed"
-    shutil.copytree(whole / "compiled", out / "compiled")
+    for part in ("compiled", "replicate/seed0"):
+        shutil.copytree(whole / part, out / part)
     arguments = [f"{path}:smoke", "--seeds", "0", "--out", str(out), "--resume"]
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.ablate", *arguments], cwd=REPOSITORY, stderr=subprocess.DEVNULL
@@ -416,8 +417,8 @@ def test_an_arm_that_diverges(done, shared, tmp_path, capsys):
 def test_two_at_a_time(done, tmp_path, capsys):
     """Two processes get the same result as one; whatever was not started yet shares their programs."""
     path, out = done
-    (tmp_path / "out").mkdir()
-    shutil.copytree(out / "compiled", tmp_path / "out/compiled")
+    for part in ("compiled", "replicate/seed0"):
+        shutil.copytree(out / part, tmp_path / "out" / part)
     status, printed = run(
         capsys, f"{path}:smoke", "--out", tmp_path / "out", "--jobs", 2, "--seeds", 0, "--resume"
     )

@@ -406,6 +406,7 @@ def test_a_learned_router_starts_from_the_centroids_and_learns_what_tokens_fire(
         s24.nn.arrange(ffn)
     np.testing.assert_array_equal(learned.router[...], fixed.up.state["centroids"][...])
 
+    @nnx.jit
     def gradient(ffn):
         return nnx.grad(lambda ffn: jnp.vdot(ffn(x), dy))(ffn)
 
@@ -423,9 +424,8 @@ def test_a_learned_router_starts_from_the_centroids_and_learns_what_tokens_fire(
 
     expected = jax.grad(loss)(learned.router[...])
     np.testing.assert_allclose(got["router"][...], expected, rtol=1e-4, atol=1e-8)
-    compiled = nnx.jit(gradient)
     for _ in range(300):
-        learned.router[...] -= 100 * compiled(learned)["router"][...]
+        learned.router[...] -= 100 * gradient(learned)["router"][...]
     assert (np.argmax(some @ learned.router[...], 1) == by_cluster.argmax(1)).all()
     with pytest.raises(ValueError, match="leaves clusters without a place"):
         Venom(routing="learned", layout="none")

@@ -113,7 +113,7 @@ def test_a_switch_to_dense_keeps_moments_and_ends_the_decay():
     (params, state, moments), losses = train_functionally(1, EVERY, carry, sparse=False)
     twin = Net(METHODS["Dense"], rngs=nnx.Rngs(0))
     nnx.update(twin, jax.tree.map(jnp.asarray, stored[0]))
-    want, gradient = nnx.value_and_grad(loss_of)(twin, batch(EVERY))
+    want, gradient = nnx.jit(nnx.value_and_grad(loss_of))(twin, batch(EVERY))
     np.testing.assert_allclose(losses[0], want, rtol=1e-5)
     plain = optax.chain(optax.clip_by_global_norm(1.0), s24.optim.masked_decay(0.0), optax.adamw(1e-2))
     before = jax.tree.map(jnp.asarray, stored[0])

@@ -25,6 +25,11 @@ def tokens(length=12, batch=4, seed=0):
     return jnp.array(np.random.default_rng(seed).integers(0, VOCABULARY, (batch, length)), jnp.int32)
 
 
+@nnx.jit
+def decode(model, tokens, cache, position):
+    return model.decode(tokens, cache, position)
+
+
 def params_of(model):
     return nnx.state(model, nnx.Param)
 
@@ -166,11 +171,11 @@ def test_config_reaches_the_layers():
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(fields, method):
     """Prompt at once, then token by token; the groups of a sparse activation lie within one token."""
     model, text = build(method, **fields), tokens()
-    want = model(text)
-    logits, cache = model.decode(text[:, :5], model.empty_cache(text.shape[0], 12), 0)
+    want = nnx.jit(lambda model, text: model(text))(model, text)
+    logits, cache = decode(model, text[:, :5], model.empty_cache(text.shape[0], 12), 0)
     parts = [logits]
     for position in range(5, text.shape[1]):
-        logits, cache = model.decode(text[:, position : position + 1], cache, position)
+        logits, cache = decode(model, text[:, position : position + 1], cache, position)
         parts.append(logits)
     near = 5e-2 if fields.get("dtype") else 1e-4
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=near, atol=near)
@@ -183,5 +188,5 @@ def test_a_full_cache_forgets_the_oldest_tokens():
     size = 4
     cache = model.empty_cache(text.shape[0], size)
     for position in range(text.shape[1]):
-        logits, cache = model.decode(text[:, position : position + 1], cache, position)
+        logits, cache = decode(model, text[:, position : position + 1], cache, position)
     np.testing.assert_allclose(logits[:, -1], model(text[:, -size:])[:, -1], rtol=1e-4, atol=1e-4)

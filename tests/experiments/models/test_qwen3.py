@@ -1,7 +1,6 @@
 """The model of Qwen3's shape: its attention against one written out, causality, decoding, a run of it."""
 
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from experiments import evaluate, generate, launch
 from experiments.errors import UserError
 from experiments.models import qwen3
 from experiments.models.parts import rotate
-from experiments.training.stored import load_state
 
 VOCABULARY = 11
 SHAPE = {"layers": 2, "d": 16, "f": 32, "heads": 4, "kv_heads": 2, "head": 6, "rope": 100.0}
@@ -68,7 +66,7 @@ def test_no_gradient_comes_from_a_later_token():
         return jnp.sum(model._logits(x_BLd)[:, at] * jnp.arange(VOCABULARY))
 
     x_BLd = jax.random.normal(jax.random.key(0), (2, 10, 16))
-    size_BL = np.abs(jax.grad(logits_there)(x_BLd)).sum(-1)
+    size_BL = np.abs(jax.jit(jax.grad(logits_there))(x_BLd)).sum(-1)
     assert (size_BL[:, : at + 1] > 0).all() and (size_BL[:, at + 1 :] == 0).all()
 
 
@@ -76,12 +74,13 @@ def test_no_gradient_comes_from_a_later_token():
 @pytest.mark.parametrize("fields", [{}, {"remat": True}, {"tied": False, "kv_heads": 1}])
 def test_decoding_gives_the_logits_of_the_whole(fields):
     model, words = model_of(**fields), tokens()
-    logits, cache = model.decode(words[:, :6], model.empty_cache(2, 10), 0)
+    decode = nnx.jit(lambda model, *rest: model.decode(*rest))
+    logits, cache = decode(model, words[:, :6], model.empty_cache(2, 10), 0)
     parts = [logits]
     for position in range(6, 10):
-        logits, cache = model.decode(words[:, position : position + 1], cache, position)
+        logits, cache = decode(model, words[:, position : position + 1], cache, position)
         parts.append(logits)
-    np.testing.assert_allclose(jnp.concatenate(parts, 1), model(words), atol=1e-5)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), nnx.jit(lambda m, w: m(w))(model, words), atol=1e-5)
 
 
 def test_methods_start_from_the_same_parameters():
@@ -109,15 +108,14 @@ FEWER = ["--method.dense-fraction", "0", "--train.probe-every", "0"]  # programs
 
 @pytest.mark.slow
 def test_a_run_from_the_command_line(shared, tmp_path, capsys):
-    """Of this model, on documents of a JSON Lines file: trained with FST, resumed, evaluated, sampled
-    from."""
+    """Of this model, on documents of a JSON Lines file: trained with FST, evaluated, sampled from."""
     texts = [path.read_text() for path in sorted((shared / "corpus").iterdir())]
     pieces = [text[i : i + 600] for text in texts for i in range(0, len(text), 600)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
     out = tmp_path / "run"
     chosen = ["--model", "qwen3", "--model.kv-heads", "1", "--model.head", "8", "--data=jsonl"]
     chosen += ["--data.file", str(tmp_path / "text.jsonl"), "--out", str(out), "--progress", "False"]
-    launch.main([str(shared / "tiny.py"), *chosen, "--train.checkpoint-every", "6", "--no-tune", *FEWER])
+    launch.main([str(shared / "tiny.py"), *chosen, "--train.eval-every", "0", "--no-tune", *FEWER])
     config = configs.read(out / "config.json")
     assert config.model == qwen3.Config(layers=2, d=16, f=32, heads=2, kv_heads=1, head=8)
     assert (config.data.file, config.data.seq) == (str(tmp_path / "text.jsonl"), 32)
@@ -125,12 +123,6 @@ def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
     flips = [row["flip_rate"] for row in rows if row["kind"] == "monitor"]
     assert len(losses) == 12 and losses[-1] < losses[0] and len(flips) == 4 and max(flips) > 0
-    copy = shutil.copytree(out, tmp_path / "copy")
-    shutil.rmtree(copy / "checkpoints" / "12")
-    launch.main(["--resume", str(copy), "--progress", "False", "--no-tune"])
-    one, other = (load_state(folder)[3] for folder in (out, copy))
-    jax.tree.map(np.testing.assert_array_equal, one["params"], other["params"])
-    jax.tree.map(np.testing.assert_array_equal, one["opt"], other["opt"])
     capsys.readouterr()
     evaluate.main([str(out), "--batches", "2"])
     assert "validation tokens of text.jsonl" in (text := capsys.readouterr().out) and "bits per byte" in text

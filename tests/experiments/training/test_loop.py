@@ -113,6 +113,7 @@ def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
         "--no-tune",
     ]
     command += ["--train.steps", "100000", "--train.eval-every", "0", "--train.checkpoint-every", "0"]
+    command += ["--train.monitor-every", "0", "--train.probe-every", "0", "--model.layers", "1"]
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -349,7 +350,7 @@ def test_two_processes_share_one_run(shared, tmp_path):
     ]
     command += ["--train.steps", "3", "--train.monitor-every", "0", "--train.eval-every", "0"]
     command += ["--model.layers", "1", "--method.dense-fraction", "0", "--train.probe-every", "0"]
-    command += ["--coordinator", address, "--processes", "2", "--process"]
+    command += ["--no-tune", "--coordinator", address, "--processes", "2", "--process"]
     processes = [
         subprocess.Popen(
             [*command, index], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

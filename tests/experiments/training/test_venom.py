@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from experiments import config as configs
 from experiments import evaluate
 from experiments.analysis import comparison, runs
 from experiments.analysis.outcome import outcome
@@ -27,6 +28,13 @@ def venom(config):
     """Twelve steps: dense up to step 4, where neurons move, sparse up to step 8, then dense."""
     every = dataclasses.replace(config.train, checkpoint_every=2)
     return dataclasses.replace(config, name="venom", method=METHOD, train=every)
+
+
+@pytest.fixture(scope="module")
+def quiet(venom):
+    """The same without what only watches it, which changes no step."""
+    train = dataclasses.replace(venom.train, monitor_every=0, probe_every=0, eval_every=0, eval_batches=1)
+    return dataclasses.replace(venom, train=train)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +82,10 @@ def test_losses_that_depend_on_later_tokens_are_marked(whole, capsys):
     assert measured["val_causal"] == measured["val_sparse"] + measured["leak"]
 
 
-def test_neurons_may_move_again(venom, whole, tmp_path):
+def test_neurons_may_move_again(quiet, whole, tmp_path):
     """At steps 4 and 6; the state before step 6 is that of the run that moves them once."""
     method = dataclasses.replace(METHOD, arrange_every=3)
-    out = train(dataclasses.replace(venom, method=method), tmp_path / "run", show=False).out
+    out = train(dataclasses.replace(quiet, method=method), tmp_path / "run", show=False).out
     jax.tree.map(np.testing.assert_array_equal, checkpoint(out, 6)["params"], checkpoint(whole, 6)["params"])
     kernels = [checkpoint(o, 8)["params"]["blocks"][0]["ffn"]["up"]["kernel"][...] for o in (out, whole)]
     assert not np.array_equal(*kernels)
@@ -87,13 +95,13 @@ def norms(state):
     return np.stack([v[...] for path, v in nnx.to_flat_state(state["sparse"]) if path[-1] == "norms"])
 
 
-def test_a_running_statistic_moves_in_the_sparse_phase_and_is_resumed(venom, tmp_path):
+def test_a_running_statistic_moves_in_the_sparse_phase_and_is_resumed(quiet, tmp_path):
     """In two micro-batches, in layers that are scanned and computed again in the backward pass."""
     run = dataclasses.replace(
-        venom,
+        quiet,
         method=dataclasses.replace(METHOD, columns="statistic"),
-        model=dataclasses.replace(venom.model, scan=True, remat=True),
-        train=dataclasses.replace(venom.train, accumulate=2),
+        model=dataclasses.replace(quiet.model, scan=True, remat=True),
+        train=dataclasses.replace(quiet.train, accumulate=2),
     )
     out = train(run, tmp_path / "run", show=False).out
     at = {step: norms(checkpoint(out, step)) for step in (2, 4, 6, 8, 12)}
@@ -118,13 +126,14 @@ def test_blocks_that_do_not_fit_are_found_before_the_dense_warm_up(venom, tmp_pa
 
 
 @pytest.mark.parametrize("step", [2, 4, 6])
-def test_resume_before_at_and_after_the_move(whole, venom, tmp_path, step):
+def test_resume_before_at_and_after_the_move(whole, quiet, tmp_path, step):
     copy = tmp_path / "run"
     shutil.copytree(whole, copy)
+    configs.write(quiet, copy / "config.json")
     for kept in (copy / "checkpoints").iterdir():
         if kept.name.isdigit() and int(kept.name) > step:
             shutil.rmtree(kept)
-    train(venom, copy, resume=True, show=False)
+    train(quiet, copy, resume=True, show=False)
     jax.tree.map(np.testing.assert_array_equal, checkpoint(copy, 12), checkpoint(whole, 12))
 
 
