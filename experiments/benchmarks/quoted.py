@@ -6,6 +6,7 @@ is between these."""
 import re
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments import files
 from experiments.benchmarks import rows, select, stored
@@ -22,6 +23,7 @@ LOSSES = {
     "Activation24": ("activation24", "warmup", "warm-up"),
     "Venom": ("venom", "weights", "both"),
 }
+EQUAL_TIME = "fst", "equal_time"  # the claim whose arms have the time of its dense arm
 PAYS = 1.05  # a step that is no faster than this is not worth another loss
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end of bench: \2 -->)", re.S)
 
@@ -82,10 +84,19 @@ def energy(row: dict | None, base: str, name: str) -> str:
     return f"{times[1]['joules'] / times[0]['joules']:.2f}" if known else "-"
 
 
-def loss_of(recorded: list, method: str) -> tuple[float, float, float, Path, dict] | None:
-    """(mean, least, most, file, result) of the change of validation loss to dense training with the same seed
-    and number of steps, of the newest result and of the size "gpu" where that was run."""
-    paper, claim, arm = LOSSES[method]
+class Change(NamedTuple):
+    """Validation loss of an arm minus that of dense training with the same seed, over seeds; its source."""
+
+    mean: float
+    least: float
+    most: float
+    arm: str
+    file: Path
+    result: dict
+
+
+def loss_of(recorded: list, paper: str, claim: str, arm: str) -> Change | None:
+    """The change of loss in the newest result of a claim, of the size "gpu" where that was run."""
     own = [(path, r) for path, r in recorded if (r["paper"], r["name"]) == (paper, claim)]
     own = [(path, r) for path, r in own if {arm, "dense"} <= set(r["metrics"])]
     if not own:
@@ -95,7 +106,7 @@ def loss_of(recorded: list, method: str) -> tuple[float, float, float, Path, dic
     changes = [
         metrics[arm][seed]["val_dense"] - metrics["dense"][seed]["val_dense"] for seed in metrics["dense"]
     ]
-    return statistics.mean(changes), min(changes), max(changes), path, result
+    return Change(statistics.mean(changes), min(changes), max(changes), arm, path, result)
 
 
 # ---- blocks
@@ -144,14 +155,14 @@ def at_what_loss(recorded: list, here: str) -> str:
     """What methods cost in loss, from the recorded ablations."""
     parts = []
     for method in METHODS:
-        found = loss_of(recorded, method)
+        found = loss_of(recorded, *LOSSES[method])
         if found is not None:
-            mean, least, most, path, result = found
-            model, steps = result["config"]["model"], result["config"]["train"]["steps"]
+            config, seeds = found.result["config"], len(found.result["seeds"])
+            model, steps = config["model"], config["train"]["steps"]
             parts.append(
-                f"`{method}` {mean:+.3f} ({least:+.3f} to {most:+.3f}, {len(result['seeds'])} seeds, d = "
+                f"`{method}` {found.mean:+.3f} ({found.least:+.3f} to {found.most:+.3f}, {seeds} seeds, d = "
                 f"{model['d']}, {model['layers']} blocks, {steps} steps: "
-                f"[file]({here}{path.relative_to(REPOSITORY / 'docs')}))"
+                f"[file]({here}{found.file.relative_to(REPOSITORY / 'docs')}))"
             )
     return (
         "At equal steps the loss is not that of dense training. Validation loss minus the dense one's, both "
