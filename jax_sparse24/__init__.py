@@ -45,6 +45,9 @@ _LAZY = {
     "refresh": ("jax_sparse24.nn", "refresh"),
     "Loop": ("jax_sparse24.loop", "Loop"),
     "Tree": ("jax_sparse24.nn.view", "Tree"),
+    "Rule": ("jax_sparse24.surgery", "Rule"),
+    "sparsify": ("jax_sparse24.surgery", "sparsify"),
+    "densify": ("jax_sparse24.surgery", "densify"),
 }
 
 

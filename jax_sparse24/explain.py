@@ -27,7 +27,7 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
     """Prints which operand of which product becomes sparse, by which implementation it runs, and why.
 
     what: a method from `s24.methods`, or a layer or model, whose sparse layers are listed with the table of
-        each method.
+        each method, and its dense linear layers with the reason.
     shape: (T, d, f), tokens, model width and FFN width; prints the decision for each product of an FFN of
         that shape, with the measurements behind it, instead of the table.
     dtype: of the products.
@@ -51,6 +51,7 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
             f"explain: needs a method from s24.methods or an nnx.Module, got {type(what).__name__}."
         )
     from jax_sparse24.nn import sparse_layers
+    from jax_sparse24.surgery import left_dense
 
     by_method = {}
     for path, layer in sparse_layers(what):
@@ -63,6 +64,13 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
             mode = "" if layer.sparse else "   (dense mode)"
             print(f"  {'.'.join(map(str, path)) or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
         print(text(method, chosen))
+    methods = {method for method, _ in by_method}
+    dense = left_dense(what, methods.pop() if len(methods) == 1 else None)
+    if dense:
+        print("Dense linear layers:")
+    for path, layer, reason in dense:
+        shape = tuple(layer.kernel.shape)
+        print(f"  {path.replace('/', '.') or '(the model)'}: kernel {shape}: {reason}")
 
 
 def _method_table(method: Method, dtype, implementation) -> str:

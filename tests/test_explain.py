@@ -20,6 +20,8 @@ def table(text):
     places = [lines[start].index(h) for h in headings]
     rows = []
     for line in lines[start + 1 :]:
+        if line == "Dense linear layers:":
+            break
         cells = [line[a:b].strip() for a, b in zip(places, [*places[1:], None], strict=True)]
         rows.append(dict(zip(headings, cells, strict=True)))
     return rows
@@ -133,8 +135,12 @@ def test_explain_lists_the_sparse_layers_of_a_model_by_method(capsys):
     assert re.search(r"1 layers? with STE\(\)", out)
     for line in ("blocks.0.up: kernel (16, 24)", "blocks.1.down: kernel (24, 16)", "head: kernel (16, 8)"):
         assert f"  {line}\n" in out
-    assert "  plain:" not in out
-    assert "  dense:" not in out
+    sparse, _, dense = out.partition("Dense linear layers:\n")
+    assert "  plain:" not in sparse
+    assert dense.splitlines() == [
+        "  dense: kernel (16, 16): its method is Dense",
+        "  plain: kernel (16, 16): no rule of s24.sparsify has taken it",
+    ]
     assert "dense mode" not in out
     assert [r[0] for r in columns(out, "product")] == ["fwd", "dgrad", "wgrad"]
     assert len(re.findall("^product  ", out, re.MULTILINE)) == 2
@@ -150,7 +156,10 @@ def test_explain_of_a_single_layer_and_of_a_dense_model(capsys):
     s24.explain(s24.nn.Linear(16, 8, method=s24.methods.FST(), rngs=nnx.Rngs(0)))
     assert "(the model): kernel (16, 8)" in capsys.readouterr().out
     s24.explain(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    assert capsys.readouterr().out == "No sparse layers: every product is dense.\n"
+    assert capsys.readouterr().out == (
+        "No sparse layers: every product is dense.\nDense linear layers:\n"
+        "  (the model): kernel (4, 4): no rule of s24.sparsify has taken it\n"
+    )
 
 
 @pytest.mark.parametrize("kind", [s24.nn.FFN, s24.nn.Linear])

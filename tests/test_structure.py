@@ -21,13 +21,14 @@ LAYERS = [
     {"methods"},
     {"measure"},
     {"nn", "linen", "optim", "monitor"},
-    {"loop", "surgery", "explain", "installation", "export"},
+    {"loop", "surgery", "export"},
+    {"explain", "installation"},
     {"info"},
     {"__init__"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # Imports inside functions: what layers need and the functional core does without.
-WITHIN_FUNCTIONS = {("explain", "flax"), ("explain", "jax_sparse24.nn")}
+WITHIN_FUNCTIONS = {("explain", "flax"), ("explain", "jax_sparse24.nn"), ("explain", "jax_sparse24.surgery")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
     *("tyro", "tqdm", "matplotlib", "tensorboardX"),

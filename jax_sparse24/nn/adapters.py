@@ -36,10 +36,10 @@ def merge_adapters(model: nnx.Module) -> None:
 
     Raises: TypeError if `model` is no NNX module."""
     for _, layer in sparse_layers(model):
-        kernel = layer.kernel[...]
+        weight = layer.weight
         if layer.active:
-            kernel = forward_weight(kernel, layer.method, layer.method_state())
+            weight = forward_weight(weight, layer.method, layer.method_state())
         if layer.adapted:
-            kernel = kernel + layer.adapt(jnp.eye(layer.in_features, dtype=kernel.dtype))
-        layer.kernel[...] = kernel
+            weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype))
+        layer.kernel[...] = layer.like_kernel(weight)
         layer.sparse, layer.adapters = False, nnx.Dict()

@@ -31,7 +31,7 @@ class Move(NamedTuple):
         return jnp.take_along_axis(x, jnp.expand_dims(self.order, -3 - self.axis), axis=self.axis)
 
 
-# The axis along which the neurons lie, by the parameter's path within its FFN.
+# The axis along which the neurons lie, by the layer's role in its FFN and the parameter's name.
 NEURON_AXES = {("up", "kernel"): -1, ("up", "bias"): -1, ("down", "kernel"): -2}
 
 
@@ -51,20 +51,21 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
     layers_of("arrange", model)
     moves = {}
     for path, ffn in nnx.iter_modules(model):
-        if not isinstance(ffn, FFN) or (router := ffn.up.method.router) is None:
+        if not isinstance(ffn, FFN) or (router := ffn.part("up").method.router) is None:
             continue
-        kernel = np.asarray(ffn.up.kernel[...])
+        up = ffn.part("up")
+        kernel = np.asarray(up.kernel[...])
         found = [router.arrange(w1) for w1 in kernel.reshape(-1, *kernel.shape[-2:])]
         lead = kernel.shape[:-2]
         order = jnp.asarray(np.stack([o for o, _ in found]).reshape(*lead, -1), jnp.int32)
         for name in found[0][1]:
             values = jnp.stack([state[name] for _, state in found])
-            ffn.up.state[name][...] = values.reshape(*lead, *values.shape[1:])
+            up.state[name][...] = values.reshape(*lead, *values.shape[1:])
         if router.learned:
-            ffn.router[...] = ffn.up.state[router.learned][...]
-        for (layer, name), axis in NEURON_AXES.items():
-            parameter = getattr(getattr(ffn, layer), name)
+            ffn.router[...] = up.state[router.learned][...]
+        for (role, name), axis in NEURON_AXES.items():
+            parameter = getattr(ffn.part(role), name)
             if parameter is not None:
-                move = moves[".".join(map(str, (*path, layer, name)))] = Move(axis, order)
+                move = moves[".".join(map(str, (*path, *ffn.place(role), name)))] = Move(axis, order)
                 parameter[...] = move(parameter[...])
     return moves

@@ -1,5 +1,8 @@
 """Feed-forward blocks of transformers, with and without a gate."""
 
+import functools
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,7 +16,43 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear, check_alike, naming_its_layer
 
 
-class FFN(nnx.Module):
+class Block(nnx.Module):
+    """What feed-forward blocks share: they know their linear layers by what these do.
+
+    roles: of the linear layers, which are the names of their attributes too, but for `names`.
+    names: for a block that stands in place of another, pairs of a role and the layer's path in the block,
+        such as ("up", "layers/0")."""
+
+    roles: ClassVar[tuple[str, ...]] = ("up", "down")
+    names: tuple[tuple[str, str], ...] = ()
+
+    def place(self, role: str) -> tuple[str, ...]:
+        """The path of a layer in the block.
+
+        role: of `roles`.
+
+        Returns: names of attributes."""
+        return tuple(dict(self.names).get(role, role).split("/"))
+
+    def part(self, role: str) -> Linear:
+        """The linear layer that does something.
+
+        role: of `roles`.
+
+        Returns: an `s24.nn.Linear`, unless a user put another layer there."""
+        return functools.reduce(getattr, self.place(role), self)
+
+    def parts(self) -> dict[str, Linear]:
+        """All linear layers, by their roles."""
+        return {role: self.part(role) for role in self.roles}
+
+    @property
+    def path(self) -> str:
+        """Of the block in the model, for messages, where a loop has told its layers."""
+        return self.part("up").path.removesuffix(".".join(self.place("up"))).removesuffix(".")
+
+
+class FFN(Block):
     """`down(act(up(x)))`: all six products run as `method` says, under one differentiation rule.
 
     `up` (d, f) and `down` (f, d) are `s24.nn.Linear` layers, so parameters are named as in a plain block. A
@@ -47,18 +86,18 @@ class FFN(nnx.Module):
         check_fits("FFN", self.up.method, activation)
         check_widths("FFN", self.up.method, d, f)
         self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
-        if self._learned:
-            self.router = nnx.Param(jnp.zeros_like(self.up.state[self._learned][...]))
+        self.prepare()
 
-    @property
-    def path(self) -> str:
-        """Of the block in the model, for messages, where a loop has told its layers."""
-        return self.up.path.removesuffix("up").removesuffix(".")
+    def prepare(self) -> None:
+        """Gives the block, whose layers are there, the parameters that its method learns besides."""
+        if self._learned:
+            self.router = nnx.Param(jnp.zeros_like(self.part("up").state[self._learned][...]))
 
     @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
-        up, down = self.up, self.down
-        check_alike("FFN", up=up, down=down)
+        layers = self.parts()
+        check_alike("FFN", **layers)
+        up, down = layers["up"], layers["down"]
         if not (up.active and down.active) or up.adapted or down.adapted or not x.size:
             return down(ACTIVATIONS[self.activation](up(x)))
         up.check_current()
@@ -81,29 +120,30 @@ class FFN(nnx.Module):
 
         Returns: a dict of float32 scalars, see `s24.activation_stats`.
         Raises: as `s24.activation_stats`."""
-        up = self.up
-        check_alike("FFN", up=up, down=self.down)
+        check_alike("FFN", **self.parts())
+        up = self.part("up")
         x, w1, b1, *_ = self._promoted(x)
         return activation_stats(
             x, w1, up.method, self._state(), up.noise_key(), b1=b1, activation=self.activation
         )
 
     def _promoted(self, x):
-        layers = (self.up, self.down)
+        layers = self.parts().values()
         params = [None if p is None else p[...] for layer in layers for p in (layer.kernel, layer.bias)]
-        return dtypes.promote_dtype((x, *params), dtype=self.up.dtype)
+        return dtypes.promote_dtype((x, *params), dtype=self.part("up").dtype)
 
     def _state(self):
         learned = {self._learned: jax.lax.stop_gradient(self.router[...])} if self._learned else {}
-        return {"w1": self.up.method_state() | learned, "w2": self.down.method_state()}
+        return {"w1": self.part("up").method_state() | learned, "w2": self.part("down").method_state()}
 
     @property
     def _learned(self) -> str:
         """Name of the entry of w1's state that the parameter `router` replaces; "" without one."""
-        return self.up.method.router.learned if self.up.method.router else ""
+        router = self.part("up").method.router
+        return router.learned if router else ""
 
 
-class GatedFFN(nnx.Module):
+class GatedFFN(Block):
     """`down(act(gate(x)) * up(x))`, whose three linear layers run as `method` says.
 
     For activation="silu" it is SwiGLU. Without biases, one differentiation rule covers all three layers where
@@ -116,6 +156,8 @@ class GatedFFN(nnx.Module):
 
     Raises: as `s24.nn.Linear`, and ValueError for an unknown activation; a call raises as `s24.sparse_dot`.
     """
+
+    roles = ("gate", "up", "down")
 
     def __init__(
         self,
@@ -134,17 +176,13 @@ class GatedFFN(nnx.Module):
         self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
         self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
 
-    @property
-    def path(self) -> str:
-        """Of the block in the model, for messages, where a loop has told its layers."""
-        return self.up.path.removesuffix("up").removesuffix(".")
-
     @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
-        layers = {"gate": self.gate, "up": self.up, "down": self.down}
+        layers = self.parts()
         check_alike("GatedFFN", **layers)
+        gate, up, down = layers.values()
         if any(not layer.active or layer.adapted for layer in layers.values()):
-            return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+            return down(ACTIVATIONS[self.activation](gate(x)) * up(x))
         for layer in layers.values():
             layer.check_current()
         xs, weights = [], []
@@ -153,4 +191,4 @@ class GatedFFN(nnx.Module):
             own_x, w, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
             xs.append(own_x)
             weights.append(Weight(w, layer.method_state(), layer.noise_key(), bias))
-        return gated_ffn(xs[:2], *weights, self.up.method, self.activation, self.up.implementation)
+        return gated_ffn(xs[:2], *weights, up.method, self.activation, up.implementation)

@@ -37,9 +37,9 @@ def naming_its_layer(call):
     """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
 
     @functools.wraps(call)
-    def run(self, *args):
+    def run(self, *args, **options):
         try:
-            return call(self, *args)
+            return call(self, *args, **options)
         except (TypeError, ValueError) as error:
             told = not self.path or str(error).startswith(self.path)
             if told or type(error) not in (TypeError, ValueError):  # others are made from more than a text
@@ -64,8 +64,9 @@ class Linear(nnx.Module):
     - `checksum` (uint32), if the method refreshes its state or draws noise: of the kernel when `s24.refresh`
       was last told a step.
 
-    A call takes x, (..., in_features), returns (..., out_features), and is pure. Noise depends on the key,
-    the step and the product, so two calls of one layer in one step draw the same noise unless
+    A call takes x, (..., in_features), and maybe the sharding of its result, `out_sharding`, as that of
+    `nnx.Linear` does; it returns (..., out_features), and is pure. Noise depends on the key, the step and the
+    product, so two calls of one layer in one step draw the same noise unless
     `s24.nn.fold_key` separates them. Where the kernel has moved since `s24.refresh` was last told a step,
     noise depends on the kernel in place of the step, so that it advances in a loop that tells none.
 
@@ -99,13 +100,8 @@ class Linear(nnx.Module):
         role: str = "w",
         rngs: nnx.Rngs,
     ):
-        self.method = Dense() if method is None else method
-        if isinstance(method, type):
-            raise TypeError(
-                f"Linear: method must be an instance, got the class; call it: {method.__name__}()."
-            )
-        if not isinstance(self.method, Method):
-            raise TypeError(f"Linear: method must be one of s24.methods, such as FST(), got {method!r}.")
+        method = Dense() if method is None else method
+        check_method("Linear", method)
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             check_size("Linear", name, size)
         if role not in ROLES:
@@ -114,42 +110,59 @@ class Linear(nnx.Module):
             raise ValueError(
                 f"Linear: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
             )
-        if role == "w" and self.method.ffn_plan().rows and not self.method.linear_plan().rows:
-            raise ValueError(
-                f"Linear: {self.method} makes activations sparse and has no table for a single linear layer, "
-                f"nor for a block with a gate; use s24.nn.FFN."
-            )
-        _check_features(self.method, in_features, out_features)
+        check_fit(method, in_features, out_features, role)
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype
-        self.implementation = implementation
-        self.role = role
-        self.sparse = True
-        self.path = ""  # in the model, for messages, where a loop has told it
         self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
         # The key is drawn for every method, so that models which differ only in their methods start from
         # the same parameters.
-        noise_key = rngs.params()
-        observed = self.method.router.observed if self.method.router else ()
+        self.prepare(method, role, implementation, rngs.params())
+
+    def prepare(self, method: Method, role: str, implementation: str | None, noise_key: jax.Array) -> None:
+        """Gives the layer, whose parameters are there, all else that its method keeps.
+
+        The layer may be a stack of layers, whose parameters have leading axes.
+
+        method, role, implementation: as in `Linear`.
+        noise_key: a PRNG key."""
+        self.method, self.role, self.implementation = method, role, implementation
+        self.sparse = True
+        self.path = ""  # in the model, for messages, where a loop has told it
+        weight = self.weight
+        lead = weight.shape[:-2]
+        observed = method.router.observed if method.router else ()
         self.state = nnx.Dict(
             {
                 name: (Statistic if name in observed else SparseState)(value)
-                for name, value in self.method.init(self.kernel[...], role).items()
+                for name, value in method.init(weight, role).items()
             }
         )
-        if self.method.stochastic:
-            self.key = SparseState(jax.random.bits(noise_key, (2,), jnp.uint32))
-        self.step = SparseState(jnp.zeros((), jnp.int32))
-        if self.method.ffn_plan().rows:
-            self.dense_from = SparseState(jnp.zeros((), jnp.uint32))
+        if method.stochastic:
+            self.key = SparseState(jax.random.bits(noise_key, (*lead, 2), jnp.uint32))
+        self.step = SparseState(jnp.zeros(lead, jnp.int32))
+        if method.ffn_plan().rows:
+            self.dense_from = SparseState(jnp.zeros(lead, jnp.uint32))
         if self.ages:
-            self.refreshed = SparseState(jnp.full((), DUE, jnp.int32))
-        if self.ages or self.method.stochastic:
-            self.checksum = SparseState(checksum(self.kernel[...]))
-        adapters = self.method.adapters(self.kernel[...], role)
+            self.refreshed = SparseState(jnp.full(lead, DUE, jnp.int32))
+        if self.ages or method.stochastic:
+            self.checksum = SparseState(checksum(weight))
+        adapters = method.adapters(weight, role)
         self.adapters = nnx.Dict({name: nnx.Param(value) for name, value in adapters.items()})
         self.adapting = True
+
+    @property
+    def weight(self) -> jax.Array:
+        """The kernel as the matrix that the products take, (..., in, out)."""
+        return self.kernel[...]
+
+    def like_kernel(self, matrix: jax.Array) -> jax.Array:
+        """An array like `weight` in the shape of the kernel.
+
+        matrix: (..., in, out).
+
+        Returns: an array of the kernel's shape."""
+        return matrix
 
     @property
     def active(self) -> bool:
@@ -178,7 +191,7 @@ class Linear(nnx.Module):
         """The PRNG key of this step's noise, or None if the method draws none."""
         if not self.method.stochastic:
             return None
-        now, step = checksum(self.kernel[...]), self.step[...].astype(jnp.uint32)
+        now, step = checksum(self.weight), self.step[...].astype(jnp.uint32)
         told = jnp.where(now == self.checksum[...], step, now)
         return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), told)
 
@@ -190,22 +203,33 @@ class Linear(nnx.Module):
         """The mask in use: the stored one, or the one that the method chooses for the kernel as it is.
 
         Returns: bool, the kernel's shape; None if the method masks no weight."""
-        if "mask" in self.state:
-            return self.state["mask"][...]
-        return self.method.fresh_mask(self.kernel[...])
+        stored = self.state["mask"][...] if "mask" in self.state else self.method.fresh_mask(self.weight)
+        return None if stored is None else self.like_kernel(stored)
 
     @naming_its_layer
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, out_sharding=None) -> jax.Array:
+        bias = None if self.bias is None else self.bias[...]
+        return self.product(x, bias, out_sharding)
+
+    def product(self, x: jax.Array, bias: jax.Array | None, out_sharding=None) -> jax.Array:
+        """The input times `weight`, with what the adapters add.
+
+        x: (..., in_features).
+        bias: (out_features,), or None to add none.
+        out_sharding: of the result, as in `nnx.Linear`; None to leave it to JAX.
+
+        Returns: (..., out_features)."""
         if x.size:
             self.check_current()
-        bias = None if self.bias is None else self.bias[...]
-        x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
+        x, w, bias = dtypes.promote_dtype((x, self.weight, bias), dtype=self.dtype)
         if self.active:
             state, key = self.method_state(), self.noise_key()
-            y = sparse_dot(x, kernel, self.method, state, key, bias=bias, implementation=self.implementation)
+            y = sparse_dot(x, w, self.method, state, key, bias=bias, implementation=self.implementation)
         else:
-            y = x @ kernel if bias is None else x @ kernel + bias
-        return y + self.adapt(x) if self.adapted else y
+            y = jnp.matmul(x, w, out_sharding=out_sharding)
+            y = y if bias is None else y + bias
+        y = y + self.adapt(x) if self.adapted else y
+        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
     def set_sparse(self, sparse: bool) -> None:
         """Switches the mode and records it in the state, see `s24.nn.set_sparse`.
@@ -217,7 +241,7 @@ class Linear(nnx.Module):
         abstract = isinstance(self.kernel.get_raw_value(), jax.ShapeDtypeStruct)
         if abstract or not self.method.ffn_plan().rows:
             return
-        kernel, was = self.kernel[...], self.dense_from[...]
+        kernel, was = self.weight, self.dense_from[...]
         self._record_mode(kernel)
         if sparse and self.ages:
             moved = (was != 0) & (was != checksum(kernel))
@@ -225,13 +249,13 @@ class Linear(nnx.Module):
 
     def reset(self) -> None:
         """Gives the layer the state and adapters of a new layer with its kernel, see `s24.nn.reset`."""
-        for name, value in self.method.init(self.kernel[...], self.role).items():
+        for name, value in self.method.init(self.weight, self.role).items():
             self.state[name][...] = value
-        for name, value in self.method.adapters(self.kernel[...], self.role).items():
+        for name, value in self.method.adapters(self.weight, self.role).items():
             self.adapters[name][...] = value
         if self.ages:
             self._record(self.refreshed, DUE)
-            self.checksum[...] = checksum(self.kernel[...])
+            self.checksum[...] = checksum(self.weight)
 
     def refresh(self, step=None, due: bool | None = None) -> None:
         """Records the step and recomputes the method's state if it is due, see `s24.refresh`.
@@ -239,7 +263,7 @@ class Linear(nnx.Module):
         The layer may be a stack of layers, whose variables have leading axes.
 
         step, due: as in `s24.refresh`."""
-        kernel = self.kernel[...]
+        kernel = self.weight
         if step is not None:
             self._record(self.step, step)
             if "checksum" in vars(self):
@@ -297,7 +321,7 @@ class Linear(nnx.Module):
         self.check_arranged()
         if not self.ages:
             return
-        found = self.refreshed[...], self.checksum[...], self.kernel[...]
+        found = self.refreshed[...], self.checksum[...], self.weight
         if any(isinstance(value, jax.core.Tracer) for value in found):
             return
         refreshed, then, kernel = found
@@ -383,7 +407,26 @@ def checksum(kernel: jax.Array) -> jax.Array:
     return jnp.sum(words, axis=-1, dtype=jnp.uint32) | jnp.uint32(1)
 
 
-def _check_features(method: Method, in_features: int, out_features: int) -> None:
+def check_method(op: str, method) -> None:
+    """Raises TypeError unless a method is an instance of `s24.methods`.
+
+    op: the layer or function, for messages.
+    method: as the caller gave it."""
+    if isinstance(method, type):
+        raise TypeError(f"{op}: method must be an instance, got the class; call it: {method.__name__}().")
+    if not isinstance(method, Method):
+        raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
+
+
+def check_fit(method: Method, in_features: int, out_features: int, role: str = "w") -> None:
+    """Raises ValueError unless a method has a plan for a layer of these widths.
+
+    method, in_features, out_features, role: as in `Linear`."""
+    if role == "w" and method.ffn_plan().rows and not method.linear_plan().rows:
+        raise ValueError(
+            f"Linear: {method} makes activations sparse and has no table for a single linear layer, "
+            f"nor for a block with a gate; use s24.nn.FFN."
+        )
     for name, row in method.linear_plan().rows:
         if row.operand == "w":
             contracted = dict(LINEAR[name])["w"]

@@ -1,0 +1,361 @@
+"""`sparsify` puts sparse layers into a model that was written without them, `densify` takes them out."""
+
+import difflib
+import re
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+
+from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.engine.operand import check_activation
+from jax_sparse24.methods.base import Method
+from jax_sparse24.nn.fitting import REPLACEMENTS, Unfit, check_layer, name_of, needs_block, replaced_block
+from jax_sparse24.nn.linear import Linear, check_method
+from jax_sparse24.nn.replaced import restored
+from jax_sparse24.ops.mvue import key_words
+
+# Layers after which no matrix product of the model follows, or whose result chooses experts.
+LEFT_ALONE = re.compile(r"(\w*_)?head|(un|de)embed(ding)?|logits|router")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which layers of a model `s24.sparsify` takes, and what becomes of them.
+
+    where: a regular expression, which the whole path of a layer, such as "blocks/0/mlp/up_proj", must match,
+        or that of a module which holds it. For a method that needs a feed-forward block, or with `up`, that
+        of the block.
+    method: from `s24.methods`; None to leave these layers as they are, whatever other rules say.
+    up, down, gate: paths within the block of its linear layers, such as "fc1" or "layers/0". With them the
+        block, which computes `down(act(up(x)))` or `down(act(gate(x)) * up(x))`, runs as one. None to find
+        up and down where a method needs a block.
+    activation: of the block, as in `s24.nn.FFN`; None to find it.
+
+    Raises: TypeError for arguments of other types; ValueError for an expression that does not compile, names
+        of layers that do not belong together, a method that cannot have a gate, an unknown activation."""
+
+    where: str
+    method: Method | None
+    up: str | None = None
+    down: str | None = None
+    gate: str | None = None
+    activation: str | None = None
+
+    def __post_init__(self):
+        for field in ("where", "up", "down", "gate"):
+            value = getattr(self, field)
+            if not isinstance(value, str) and (field == "where" or value is not None):
+                raise TypeError(f"Rule: {field} must be a string, got {value!r}.")
+        try:
+            re.compile(self.where)
+        except re.error as error:
+            raise ValueError(
+                f"Rule: where={self.where!r} is no regular expression: {error}. Write '.*' for any text, "
+                "as in '.*/mlp/.*'."
+            ) from error
+        if self.method is not None:
+            check_method("Rule", self.method)
+        if (self.up is None) != (self.down is None) or (self.gate and not self.up):
+            raise ValueError(
+                f"Rule: up={self.up!r}, down={self.down!r}, gate={self.gate!r} name a part of a block; give "
+                "up and down, and gate for a block with a gate."
+            )
+        if self.activation is not None:
+            check_activation("Rule", self.activation)
+        if self.method is None and (self.up or self.activation):
+            raise ValueError(
+                "Rule: method=None leaves layers as they are, and takes no up, down or activation."
+            )
+        if self.gate and needs_block(self.method):
+            raise ValueError(
+                f"Rule: {self.method} has no table for a block with a gate; use a method with sparse "
+                "weights, such as FST()."
+            )
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether the rule is about feed-forward blocks, not single layers."""
+        return self.method is not None and (self.up is not None or needs_block(self.method))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The paths of a block's linear layers by their roles; {} to find them."""
+        named = {"gate": self.gate, "up": self.up, "down": self.down}
+        return {role: path for role, path in named.items() if path is not None}
+
+    def takes(self, path: str) -> bool:
+        """Whether `where` matches a path, or one of those above it.
+
+        path: names with "/" between them."""
+        parts = path.split("/")
+        return any(re.fullmatch(self.where, "/".join(parts[:n])) for n in range(len(parts), 0, -1))
+
+
+def sparsify(
+    model: nnx.Module,
+    method: Method | Sequence[Rule],
+    where: str | None = None,
+    *,
+    key: jax.Array | None = None,
+    implementation: str | None = None,
+) -> nnx.Module:
+    """Makes the products of a model's layers sparse, in place.
+
+    Layers of the types `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` are replaced by layers of `s24.nn`
+    that have the very same `nnx.Param` objects under the same names, so that outputs of dense steps,
+    checkpoints and optimisers of the parameters stay as they are. A method that makes activations sparse
+    needs a feed-forward block: a module with two linear layers, whatever its name, which is run on random
+    numbers to find out whether it computes `down(act(up(x)))`, and with which activation. Layers may be
+    stacked along their first axis, as `nnx.vmap` makes them for `nnx.scan`.
+
+    Embeddings and norms are left alone, and so is the head, which is a layer with a name such as "head", or
+    whose output is as wide as an embedding; a rule that is the whole path of such a layer takes it. A layer
+    that does not fit its method stays dense, with a warning that says why; `s24.explain(model)` lists all.
+
+    model: an NNX module. If it is itself a layer, use what is returned.
+    method: from `s24.methods`; or a list of `s24.Rule`, of which only one may take a layer.
+    where: for one method, as in `s24.Rule`; None for every layer.
+    key: a PRNG key for the noise of methods that draw; None for `jax.random.key(0)`.
+    implementation: as in `s24.nn.Linear`.
+
+    Returns: the model.
+    Raises: TypeError for arguments of other types; ValueError for rules that match nothing or of which two
+        take one layer, a method that needs a block on single layers, and a layer that is sparse already."""
+    _check_model("sparsify", model)
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(
+            f"sparsify: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
+        )
+    rules = _rules(method, where)
+    words = key_words("sparsify", jax.random.key(0) if key is None else key)
+    sites = _sites(model)
+    chosen = _chosen(model, sites, rules)
+    new, unfit = {}, {}
+    known: list = []
+    for path, (module, rule) in chosen.items():
+        noise = jax.random.fold_in(jax.random.wrap_key_data(words), zlib.crc32(path.encode()) & 0x7FFFFFFF)
+        try:
+            if rule.of_blocks:
+                options = rule.names, rule.activation, implementation, noise, known
+                made = replaced_block(module, rule.method, *options)
+            else:
+                check_layer(module, rule.method)
+                made = REPLACEMENTS[type(module)](module, rule.method, "w", implementation, noise)
+            new[id(module)] = made
+        except Unfit as reason:
+            unfit[path] = str(reason)
+    listed = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in unfit.items())
+    if not new:
+        raise ValueError(f"sparsify: none of the layers that the rules take fits its method. {listed}.")
+    if where is None and isinstance(method, Method):
+        unfit = {path: reason for path, reason in unfit.items() if not chosen[path][1].of_blocks}
+    if unfit:
+        warnings.warn(
+            f"sparsify: {len(unfit)} of the layers that the rules take stay dense. {listed}.", stacklevel=2
+        )
+    return _replace(model, new)
+
+
+def densify(model: nnx.Module) -> nnx.Module:
+    """Undoes `s24.sparsify`, in place: every layer is again of the type that it was, with its present values.
+
+    Parameters stay the very `nnx.Param` objects, of dense values; masks and noise keys are gone. Of a method
+    that puts neurons into an order (`Venom`) they stay in that order, in which the model computes the same.
+
+    model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
+
+    Returns: the model; use it if the model was itself a layer.
+    Raises: TypeError if `model` is no NNX module; ValueError if it holds no layer that `s24.sparsify` made,
+        or one with low-rank adapters, which would be lost."""
+    _check_model("densify", model)
+    found = {}
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Linear) and jax.tree.leaves(nnx.state(module.adapters)):
+            raise ValueError(
+                f"densify: {'.'.join(map(str, path)) or 'the model'} has low-rank adapters, which would be "
+                "lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
+            )
+        if (old := restored(module)) is not None:
+            found[id(module)] = old
+    if not found:
+        raise ValueError("densify: the model holds no layer that s24.sparsify made.")
+    return _replace(model, found)
+
+
+def left_dense(model: nnx.Module, method: Method | None = None) -> list[tuple[str, nnx.Module, str]]:
+    """The linear layers of a model that are dense, and why.
+
+    model: an NNX module.
+    method: that of the model's sparse layers, with whose groups widths are compared; None to leave that out.
+
+    Returns: (path, layer, reason) of every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`, and of every
+        layer of `s24.nn` without a sparse method."""
+    sites = _sites(model)
+    embeddings = [module for module in sites.values() if isinstance(module, nnx.Embed)]
+    found = []
+    for path, layer in sites.items():
+        if isinstance(layer, Linear) and not layer.method.ffn_plan().rows:
+            found.append((path, layer, "its method is Dense"))
+        if type(layer) not in REPLACEMENTS:
+            continue
+        reason = "no rule of s24.sparsify has taken it"
+        if is_head(path, layer, embeddings):
+            reason = "it is left alone as a head; a rule with its whole path takes it"
+        try:
+            check_layer(layer, None if method is None or needs_block(method) else method)
+        except Unfit as unfit:
+            reason = str(unfit)
+        found.append((path, layer, reason))
+    return found
+
+
+def _rules(method, where) -> list[Rule]:
+    if isinstance(method, type | Method):
+        check_method("sparsify", method)
+        return [Rule(".*" if where is None else where, method)]
+    if isinstance(method, str) or not isinstance(method, Sequence):
+        raise TypeError(
+            "sparsify: method must be one of s24.methods, such as FST(), or a list of s24.Rule, got "
+            f"{method!r}."
+        )
+    if where is not None:
+        raise ValueError(
+            f"sparsify: where={where!r} is for one method; rules have their own, s24.Rule(where, ...)."
+        )
+    for rule in method:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"sparsify: rules must be s24.Rule(where, method), got {rule!r}.")
+    if not any(rule.method is not None for rule in method):
+        raise ValueError("sparsify: no rule has a method; give at least one, such as s24.Rule('.*', FST()).")
+    return list(method)
+
+
+def _check_model(op: str, model) -> None:
+    if not isinstance(model, nnx.Module):
+        got = type(model).__name__
+        raise TypeError(f"{op}: needs the model, an nnx.Module, got {got}.")
+
+
+def _sites(model) -> dict[str, nnx.Module]:
+    """All modules by their paths."""
+    return {name_of(path): module for path, module in nnx.iter_modules(model)}
+
+
+def is_head(path: str, layer: nnx.Module, embeddings: Sequence[nnx.Embed]) -> bool:
+    """Whether `s24.sparsify` leaves a layer alone because of its place in the model.
+
+    path: of the layer, with "/" between names.
+    layer: a linear layer.
+    embeddings: those of the model."""
+    out = getattr(layer, "out_features", None)
+    widths = [
+        embed.num_embeddings for embed in embeddings if embed.features == getattr(layer, "in_features", 0)
+    ]
+    return bool(LEFT_ALONE.fullmatch(path.split("/")[-1])) or out in widths
+
+
+def _chosen(model, sites, rules) -> dict[str, tuple[nnx.Module, Rule]]:
+    """The modules that rules take, each with its rule."""
+    embeddings = [module for module in sites.values() if isinstance(module, nnx.Embed)]
+    plain = {path: m for path, m in sites.items() if type(m) in REPLACEMENTS}
+    ours = {path: m for path, m in sites.items() if isinstance(m, Linear)}
+    without = [rule for rule in rules if rule.method is None]
+    chosen: dict[str, tuple[nnx.Module, Rule]] = {}
+    by: dict[str, Rule] = {}  # the rule that takes a linear layer, alone or in its block
+    for rule in rules:
+        places = _blocks(sites, plain) if rule.of_blocks else {path: [path] for path in plain}
+        matched = [path for path in places if rule.takes(path)]
+        _check_sparse_already(rule, ours)
+        if not matched:
+            raise ValueError(_nothing(rule, places, plain))
+        if rule.method is None:
+            continue
+        for path in matched:
+            head = not rule.of_blocks and is_head(path, plain[path], embeddings) and rule.where != path
+            if head or any(other.takes(path) for other in without):
+                continue
+            for layer in places[path]:
+                if layer in by:
+                    raise ValueError(
+                        f"sparsify: two rules take {layer or 'the model'}: where={by[layer].where!r} with "
+                        f"{by[layer].method} and where={rule.where!r} with {rule.method}. Make one of them "
+                        "narrower, or exclude layers by s24.Rule(where, None)."
+                    )
+                by[layer] = rule
+            chosen[path] = sites[path], rule
+    if not chosen:
+        raise ValueError(
+            "sparsify: the rules take nothing but layers that are left alone, such as the head, or that "
+            "another rule excludes. Give the whole path of a layer to take it nevertheless."
+        )
+    return chosen
+
+
+def _blocks(sites, plain) -> dict[str, list[str]]:
+    """Modules that may be feed-forward blocks: the paths of the linear layers that each holds itself."""
+    found: dict[str, list[str]] = {}
+    for path in plain:
+        above = path
+        while above:
+            above = "/".join(above.split("/")[:-1])
+            if not isinstance(sites.get(above), nnx.List | nnx.Dict | None):
+                found.setdefault(above, []).append(path)
+                break
+    return {path: layers for path, layers in found.items() if len(layers) > 1}
+
+
+def _check_sparse_already(rule: Rule, ours) -> None:
+    for path, layer in ours.items():
+        if rule.method is not None and layer.method.ffn_plan().rows and rule.takes(path):
+            raise ValueError(
+                f"sparsify: {path or 'the model'} is sparse already, with {layer.method}; the rule where="
+                f"{rule.where!r} would make it {rule.method}. Call s24.densify(model) first, or make "
+                "the rule narrower."
+            )
+
+
+def _nothing(rule: Rule, places, plain) -> str:
+    what = "feed-forward block" if rule.of_blocks else "linear layer"
+    single = [path for path in plain if rule.of_blocks and rule.takes(path)]
+    if single and rule.up is None:
+        fix = f"name the module that holds it, {single[0].rpartition('/')[0]!r}" if "/" in single[0] else ""
+        return (
+            f"sparsify: {rule.method} makes activations sparse and needs a feed-forward block, but where="
+            f"{rule.where!r} takes the single layer {single[0] or 'the model'}; "
+            f"{fix or 'use a method with sparse weights, such as FST()'}."
+        )
+    if not places:
+        return f"sparsify: the model has no {what} that could become sparse."
+    literal = re.sub(r"\\?[.*^$+?()\[\]|]+", "", rule.where)
+    near = max(places, key=lambda path: difflib.SequenceMatcher(None, path, literal, autojunk=False).ratio())
+    return (
+        f"sparsify: where={rule.where!r} matches no {what}; the nearest path is {near!r}. The whole path "
+        "must match: write '.*' for any text."
+    )
+
+
+def _replace(model, new: dict[int, nnx.Module]) -> nnx.Module:
+    """Puts modules in place of others wherever these stand in the model, a dict by their `id`."""
+
+    def changed(value):
+        if id(value) in new:
+            return new[id(value)]
+        if type(value) in (list, tuple):
+            inside = [changed(inner) for inner in value]
+            same = all(a is b for a, b in zip(inside, value, strict=True))
+            return value if same else type(value)(inside)
+        if type(value) is dict:
+            inside = {name: changed(inner) for name, inner in value.items()}
+            return value if all(inside[name] is value[name] for name in value) else inside
+        return value
+
+    modules = [module for _, module in nnx.iter_modules(model)]
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if not name.startswith("_pytree__") and (there := changed(value)) is not value:
+                setattr(module, name, there if isinstance(there, nnx.Module) else nnx.data(there))
+    return changed(model)
