@@ -10,9 +10,10 @@ import argparse
 from pathlib import Path
 
 from experiments.cli import command
-from experiments.data.batches import open_corpus, validation_batches
-from experiments.data.vocabulary import Bytes
+from experiments.data.batches import bytes_per_token, open_corpus, validation_batches
+from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import require
+from experiments.training import rundir
 from experiments.training.evaluator import Evaluator, mark, said
 from experiments.training.monitor import Leak
 from experiments.training.stored import load_state
@@ -29,15 +30,16 @@ def main(argv=None):
     args = parser.parse_args(argv)
     require(args.batches > 0, f"--batches must be positive, got {args.batches}.")
     config, program, step, state = load_state(args.run, args.step)
-    corpus = open_corpus(config.data)
+    corpus = open_corpus(config.data, rundir.vocabulary(args.run))
     batches = validation_batches(corpus, config.data, args.batches)
     losses = Evaluator(config, program.graphdefs, batches, program.replicated)(
         state["params"], state["sparse"]
     )
+    size = bytes_per_token(corpus.vocabulary, batches)
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
     for name, loss in losses.items():
-        print(f"  {name:<7} {said(config, loss, ', ')}{mark(config.method, name)}")
+        print(f"  {name:<7} {said(loss, size, ', ')}{mark(config.method, name)}")
     if not config.method.causal and len(batches) > 1:
         found = Leak(program.graphdefs, batches)(state["params"], state["sparse"])
         error = "" if found["leak_error"] is None else f" ± {found['leak_error']:.4f}"
@@ -47,7 +49,7 @@ def main(argv=None):
         )
     order1 = corpus.statistics["order1_nats"]
     print(
-        f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {Bytes().bits(order1):.4f} bits)"
+        f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits_per_byte(order1):.4f} bits)"
     )
 
 

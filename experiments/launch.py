@@ -164,7 +164,8 @@ def main(argv=None):
     if not result.losses:
         print(f"The run in {out} was already complete at step {result.step}.")
     for name, loss in result.losses.items():
-        print(f"validation loss, {name:<6} {said(launch.config, loss)}{mark(launch.config.method, name)}")
+        loss = said(loss, result.bytes_per_token)
+        print(f"validation loss, {name:<6} {loss}{mark(launch.config.method, name)}")
     print(f"Next: python -m experiments.report {out} --out {out}")
 
 

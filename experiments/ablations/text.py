@@ -2,7 +2,6 @@
 
 import re
 
-from experiments import config as configs
 from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.leaks import NOTE, leaking, marked
 from experiments.ablations.result import difference, spread
@@ -227,7 +226,7 @@ def provenance(result: dict) -> str:
     else:
         fingerprint = f"{text.get('bytes', 0)} bytes in {text.get('records', 0)} records"
     kind, source = model.get("ffn") or model["class"], data.get("corpus") or data["class"]
-    unit = configs.from_dict(result["config"]).data.vocabulary.unit
+    unit = "byte" if data.get("tokenizer", "bytes") == "bytes" else "token"
     return (
         f"Size {result['size']}: {model['layers']} layers, d={model['d']}, f={model['f']}, {kind}, "
         f"{train['steps']} steps of {data['batch']} x {data['seq']} {unit}s of {source} "

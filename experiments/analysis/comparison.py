@@ -7,7 +7,7 @@ import numpy as np
 from experiments import files
 from experiments.analysis.runs import Run, descent, mean, monitor_cost, percent, read_runs
 from experiments.analysis.tables import markdown
-from experiments.data.vocabulary import Bytes
+from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
 
 LEAKS = " *"  # beside a loss that is no language model's
@@ -20,15 +20,15 @@ def summary(run: Run) -> dict:
     total = run.config.train.steps
     _, speed = run.column("train", "steps_per_s")
     dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
-    leaks, vocabulary = "" if run.config.method.causal else LEAKS, run.config.data.vocabulary
+    leaks, bits = "" if run.config.method.causal else LEAKS, lambda x: bits_per_byte(x, run.bytes_per_token)
     return {
         "method": type(run.config.method).__name__,
         "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
         "val. loss, dense (nats)": dense,
         "val. loss, sparse (nats)": sparse and show(sparse) + leaks,
         "leak of later tokens (nats)": run.last("eval", "leak"),
-        f"bits per {vocabulary.unit}, dense": dense and vocabulary.bits(dense),
-        f"bits per {vocabulary.unit}, sparse": sparse and show(vocabulary.bits(sparse)) + leaks,
+        "bits per byte, dense": dense and bits(dense),
+        "bits per byte, sparse": sparse and show(bits(sparse)) + leaks,
         "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
         "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
         "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
@@ -67,11 +67,10 @@ def text(runs) -> str:
         lines.append(f"{LEAKS.strip()} No language-model loss: it depends on later tokens.\n")
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
-        bits = Bytes().bits
         lines.append(
             f"Byte entropy of the training text ({corpus['bytes'] / 1e6:.1f} MB): order 0, knowing nothing, "
-            f"{order0:.3f} nats = {bits(order0):.3f} bits; order 1, knowing the byte before, "
-            f"{order1:.3f} nats = {bits(order1):.3f} bits."
+            f"{order0:.3f} nats = {bits_per_byte(order0):.3f} bits; order 1, knowing the byte before, "
+            f"{order1:.3f} nats = {bits_per_byte(order1):.3f} bits."
         )
     return "\n".join(lines)
 

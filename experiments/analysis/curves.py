@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 
 from experiments import files
+from experiments.data.vocabulary import bits_per_byte
 from experiments.training.evaluator import mark
 
 matplotlib.use("Agg")
@@ -70,21 +71,27 @@ def smooth(values, window: int):
 
 def _loss(runs):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
-    _axes(left, runs, "training", f"loss, nats per {runs[0].config.data.vocabulary.unit}")
+    # Losses of several kinds of tokens compare only per byte of their text.
+    per_byte = any(run.bytes_per_token != 1 for run in runs)
+    _axes(left, runs, "training", "loss, bits per byte" if per_byte else "loss, nats per byte")
     _axes(right, runs, "validation: dense weights (solid) and sparse weights (dashed)", "")
     heights = []
     for colour, run in zip(_cycle(runs), runs, strict=True):
+        scale = bits_per_byte(1.0, run.bytes_per_token) if per_byte else 1.0
         steps, losses = run.column("train", "loss")
+        losses = scale * np.asarray(losses)
         if len(steps):
             left.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8)
             left.plot(steps, smooth(losses, max(len(losses) // 40, 1)), color=colour, label=run.label)
             heights += list(losses)
         for name, line in (("dense", "o-"), ("sparse", "v--")):
             steps, values = run.column("eval", name)
+            values = scale * np.asarray(values)
             label = f"{run.label}, {name}{mark(run.config.method, name)}"
             right.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
             heights += list(values)
     for order1 in sorted({run.order1 for run in runs if run.order1}):
+        order1 = bits_per_byte(order1) if per_byte else order1
         for axes in (left, right):
             axes.axhline(order1, color="grey", linestyle=":", label=f"order-1 byte entropy {order1:.2f}")
         heights.append(order1)

@@ -54,6 +54,11 @@ class Run:
         return events[-1] if events else {}
 
     @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text per token that was predicted in evaluations; 1 where tokens are bytes."""
+        return self.last("eval", "bytes_per_token") or 1.0
+
+    @property
     def order1(self):
         """Order-1 byte entropy of the training text, in nats."""
         return self.corpus.get("order1_nats")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from experiments.training import rundir
 from experiments.training.stored import load_state
 
 
@@ -62,7 +63,7 @@ def sample_run(
         state["params"],
         state["sparse"],
         prompt.encode(),
-        vocabulary=config.data.vocabulary,
+        vocabulary=rundir.vocabulary(out),
         length=config.data.seq,
         tokens=tokens,
         temperature=temperature,

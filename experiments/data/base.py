@@ -2,14 +2,14 @@
 
 A new dataset is one file in this folder, `NAME.py`, with a subclass of `Config` that is called `Config` too.
 The launcher then knows it as `--data NAME`, and a config file as `Config(data=NAME.Config(...))`. Everything
-else about it, its vocabulary included, is asked of that object.
+else about it is asked of that object.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.data.vocabulary import Bytes
+from experiments.data import vocabulary
 from experiments.errors import require
 
 
@@ -20,6 +20,8 @@ class Records:
     name: str
     train: Sequence
     validation: Sequence
+    fingerprint: str
+    """a short name, fit for a folder, that is another one where the text may be another one"""
     folder: Path | None = None
     """where statistics of the text may be kept, so that they are computed once; None for nowhere"""
 
@@ -32,6 +34,11 @@ class Config:
     """tokens that the model sees at once"""
     batch: int = 16
     """sequences per optimiser step, over all processes and micro-batches"""
+    tokenizer: str = "bytes"
+    """what the tokens are: bytes, the path of a tokenizer.json, or train:32768 to train one of so many tokens
+    on this text; needs the package tokenizers"""
+    root: str = "data"
+    """where prepared text, tokens and tokenizers are kept"""
 
     def __post_init__(self):
         for name in ("seq", "batch"):
@@ -39,8 +46,9 @@ class Config:
 
     @property
     def vocabulary(self):
-        """What the tokens are; an object like `experiments.data.vocabulary.Bytes`."""
-        return Bytes()
+        """What the tokens are, see `experiments.data.vocabulary`. Raises UserError where there is no such
+        tokenizer. A tokenizer that is still to be trained is known when the corpus is opened."""
+        return vocabulary.named(self.tokenizer)
 
     def records(self) -> Records:
         """The records, prepared if they have to be. Raises UserError where there are none."""

@@ -14,35 +14,58 @@ import jax
 import numpy as np
 
 from experiments import files
+from experiments.data import tokens
 from experiments.data.base import Config
+from experiments.data.vocabulary import Untrained
 from experiments.errors import require
 
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
 AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=32)  # records: some batches of long sequences
+BATCHES_AHEAD = 4  # packed while the device computes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus: record sources of both splits and statistics of the training text."""
+    """A prepared corpus: record sources of both splits, their vocabulary, statistics of the text."""
 
     name: str
     train: object
     validation: object
+    vocabulary: object
     statistics: dict
 
 
-def open_corpus(data: Config) -> Corpus:
+def open_corpus(data: Config, vocabulary=None) -> Corpus:
     """Open the records of a dataset, and read or compute what is known of their text. Raises UserError when
-    there is no text."""
+    there is no text.
+
+    vocabulary: the one to use; by default what `data.tokenizer` says, a tokenizer that is trained where there
+    is none yet."""
     records = data.records()
-    sources = {"train": records.train, "validation": records.validation}
-    path = records.folder and records.folder / "statistics.json"
+    splits = {"train": records.train, "validation": records.validation}
+
+    def compute():
+        return statistics(records.train) | contents(splits)
+
+    known = _kept(records.folder, "digest", compute)
+    vocabulary = data.vocabulary if vocabulary is None else vocabulary
+    if isinstance(vocabulary, Untrained):
+        vocabulary = tokens.trained(records, vocabulary, data.root)
+    if isinstance(vocabulary, tokens.Subwords):
+        splits, folder = tokens.tokenised(records, vocabulary, data.root)
+        known = known | _kept(folder, "tokenizer", lambda: counts(splits, vocabulary))
+    return Corpus(records.name, **splits, vocabulary=vocabulary, statistics=known)
+
+
+def _kept(folder: Path | None, name: str, compute) -> dict:
+    """The statistics in a folder; computed, and written there, if they are not there with this name."""
+    path = folder and folder / "statistics.json"
     known = _read(path) if path else {}
-    if "digest" not in known:
-        known = statistics(records.train) | contents(sources)
+    if name not in known:
+        known = compute()
         if path and jax.process_index() == 0:
             files.write(path, json.dumps(known))
-    return Corpus(records.name, records.train, records.validation, known)
+    return known
 
 
 def _read(path: Path) -> dict:
@@ -66,16 +89,33 @@ def contents(sources: dict) -> dict:
     return {"files": len(paths), "validation_bytes": size["validation"], "digest": digest.hexdigest()[:16]}
 
 
+def counts(splits: dict, vocabulary) -> dict:
+    """How many tokens the splits have, and whose they are."""
+    sizes = {
+        split: sum(len(source[index]["tokens"]) for index in range(len(source)))
+        for split, source in splits.items()
+    }
+    return {
+        "tokenizer": vocabulary.fingerprint,
+        "tokens": sizes["train"],
+        "validation_tokens": sizes["validation"],
+    }
+
+
 def tokens_of(vocabulary, record) -> dict:
     """A record as tokens: those of its text, then the separator."""
+    if "tokens" in record:
+        return record
     return {"tokens": np.append(vocabulary.encode(record["text"]), vocabulary.separator).astype(np.int32)}
 
 
-def sequences(source, data: Config, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
+def sequences(
+    source, vocabulary, data: Config, seed: int, *, repeat: bool, shard=(0, 1)
+) -> grain.IterDataset:
     """Packed sequences of L + 1 tokens, ordered by the seed; `shard` is (index, count) of processes."""
     index, count = shard
     records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
-    records = (records.repeat() if repeat else records).map(partial(tokens_of, data.vocabulary))
+    records = (records.repeat() if repeat else records).map(partial(tokens_of, vocabulary))
     records = records.to_iter_dataset(AHEAD)
     packed = grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
     return grain.experimental.WindowShuffleIterDataset(packed, window_size=SHUFFLE_WINDOW, seed=seed)
@@ -94,8 +134,10 @@ def train_batches(corpus: Corpus, data: Config, seed: int):
         f"The training split of {corpus.name} has {len(corpus.train)} records, too few for {count} "
         "processes.",
     )
-    stream = sequences(corpus.train, data, seed, repeat=True, shard=(jax.process_index(), count))
-    return Batches(stream.batch(data.batch // count))
+    shard = (jax.process_index(), count)
+    stream = sequences(corpus.train, corpus.vocabulary, data, seed, repeat=True, shard=shard)
+    stream = stream.batch(data.batch // count)
+    return Batches(grain.experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=BATCHES_AHEAD))
 
 
 class Batches:
@@ -129,8 +171,8 @@ class Batches:
 
 def validation_batches(corpus: Corpus, data: Config, count: int) -> list[np.ndarray]:
     """At most `count` batches int32 (B, L + 1), the same for every seed and every process."""
-    batches = []
-    for batch in sequences(corpus.validation, data, 0, repeat=False).batch(data.batch, drop_remainder=True):
+    batches, stream = [], sequences(corpus.validation, corpus.vocabulary, data, 0, repeat=False)
+    for batch in stream.batch(data.batch, drop_remainder=True):
         if (batch["tokens_segment_ids"] > 0).all():  # the last sequence of the split may be padded
             batches.append(batch["tokens"].astype(np.int32))
         if len(batches) == count:
@@ -142,6 +184,11 @@ def validation_batches(corpus: Corpus, data: Config, count: int) -> list[np.ndar
         "Add text, or lower data.batch or data.seq.",
     )
     return batches
+
+
+def bytes_per_token(vocabulary, batches) -> float:
+    """Bytes of text per token that is predicted in batches (B, L + 1): all but the first of each sequence."""
+    return float(np.mean([vocabulary.lengths[batch[:, 1:]].mean() for batch in batches]))
 
 
 def statistics(source) -> dict:

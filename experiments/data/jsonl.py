@@ -55,7 +55,13 @@ class Config(base.Config):
         held_out = max(held_out, int(np.searchsorted(ranked, ranked[0], "right")))
         held_out = min(held_out, int(np.searchsorted(ranked, ranked[-1], "left")))
         parts = [np.asarray(starts)[np.sort(part)] for part in (order[held_out:], order[:held_out])]
-        return base.Records(path.name, *(Documents(path, self.field, part) for part in parts))
+        stat = path.stat()
+        content = f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{self.field}\0{self.validation}"
+        return base.Records(
+            path.name,
+            *(Documents(path, self.field, part) for part in parts),
+            fingerprint=f"{path.stem}-{hashlib.sha256(content.encode()).hexdigest()[:12]}",
+        )
 
 
 def text_of(line: bytes, field: str, where: str) -> bytes:

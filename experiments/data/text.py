@@ -1,27 +1,23 @@
 """Text corpora as tensorflow-datasets builders in ArrayRecord: no TensorFlow, nothing downloaded.
 
-A record is a piece of one file, at most 4 KiB, cut at a line end, so that shuffling records mixes files. The
+A record is a piece of one file, cut at a line end, so that shuffling records mixes files. The
 split is by file: the hash of a file's relative path decides, so it does not depend on the machine or on
 other files.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import io
-import logging
 import os
 import platform
 import sysconfig
-import tempfile
 from pathlib import Path
 
 import tensorflow_datasets as tfds
 
 from experiments.data import base
+from experiments.data.prepared import Builder, prepared, sources
 from experiments.errors import UserError, require
 
-RECORD_BYTES = 4096
 VALIDATION_SHARE = 0.05
 SAMPLE_BYTES = 2**16  # of each file, to see whether it is text
 NO_TEXT = bytes(set(range(32)) - set(b"\a\b\t\n\v\f\r\x1a\x1b")) + b"\x7f"
@@ -38,25 +34,23 @@ class Config(base.Config):
     """`stdlib` (the Python standard library's own source files) or a folder of text files"""
     patterns: tuple[str, ...] = ("*.txt", "*.md", "*.rst", "*.py")
     """which files of a folder to take (not used for stdlib)"""
-    root: str = "data"
-    """where prepared corpora are kept"""
+    piece: int = 4096
+    """bytes of a record at most; give some sequences, such as 65536, where these are long"""
 
     def __post_init__(self):
         super().__post_init__()
         require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
+        require(self.piece > 0, f"data.piece must be positive, got {self.piece}.")
 
     def records(self) -> base.Records:
         """The prepared corpus. Raises UserError where there is no text."""
-        builder, sources = prepare(self), {}
-        for split in ("train", "validation"):
-            sources[split] = builder.as_data_source(split)
-            # A format that loses records on the way must not go unnoticed.
-            expected, found = builder.info.splits[split].num_examples, len(sources[split])
-            require(
-                expected == found,
-                f"The {split} split of {builder.data_dir} has {found} records, not {expected}.",
-            )
-        return base.Records(builder.name, **sources, folder=Path(builder.data_dir))
+        builder = prepare(self)
+        return base.Records(
+            builder.name,
+            **sources(builder),
+            fingerprint=builder.builder_config.name,
+            folder=Path(builder.data_dir),
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,18 +59,11 @@ class TextConfig(tfds.core.BuilderConfig):
 
     folder: str = ""
     files: tuple[str, ...] = ()
+    piece: int = 4096
 
 
-class TextFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class TextFiles(Builder, skip_registration=True):
     """Files of text under one folder: records {"text": bytes, "path": bytes}, splits train and validation."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    # No URLs, hence no checksums; looking for their file would need the package importlib_resources.
-    url_infos = None
-
-    def __init__(self, *, file_format="array_record", **kwargs):
-        # The default format, TFRecord, would need TensorFlow.
-        super().__init__(file_format=file_format, **kwargs)
 
     def _info(self):
         features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "path": tfds.features.Text()})
@@ -89,7 +76,7 @@ class TextFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _generate_examples(self, files):
         for file in files:
             text = (Path(self.builder_config.folder) / file).read_bytes()
-            for start, piece in pieces(text):
+            for start, piece in pieces(text, self.builder_config.piece):
                 yield f"{file}:{start}", {"text": piece, "path": file}
 
 
@@ -114,20 +101,12 @@ def prepare(data: Config) -> tfds.core.DatasetBuilder:
     )
     kind = StdlibText if stdlib else LocalText
     check_names(folder, files)
-    config = TextConfig(name=f"{label}-{fingerprint(folder, files)}", folder=str(folder), files=tuple(files))
+    name = f"{label}-{fingerprint(folder, files)}"
+    if data.piece != Config.piece:
+        name += f"-{data.piece}"
+    config = TextConfig(name=name, folder=str(folder), files=tuple(files), piece=data.piece)
     root = str(Path(data.root).resolve())
-    # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
-    with quiet(), tempfile.TemporaryDirectory() as unused:
-        builder = kind(data_dir=root, config=config)
-        if not builder.is_prepared():
-            check_text(folder, files)
-        try:
-            builder.download_and_prepare(download_dir=unused)
-        except OSError:
-            if not kind(data_dir=root, config=config).is_prepared():  # by another process, meanwhile
-                raise
-        # A builder reads its splits where it is made: one made before another process was done has none.
-        return kind(data_dir=root, config=config)
+    return prepared(lambda: kind(data_dir=root, config=config), lambda: check_text(folder, files))
 
 
 def stdlib_files(folder: Path) -> list[str]:
@@ -204,11 +183,12 @@ def split_by_file(files) -> tuple[list[str], list[str]]:
     return sorted(order[held_out:]), sorted(order[:held_out])
 
 
-def pieces(text: bytes):
-    """Yield (start, piece) of consecutive pieces; each ends with a line unless that line is too long."""
+def pieces(text: bytes, most: int):
+    """Yield (start, piece) of consecutive pieces of at most so many bytes; each ends with a line unless that
+    line is too long."""
     start = 0
     while start < len(text):
-        end = start + RECORD_BYTES
+        end = start + most
         if end < len(text):
             end = text.rfind(b"\n", start, end) + 1 or end
         yield start, text[start:end]
@@ -222,18 +202,3 @@ def fingerprint(folder: Path, files) -> str:
         stat = (folder / file).stat()
         digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def quiet():
-    """Hide tensorflow-datasets' progress bars and its talk of downloading."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        tfds.enable_progress_bar()
-        logger.setLevel(level)

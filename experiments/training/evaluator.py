@@ -8,6 +8,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config
+from experiments.data.vocabulary import bits_per_byte
 from experiments.training.step import graphdefs_of, loss_of
 
 
@@ -49,7 +50,7 @@ def mark(method, name: str) -> str:
     return "" if name == "dense" or method.causal else " (no language-model loss: it depends on later tokens)"
 
 
-def said(config: Config, nats: float, joined: str = " = ") -> str:
-    """A loss in nats per token, and in bits per unit of the data's vocabulary."""
-    vocabulary = config.data.vocabulary
-    return f"{nats:.4f} nats{joined}{vocabulary.bits(nats):.4f} bits per {vocabulary.unit}"
+def said(nats: float, bytes_per_token: float, joined: str = " = ") -> str:
+    """A loss in nats per token, and in bits per byte of its text."""
+    unit = "" if bytes_per_token == 1 else " per token"
+    return f"{nats:.4f} nats{unit}{joined}{bits_per_byte(nats, bytes_per_token):.4f} bits per byte"

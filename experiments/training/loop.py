@@ -11,7 +11,14 @@ import jax
 
 from experiments import config as configs
 from experiments.config import Config
-from experiments.data.batches import Corpus, open_corpus, train_batches, validation_batches
+from experiments.data.batches import (
+    Corpus,
+    bytes_per_token,
+    open_corpus,
+    train_batches,
+    validation_batches,
+)
+from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
 from experiments.training import rundir
 from experiments.training.checkpoint import Checkpoints, StopSignal
@@ -37,7 +44,9 @@ class Result:
     step: int
     finished: bool
     losses: dict
-    """last evaluation: {"dense": nats, "sparse": nats}; {} if none was made"""
+    """last evaluation: {"dense": nats, "sparse": nats} per token; {} if none was made"""
+    bytes_per_token: float = 1.0
+    """of the tokens that were predicted there"""
     stopped: bool = False
     """a signal asked to stop, be it after the last step"""
 
@@ -62,6 +71,7 @@ def train(
     rundir.check_new(out, config, resume)
     with rundir.alone(out):
         rundir.check_new(out, config, resume)  # another process may have begun, and ended, meanwhile
+        config = rundir.with_own_tokenizer(out, config) if resume else config
         return _train_alone(config, out, resume, show, label or config.name, begins)
 
 
@@ -74,10 +84,10 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
     schedule = config.schedule
     program = Program(config)
     with first_process_first("corpus"):
-        corpus = open_corpus(config.data)
+        corpus = open_corpus(config.data, rundir.vocabulary(out) if resume else None)
     batches = validation_batches(corpus, config.data, config.train.eval_batches)
     iterator = train_batches(corpus, config.data, config.seed)
-    check_start(config)
+    check_start(config, corpus.vocabulary)
     if resume:
         rundir.check_resumable(out, corpus.statistics)
     begins(config, corpus)
@@ -89,7 +99,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
         state = initial_state(program)
         program.step(first.sparse, first.adapters)
         wait_for_all("checked")
-        rundir.create(out, config)
+        rundir.create(out, config, corpus.vocabulary)
     with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
         start, events = 0, []
         if resume and checkpoints.latest is not None:
@@ -116,15 +126,41 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
             for event in [begun, *events]:
                 writer.write("event", start, event)
             evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
-            loop = Loop(config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop)
-            return Result(out, *loop.run(start, state), stopped=stop.asked)
+            loop = Loop(
+                config,
+                schedule,
+                program,
+                iterator,
+                corpus.vocabulary,
+                evaluator,
+                checkpoints,
+                writer,
+                progress,
+                stop,
+            )
+            step, finished, losses = loop.run(start, state)
+            return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
 
 
 class Loop:
     """The steps of one run from `start` to its end or to a stop signal."""
 
-    def __init__(self, config, schedule, program, iterator, evaluator, checkpoints, writer, progress, stop):
+    def __init__(
+        self,
+        config,
+        schedule,
+        program,
+        iterator,
+        vocabulary,
+        evaluator,
+        checkpoints,
+        writer,
+        progress,
+        stop,
+    ):
         self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
+        self.vocabulary = vocabulary
+        self.bytes_per_token = bytes_per_token(vocabulary, jax.device_get(evaluator.batches))
         self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
         self.writer, self.progress = writer, progress
         self.clock, self.monitor = Clock(), Monitor(config)
@@ -160,9 +196,10 @@ class Loop:
                 self._flush()
                 with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
-            batch = self.program.batch(next(self.iterator)["tokens"])
+            tokens = next(self.iterator)["tokens"]
+            batch = self.program.batch(tokens)
             state, metrics = self.program.step(phase.sparse, phase.adapters)(state, batch)
-            previous, self.pending = self.pending, (step, phase, metrics)
+            previous, self.pending = self.pending, (step, phase, metrics, tokens)
             self._log(previous)
             done = step + 1
             if watched:
@@ -183,7 +220,8 @@ class Loop:
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
                     leak = self.leak(state["params"], state["sparse"]) if self.leak else {}
-                    self.writer.write("eval", done, losses | leak | self._marks("sparse"))
+                    scored = {} if self._scores_bytes else {"bytes_per_token": self.bytes_per_token}
+                    self.writer.write("eval", done, losses | leak | scored | self._marks("sparse"))
             if due(done, train.checkpoint_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
@@ -206,6 +244,10 @@ class Loop:
             with self.clock.paused():
                 self.program.step(phase.sparse, phase.adapters)
 
+    @property
+    def _scores_bytes(self) -> bool:
+        return self.vocabulary.unit == "byte"
+
     def _flush(self):
         self._log(self.pending)
         self.pending = None
@@ -218,7 +260,7 @@ class Loop:
         """Wait for a dispatched step and record it; a loss that is not finite ends the run."""
         if item is None:
             return
-        step, phase, metrics = item
+        step, phase, metrics, tokens = item
         loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
         self.unlogged += 1
         finite = math.isfinite(loss)
@@ -227,10 +269,14 @@ class Loop:
             self.unlogged = 0
             speed = rate and rate * self.config.data.batch * self.config.data.seq
             row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
+            bits = None
+            if not self._scores_bytes:  # of this process's sequences, where there are several
+                bits = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
+                row["bits_per_byte"] = bits
             marks = self._marks("loss") if phase.sparse else {}
             self.writer.write("train", step, {**row, "steps_per_s": rate, "tokens_per_s": speed, **marks})
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
-            self.progress.update(step + 1, said, loss, speed)
+            self.progress.update(step + 1, said, loss, speed, bits)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(

@@ -118,15 +118,18 @@ class Progress:
     def __exit__(self, *_):
         self.bar.close()
 
-    def update(self, done: int, phase: str, loss: float, tokens_per_s: float | None):
-        """`done` optimiser steps are complete."""
+    def update(
+        self, done: int, phase: str, loss: float, tokens_per_s: float | None, bits: float | None = None
+    ):
+        """`done` optimiser steps are complete. bits: the loss per byte, where a token is another thing."""
         speed = f", {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
-        self.bar.set_postfix_str(f"{phase}, loss {loss:.3f}{speed}", refresh=False)
+        said = f"loss {loss:.3f}" if bits is None else f"loss {loss:.3f} ({bits:.3f} bits per byte)"
+        self.bar.set_postfix_str(f"{phase}, {said}{speed}", refresh=False)
         self.bar.update(done - self.bar.n)
         tenth = max(self.total // 10, 1)
         if self.lines and (done % tenth == 0 or done == self.total):
             print(
-                f"{self.label}: step {done}/{self.total}, {phase}, loss {loss:.3f}{speed}",
+                f"{self.label}: step {done}/{self.total}, {phase}, {said}{speed}",
                 file=sys.stderr,
                 flush=True,
             )

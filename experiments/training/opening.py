@@ -98,10 +98,14 @@ def text(config: Config, corpus: Corpus) -> str:
     """Files, tokens and parameters, in one line."""
     known, data = corpus.statistics, config.data
     reads = config.train.steps * data.batch * data.seq
+    size, held_out, each = known["bytes"], known["validation_bytes"], ""
+    if corpus.vocabulary.unit != "byte":
+        each = f" of {size / known['tokens']:.2f} bytes each"
+        size, held_out = known["tokens"], known["validation_tokens"]
     return (
-        f"{corpus.name}: {known['files']:,} files, {known['bytes']:,} tokens for training, "
-        f"{known['validation_bytes']:,} for validation; the run reads {reads:,}, "
-        f"{reads / known['bytes']:.2g} times the text; {parameters(config):,} parameters"
+        f"{corpus.name}: {known['files']:,} files, {size:,} tokens{each} for training, "
+        f"{held_out:,} for validation; the run reads {reads:,}, "
+        f"{reads / size:.2g} times the text; {parameters(config):,} parameters"
     )
 
 

@@ -1,4 +1,5 @@
-"""The folder of a run: config.json, environment.json, metrics.jsonl, checkpoints/."""
+"""The folder of a run: config.json, environment.json, metrics.jsonl, checkpoints/, and tokenizer.json where
+tokens are not bytes."""
 
 import contextlib
 import dataclasses
@@ -15,6 +16,7 @@ import jax
 from experiments import config as configs
 from experiments import files
 from experiments.config import Config
+from experiments.data import vocabulary as vocabularies
 from experiments.errors import UserError, require
 from experiments.training.environment import git, tree
 
@@ -25,7 +27,8 @@ def check_new(out: Path, config: Config, resume: bool):
     started = (out / "config.json").exists()
     if resume:
         require(started, f"There is no run to resume in {out}. Leave out --resume to start one.")
-        old = configs.read(out / "config.json")
+        old = open_run(out)
+        config = with_own_tokenizer(out, config)
         before, after = old.train.steps, config.train.steps
         require(
             before <= after, f"The run in {out} has {before} steps and can only be lengthened, not {after}."
@@ -44,7 +47,9 @@ def check_new(out: Path, config: Config, resume: bool):
         f"{out} already holds a run. Continue it with --resume, or start another one with --out "
         "OTHER_FOLDER.",
     )
-    occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    # Of a process that was killed while it made the folder.
+    begun = {own_tokenizer(out), out / "environment.json"}
+    occupied = out.exists() and (not out.is_dir() or bool(set(out.iterdir()) - begun))
     require(not occupied, f"{out} exists and is not an empty folder. Choose another folder with --out.")
 
 
@@ -94,7 +99,9 @@ def check_resumable(out: Path, statistics: dict):
     rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
     for known in [row["corpus"] for row in rows if "corpus" in row][:1]:
         names = ("digest",) if "digest" in known else ("bytes", "records", "order0_nats", "order1_nats")
-        changed = [f"{n}: {known.get(n)} -> {statistics[n]}" for n in names if known.get(n) != statistics[n]]
+        names += ("tokenizer",) if "tokenizer" in known else ()
+        here = {name: statistics.get(name) for name in names}
+        changed = [f"{n}: {known.get(n)} -> {here[n]}" for n in names if known.get(n) != here[n]]
         require(
             not changed,
             f"The text is not that which the run in {out} has read ({', '.join(changed)}), so resuming it "
@@ -111,19 +118,72 @@ def check_resumable(out: Path, statistics: dict):
     )
 
 
-def create(out: Path, config: Config):
-    """Make the folder and write config.json and environment.json (process 0 only)."""
+def create(out: Path, config: Config, vocabulary):
+    """Make the folder and write tokenizer.json, where there is one, environment.json and config.json, which
+    makes it a run (process 0 only)."""
     if jax.process_index() == 0:
         out.mkdir(parents=True, exist_ok=True)
-        configs.write(config, out / "config.json")
+        if isinstance(vocabulary, vocabularies.Subwords):
+            files.write(own_tokenizer(out), vocabulary.text)
         files.write(out / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        configs.write(config, out / "config.json")
 
 
 def open_run(out: Path) -> Config:
-    """The config of an existing run; UserError when the folder is missing or is no run."""
+    """The config of an existing run, which names the run's own copy of its tokenizer; UserError when the
+    folder is missing or is no run."""
     require(out.is_dir(), f"There is no folder {out}. Give the folder of a run, such as runs/demo/fst.")
     require((out / "config.json").exists(), f"{out} is not the folder of a run: it has no config.json.")
-    return configs.read(out / "config.json")
+    config = configs.read(out / "config.json")
+    named = config.data.tokenizer
+    return config if named == "bytes" or named.startswith("train:") else _with_tokenizer(config, out)
+
+
+def own_tokenizer(out: Path) -> Path:
+    """Where a run keeps its tokenizer."""
+    return out / "tokenizer.json"
+
+
+def _with_tokenizer(config: Config, out: Path) -> Config:
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, tokenizer=str(own_tokenizer(out)))
+    )
+
+
+def with_own_tokenizer(out: Path, config: Config) -> Config:
+    """The config, which names the run's copy of its tokenizer where it named a file of the same content."""
+    named, own = Path(config.data.tokenizer), own_tokenizer(out)
+    same = named.is_file() and own.is_file() and named.read_bytes() == own.read_bytes()
+    return _with_tokenizer(config, out) if same else config
+
+
+def vocabulary(out: Path):
+    """What makes tokens of text for a run, and text of its tokens. Raises UserError where its tokenizer is
+    gone or is another one than it was trained with."""
+    config = open_run(out)
+    if config.data.tokenizer == "bytes":
+        return config.data.vocabulary
+    path, known = own_tokenizer(out), _tokenizer_of(out)
+    require(
+        path.is_file(),
+        f"{path} is gone, without which nobody knows what the tokens of this run are. Put it back; its "
+        f"fingerprint is {known}.",
+    )
+    wanted = vocabularies.named(config.data.tokenizer)
+    found = vocabularies.read(path, rows=wanted.size)
+    require(
+        known in (None, found.fingerprint),
+        f"{path} is not the tokenizer that this run was trained with: its fingerprint is "
+        f"{found.fingerprint}, not {known}. Put that one back, or start another run with "
+        f"--data.tokenizer {path}.",
+    )
+    return found
+
+
+def _tokenizer_of(out: Path) -> str | None:
+    """The fingerprint of the tokenizer that a run began with, None where no row has one."""
+    rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
+    return next((row["corpus"].get("tokenizer") for row in rows if "corpus" in row), None)
 
 
 def environment() -> dict:

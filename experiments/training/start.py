@@ -8,7 +8,8 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.config import Config
-from experiments.errors import require
+from experiments.errors import UserError, require
+from experiments.training import rundir
 from experiments.training.step import Program
 from experiments.training.stored import load_state
 
@@ -34,7 +35,7 @@ def _perturbed(state, program: Program):
 
 
 def _unperturbed(program: Program):
-    check_start(program.config)
+    check_method(program.config)
     state, source = program.initial_state(), program.config.train.start_from
     if not source:
         return state
@@ -46,8 +47,26 @@ def _unperturbed(program: Program):
     return jax.device_put(state, program.replicated)
 
 
-def check_start(config: Config) -> None:
-    """UserError for a method that needs a trained model where none is named. Compiles nothing."""
+def check_start(config: Config, vocabulary) -> None:
+    """UserError for a start from nowhere, see `check_method`, or from a run with other tokens. Compiles
+    nothing."""
+    check_method(config)
+    if not config.train.start_from:
+        return
+    source, _ = _place(Path(config.train.start_from))
+    theirs = rundir.vocabulary(source)
+    if theirs.fingerprint == vocabulary.fingerprint:
+        return
+    said = "bytes" if theirs.unit == "byte" else rundir.own_tokenizer(source)
+    raise UserError(
+        f"train.start_from: the run {source} was trained on other tokens than this one "
+        f"({theirs.fingerprint}, not {vocabulary.fingerprint}), so its embedding would be of no use. "
+        f"Give this run the same: --data.tokenizer {said}."
+    )
+
+
+def check_method(config: Config) -> None:
+    """UserError for a method that needs a trained model where none is named."""
     method, option = config.method, config.method.training(config.train.steps).teacher
     require(
         bool(config.train.start_from) or not option,
@@ -76,12 +95,17 @@ def _fitted(source: str, program: Program, params):
     )
 
 
-def _parameters(source: Path) -> tuple[Config, nnx.State]:
+def _place(source: Path) -> tuple[Path, int | None]:
+    """The run, and the step of the checkpoint if one is named."""
     named = source.parent.name == "checkpoints" and source.name.isdigit()
-    run, step = (source.parents[1], int(source.name)) if named else (source, None)
+    return (source.parents[1], int(source.name)) if named else (source, None)
+
+
+def _parameters(source: Path) -> tuple[Config, nnx.State]:
+    run, step = _place(source)
     config, _, newest, state = load_state(run, step)
     require(
-        named or newest == config.train.steps,
+        step is not None or newest == config.train.steps,
         f"train.start_from: the run {run} has not finished, its newest checkpoint is of step {newest} of "
         f"{config.train.steps}. Finish it, or name a checkpoint: {run}/checkpoints/{newest}.",
     )

@@ -46,6 +46,7 @@ def graphdefs_of(config: Config) -> dict:
 
 def abstract_model(config: Config):
     """The model with shapes in place of values; UserError if it cannot be built."""
+    _ = config.data.vocabulary  # its own mistakes are not those of the model
     try:
         return nnx.eval_shape(config.create_model)
     except (ValueError, TypeError) as error:

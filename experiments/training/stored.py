@@ -11,6 +11,7 @@ from experiments.training.step import Program
 def load_state(out: Path, step: int | None = None):
     """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none."""
     config = rundir.open_run(out)
+    rundir.vocabulary(out)
     folder = out / "checkpoints"
     require(folder.is_dir(), f"{out} has no checkpoints yet.")
     program = Program(config)

@@ -42,7 +42,7 @@ def test_tokens_are_the_bytes_of_the_files(data, shared):
     assert set(texts) == set(files)
     for name, parts in texts.items():
         assert collections.Counter(b"".join(parts.values())) == collections.Counter(files[name])
-        assert all(part in files[name] and len(part) <= corpora.RECORD_BYTES for part in parts.values())
+        assert all(part in files[name] and len(part) <= 4096 for part in parts.values())
     tokens = datas.tokens_of(data.vocabulary, {"text": b"ab\xff"})["tokens"]
     assert tokens.tolist() == [97, 98, 255, data.vocabulary.separator]
 
@@ -59,12 +59,12 @@ def test_split_is_by_file_and_does_not_depend_on_other_files():
 
 def test_pieces():
     text = b"".join(b"x" * n + b"\n" for n in (10, 4000, 300, 9000, 0, 5)) + b"end"
-    parts = list(corpora.pieces(text))
+    parts = list(corpora.pieces(text, 4096))
     assert b"".join(piece for _, piece in parts) == text
     assert all(text[start : start + len(piece)] == piece for start, piece in parts)
-    assert all(0 < len(piece) <= corpora.RECORD_BYTES for _, piece in parts)
+    assert all(0 < len(piece) <= 4096 for _, piece in parts)
     assert parts[0][1].endswith(b"\n")
-    assert list(corpora.pieces(b"")) == []
+    assert list(corpora.pieces(b"", 4096)) == []
 
 
 def test_order_is_fixed_by_the_seed(data):
@@ -95,7 +95,7 @@ def test_processes_read_different_records(data):
     corpus = datas.open_corpus(data)
     seen = []
     for index in range(2):
-        stream = datas.sequences(corpus.train, data, 0, repeat=False, shard=(index, 2))
+        stream = datas.sequences(corpus.train, corpus.vocabulary, data, 0, repeat=False, shard=(index, 2))
         seen.append({tuple(item["tokens"]) for item in stream})
     assert seen[0] and seen[1] and not seen[0] & seen[1]
 
