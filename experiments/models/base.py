@@ -16,6 +16,14 @@ class LanguageModel(nnx.Module):
 
     def __call__(self, tokens_BL):
         """int32 (B, L) to float32 logits (B, L, V) of the next token at every position."""
+        return self.logits(self.features(tokens_BL))
+
+    def features(self, tokens_BL):
+        """int32 (B, L) to what the logits are made of, (B, L, d), each position by itself."""
+        raise NotImplementedError
+
+    def logits(self, x_BLd):
+        """Features (B, L, d) to float32 logits (B, L, V)."""
         raise NotImplementedError
 
     def empty_cache(self, batch: int, size: int):

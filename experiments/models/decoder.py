@@ -174,17 +174,16 @@ class Decoder(base.LanguageModel):
         if not model.tied:
             self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens_BL):
-        """int32 (B, L) to float32 logits (B, L, V)."""
+    def features(self, tokens_BL):
+        """See `LanguageModel.features`."""
         x_BLd = self._embedded(tokens_BL)
-        x_BLd = self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd)
-        return self._logits(x_BLd)
+        return self.norm(self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd))
 
     def _embedded(self, tokens_BL):
         return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
 
-    def _logits(self, x_BLd):
-        x_BLd = self.norm(x_BLd)
+    def logits(self, x_BLd):
+        """See `LanguageModel.logits`."""
         logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
         return logits_BLV.astype(jnp.float32)
 
@@ -205,12 +204,12 @@ class Decoder(base.LanguageModel):
             x_BLd, cache = jax.lax.scan(
                 lambda x, layer: nnx.merge(graphdef, layer[0])(x, layer[1], first), x_BLd, (stacked, cache)
             )
-            return self._logits(x_BLd), cache
+            return self.logits(self.norm(x_BLd)), cache
         layers = []
         for n, block in enumerate(self.blocks):
             x_BLd, layer = block(x_BLd, [part[n] for part in cache], first)
             layers.append(layer)
-        return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
+        return self.logits(self.norm(x_BLd)), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def activation_stats(self, tokens_BL) -> dict:
         """`FFN.activation_stats` of every block, each (N,); {} with a gate."""

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 ROPE_BASE = 10_000.0
+# Rows up to which accelerators sum gradients of a table by a product: its time grows with the rows.
+ROWS_BY_PRODUCT = 4096
 
 
 @jax.custom_vjp
@@ -24,8 +26,29 @@ def sums_by_product(tokens_BL, ct_BLd, vocabulary: int):
     return jnp.einsum("blv,bld->vd", tokens_BLV, ct_BLd, **options).astype(ct_BLd.dtype)
 
 
+def sums_by_segment(tokens_BL, ct_BLd, vocabulary: int):
+    """What each row of the table gets, by sorting tokens and adding what equal ones get in pairs: in float32,
+    in one order, and in time that hardly depends on the rows."""
+    tokens_T, ct_Td = tokens_BL.reshape(-1), ct_BLd.reshape(-1, ct_BLd.shape[-1])
+    order_T = jnp.argsort(tokens_T)
+    tokens_T, sums_Td = tokens_T[order_T], ct_Td[order_T].astype(jnp.float32)
+    changes = tokens_T[1:] != tokens_T[:-1]
+    begins_T, ends_T = (jnp.pad(changes, one, constant_values=True) for one in ((1, 0), (0, 1)))
+
+    def add(left, right):
+        return left[0] | right[0], jnp.where(right[0][:, None], right[1], left[1] + right[1])
+
+    _, sums_Td = jax.lax.associative_scan(add, (begins_T, sums_Td))
+    # The last one of each token has the sum; the others go to places that are not there.
+    places_T = jnp.where(ends_T, tokens_T, vocabulary + jnp.arange(len(tokens_T)))
+    table_Vd = jnp.zeros((vocabulary, ct_Td.shape[-1]), jnp.float32)
+    return table_Vd.at[places_T].set(sums_Td, mode="drop", unique_indices=True).astype(ct_BLd.dtype)
+
+
 def _gradient_of_table(residuals, ct_BLd):
     table_Vd, tokens_BL = residuals
+    if len(table_Vd) > ROWS_BY_PRODUCT:
+        return sums_by_segment(tokens_BL, ct_BLd, len(table_Vd)), None
     add = lambda tokens_BL, ct_BLd: jnp.zeros_like(table_Vd).at[tokens_BL].add(ct_BLd)  # noqa: E731
     # On an accelerator tokens that add to few rows wait for each other.
     product = partial(sums_by_product, vocabulary=len(table_Vd))

@@ -135,14 +135,14 @@ class Qwen3(base.LanguageModel):
         if not model.tied:
             self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens_BL):
-        """int32 (B, L) to float32 logits (B, L, V)."""
+    def features(self, tokens_BL):
+        """See `LanguageModel.features`."""
         x_BLd = self._embedded(tokens_BL)
         for block in self.blocks:
             graphdef, state = nnx.split(block)
             run = lambda state, x, graphdef=graphdef: nnx.merge(graphdef, state)(x)  # noqa: E731
             x_BLd = (jax.checkpoint(run) if self.model.remat else run)(state, x_BLd)
-        return self._logits(x_BLd)
+        return self.norm(x_BLd)
 
     def empty_cache(self, batch: int, size: int):
         """Keys and values (N, B, S, K, h) of no token yet, for `decode`."""
@@ -156,12 +156,12 @@ class Qwen3(base.LanguageModel):
         for n, block in enumerate(self.blocks):
             x_BLd, layer = block(x_BLd, [part[n] for part in cache], first)
             layers.append(layer)
-        return self._logits(x_BLd), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
+        return self.logits(self.norm(x_BLd)), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def _embedded(self, tokens_BL):
         return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
 
-    def _logits(self, x_BLd):
-        x_BLd = self.norm(x_BLd)
+    def logits(self, x_BLd):
+        """See `LanguageModel.logits`."""
         logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
         return logits_BLV.astype(jnp.float32)

@@ -19,14 +19,46 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.errors import UserError, require
+from experiments.models.base import LanguageModel
 from experiments.training.optimiser import optimiser
 from jax_sparse24.methods import Method
 from jax_sparse24.nn.view import Modules
 
+# Above this vocabulary, logits of a micro-batch that are more than so many are made in parts of a sequence.
+VOCABULARY_AT_ONCE = 4096
+LOGITS_AT_ONCE = 2**26  # 256 MiB in float32
+
 
 def loss_of(model, tokens_BL):
-    """Mean cross entropy in nats of each token given those before it."""
-    return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
+    """Mean cross entropy in nats of each token given those before it.
+
+    Where logits are many (`VOCABULARY_AT_ONCE`, `LOGITS_AT_ONCE`), those of some positions at a time: the
+    backward pass computes them again, so that all of them never stand in memory."""
+    if not isinstance(model, LanguageModel):
+        return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
+    x_BLd = model.features(tokens_BL[:, :-1])
+    parts = parts_of(*jax.eval_shape(model.logits, x_BLd).shape)
+    if parts == 1:
+        return cross_entropy(model.logits(x_BLd), tokens_BL)
+
+    @jax.checkpoint
+    def part(x_BCd, targets_BC):
+        return optax.softmax_cross_entropy_with_integer_labels(model.logits(x_BCd), targets_BC).sum()
+
+    def in_parts(array):  # (B, L, ...) to (parts, B, L / parts, ...); the batch may lie on several devices
+        shape = (len(array), parts, -1, *array.shape[2:])
+        return jnp.moveaxis(array.reshape(shape), 1, 0)
+
+    sums = jax.lax.map(lambda one: part(*one), (in_parts(x_BLd), in_parts(tokens_BL[:, 1:])))
+    return sums.sum() / tokens_BL[:, 1:].size
+
+
+def parts_of(batch: int, length: int, vocabulary: int) -> int:
+    """In how many parts of a sequence logits (batch, length, vocabulary) are made for the loss."""
+    if vocabulary <= VOCABULARY_AT_ONCE:
+        return 1
+    least = -(-batch * length * vocabulary // LOGITS_AT_ONCE)
+    return next((parts for parts in range(least, length) if length % parts == 0), length)
 
 
 def cross_entropy(logits_BLV, tokens_BL):
@@ -166,13 +198,14 @@ class Program:
             raise UserError(f"This training step cannot be built: {error}") from error
 
     def _objective(self, model, tokens_BL, teacher=None):
+        if self.training.loss is None:
+            return loss_of(model, tokens_BL)
         logits_BLV, taught_BLV = model(tokens_BL[:, :-1]), None
         if teacher is not None:
             own = nnx.state(model, s24.nn.SparseState)
             graphdef = self.loop.view.graphdef(False, adapters=False)
             taught_BLV = nnx.merge(graphdef, teacher, own)(tokens_BL[:, :-1])
-        loss = cross_entropy(logits_BLV, tokens_BL)
-        return self.training.loss(loss, logits_BLV, taught_BLV) if self.training.loss else loss
+        return self.training.loss(cross_entropy(logits_BLV, tokens_BL), logits_BLV, taught_BLV)
 
     def _compile_refresh(self, refresh):
         compiled = (

@@ -1,6 +1,7 @@
 """Properties of the language model."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.models import decoder, parts
+from experiments.training import step
 from experiments.training.step import loss_of
 
 VOCABULARY = 11
@@ -51,6 +53,37 @@ def test_gradient_of_embeddings():
     np.testing.assert_allclose(by_product, wanted, rtol=1e-5, atol=1e-5)
     lowered = jax.jit(gradient).trace(table, ct).lower(lowering_platforms=("cuda",))
     assert "scatter" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("rows", [VOCABULARY, 60])
+def test_gradient_of_a_large_table(rows, monkeypatch):
+    """Sums in float32 and in one order, which no scatter that adds would keep."""
+    monkeypatch.setattr(parts, "ROWS_BY_PRODUCT", VOCABULARY - 1)
+    table, words = jnp.zeros((rows, 16), jnp.bfloat16), tokens()
+    ct = jax.random.normal(jax.random.key(1), (*words.shape, 16), jnp.bfloat16)
+    wanted = np.zeros((rows, 16), np.float32)
+    np.add.at(wanted, words, ct.astype(np.float32))
+    gradient = jax.jit(lambda table, ct: jax.vjp(lambda t: parts.look_up(t, words), table)[1](ct)[0])
+    np.testing.assert_allclose(gradient(table, ct).astype(np.float32), wanted, rtol=2**-8)
+    assert "add" not in str(re.findall(r"scatter\S*", str(jax.make_jaxpr(gradient)(table, ct))))
+
+
+def test_loss_in_parts(monkeypatch):
+    """The same loss and gradients to rounding, and never all logits at once; small vocabularies are whole."""
+    model, batch = build(layers=1), tokens(length=13, batch=2)
+    loss, grads = gradient(model, batch)
+    monkeypatch.setattr(step, "LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    assert step.parts_of(2, 12, VOCABULARY) == 1
+    monkeypatch.setattr(step, "VOCABULARY_AT_ONCE", VOCABULARY - 1)
+    monkeypatch.setattr(parts, "ROWS_BY_PRODUCT", VOCABULARY - 1)
+    assert [step.parts_of(2, length, VOCABULARY) for length in (12, 13, 4)] == [3, 13, 1]
+    loss_parts, grads_parts = gradient(model, batch)
+    np.testing.assert_allclose(loss, loss_parts, rtol=1e-6)
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(grads_parts), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    program = str(jax.make_jaxpr(jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, rest), batch)))(params))
+    assert f"f32[2,4,{VOCABULARY}]" in program and f"[2,12,{VOCABULARY}]" not in program
 
 
 @pytest.mark.slow

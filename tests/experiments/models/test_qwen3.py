@@ -63,7 +63,7 @@ def test_no_gradient_comes_from_a_later_token():
     def logits_there(x_BLd):
         for block in model.blocks:
             x_BLd = block(x_BLd)
-        return jnp.sum(model._logits(x_BLd)[:, at] * jnp.arange(VOCABULARY))
+        return jnp.sum(model.logits(model.norm(x_BLd))[:, at] * jnp.arange(VOCABULARY))
 
     x_BLd = jax.random.normal(jax.random.key(0), (2, 10, 16))
     size_BL = np.abs(jax.jit(jax.grad(logits_there))(x_BLd)).sum(-1)
