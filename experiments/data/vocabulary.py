@@ -88,7 +88,8 @@ class Subwords:
             description = json.loads(text)
         except Exception as error:  # the library raises nothing more special
             raise UserError(
-                f"{origin} is no tokenizer.json that the package tokenizers can read ({error})."
+                f"{origin} is no tokenizer.json that the package tokenizers can read ({error}). Name another "
+                "file, or write --data.tokenizer train:32768."
             ) from error
         self._tokenizer.encode_special_tokens = True  # such words in a text are text
         self._tokenizer.no_truncation()
