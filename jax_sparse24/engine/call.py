@@ -10,6 +10,7 @@ from jax_sparse24 import patterns
 from jax_sparse24.dispatch import shards
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.engine._reverse_only import reverse_only
+from jax_sparse24.engine.partition import Partition, partition
 from jax_sparse24.engine.plan import Plan
 from jax_sparse24.ops.mvue import key_words
 
@@ -71,21 +72,71 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
 
 
-def in_shards(op: str, key, *operands):
-    """The operands of a differentiation rule as `jax.shard_map` needs them, and the key of this shard.
-
-    All operands vary over the same manual axes, so that the gradient of one that was equal in all shards is
-    summed over them. Outside of `jax.shard_map` nothing changes.
+def cut_over_mesh(
+    op: str, products: str, method, plan: Plan, specs, states, x, **weights
+) -> Partition | None:
+    """How a call is cut over the mesh in the context.
 
     op: the function, for messages.
-    key: uint32 (2,) or None, or a list of these.
-    operands: arrays in any structure.
+    products: a key of `partition.DIMENSIONS`.
+    method, plan: of the call.
+    specs: as the caller gave them.
+    states: of every weight, by its name.
+    x: (..., in), as the caller gave it.
+    weights: by name.
 
-    Returns: the key, different wherever operands may be, and the operands.
-    Raises: ValueError for operands that are cut over an explicit mesh axis."""
-    shards.check_whole(op, operands)
-    key = jax.tree.map(lambda words: shards.fold_shard(words, operands), key)
-    return shards.alike((key, *operands))
+    Returns: a `Partition`; None if nothing is cut.
+    Raises: ValueError for specs that do not fit, and for a method that cannot be cut so."""
+    cut = partition(op, products, specs, {"x": jnp.asarray(x), **weights})
+    if cut is None:
+        return None
+    name, over = type(method).__name__, ", ".join(axis for axis, _ in cut.sizes)
+    if method.router and method.router.routing != "none":
+        raise ValueError(
+            f"{op}: {name} sorts all tokens by their clusters, which cannot be cut over mesh axes {over} "
+            f"yet; use routing='none', or call {op} inside your own jax.shard_map."
+        )
+    if any(getattr(by, "scales", "") == "tensor" for _, row in plan.rows for by in (row.by, row.other)):
+        raise ValueError(
+            f"{op}: {name} rounds whole tensors to 8 bits with one scale, which cannot be cut over mesh axes "
+            f"{over} yet; use fp8='row', or call {op} inside your own jax.shard_map."
+        )
+    for weight, entries in states.items():
+        for entry, value in entries.items():
+            shape = weights[weight].shape
+            for axis in (-2, -1):
+                if value.shape != shape and shape[axis] in value.shape and (axes := cut.over(weight, axis)):
+                    raise ValueError(
+                        f"{op}: {name} keeps {entry!r} of shape {value.shape} for {weight} of shape {shape}, "
+                        f"which cannot be cut over mesh axis {axes[0]} with axis {axis} of the weight; leave "
+                        "that axis whole."
+                    )
+    return cut
+
+
+def in_shards(op: str, cut: Partition | None, key, operands: Mapping, state):
+    """The operands of a differentiation rule as meshes need them, and the key of this shard.
+
+    Inside `jax.shard_map` all operands vary over the same manual axes, so that the gradient of one that was
+    equal in all shards is summed over them. Where axes are explicit, operands get the types that the
+    partition says. Elsewhere nothing changes.
+
+    op: the function, for messages.
+    cut: how the call is cut; None if it is not.
+    key: uint32 (2,) or None, or a list of these.
+    operands: arrays or None, by name.
+    state: arrays in any structure.
+
+    Returns: the key, different wherever operands may be, the operands and the state.
+    Raises: ValueError for operands that are cut over an explicit mesh axis, where `cut` is None."""
+    if cut is None:
+        shards.check_whole(op, (operands, state))
+    else:
+        present = {name: x for name, x in operands.items() if x is not None}
+        present, state = cut.resharded(present, state)
+        operands = {**operands, **present}
+    key = jax.tree.map(lambda words: shards.fold_shard(words, (operands, state)), key)
+    return shards.alike((key, operands, state))
 
 
 def check_bias(op: str, name: str, bias, weight_name: str, weight):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
+from jax_sparse24.engine.partition import Partition
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
 from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
@@ -26,13 +27,37 @@ class Execution:
     products: "linear" or "ffn", the table that names the products.
     plan: of the method.
     implementation: as the caller named it, or None.
-    activation: of an FFN, by name."""
+    activation: of an FFN, by name.
+    partition: how the call is cut over a mesh; None where nothing is cut."""
 
     op: str
     products: str
     plan: Plan
     implementation: str | None
     activation: str = ""
+    partition: Partition | None = None
+
+    def run(self, body, arrays: Mapping[str, jax.Array | None], state, key, saved=None, *, results):
+        """Runs the body of a differentiation rule, on the shards of every device if the call is cut.
+
+        body, state, key, saved, results: see `Partition.run`.
+        arrays: the operands by name; those that are None are left out.
+
+        Returns: as `body`."""
+        arrays = {name: x for name, x in arrays.items() if x is not None}
+        if self.partition is None:
+            return body(arrays, state, key, saved)
+        return self.partition.run(body, arrays, state, key, saved, results=results)
+
+    def layer(self, name: str) -> "Execution":
+        """The execution of one layer of a gated block, within the body of its rule.
+
+        name: "gate", "up" or "down"."""
+        return (
+            self
+            if self.partition is None
+            else dataclasses.replace(self, partition=self.partition.layer(name))
+        )
 
     @property
     def table(self) -> Mapping[str, Any]:
@@ -50,15 +75,26 @@ class Execution:
             for operand, axis in self.table[name]:
                 by = row.by if operand == row.operand else row.other
                 if by is not None:
-                    by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}")
+                    shard = ", one shard of it," if self.partition else ""
+                    by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}{shard}")
 
     def states(self, state) -> Mapping[str, Mapping[str, jax.Array]]:
         """The method's state by operand."""
         return state if self.products == "ffn" else {"w": state}
 
     def draw_key(self, name: str, key) -> jax.Array:
-        """The PRNG key of the random numbers that one product draws; `key` is that of the call."""
-        return jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+        """The PRNG key of the random numbers that one product draws; `key` is that of the call.
+
+        Shards of the operand that is made sparse have different keys."""
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+        return self.partition.fold(key, self.plan.row(name).operand) if self.partition else key
+
+    def summed(self, name: str) -> tuple[str, ...]:
+        """The mesh axes over which the result of a product that contracts no tokens is to be summed."""
+        operand, axis = self.table[name][0]
+        if self.partition is None or name in WEIGHT_GRADIENTS:
+            return ()
+        return self.partition.over(operand, axis)
 
     def place(self, name: str, left, right) -> Product:
         """The product of these operands, as tuning tables and libraries describe it."""
@@ -159,12 +195,15 @@ class Execution:
     def _densest(self, row: Row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
         # The number of non-zeros of a feature does not depend on the order of tokens.
         x = x if row.rank == "density" else row.arranged(x)
-        return densest(x, row.dense_share, row.rank, self.implementation, counts)
+        over = self.partition.tokens if self.partition else ()
+        return densest(x, row.dense_share, row.rank, self.implementation, counts, over=over)
 
     def multiply(
         self, name: str, operands: Operands, features: jax.Array | None = None, bias=None
     ) -> jax.Array:
-        """The product of two operands.
+        """The product of two operands, summed over the shards of its contracted axis.
+
+        A gradient of a weight is not summed here but where it leaves the shards, see `Partition.run`.
 
         name: of the product.
         operands: as `cut` made them.
@@ -173,6 +212,10 @@ class Execution:
             None.
 
         Returns: a 2-D array of the operands' dtype."""
+        if over := self.summed(name):
+            whole = dataclasses.replace(self, partition=None)
+            out = jax.lax.psum(whole.multiply(name, operands, features), over)
+            return out if bias is None else out + bias
         (a, a_axis), (_, b_axis) = self.table[name]
         left, right, decision = operands.left, operands.right, operands.decision
         if operands.scales:

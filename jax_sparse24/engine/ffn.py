@@ -2,14 +2,16 @@
 executes a plan of six products."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import check_bias, check_state, in_shards, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
@@ -23,22 +25,30 @@ from jax_sparse24.patterns import GROUP
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ffn(execution: Execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
     """Without a gradient any number of tokens will do: rows of zeros fill the last block of tokens."""
-    T, row = x_Td.shape[0], execution.plan.row("F2")
-    missing = -T % row.by.rows if row is not None and row.operand == "y2" else 0
-    if missing:
-        x_Td = jnp.pad(x_Td, ((0, missing), (0, 0)))
-        allowed_Tf = None if allowed_Tf is None else jnp.pad(allowed_Tf, ((0, missing), (0, 0)))
-    return _forward(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key)[0][:T]
+
+    def body(arrays, state, key, _):
+        x_Td, allowed_Tf = arrays["x"], arrays.get("allowed")
+        T, row = x_Td.shape[0], execution.plan.row("F2")
+        missing = -T % row.by.rows if row is not None and row.operand == "y2" else 0
+        if missing:
+            arrays = {**arrays, "x": jnp.pad(x_Td, ((0, missing), (0, 0)))}
+        if missing and allowed_Tf is not None:
+            arrays["allowed"] = jnp.pad(allowed_Tf, ((0, missing), (0, 0)))
+        return {"y3": _forward(execution, arrays, state, key)[0][:T]}, None
+
+    operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "allowed": allowed_Tf}
+    return execution.run(body, operands, state, key, results=["y3"])[0]["y3"]
 
 
-def _forward(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
+def _forward(execution, arrays, state, key):
     """Y3, and what the backward pass needs of the activations.
 
     That is Y1, or the packed Y2 with the counts of its non-zeros, which are None if nothing has counted them.
     """
+    x_Td, w1_df, w2_fd = (arrays[name] for name in ("x", "w1", "w2"))
     T, f = x_Td.shape[0], w1_df.shape[1]
     execution.check(["F1", "F2"], {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape})
-    y1_Tf = product(execution, "F1", {"x": x_Td, "w1": w1_df}, state, key, bias=b1_f)
+    y1_Tf = product(execution, "F1", {"x": x_Td, "w1": w1_df}, state, key, bias=arrays.get("b1"))
     row = execution.plan.row("F2")
     if row is None or row.operand != "y2":
         arrays = {"y2": ACTIVATIONS[execution.activation](y1_Tf), "w2": w2_fd}
@@ -52,7 +62,7 @@ def _forward(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
         activation=execution.activation,
         packed=saves,
         counts=saves and fusions.COUNTS.matches(execution, y1_Tf),
-        allowed=allowed_Tf,
+        allowed=arrays.get("allowed"),
     )
     y3_Td = execution.multiply("F2", operands)
     return y3_Td, (operands.left, operands.counts) if saves else y1_Tf
@@ -60,32 +70,47 @@ def _forward(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
 
 def ffn_fwd(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
     """Y3 and the residuals of the backward pass."""
-    T, d, f = *x_Td.shape, w1_df.shape[1]
-    execution.check(
-        FFN,
-        {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, w2_fd.shape[1])},
-    )
-    y3_Td, saved = _forward(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key)
-    return y3_Td, (x_Td, saved, w1_df, w2_fd, b1_f, state, key)
+
+    def body(arrays, state, key, _):
+        (T, d), f, out = arrays["x"].shape, arrays["w1"].shape[1], arrays["w2"].shape[1]
+        shapes = {"x": (T, d), "w1": (d, f), "w2": (f, out), "y2": (T, f), "dy1": (T, f), "dy3": (T, out)}
+        execution.check(FFN, shapes)
+        y3_Td, saved = _forward(execution, arrays, state, key)
+        return {"y3": y3_Td}, saved
+
+    operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "allowed": allowed_Tf}
+    found, saved = execution.run(body, operands, state, key, results=["y3"])
+    return found["y3"], (x_Td, saved, w1_df, w2_fd, b1_f, state, key)
 
 
 def _ffn_bwd(execution, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
-    arrays = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "dy3": dy3_Td}
-    if execution.plan.save_packed:
-        dy1, operands, features, counts_f = fusions.from_saved(execution, saved, arrays, state, key)
-        arrays["y2"] = saved[0].todense(implementation=execution.implementation)
-        arrays["dy1"] = dy1.todense(implementation=execution.implementation)
-    else:
-        dy1, operands, features, counts_f = None, {}, None, None
-        arrays["y2"], activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], saved)
-        (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key))
-    if features is None:
-        features = execution.shared_dense_features(arrays["y2"], counts_f)
-    dw2_fd = product(execution, "B2", arrays, state, key, features=features, operands=operands.get("B2"))
-    dx_Td = product(execution, "B3", arrays, state, key, saved=dy1)
-    dw1_df = product(execution, "B4", arrays, state, key, features=features, operands=operands.get("B4"))
-    return dx_Td, dw1_df, dw2_fd, over_tokens(arrays["dy1"], b1_f), None, None, None
+
+    def body(arrays, state, key, saved):
+        if execution.plan.save_packed:
+            dy1, operands, features, counts_f = fusions.from_saved(execution, saved, arrays, state, key)
+            arrays["y2"] = saved[0].todense(implementation=execution.implementation)
+            arrays["dy1"] = dy1.todense(implementation=execution.implementation)
+        else:
+            dy1, operands, features, counts_f = None, {}, None, None
+            arrays["y2"], activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], saved)
+            (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key))
+        if features is None:
+            features = execution.shared_dense_features(arrays["y2"], counts_f)
+        run = partial(product, execution, arrays=arrays, state=state, key=key)
+        found = {
+            "w2": run("B2", features=features, operands=operands.get("B2")),
+            "x": run("B3", saved=dy1),
+            "w1": run("B4", features=features, operands=operands.get("B4")),
+        }
+        if "b1" in arrays:
+            found["b1"] = over_tokens(arrays["dy1"], arrays["b1"])
+        return found, None
+
+    operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "dy3": dy3_Td}
+    results = ["x", "w1", "w2"] if b1_f is None else ["x", "w1", "w2", "b1"]
+    found, _ = execution.run(body, operands, state, key, saved, results=results)
+    return found["x"], found["w1"], found["w2"], found.get("b1"), None, None, None
 
 
 _ffn.defvjp(ffn_fwd, _ffn_bwd)
@@ -132,6 +157,7 @@ def sparse_ffn(
     b1=None,
     activation="squared_relu",
     implementation: str | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> jax.Array:
     """`act(x @ w1 + b1) @ w2` with the sparse products of `method`, under one differentiation rule.
 
@@ -145,6 +171,8 @@ def sparse_ffn(
     b1: (f,) or None.
     activation: "squared_relu", "relu", "gelu" or "silu".
     implementation: None to choose, or "reference", "ffi" or "cusparselt".
+    specs: as in `sparse_dot`, of "x", "w1" and "w2", such as {"x": P("dp"), "w1": P(None, "tp"),
+        "w2": P("tp", None)}.
 
     Returns: (..., d') in the promoted dtype of x, w1 and w2.
     Raises: as `sparse_dot`, and ValueError for an activation that the method cannot use."""
@@ -153,8 +181,11 @@ def sparse_ffn(
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     b1 = check_bias("sparse_ffn", "b1", b1, "w1", w1)
     check_state("sparse_ffn", method, state, w1=w1, w2=w2)
-    key, tokens, w1, w2, b1, state = in_shards("sparse_ffn", key, tokens, w1, w2, b1, state)
-    execution = Execution("sparse_ffn", "ffn", plan, implementation, activation)
+    cut = cut_over_mesh("sparse_ffn", "ffn", method, plan, specs, state, x=x, w1=w1, w2=w2)
+    operands = {"x": tokens, "w1": w1, "w2": w2, "b1": b1}
+    key, operands, state = in_shards("sparse_ffn", cut, key, operands, state)
+    tokens, w1, w2, b1 = (operands[name] for name in ("x", "w1", "w2", "b1"))
+    execution = Execution("sparse_ffn", "ffn", plan, implementation, activation, cut)
     route = method.router.route(tokens, w1, state["w1"]) if method.router and tokens.size else None
     if route is None:
         out = _ffn(execution, tokens, w1, w2, b1, None, state, key)

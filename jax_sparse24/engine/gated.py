@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import check_state, in_shards, plan_of, prepare
+from jax_sparse24.engine.call import check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.partition import of_layers
 from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.ops import gated as ops
 from jax_sparse24.ops.mvue import key_words
@@ -42,7 +43,9 @@ def fuses(activation: str, dtype) -> bool:
     return activation in GATES and any(decision.runs != "reference" for decision in found)
 
 
-def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, implementation=None):
+def gated_ffn(
+    xs, gate: Weight, up: Weight, down: Weight, method, activation, implementation=None, specs=None
+):
     """`down(act(gate(x)) * up(x))`, products and gradients as three `sparse_dot` give them.
 
     Without biases, and where a kernel serves the activations, one differentiation rule covers all three
@@ -55,6 +58,7 @@ def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, im
     method: from `s24.methods`, with a plan for a single linear layer.
     activation: "silu" or "gelu" for one rule, or another one of `engine.operand.ACTIVATIONS`.
     implementation: as in `sparse_dot`.
+    specs: as in `sparse_dot`, of "x", "gate", "up" and "down".
 
     Returns: (..., d') in the promoted dtype.
     Raises: as `sparse_dot`."""
@@ -62,34 +66,41 @@ def gated_ffn(xs, gate: Weight, up: Weight, down: Weight, method, activation, im
     dtypes = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
     bare = all(layer.bias is None for layer in layers) and implementation != "reference"
     if bare and len(dtypes) == 1 and fuses(activation, *dtypes):
-        return _in_one_rule(xs, layers, method, activation, implementation)
+        return _in_one_rule(xs, layers, method, activation, implementation, specs)
+    cuts = of_layers(specs, xs[0].ndim)
 
-    def dot(x, layer):
+    def dot(x, layer, name):
         w, state, key, bias = layer
-        return sparse_dot(x, w, method, state, key, bias=bias, implementation=implementation)
+        options = {"bias": bias, "implementation": implementation, "specs": cuts.get(name)}
+        return sparse_dot(x, w, method, state, key, **options)
 
-    return dot(_fused(activation, dot(xs[0], gate), dot(xs[1], up)), down)
+    hidden = _fused(activation, dot(xs[0], gate, "gate"), dot(xs[1], up, "up"))
+    return dot(hidden, down, "down")
 
 
-def _in_one_rule(xs, layers, method, activation, implementation):
+def _in_one_rule(xs, layers, method, activation, implementation, specs):
     op, (gate, up, down) = "sparse_dot", layers
     plan = plan_of(op, method, "linear_plan")
     x_gate, (w_gate,), *_ = prepare(op, plan, implementation, gate.state, gate.key, xs[0], w=gate.w)
     x_up, (w_up, w_down), *_ = prepare(op, plan, implementation, {}, up.key, xs[1], w=up.w, w_down=down.w)
-    for w, layer in zip((w_gate, w_up, w_down), layers, strict=True):
-        check_state(op, method, layer.state, w=w)
-    keys = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
-    states = [layer.state for layer in layers]
-    keys, x_gate, x_up, ws, states = in_shards(op, keys, x_gate, x_up, (w_gate, w_up, w_down), states)
-    weights = [Weight(w, state, key) for w, state, key in zip(ws, states, keys, strict=True)]
-    execution = Execution(op, "linear", plan, implementation)
-    out = _gated_ffn(execution, activation, x_gate, x_up, weights)
-    return checkpoint_name(out.reshape(*jnp.shape(xs[0])[:-1], w_down.shape[1]), "s24_dot")
+    ws = {"gate": w_gate, "up": w_up, "down": w_down}
+    states = {name: layer.state for name, layer in zip(ws, layers, strict=True)}
+    for name, w in ws.items():
+        check_state(op, method, states[name], w=w)
+    words = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
+    leading = jnp.shape(xs[0])[:-1]
+    cut = cut_over_mesh(op, "gated", method, plan, specs, states, x=xs[0], **ws)
+    operands = {"x_gate": x_gate, "x_up": x_up, **ws}
+    keys, operands, states = in_shards(op, cut, dict(zip(ws, words, strict=True)), operands, states)
+    execution = Execution(op, "linear", plan, implementation, partition=cut)
+    xs, ws = [operands[name] for name in ("x_gate", "x_up")], {name: operands[name] for name in ws}
+    out = _gated_ffn(execution, activation, xs, ws, states, keys)
+    return checkpoint_name(out.reshape(*leading, w_down.shape[1]), "s24_dot")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gated_ffn(execution: Execution, activation: str, x_Td, _, weights):
-    return _forward(execution, activation, ["fwd"], x_Td, weights)[0]
+def _gated_ffn(execution: Execution, activation: str, xs, ws, states, keys):
+    return _run_forward(execution, activation, ["fwd"], xs, ws, states, keys)[0]
 
 
 def _fused(activation, gate, up):
@@ -97,55 +108,64 @@ def _fused(activation, gate, up):
     return ACTIVATIONS[activation](gate) * up
 
 
-def _forward(execution, activation, products, x_Td, weights):
+def _run_forward(execution, activation, products, xs, ws, states, keys):
     """The result, and gate, up and z, which the backward pass needs."""
-    gate, up, down = weights
-    T, d, f = *x_Td.shape, gate.w.shape[1]
-    execution.check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
-    execution.check(products, {"x": (T, f), "w": (f, down.w.shape[1]), "dy": (T, down.w.shape[1])})
-    gate_Tf, up_Tf = (
-        checkpoint_name(
-            product(execution, "fwd", {"x": x_Td, "w": layer.w}, layer.state, layer.key), "s24_dot"
-        )
-        for layer in (gate, up)
-    )
-    kernel = ops.GATED.decide(gate_Tf.dtype).runs != "reference"
-    z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
-    y_Td = product(execution, "fwd", {"x": z_Tf, "w": down.w}, down.state, down.key)
-    return y_Td, gate_Tf, up_Tf, z_Tf
+
+    def body(arrays, states, keys, _):
+        x_Td, f = arrays["x_gate"], arrays["gate"].shape[1]
+        (T, d), out = x_Td.shape, arrays["down"].shape[1]
+        execution.check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
+        execution.check(products, {"x": (T, f), "w": (f, out), "dy": (T, out)})
+
+        def forward(name, x):
+            operands = {"x": x, "w": arrays[name]}
+            return product(execution.layer(name), "fwd", operands, states[name], keys[name])
+
+        gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
+        kernel = ops.GATED.decide(gate_Tf.dtype).runs != "reference"
+        z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
+        return {"dy": forward("down", z_Tf)}, (gate_Tf, up_Tf, z_Tf)
+
+    operands = {"x_gate": xs[0], "x_up": xs[1], **ws}
+    found, saved = execution.run(body, operands, states, keys, results=["dy"])
+    return found["dy"], saved
 
 
-def _fwd(execution, activation, x_Td, _, weights):
-    y_Td, *saved = _forward(execution, activation, LINEAR, x_Td, weights)
-    return y_Td, (x_Td, *saved, weights)
+def _fwd(execution, activation, xs, ws, states, keys):
+    y_Td, saved = _run_forward(execution, activation, LINEAR, xs, ws, states, keys)
+    return y_Td, (xs, saved, ws, states, keys)
 
 
 def _bwd(execution, activation, residuals, dy_Td):
-    x_Td, gate_Tf, up_Tf, z_Tf, weights = residuals
+    xs, saved, ws, states, keys = residuals
 
-    def gradients(layer, x, dy, operands=None):
-        arrays = {"x": x, "w": layer.w, "dy": dy}
-        dx = product(execution, "dgrad", arrays, layer.state, layer.key)
-        dw = product(execution, "wgrad", arrays, layer.state, layer.key, operands=operands)
-        return dx, Weight(dw, None, None)
+    def body(arrays, states, keys, saved):
+        x_Td, (gate_Tf, up_Tf, z_Tf) = arrays["x_gate"], saved
 
-    *first, down = weights
-    dz_Tf, d_down = gradients(down, z_Tf, dy_Td)
-    arrays, packed = (gate_Tf, up_Tf, dz_Tf), (None, None)
-    if decision := fusions.GATED_MVUE.matches(execution, x_Td, gate_Tf):
-        keys = [layer.key for layer in first]
-        dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
-            decision, execution, activation, x_Td, *arrays, keys
-        )
-    elif ops.GATED_BACKWARD.decide(dz_Tf.dtype).runs != "reference":
-        dgate_Tf, dup_Tf = ops.gated_backward(*arrays, activation)
-    else:
-        _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
-        dgate_Tf, dup_Tf = activation_vjp(dz_Tf)
-    (dx_gate, d_gate), (dx_up, d_up) = (
-        gradients(layer, x_Td, d, o) for layer, d, o in zip(first, (dgate_Tf, dup_Tf), packed, strict=True)
-    )
-    return dx_gate, dx_up, [d_gate, d_up, d_down]
+        def gradients(name, x, dy, operands=None):
+            own, operand = execution.layer(name), {"x": x, "w": arrays[name], "dy": dy}
+            dx = product(own, "dgrad", operand, states[name], keys[name])
+            return dx, product(own, "wgrad", operand, states[name], keys[name], operands=operands)
+
+        dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"])
+        hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")
+        if decision := fusions.GATED_MVUE.matches(first, x_Td, gate_Tf):
+            dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
+                decision, first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
+            )
+        elif ops.GATED_BACKWARD.decide(dz_Tf.dtype).runs != "reference":
+            dgate_Tf, dup_Tf = ops.gated_backward(*hidden, activation)
+        else:
+            _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
+            dgate_Tf, dup_Tf = activation_vjp(dz_Tf)
+        dx_gate, d_gate = gradients("gate", x_Td, dgate_Tf, packed[0])
+        dx_up, d_up = gradients("up", x_Td, dup_Tf, packed[1])
+        return {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}, None
+
+    operands = {"x_gate": xs[0], "x_up": xs[1], **ws, "dy": dy_Td}
+    results = ["x_gate", "x_up", *ws]
+    found, _ = execution.run(body, operands, states, keys, saved, results=results)
+    return [found["x_gate"], found["x_up"]], {name: found[name] for name in ws}, None, None
 
 
 _gated_ffn.defvjp(_fwd, _bwd)

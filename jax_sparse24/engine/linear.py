@@ -1,12 +1,14 @@
 """The engine of a linear layer: `Y = X W` and its gradients under one `custom_vjp` that executes a plan."""
 
+from collections.abc import Mapping
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
-from jax_sparse24.engine.call import check_bias, check_state, in_shards, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.operand import Request
@@ -15,21 +17,41 @@ from jax_sparse24.engine.plan import LINEAR
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(execution: Execution, x_Td, w_df, bias_f, state, key):
-    execution.check(["fwd"], {"x": x_Td.shape, "w": w_df.shape})
-    return product(execution, "fwd", {"x": x_Td, "w": w_df}, state, key, bias=bias_f)
+    return _forward(execution, ["fwd"], x_Td, w_df, bias_f, state, key)
+
+
+def _forward(execution, products, x_Td, w_df, bias_f, state, key):
+    def body(arrays, state, key, _):
+        x_Td, w_df = arrays["x"], arrays["w"]
+        shapes = {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])}
+        execution.check(products, shapes)
+        return {"dy": product(execution, "fwd", arrays, state, key, bias=arrays.get("bias"))}, None
+
+    operands = {"x": x_Td, "w": w_df, "bias": bias_f}
+    return execution.run(body, operands, state, key, results=["dy"])[0]["dy"]
 
 
 def _linear_fwd(execution, x_Td, w_df, bias_f, state, key):
-    execution.check(LINEAR, {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])})
-    return _linear(execution, x_Td, w_df, bias_f, state, key), (x_Td, w_df, bias_f, state, key)
+    y_Tf = _forward(execution, LINEAR, x_Td, w_df, bias_f, state, key)
+    return y_Tf, (x_Td, w_df, bias_f, state, key)
 
 
 def _linear_bwd(execution, residuals, dy_Tf):
     x_Td, w_df, bias_f, state, key = residuals
-    arrays = {"x": x_Td, "w": w_df, "dy": dy_Tf}
-    dx_Td = product(execution, "dgrad", arrays, state, key)
-    dw_df = product(execution, "wgrad", arrays, state, key)
-    return dx_Td, dw_df, over_tokens(dy_Tf, bias_f), None, None
+
+    def body(arrays, state, key, _):
+        found = {
+            "x": product(execution, "dgrad", arrays, state, key),
+            "w": product(execution, "wgrad", arrays, state, key),
+        }
+        if "bias" in arrays:
+            found["bias"] = over_tokens(arrays["dy"], arrays["bias"])
+        return found, None
+
+    operands = {"x": x_Td, "w": w_df, "bias": bias_f, "dy": dy_Tf}
+    results = ["x", "w"] if bias_f is None else ["x", "w", "bias"]
+    found, _ = execution.run(body, operands, state, key, results=results)
+    return found["x"], found["w"], found.get("bias"), None, None
 
 
 _linear.defvjp(_linear_fwd, _linear_bwd)
@@ -63,7 +85,15 @@ def forward_weight(w: jax.Array, method, state) -> jax.Array:
 
 
 def sparse_dot(
-    x, w, method, state=None, key=None, *, bias=None, implementation: str | None = None
+    x,
+    w,
+    method,
+    state=None,
+    key=None,
+    *,
+    bias=None,
+    implementation: str | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> jax.Array:
     """`x @ w + bias` with the sparse products of `method`, forward and backward.
 
@@ -77,15 +107,22 @@ def sparse_dot(
     key: a PRNG key, if the method is stochastic; use a new one every step and layer.
     bias: (f,) or None.
     implementation: None to choose, or "reference", "ffi" or "cusparselt".
+    specs: how "x" and "w" are cut over the axes of the mesh in the context (`jax.set_mesh`), such as
+        {"x": P("dp"), "w": P(None, "tp")}; every device then multiplies its own shards, and sums go over
+        the mesh axes that cut what a product contracts. None where nothing is cut; explicit axes tell it.
 
-    Returns: (..., f) in the promoted dtype of x and w; sums are float32.
-    Raises: TypeError (types, dtypes), ValueError (shapes, missing state or key), RuntimeError
-        (implementation)."""
+    Returns: (..., f) in the promoted dtype of x and w; sums are float32, and those over shards are of results
+        in their dtype.
+    Raises: TypeError (types, dtypes), ValueError (shapes, missing state or key, specs that do not fit),
+        RuntimeError (implementation)."""
     plan = plan_of("sparse_dot", method, "linear_plan")
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = check_bias("sparse_dot", "bias", bias, "w", w)
     check_state("sparse_dot", method, state, w=w)
-    key, tokens, w, bias, state = in_shards("sparse_dot", key, tokens, w, bias, state)
-    execution = Execution("sparse_dot", "linear", plan, implementation)
+    cut = cut_over_mesh("sparse_dot", "linear", method, plan, specs, {"w": state}, x=x, w=w)
+    operands = {"x": tokens, "w": w, "bias": bias}
+    key, operands, state = in_shards("sparse_dot", cut, key, operands, state)
+    tokens, w, bias = (operands[name] for name in ("x", "w", "bias"))
+    execution = Execution("sparse_dot", "linear", plan, implementation, partition=cut)
     out = _linear(execution, tokens, w, bias, state, key)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")

@@ -19,6 +19,7 @@ def densest(
     rank: str,
     implementation: str | None = None,
     counts_n: jax.Array | None = None,
+    over: tuple[str, ...] = (),
 ) -> jax.Array:
     """The features that a 2:4 cut along tokens hurts most.
 
@@ -28,12 +29,16 @@ def densest(
         four.
     implementation: as in `mask24`.
     counts_n: int32 (n,), `non_zeros(x_Tn)`, if something has counted them.
+    over: manual mesh axes over whose shards of tokens the choice is made together.
 
     Returns: int32 (`dense_count(n, share)`,), ascending."""
     if rank == "density":
         counts_n = non_zeros(x_Tn) if counts_n is None else counts_n
-        return top_features(counts_n, share, x_Tn.shape[0], implementation=implementation)
+        counts_n = jax.lax.psum(counts_n, over) if over else counts_n
+        tokens = x_Tn.shape[0] * (jax.lax.axis_size(over) if over else 1)
+        return top_features(counts_n, share, tokens, implementation=implementation)
     score_n = _energy(x_Tn) - _energy(prune24(x_Tn, 0, implementation=implementation))
+    score_n = jax.lax.psum(score_n, over) if over else score_n
     return _sorted_places(score_n, dense_count(x_Tn.shape[1], share))
 
 

@@ -5,8 +5,11 @@ that is printed is a JSON object of their tracebacks, "" where all is well. test
 runs it once and has a test for each check. Arguments name the checks to run; without any all of them run."""
 
 import json
+import math
 import os
+import re
 import sys
+import time
 import traceback
 
 if __name__ == "__main__":
@@ -83,7 +86,7 @@ def check_every_method_is_differentiated_in_a_users_shard_map():
             found = jax.eval_shape(gradients, x, w1, w2, state)
             assert [g.shape for g in found] == [x.shape, w1.shape, w2.shape], name
             columns = jax.tree.map(lambda s: P(None, "tp") if s.shape == w1.shape else P(), linear)
-            if name != "BiMask":  # whose state is an order of all columns
+            if implementation is None and name != "BiMask":  # whose state is an order of all columns
                 total = in_shards(dot, ("dp", "tp"), P("dp"), P(None, "tp"), columns, dp=4, tp=2)
                 jax.eval_shape(jax.grad(total, argnums=(0, 1)), x, w1, linear)
 
@@ -171,17 +174,250 @@ def check_operations_under_explicit_axes_name_shard_map():
         np.testing.assert_array_equal(s24.mask24(whole, -1), s24.mask24(np.asarray(x), -1))
 
 
+def partitioned(method, sizes, explicit=False, activation="relu", key=KEY, seed=0, specs=None):
+    """A lowered function of value and gradients of a block that is cut over a mesh, and its arguments."""
+    x, w1, w2 = draw(seed, (T, d), (d, f), (f, d))
+    state, names = states(method, w1, w2), tuple(sizes)
+    cut = mesh(*sizes.values(), names=names, explicit=explicit)
+    tokens = tuple(n for n in ("dp", "fsdp") if n in sizes) or None
+    fsdp, tp = (name if name in sizes else None for name in ("fsdp", "tp"))
+    specs = {"x": P(tokens), "w1": P(fsdp, tp), "w2": P(tp, fsdp)} if specs is None else specs
+
+    def loss(x, w1, w2, state):
+        options = {"specs": None if explicit else specs, "activation": activation, "implementation": KERNELS}
+        return s24.sparse_ffn(x, w1, w2, method, state, key, **options).sum()
+
+    place = {name: jax.NamedSharding(cut, spec) for name, spec in specs.items()}
+    arguments = [jax.device_put(a, place[name]) for name, a in {"x": x, "w1": w1, "w2": w2}.items()]
+    arguments.append(
+        {
+            w: {
+                name: jax.device_put(
+                    entry, place[w] if entry.shape == like.shape else jax.NamedSharding(cut, P())
+                )
+                for name, entry in state[w].items()
+            }
+            for w, like in {"w1": w1, "w2": w2}.items()
+        }
+    )
+    with jax.set_mesh(cut):
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments), arguments
+
+
+def on_one_device(method, activation="relu", key=KEY, seed=0):
+    x, w1, w2 = draw(seed, (T, d), (d, f), (f, d))
+
+    def loss(x, w1, w2):
+        options = {"activation": activation, "implementation": KERNELS}
+        return s24.sparse_ffn(x, w1, w2, method, states(method, w1, w2), key, **options).sum()
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(x, w1, w2)
+
+
+def assert_near(got, want, tolerance=1e-6):
+    def compare(a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b), np.abs(a - b).max()
+
+    jax.tree.map(compare, got, want)
+
+
+def collectives(compiled) -> list[tuple[str, int]]:
+    """Every collective of a compiled program and the number of elements that each device gets from it; what
+    XLA has combined counts as several. Scalars are left out."""
+    found = []
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    for types, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", compiled.as_text()):
+        for size in re.findall(r"\w+\[([\d,]+)\]", types):
+            found.append((kind, math.prod(map(int, size.split(",")))))
+    return sorted(found)
+
+
+# Without draws; features that stay dense are chosen in each shard of features, so none do here.
+EXACT = {
+    "STE": s24.methods.STE(),
+    "SRSTE": s24.methods.SRSTE(n=1, m=4),
+    "FST": s24.methods.FST(mvue=None),
+    "FST double-pruned": s24.methods.FST(mvue="biased", mask="double-pruned"),
+    "SSTE": s24.methods.SSTE(mvue=None),
+    "SLoPe": s24.methods.SLoPe(),
+    "AST": s24.methods.AST(),
+    "Activation24": s24.methods.Activation24(tokens="consecutive", dense_share=0.0),
+    "Activation24 causal": s24.methods.Activation24(forward="causal", soft_weights=True),
+    "Venom": s24.methods.Venom(v=16, m=8, routing="none", layout="none", transposed="plain", clusters=4),
+}
+
+
+def check_a_block_over_dp_fsdp_and_tp_equals_one_device():
+    """Values and gradients of every method, with explicit axes or declared ones."""
+    for name, method in EXACT.items():
+        activation = "squared_relu" if type(method).__name__ in ("Activation24", "Venom") else "relu"
+        want = on_one_device(method, activation)
+        for explicit in (False, True):
+            run, arguments = partitioned(method, {"dp": 2, "fsdp": 2, "tp": 2}, explicit, activation)
+            try:
+                assert_near(run.compile()(*arguments), want)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, explicit={explicit}: {error}") from error
+
+
+def check_collectives_of_a_block():
+    """Two sums of activations over `tp`, one of each weight's gradient over `dp`, and nothing else; with
+    `fsdp` each weight and mask is gathered forward and backward, and its gradient scattered."""
+    for name, method in EXACT.items():
+        run, _ = partitioned(method, {"dp": 4, "tp": 2}, activation="squared_relu")
+        weight, tokens = d * f // 2, T // 4 * d
+        want = [("all-reduce", n) for n in (weight, weight, tokens, tokens)]
+        found = collectives(run.compile())
+        assert found == sorted(want), (name, found, sorted(want))
+    lowered, _ = partitioned(EXACT["FST"], {"fsdp": 8})
+    assert lowered.as_text().count("stablehlo.all_gather") == 8, "weights and masks, forward and backward"
+    found = [kind for kind, _ in collectives(lowered.compile())]
+    assert found.count("reduce-scatter") == 2 and set(found) == {"all-gather", "reduce-scatter"}, found
+
+
+def check_features_are_counted_over_all_shards_of_tokens():
+    for rank in ("density", "lost"):
+        method = s24.methods.Activation24(tokens="consecutive", dense_share=0.1, rank=rank)
+        run, arguments = partitioned(method, {"dp": 8}, activation="squared_relu", seed=7)
+        assert_near(run.compile()(*arguments), on_one_device(method, "squared_relu", seed=7))
+
+
+def check_shards_of_a_partition_draw_different_numbers():
+    """Of [I; I] times an estimate of ones the gradient holds 0, 2 and 4; with equal draws there were no 2."""
+    cut, n = mesh(2), 32
+    x, w = jnp.concatenate([jnp.eye(n)] * 2), jnp.zeros((n, n))
+    method = s24.methods.FST()
+    state = method.init(w)
+
+    def gradient(x, w):
+        specs = {"x": P("dp")}
+        return jax.grad(lambda w: s24.sparse_dot(x, w, method, state, KEY, specs=specs).sum())(w)
+
+    with jax.set_mesh(cut):
+        found = np.asarray(jax.jit(gradient)(x, w))
+    assert set(np.unique(found)) == {0, 2, 4}
+    assert abs(found.mean() - 2) < 0.2
+
+
+def check_linear_and_gated_layers_over_dp_and_tp():
+    """Columns of the first, rows of the second over `tp`; a bias is added once; the batch has three axes."""
+    from jax_sparse24.engine.gated import Weight, gated_ffn
+
+    x, w1, w2, b1, b2 = draw(4, (8, 8, d), (d, f), (f, d), (f,), (d,))
+    method = s24.methods.FST(mvue=None)
+    masks = [method.init(w) for w in (w1, w1 * 2, w2)]
+
+    def linear(x, w1, w2, b1, b2, first=None, second=None):
+        y = s24.sparse_dot(x, w1, method, masks[0], bias=b1, implementation=KERNELS, specs=first)
+        return s24.sparse_dot(y, w2, method, masks[2], bias=b2, implementation=KERNELS, specs=second).sum()
+
+    def gated(x, w1, w2, specs=None):
+        weights = [Weight(w, m, None) for w, m in zip((w1, w1 * 2, w2), masks, strict=True)]
+        return gated_ffn([x, x], *weights, method, "relu", KERNELS, specs).sum()
+
+    columns = {"x": P("dp"), "w": P(None, "tp")}, {"x": P("dp", None, "tp"), "w": P("tp", None)}
+    specs = {"x": P("dp"), "gate": P(None, "tp"), "up": P(None, "tp"), "down": P("tp")}
+    for function, arguments, cuts in (
+        (linear, (x, w1, w2, b1, b2), columns),
+        (gated, (x, w1, w2), (specs,)),
+    ):
+        numbers = tuple(range(len(arguments)))
+        want = jax.jit(jax.grad(function, argnums=numbers))(*arguments)
+        with jax.set_mesh(mesh(4, 2)):
+            whole = jax.jit(jax.grad(lambda *a, c=cuts, f=function: f(*a, *c), argnums=numbers))
+            run = whole.lower(*arguments).compile()
+        assert_near(run(*arguments), want, 0)
+        assert not [found for found in collectives(run) if found[0] != "all-reduce"], collectives(run)
+
+
+def check_transformations_of_a_partition():
+    """A scan over layers with remat, a vmap over experts, and a shard_map of the user around it."""
+    x, w1, w2 = draw(5, (T, d), (3, d, f), (3, f, d))
+    w1, w2, method = w1 / 8, w2 / 8, s24.methods.STE()
+    specs = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
+
+    def ffn(x, w1, w2, specs):
+        return s24.sparse_ffn(x, w1, w2, method, implementation=KERNELS, activation="relu", specs=specs)
+
+    def scanned(x, w1, w2, specs=None):
+        def layer(x, weights):
+            return x + ffn(x, *weights, specs), None
+
+        return (jax.lax.scan(jax.checkpoint(layer), x, (w1, w2))[0] ** 2).mean()
+
+    def experts(x, w1, w2, specs=None):
+        return (jax.vmap(lambda w1, w2: ffn(x, w1, w2, specs))(w1, w2) ** 2).mean()
+
+    def within(x, w1, w2, specs=None):
+        """Manual over `dp`, so that of the specs only `tp` is left."""
+
+        def local(x, w1, w2):
+            return jax.lax.pmean((ffn(x, w1[0], w2[0], specs) ** 2).mean(), "dp")
+
+        if specs is None:
+            return (ffn(x, w1[0], w2[0], None) ** 2).mean()
+        manual = {"in_specs": (P("dp"), P(), P()), "out_specs": P(), "axis_names": {"dp"}}
+        return jax.shard_map(local, **manual)(x, w1, w2)
+
+    for function in (scanned, experts, within):
+        gradient = jax.grad(function, argnums=(0, 1, 2))
+        want = jax.jit(gradient)(x, w1, w2)
+        with jax.set_mesh(mesh(4, 2)):
+            run = jax.jit(jax.grad(lambda *a, f=function: f(*a, specs), argnums=(0, 1, 2)))
+            compiled = run.lower(x, w1, w2).compile()
+        assert_near(compiled(x, w1, w2), want, 1e-5)
+        gathers = [found for found in collectives(compiled) if found[0] != "all-reduce"]
+        assert not gathers, (function.__name__, gathers)
+
+
+def check_errors_of_partitions():
+    def raises(text, specs, method=EXACT["STE"], T=T, f=f, sizes=(4, 2)):
+        x, w1, w2 = draw(6, (T, d), (d, f), (f, d))
+        with jax.set_mesh(mesh(*sizes)):
+            try:
+                jax.eval_shape(
+                    lambda *a: s24.sparse_ffn(*a, method, states(method, *a[1:]), KEY, specs=specs), x, w1, w2
+                )
+            except ValueError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(f"nothing raised {text!r}")
+
+    columns = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
+    raises("x along axis 0 of size 66 does not divide into 4 shards (dp = 4)", columns, T=66)
+    raises("w1 along axis -1 of size 65 does not divide into 2 shards", columns, f=65)
+    raises("no axis 'model'; it has 'dp', 'tp'", {"w1": P("model")})
+    raises("they share a dimension", {"x": P("dp"), "w1": P(None, "tp")})
+    raises("specs name w3", {"w3": P()})
+    raises("cuts two dimensions", {"w1": P("tp", "tp"), "w2": P("tp")})
+    raises("BiMask keeps 'order' of shape (64,) for w1", columns, s24.methods.BiMask())
+    raises("Venom sorts all tokens", columns, s24.methods.Venom(v=16, m=8, clusters=4))
+    raises("SSTE rounds whole tensors to 8 bits", columns, s24.methods.SSTE(fp8="tensor"))
+    raises("operand w2 of product F2, one shard of it, of shape (62, 32)", columns, f=124)
+    x, w = draw(6, (T, d), (d, f))
+    try:
+        s24.sparse_dot(x, w, s24.methods.STE(), specs={"x": P("dp")})
+    except ValueError as error:
+        assert "jax.set_mesh" in str(error)
+    else:
+        raise AssertionError("a cut without a mesh")
+
+
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
 def main(names) -> None:
     outcomes = {}
     for name in names or CHECKS:
+        begun = time.process_time()
         try:
             CHECKS[name]()
             outcomes[name] = ""
         except Exception:
             outcomes[name] = traceback.format_exc()
+        print(f"{time.process_time() - begun:5.1f} s  {name}", file=sys.stderr)
     print(json.dumps(outcomes))
 
 

@@ -1,0 +1,331 @@
+"""How one call of an engine is cut over the axes of a mesh; the only file of the engines that knows meshes.
+
+The differentiation rules of the engines take and return global arrays. Each runs its body in one
+`jax.shard_map`, in which every device sees its shards, and three rules say what is communicated:
+
+- a product whose contracted axis is cut is summed over the mesh axes that cut it;
+- a gradient of something that all tokens share is summed over the mesh axes that cut tokens;
+- a weight that rests in pieces over mesh axes that cut tokens (FSDP) is gathered for the products, and its
+  gradient is summed and scattered in one step. What is kept for the backward pass is the piece.
+
+Nothing else moves. What the body saves for the backward pass stays on its device."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jax_sparse24.dispatch.shards import spec_text, varying_as
+
+Axes = tuple[str, ...]
+
+# The dimensions of every operand, a letter each; the same letter is the same dimension. T are tokens.
+DIMENSIONS = {
+    "linear": {"x": "Ti", "w": "io", "dy": "To", "bias": "o"},
+    "ffn": {
+        **{"x": "Ti", "w1": "if", "b1": "f", "y2": "Tf", "allowed": "Tf", "w2": "fo", "y3": "To"},
+        **{"dy1": "Tf", "dy3": "To"},
+    },
+    "gated": {"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
+}
+# The letters that the layers of a gated block have as a linear layer.
+LAYERS = {
+    "gate": {"T": "T", "i": "i", "o": "f"},
+    "up": {"T": "T", "i": "i", "o": "f"},
+    "down": {"T": "T", "i": "f", "o": "o"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How the operands of one call are cut.
+
+    products: the table of the operands, a key of `DIMENSIONS`.
+    cuts: the mesh axes that cut each dimension in the products, by its letter.
+    stored: per weight and axis (-2, -1), the mesh axes over which it rests in pieces besides.
+    sizes: the number of devices along each mesh axis that is used, in the order of the mesh.
+    manual: the mesh axes over which the bodies are manual."""
+
+    products: str
+    cuts: tuple[tuple[str, Axes], ...]
+    stored: tuple[tuple[tuple[str, int], Axes], ...]
+    sizes: tuple[tuple[str, int], ...]
+    manual: frozenset[str]
+
+    @property
+    def tokens(self) -> Axes:
+        """The mesh axes that cut tokens."""
+        return dict(self.cuts)["T"]
+
+    def over(self, operand: str, axis: int) -> Axes:
+        """The mesh axes that cut an operand of a product along an axis.
+
+        operand: its name.
+        axis: -1 or -2."""
+        return dict(self.cuts)[DIMENSIONS[self.products][operand][axis]]
+
+    def rests(self, operand: str, axis: int) -> Axes:
+        """The mesh axes that cut an operand along an axis where it rests, between calls.
+
+        operand: its name.
+        axis: counted from the end."""
+        return self.over(operand, axis) + dict(self.stored).get((operand, axis), ())
+
+    def spec(self, operand: str) -> PartitionSpec:
+        """How an operand is cut where it rests, by its name."""
+        rank = len(DIMENSIONS[self.products][operand])
+        return PartitionSpec(*(self.rests(operand, axis) or None for axis in range(-rank, 0)))
+
+    def specs(self, arrays: Mapping[str, jax.Array], state):
+        """How operands and the state of their weights are cut: a state of its weight's shape as the weight.
+
+        arrays: the operands by name, or what has their shapes.
+        state: of the method: of a linear layer alone, else of every weight by its name."""
+
+        def entries(weight, found):
+            own = self.spec(weight)
+            return {
+                name: own if entry.shape == arrays[weight].shape else PartitionSpec()
+                for name, entry in found.items()
+            }
+
+        if self.products == "linear":
+            state_specs = entries("w", state)
+        else:
+            state_specs = {weight: entries(weight, found) for weight, found in state.items()}
+        return {name: self.spec(name) for name in arrays}, state_specs
+
+    def layer(self, name: str) -> "Partition":
+        """How one layer of a gated block is cut, within the body.
+
+        name: "gate", "up" or "down"."""
+        cuts, letters = dict(self.cuts), LAYERS[name]
+        own = tuple((letter, cuts[there]) for letter, there in letters.items())
+        return dataclasses.replace(self, products="linear", cuts=own, stored=())
+
+    def fold(self, key: jax.Array, operand: str) -> jax.Array:
+        """A PRNG key of its own for every shard of an operand.
+
+        key: a typed key.
+        operand: its name."""
+        for axis in (*self.over(operand, -2), *self.over(operand, -1)):
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        return key
+
+    def resharded(self, arrays: Mapping[str, jax.Array], state):
+        """Operands and state with the types that `run` takes, where the axes of the mesh are explicit.
+
+        arrays: the operands by name.
+        state: as in `specs`."""
+        if not jax.sharding.get_abstract_mesh().explicit_axes:
+            return arrays, state
+        return jax.tree.map(jax.sharding.reshard, (arrays, state), self.specs(arrays, state))
+
+    def run(
+        self,
+        body: Callable,
+        arrays: Mapping[str, jax.Array],
+        state,
+        key,
+        saved=None,
+        *,
+        results: Sequence[str],
+    ):
+        """Runs the body of a differentiation rule on the shards of every device.
+
+        body: (arrays, state, key, saved) -> the results by name and what is saved for the backward pass, any
+            structure of arrays or None.
+        arrays: global operands by name.
+        state: of the method, as in `specs`.
+        key: of the draws, the same on all devices; any structure.
+        saved: what the body of the forward pass saved; None there.
+        results: names of the operands that the results are, or that they are gradients of.
+
+        Returns: the results, global arrays by name, and what the body saved."""
+        weights, states = self.specs(arrays, state)
+        kept = PartitionSpec(tuple(axis for axis, _ in self.sizes))  # a piece on every device
+
+        def local(arrays, state, key, saved):
+            if any(weight in results for (weight, _), _ in self.stored):
+                # Without the barrier XLA would keep what the forward pass gathered until here.
+                arrays, state = jax.lax.optimization_barrier((arrays, state))
+            arrays, state = self._gathered(arrays, state)
+            found, saves = body(arrays, state, key, jax.tree.map(lambda a: a[0], saved))
+            found = {name: self._summed(name, x) for name, x in found.items()}
+            return found, jax.tree.map(lambda a: a[None], saves)
+
+        sharded = jax.shard_map(
+            local,
+            in_specs=(weights, states, PartitionSpec(), kept),
+            out_specs=({name: self.spec(name) for name in results}, kept),
+            axis_names=self.manual,
+            check_vma=False,
+        )
+        # Within a shard_map of the user, results vary over its axes, which this one, not checked, forgets.
+        return varying_as(sharded(arrays, state, key, saved), arrays)
+
+    def _gathered(self, arrays, state):
+        """Weights, and the state of their shape, as the products need them."""
+
+        def gathered(weight, x):
+            for (name, axis), axes in self.stored:
+                if name == weight and x.shape == arrays[weight].shape:
+                    x = jax.lax.all_gather(x, axes, axis=axis % x.ndim, tiled=True)
+            return x
+
+        if not self.stored:
+            return arrays, state
+        if self.products == "linear":
+            state = {name: gathered("w", entry) for name, entry in state.items()}
+        else:
+            state = {
+                weight: {name: gathered(weight, entry) for name, entry in entries.items()}
+                for weight, entries in state.items()
+            }
+        return {name: gathered(name, x) for name, x in arrays.items()}, state
+
+    def _summed(self, name: str, x: jax.Array) -> jax.Array:
+        """A result with the sum over the shards of tokens that it still needs, if tokens share it."""
+        if "T" in DIMENSIONS[self.products][name]:
+            return x
+        over = set(self.tokens)
+        for (weight, axis), axes in self.stored:
+            if weight == name:
+                x = jax.lax.psum_scatter(x, axes, scatter_dimension=axis % x.ndim, tiled=True)
+                over -= set(axes)
+        left = tuple(axis for axis in self.tokens if axis in over)
+        return jax.lax.psum(x, left) if left else x
+
+
+def partition(
+    op: str, products: str, specs: Mapping[str, PartitionSpec] | None, arrays: Mapping[str, jax.Array]
+) -> Partition | None:
+    """How a call is cut, from how its operands are.
+
+    op: the function, for messages.
+    products: a key of `DIMENSIONS`.
+    specs: how "x" and the weights are cut over the mesh in the context, by name; operands that are not named
+        are whole. None to read the types of the arrays, which tell it where axes are explicit.
+    arrays: "x", (..., in), and the weights, by name; or what has their shapes.
+
+    Returns: a `Partition`; None if nothing is cut.
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if specs is None:
+        if not any(jax.typeof(x).sharding.mesh.explicit_axes for x in arrays.values()):
+            return None
+        specs = {name: jax.typeof(x).sharding.spec for name, x in arrays.items()}
+    unknown = sorted(specs.keys() - arrays.keys())
+    if unknown:
+        known = ", ".join(arrays)
+        raise ValueError(f"{op}: specs name {', '.join(unknown)}; the operands are {known}.")
+    if mesh.empty and any(axes for spec in specs.values() for axes in spec):
+        raise ValueError(
+            f"{op}: the operands are cut over a mesh, but there is no mesh in the context; call it inside "
+            "`with jax.set_mesh(mesh):`."
+        )
+    found = {
+        name: _axes(op, name, specs.get(name, PartitionSpec()), x.shape, mesh) for name, x in arrays.items()
+    }
+    *leading, features = found.pop("x")
+
+    def text(name):
+        return spec_text(specs.get(name, PartitionSpec()))
+
+    if any(leading[1:]):
+        raise ValueError(
+            f"{op}: x of shape {arrays['x'].shape} is cut by {text('x')}; only its first axis and its "
+            "features may be cut. Cut the batch in place of the sequence."
+        )
+    tokens = leading[0] if leading else ()
+    cuts, stored, sources = {"T": tokens}, [], {}
+    for weight, dims in DIMENSIONS[products].items():
+        if weight not in found:
+            continue
+        for axis, letter in zip((-2, -1), dims, strict=True):
+            axes = found[weight][axis]
+            rests = tuple(a for a in axes if a in tokens)
+            cut = axes[: len(axes) - len(rests)]
+            if cut + rests != axes:
+                raise ValueError(
+                    f"{op}: {weight} is cut by {text(weight)}; along one axis, mesh axes that cut tokens, "
+                    f"here {', '.join(rests)}, must come last."
+                )
+            if rests:
+                stored.append(((weight, axis), rests))
+            if cuts.setdefault(letter, cut) != cut:
+                other = sources[letter]
+                raise ValueError(
+                    f"{op}: {other} is cut by {text(other)} and {weight} by {text(weight)}, but they share a "
+                    "dimension, which must be cut over the same mesh axes in both."
+                )
+            sources.setdefault(letter, weight)
+    if features and features != cuts["i"]:
+        first = next(iter(sources.values()))
+        raise ValueError(
+            f"{op}: x is cut by {text('x')}, its features too, but {first}, which takes them, by "
+            f"{text(first)}. Cut the features of x and the first axis of the weight over the same mesh axes, "
+            "or leave those of x whole."
+        )
+    used = [axis for axes in cuts.values() for axis in axes]
+    twice = sorted({axis for axis in used if used.count(axis) > 1})
+    if twice:
+        raise ValueError(
+            f"{op}: mesh axis {twice[0]!r} cuts two dimensions of one product; use one axis for each."
+        )
+    if not used:
+        return None
+    sizes = tuple((axis, mesh.shape[axis]) for axis in mesh.axis_names if axis in used)
+    manual = frozenset((*used, *mesh.explicit_axes))  # XLA may cut the rest as it likes where axes are Auto
+    made = Partition(products, tuple(cuts.items()), tuple(stored), sizes, manual)
+    _check_divides(op, "x along axis 0", arrays["x"].shape[0], tokens, made)
+    for name in found:
+        for axis in (-2, -1):
+            size, axes = arrays[name].shape[axis], made.rests(name, axis)
+            _check_divides(op, f"{name} along axis {axis}", size, axes, made)
+    return made
+
+
+def of_layers(specs: Mapping[str, PartitionSpec] | None, rank: int) -> dict[str, dict[str, PartitionSpec]]:
+    """How each layer of a gated block is cut as a linear layer of its own.
+
+    specs: of "x", "gate", "up" and "down", or None.
+    rank: the number of axes of x.
+
+    Returns: the specs of `sparse_dot` by layer; {} for None."""
+    if specs is None:
+        return {}
+    x, down = specs.get("x", PartitionSpec()), specs.get("down", PartitionSpec())
+    hidden = PartitionSpec(*(*x, *(None,) * (rank - len(x)))[:-1], down[0] if down else None)
+    found = {name: {"x": x, "w": specs.get(name, PartitionSpec())} for name in ("gate", "up")}
+    return {**found, "down": {"x": hidden, "w": down}}
+
+
+def _axes(op: str, name: str, spec, shape, mesh) -> tuple[Axes, ...]:
+    """The mesh axes along each axis of an array, without those of one device and those that are manual."""
+    if len(spec) > len(shape):
+        raise ValueError(f"{op}: {name} of shape {shape} cannot be cut by {spec_text(spec)}.")
+    found = []
+    for axes in (*spec, *(None,) * (len(shape) - len(spec))):
+        axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        for axis in axes:
+            if axis not in mesh.axis_names:
+                known = ", ".join(map(repr, mesh.axis_names))
+                raise ValueError(
+                    f"{op}: {name} is cut by {spec_text(spec)}, but the mesh in the context has no axis "
+                    f"{axis!r}; it has {known or 'none'}."
+                )
+        found.append(tuple(a for a in axes if mesh.shape[a] > 1 and a not in mesh.manual_axes))
+    return tuple(found)
+
+
+def _check_divides(op: str, what: str, size: int, axes: Axes | None, made: Partition) -> None:
+    sizes = dict(made.sizes)
+    n = math.prod(sizes[a] for a in axes or ())
+    if size % n:
+        along = " * ".join(f"{a} = {sizes[a]}" for a in axes)
+        raise ValueError(
+            f"{op}: {what} of size {size} does not divide into {n} shards ({along}); use a multiple of {n}."
+        )
