@@ -48,6 +48,7 @@ _LAZY = {
     "Rule": ("jax_sparse24.surgery", "Rule"),
     "sparsify": ("jax_sparse24.surgery", "sparsify"),
     "densify": ("jax_sparse24.surgery", "densify"),
+    "verify": ("jax_sparse24.verification", "verify"),
 }
 
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"methods"},
     {"measure"},
     {"nn", "linen", "optim", "monitor"},
-    {"loop", "surgery", "export"},
+    {"loop", "surgery", "verification", "export"},
     {"explain", "installation"},
     {"info"},
     {"__init__"},
