@@ -42,6 +42,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "nn": ("jax_sparse24.nn", None),
     "optim": ("jax_sparse24.optim", None),
+    "linen": ("jax_sparse24.linen", None),
     "refresh": ("jax_sparse24.nn", "refresh"),
     "Loop": ("jax_sparse24.loop", "Loop"),
     "Tree": ("jax_sparse24.nn.view", "Tree"),

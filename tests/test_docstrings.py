@@ -6,15 +6,17 @@ import inspect
 import pkgutil
 import re
 
+from flax import linen as nn
+
 import jax_sparse24 as s24
-from jax_sparse24 import surgery, verification
+from jax_sparse24 import linen, surgery, verification
 from jax_sparse24.engine import contraction, operand, plan
 from jax_sparse24.methods import base
 from jax_sparse24.nn import fitting, replaced
 
 MODULES = [
     *(s24, s24.measure, s24.methods, s24.nn, s24.optim, s24.patterns, s24.sparsifiers, base, operand, plan),
-    *(contraction, surgery, verification, fitting, replaced),
+    *(contraction, linen, surgery, verification, fitting, replaced),
     *(
         importlib.import_module(f"jax_sparse24.ops.{module.name}")
         for module in pkgutil.iter_modules(s24.ops.__path__)
@@ -33,7 +35,9 @@ def is_public(module, name: str, thing) -> bool:
 
 def members(kind: type) -> dict[str, list]:
     """The public methods that a class defines, each with all classes that define it, the nearest first."""
-    names = [n for n, v in vars(kind).items() if not n.startswith("_") and inspect.isfunction(unbound(v))]
+    fields = getattr(kind, "__dataclass_fields__", {})  # of which a function may be the default
+    functions = [n for n, v in vars(kind).items() if inspect.isfunction(unbound(v)) and n not in fields]
+    names = [name for name in functions if not name.startswith("_")]
     return {name: [c for c in kind.__mro__ if name in vars(c)] for name in names}
 
 
@@ -44,7 +48,8 @@ def unbound(value):
 def arguments(thing) -> list[str]:
     """Names of the arguments of a function or a class, and of the fields of a dataclass or a tuple."""
     if dataclasses.is_dataclass(thing):
-        names = [field.name for field in dataclasses.fields(thing)]
+        inherited = {"parent", "name"} if issubclass(thing, nn.Module) else set()  # of every Linen module
+        names = [field.name for field in dataclasses.fields(thing) if field.name not in inherited]
     elif inspect.isclass(thing) and issubclass(thing, tuple):
         names = thing._fields
     elif inspect.isclass(thing):
