@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, str(Path(__file__).parent / "ffi"))
 import build_cuda
 
-CPU = Path("ffi/cpu")
+CALL, CPU = Path("ffi/call"), Path("ffi/cpu")
 # A file's suffix says how it is compiled: *.simd.cc once per instruction set with every rounding as written;
 # *.fma.cc once per instruction set, where a product and a sum may be rounded once; every other *.cc once.
 SIMD, FUSED = ".simd.cc", ".fma.cc"
@@ -48,9 +48,10 @@ def jaxlib_include():
 
 def cpu_units():
     """Yield (source, folder of the object, flags)."""
-    for source in sorted(CPU.glob("*.cc")):
+    isas = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in VARIANTS)}"
+    for source in sorted([*CALL.glob("*.cc"), *CPU.glob("*.cc")]):
         if not source.name.endswith((SIMD, FUSED)):
-            yield source, "handlers", ["-O1", "-DS24_X86_VARIANTS"] if len(VARIANTS) > 1 else ["-O1"]
+            yield source, f"cpu_{source.parent.name}", ["-O1", isas]
             continue
         contract = "fast" if source.name.endswith(FUSED) else "off"
         for isa, arch in VARIANTS.items():

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-CUDA = Path("ffi/cuda")
+CALL, CUDA = Path("ffi/call"), Path("ffi/cuda")
 # A file's suffix says how it is compiled: *.cc are handlers, for the C++ compiler; *.cu are kernels in which
 # every rounding is as written; in *.fma.cu a product and a sum may be rounded once.
 FUSED = ".fma.cu"
@@ -70,8 +70,8 @@ def kernel_units(toolkit: Path):
 
 def handler_units():
     """Yield (source, folder of the object, flags) for each file of handlers."""
-    for source in sorted(CUDA.rglob("*.cc")):
-        yield source, "cuda_handlers", ["-O1"]
+    for source in sorted([*CALL.glob("*.cc"), *CUDA.rglob("*.cc")]):
+        yield source, f"cuda_{source.parent.name}", ["-O1", "-DS24_CUDA_MODULE"]
 
 
 def runtime(toolkit: Path) -> str:

@@ -16,13 +16,13 @@ from jax_sparse24.ops.reference import mvue, packed24, select, soft, transposabl
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
 
-SOURCES = Path(native.__file__).parent.parent.parent / "ffi/cpu"
+FFI = Path(native.__file__).parent.parent.parent / "ffi"
 
 
 def test_available_and_versions():
     assert native.available() == (True, "")
     versions = native.versions()
-    sources = "".join(file.read_text() for file in SOURCES.glob("*.cc"))
+    sources = "".join(file.read_text() for folder in ("call", "cpu") for file in (FFI / folder).glob("*.cc"))
     targets = re.findall(r'S24_TARGET\("(s24_\w+)"', sources)
     assert sorted(versions["targets"]) == sorted(_cpu.registrations()) == sorted(targets)
     assert len(targets) > 20

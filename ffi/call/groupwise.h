@@ -4,12 +4,14 @@
 
 namespace s24 {
 
+template <class Args>
 struct GroupwiseCall : Call {
-  GroupwiseArgs first{};
+  Args first{};
   Operand x, keys;
   using Call::Call;
 
-  static GroupwiseCall plain(const char* target, GroupwiseOp op, int64_t trailing, const ffi::AnyBuffer& x, const ffi::AnyBuffer& out) {
+  static GroupwiseCall plain(const char* target, GroupwiseOp op, int64_t trailing, const ffi::AnyBuffer& x,
+                             const ffi::AnyBuffer& out) {
     GroupwiseCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
@@ -21,13 +23,13 @@ struct GroupwiseCall : Call {
       check.require(out.element_type() == x.element_type(), "the result must have the dtype of x");
     if (!check.ok()) return c.error = check.error(), c;
     c.x = {x.untyped_data()};
-    c.first = {op, dtype, nullptr, out.untyped_data(), {product(g.lead, 0, g.lead.size()), g.len, g.inner_size()}, {0, 0}};
+    c.first = {{op, dtype, nullptr, out.untyped_data(), {product(g.lead, 0, g.lead.size()), g.len, g.inner_size()}}};
     return c;
   }
 
   // key (batch..., 2), x (batch..., shape): the group counter restarts for every batch element.
   static GroupwiseCall mvue(const char* target, int64_t trailing, int64_t exact, const ffi::AnyBuffer& key,
-                      const ffi::AnyBuffer& x, const ffi::AnyBuffer& out) {
+                            const ffi::AnyBuffer& x, const ffi::AnyBuffer& out) {
     GroupwiseCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
@@ -40,21 +42,18 @@ struct GroupwiseCall : Call {
     c.batch = keyed.batch;
     c.keys = {key.untyped_data(), 0};
     c.x = {x.untyped_data(), 1};
-    c.first = {best ? GroupwiseOp::kMvueExact : GroupwiseOp::kMvueSequential, dtype, nullptr, out.untyped_data(),
-               {keyed.batch.rest(), keyed.group.len, keyed.group.inner_size()}, {0, 0}};
+    c.first = {{best ? GroupwiseOp::kMvueExact : GroupwiseOp::kMvueSequential, dtype, nullptr, out.untyped_data(),
+                {keyed.batch.rest(), keyed.group.len, keyed.group.inner_size()}}};
     return c;
   }
 
-  GroupwiseArgs at(int64_t b) const {
+  Args at(int64_t b) const {
     const int64_t bytes = first.groups.count() * 4 * size_of(first.dtype);
-    GroupwiseArgs a = first;
+    Args a = first;
     a.x = x.at(batch, b, bytes);
     a.out = at_bytes(first.out, b * bytes);
+    a.key = reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t)));
     return a;
-  }
-  // Two words, where the arrays are; or null.
-  const uint32_t* key(int64_t b) const {
-    return reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t)));
   }
 };
 

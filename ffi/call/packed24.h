@@ -1,7 +1,8 @@
 // Checked calls of packing to 2:4, unpacking and gathering.
 #pragma once
+#include "../core/packed24.h"
 #include "compressed24.h"
-#include "shapes.h"
+#include "handler.h"
 
 namespace s24 {
 
@@ -10,8 +11,8 @@ struct PackCall : Call {
   Dtype dtype{};
   Groups groups{};  // of a batch element
   int64_t dense_step = 0, values_step = 0, bytes_step = 0;
-  // Sizes of the packed matrix if its values are the head of a compressed matrix of cuSPARSELt, which only CUDA handlers
-  // take; 0 if the values are an array of their own.
+  // Sizes of the packed matrix if its values are the head of a compressed matrix of cuSPARSELt; 0 if they are an array of
+  // their own.
   int64_t rows = 0, depth = 0;
   bool strided = false;  // members of a group are a quarter of the axis apart, and not neighbours
   Operand dense, mask, values, metadata, keys;
@@ -108,17 +109,20 @@ struct PackCall : Call {
 
   PackArgs at(int64_t b) const {
     const int64_t size = size_of(dtype);
-    return {op,
-            dtype,
-            dense.at(batch, b, dense_step * size),
-            reinterpret_cast<uint8_t*>(mask.at(batch, b, dense_step)),
-            values.at(batch, b, values_step * size),
-            reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
-            groups,
-            Key{0, 0}};
-  }
-  const uint32_t* key(int64_t b) const {
-    return reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t)));
+    PackArgs a = {op,
+                  dtype,
+                  dense.at(batch, b, dense_step * size),
+                  reinterpret_cast<uint8_t*>(mask.at(batch, b, dense_step)),
+                  values.at(batch, b, values_step * size),
+                  reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
+                  groups,
+                  reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t))),
+                  strided};
+    if (rows == 0 || op == PackOp::kUnpack) return a;
+    a.behind = static_cast<uint8_t*>(a.values) + rows * (depth / 2) * size;
+    a.rows = rows;
+    a.depth = depth;
+    return a;
   }
 
  private:
@@ -131,6 +135,8 @@ struct PackCall : Call {
     const int64_t packed_rows = all.rest() * g.inner_size();
     if (rows != 0 && rows != packed_rows)
       error = ffi::Error::InvalidArgument(std::string(target) + ": compressed matrices need leading dimensions of their own");
+    else if (rows != 0 && !kCompressed24)
+      error = ffi::Error::InvalidArgument(std::string(target) + ": compressed matrices of cuSPARSELt are for CUDA");
     dense_step = packed_rows * g.len;
     values_step = (rows == 0 ? packed_rows : compressed_rows(rows, 2)) * (g.len / 2);
     bytes_step = packed_rows * g.bytes_len();
@@ -169,5 +175,9 @@ struct PackCall : Call {
     return lead;
   }
 };
+
+// Packs one matrix along its rows and along its columns. A CPU and a GPU do it at once in ways of their own (packed24.cc in
+// their folders).
+ffi::Error compute_both(Device& device, const PackCall& rows, const PackCall& columns);
 
 }  // namespace s24

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "arguments.h"
+#include "../core/arguments.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace s24 {
@@ -157,17 +157,6 @@ class Batch {
   int64_t count_ = 1, rest_ = 1;
   std::vector<Dims> strides_;
 };
-
-// f(batch element, first unit, end unit) for the units [begin, end) of consecutive batch elements.
-template <class F>
-void for_each_batch(int64_t begin, int64_t end, int64_t units, F f) {
-  while (begin < end) {
-    const int64_t b = begin / units, first = begin - b * units;
-    const int64_t last = end - b * units < units ? end - b * units : units;
-    f(b, first, last);
-    begin = b * units + last;
-  }
-}
 
 // key (batch..., 2) and x (batch..., shape), which vmap gives the same number of batch dimensions.
 struct KeyedBatch {

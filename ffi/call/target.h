@@ -1,7 +1,9 @@
 // How a handler becomes a target of its module: S24_TARGET registers it under a name when the module is loaded, so that no
 // list of targets is kept anywhere.
 #pragma once
+#include <array>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,38 +28,39 @@ struct RegisteredTarget {
   explicit RegisteredTarget(const Target& target) { targets().push_back(target); }
 };
 
-// How many arrays a handler takes, and how many it gives.
-template <size_t n>
-struct Takes {};
-template <size_t n>
-struct Gives {};
-template <size_t n>
-constexpr Takes<n> takes{};
-template <size_t n>
-constexpr Gives<n> gives{};
-
-// The binding of a handler with these arrays, after integer attributes of these names. Its function has the context first
-// among its parameters, then the attributes, the operands and the results.
-template <class Binding, size_t kOperands, size_t kResults>
-auto signature(Binding binding, Takes<kOperands>, Gives<kResults>) {
-  static_assert(kResults > 0, "a handler gives an array");
+// The binding of a handler with integer attributes of these names and then so many operands and results.
+template <size_t kOperands, size_t kResults, size_t kAttributes, class Binding>
+auto extended(Binding binding, const char* const* names) {
   using Array = xla::ffi::AnyBuffer;
-  if constexpr (kOperands > 0)
-    return signature(std::move(binding).template Arg<Array>(), takes<kOperands - 1>, gives<kResults>);
+  if constexpr (kAttributes > 0)
+    return extended<kOperands, kResults, kAttributes - 1>(std::move(binding).template Attr<int64_t>(*names), names + 1);
+  else if constexpr (kOperands > 0)
+    return extended<kOperands - 1, kResults, 0>(std::move(binding).template Arg<Array>(), names);
   else if constexpr (kResults > 1)
-    return signature(std::move(binding).template Ret<Array>(), takes<0>, gives<kResults - 1>);
+    return extended<0, kResults - 1, 0>(std::move(binding).template Ret<Array>(), names);
   else  // a binding cannot be moved, only made where it is needed
     return std::move(binding).template Ret<Array>();
 }
 
-template <class Binding, size_t kOperands, size_t kResults, class... Names>
-auto signature(Binding binding, Takes<kOperands> operands, Gives<kResults> results, const char* attribute, Names... others) {
-  return signature(std::move(binding).template Attr<int64_t>(attribute), operands, results, others...);
+template <class... Names>
+constexpr std::array<const char*, sizeof...(Names)> attributes(Names... names) {
+  return {names...};
+}
+
+// The binding of a function that has the device first among its parameters, then the attributes, the operands and the results.
+template <class Context, class Device, class... P, size_t n>
+auto binding_of(xla::ffi::Error (*)(Device, P...), const std::array<const char*, n>& names) {
+  using Array = xla::ffi::AnyBuffer;
+  constexpr size_t kOperands = (0 + ... + size_t(std::is_same_v<P, Array>));
+  constexpr size_t kResults = (0 + ... + size_t(std::is_same_v<P, xla::ffi::Result<Array>>));
+  static_assert(kResults > 0 && n + kOperands + kResults == sizeof...(P), "name the attributes");
+  return extended<kOperands, kResults, n>(xla::ffi::Ffi::Bind().Ctx<Context>(), names.data());
 }
 
 }  // namespace s24
 
-// S24_TARGET("s24_name", Function, binding) or S24_TARGET("s24_name", Function, binding, traits), in an unnamed namespace.
-#define S24_TARGET(name, function, ...)                       \
-  XLA_FFI_DEFINE_HANDLER(k##function, function, __VA_ARGS__); \
+// S24_TARGET("s24_name", Function, "attribute", ...), in an unnamed namespace.
+#define S24_TARGET(name, function, ...)                                                                               \
+  XLA_FFI_DEFINE_HANDLER(k##function, function, ::s24::binding_of<::s24::Context>(function, ::s24::attributes(__VA_ARGS__)), \
+                         ::s24::kTraits);                                                                             \
   const ::s24::RegisteredTarget registered##function({name, k##function})

@@ -197,4 +197,7 @@ S24_HD void mvue24(const typename T::Bits x[4], uint32_t w0, uint32_t w1, typena
   mvue24_repair<T>(x, out);
 }
 
+// kMvueExact, kMvueSequential.
+struct MvueArgs : GroupwiseArgs {};
+
 }  // namespace s24

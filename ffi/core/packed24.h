@@ -1,7 +1,7 @@
 // The nibble of a group: idx0 | idx1 << 2 with idx0 < idx1, the positions of the two kept elements.
 // A metadata byte holds the nibble of group 2b in its low half and of group 2b+1 in the high half.
 #pragma once
-#include "base.h"
+#include "arguments.h"
 
 namespace s24 {
 
@@ -43,5 +43,25 @@ S24_HD void put_nibble(const B pair[2], B nibble, B x[4]) {
   for (int i = 0; i < 4; ++i)
     x[i] = merge(mask_if<B>(second == B(i)), pair[1], B(pair[0] & mask_if<B>(first == B(i))));
 }
+
+enum class PackOp : int32_t { kPlain, kMasked, kSquaredRelu, kMvueExact, kMvueSequential, kGather, kUnpack };
+
+// dense (outer, len, inner) <-> values (outer, inner, len/2), metadata (outer, inner, ceil(len/8)). kUnpack writes dense and
+// reads both others; kGather reads dense and metadata and writes values; the other operations write values and metadata.
+struct PackArgs {
+  PackOp op;
+  Dtype dtype;
+  void* dense;
+  const uint8_t* mask;
+  void* values;
+  uint8_t* metadata;
+  Groups groups;
+  const uint32_t* key = nullptr;  // two words, of operations that draw
+  // Only on CUDA: whether members of a group are a quarter of the axis apart, and not neighbours; and unless behind is null,
+  // where the metadata of a packed matrix (rows, depth) go too, in cuSPARSELt's order for sm_90.
+  bool strided = false;
+  uint8_t* behind = nullptr;
+  int64_t rows = 0, depth = 0;
+};
 
 }  // namespace s24

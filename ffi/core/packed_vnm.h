@@ -133,4 +133,21 @@ S24_HD float largest_two(float high0, float low0, float high1, float low1) {
   return top + (under > low ? under : low);
 }
 
+enum class PackVnmOp : int32_t { kMask, kPack, kPackMasked, kGather, kUnpack };
+
+// dense (outer, R, K), or (outer, K, R) if not depth_last <-> values (outer, R, 2K/M), metadata (outer, R, ceil(K/2M)),
+// columns (outer, R/V, K/M, 4). kMask writes mask, of the shape of dense, and nothing else; kUnpack writes dense; kGather
+// reads metadata and columns.
+struct PackVnmArgs {
+  PackVnmOp op;
+  Dtype dtype;
+  bool exact, depth_last;
+  void* dense;
+  uint8_t* mask;
+  void* values;
+  uint8_t* metadata;
+  uint8_t* columns;
+  int64_t outer, rows, depth, v, m;
+};
+
 }  // namespace s24

@@ -1,6 +1,6 @@
 // Whether a group of four has more than two non-zeros, which the 2:4 pattern forbids.
 #pragma once
-#include "base.h"
+#include "arguments.h"
 
 namespace s24 {
 
@@ -15,5 +15,13 @@ S24_HD B more_than_two(const B x[4]) {
   for (int i = 0; i < 4; ++i) is[i] = mask_if<B>((x[i] & kMagnitude) != 0);
   return B(((is[0] & is[1] & (is[2] | is[3])) | (is[2] & is[3] & (is[0] | is[1]))) & 1);
 }
+
+// Adds to `found` how many groups of x have more than two non-zeros.
+struct PruneCheckArgs {
+  int64_t width;  // of an element, in bytes: 4, 2, or 1 for bool
+  const void* x;
+  int32_t* found;
+  Groups groups;
+};
 
 }  // namespace s24

@@ -1,5 +1,6 @@
 // Two of four by magnitude: ties go to the lower index, NaN outranks everything, exactly two are kept.
 #pragma once
+#include "arguments.h"
 #include "floats.h"
 
 namespace s24 {
@@ -59,5 +60,8 @@ S24_HD void keep24_masked(typename T::Bits x[4], const typename T::Bits mask[4],
   }
   keep_two(key, keep);
 }
+
+// kMask, kPrune.
+struct SelectArgs : GroupwiseArgs {};
 
 }  // namespace s24

@@ -1,5 +1,6 @@
 // S-STE's soft threshold (Hu et al. 2024, arXiv:2409.09099): |x| minus the second smallest magnitude of the group.
 #pragma once
+#include "arguments.h"
 #include "floats.h"
 
 namespace s24 {
@@ -74,5 +75,8 @@ S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
   S24_UNROLL
   for (int i = 0; i < 4; ++i) y[i] = blend(Bits(special), Bits(x[i] & Bits(passes[i])), y[i]);
 }
+
+// kSoft.
+struct SoftArgs : GroupwiseArgs {};
 
 }  // namespace s24

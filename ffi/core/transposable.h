@@ -3,6 +3,7 @@
 // A pattern is (p0, p1, p2, p3): for each row one of the six column pairs in the order of pair_columns. Patterns are numbered
 // in lexicographic order; the first one with the largest score wins.
 #pragma once
+#include "arguments.h"
 #include "select.h"
 
 namespace s24 {
@@ -144,5 +145,16 @@ S24_HD void double_prune_tile(typename T::Bits w[16]) {
     }
   }
 }
+
+enum class TileOp : int32_t { kTransposableMask, kPruneColumnsFirst, kPruneRowsFirst };
+
+// Tiles of 4x4 of w (rows, cols) -> an array of the same shape, of bytes for kTransposableMask.
+struct TileArgs {
+  TileOp op;
+  Dtype dtype;
+  const void* w;
+  void* out;
+  int64_t rows, cols;
+};
 
 }  // namespace s24

@@ -32,13 +32,14 @@ void apply_groups(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   using Out = typename Op::Out;
   constexpr int64_t kCount = kLanes<Bits>, kMember = kRows ? 4 : 1;
   const int64_t step = a.groups.inner;
+  const Key key = read_key(a.key);
   Op op;
   Bits in[4 * kCount] = {};
   Out out[4 * kCount];
   for_blocks<kBlock, kRows>(a.groups, begin, end, [&](int64_t q, int64_t at, int64_t n) {
     const Bits* from = static_cast<const Bits*>(a.x) + at;
     Out* to = static_cast<Out*>(a.out) + at;
-    op.draw(a.key, q, n);
+    op.draw(key, q, n);
     int64_t l = 0;
     for (; l + kCount <= n; l += kCount) {
       // The next group's rows: hardware prefetchers follow a row to the end of its page.

@@ -1,43 +1,49 @@
 // Picks the instruction set at run time. Compiled for the baseline of the platform.
-#include <atomic>
-
 #include "isa.h"
+
+#include <atomic>
+#include <iterator>
+#include <string>
 
 namespace s24 {
 
-namespace generic { extern const Kernels kKernels; }
-#if defined(S24_X86_VARIANTS)
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
-#endif
+#define S24_NAME(isa) #isa,
+static const char* const kNames[] = {S24_ISAS(S24_NAME)};
+#undef S24_NAME
 
-// Best first.
-static std::vector<const Kernels*> find_supported() {
-  std::vector<const Kernels*> found;
-#if defined(S24_X86_VARIANTS)
+static bool supported(const std::string& isa) {
+#if defined(__x86_64__) || defined(_M_X64)
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (v4) found.push_back(&avx512::kKernels);
-  if (v3) found.push_back(&avx2::kKernels);
+  if (isa == "avx2") return v3;
+  if (isa == "avx512")
+    return v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #endif
-  found.push_back(&generic::kKernels);
+  return isa == "generic";
+}
+
+static std::vector<int> find_supported() {
+  std::vector<int> found;
+  for (size_t i = std::size(kNames); i-- > 0;)  // setup.py lists the best last
+    if (supported(kNames[i])) found.push_back(int(i));
   return found;
 }
 
-const std::vector<const Kernels*>& supported_kernels() {
-  static const std::vector<const Kernels*> found = find_supported();
+const char* isa_name(int isa) { return kNames[isa]; }
+
+const std::vector<int>& supported_isas() {
+  static const std::vector<int> found = find_supported();
   return found;
 }
 
-static std::atomic<const Kernels*> current{nullptr};
+static std::atomic<int> asked{-1};
 
-const Kernels& kernels() {
-  const Kernels* k = current.load(std::memory_order_relaxed);
-  return k != nullptr ? *k : *supported_kernels().front();
+int isa() {
+  const int isa = asked.load(std::memory_order_relaxed);
+  return isa >= 0 ? isa : supported_isas().front();
 }
 
-void use_kernels(const Kernels& k) { current.store(&k, std::memory_order_relaxed); }
+void use_isa(int isa) { asked.store(isa, std::memory_order_relaxed); }
 
 }  // namespace s24

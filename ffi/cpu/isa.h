@@ -1,16 +1,16 @@
-// The kernels of this machine.
+// The instruction sets of this machine. They are numbered as in S24_ISAS (kernels.h).
 #pragma once
 #include <vector>
 
-#include "kernels.h"
-
 namespace s24 {
 
-// The tables of kernels of all instruction sets that the processor can run, the best first.
-const std::vector<const Kernels*>& supported_kernels();
+const char* isa_name(int isa);
 
-// The table in use: the best one, unless a test has asked for another.
-const Kernels& kernels();
-void use_kernels(const Kernels&);
+// What the processor can run, the best first.
+const std::vector<int>& supported_isas();
+
+// The one in use: the best, unless a test has asked for another.
+int isa();
+void use_isa(int isa);
 
 }  // namespace s24

@@ -3,11 +3,15 @@
 //
 // Everything lives in the namespace of the instruction set: nothing may be merged across them.
 #pragma once
-#include "variant.h"
+#include "../core/arguments.h"
+#include "kernels.h"
 #include "vectors.h"
 
 namespace s24 {
 namespace S24_ISA {
+
+// The key of an operation that draws; of others, which have none, zeros.
+S24_HD Key read_key(const uint32_t* words) { return words == nullptr ? Key{0, 0} : Key{words[0], words[1]}; }
 
 // Groups of one block: a Quad is four registers.
 template <class B>

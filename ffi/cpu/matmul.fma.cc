@@ -94,7 +94,7 @@ void multiply_tile(const Entries& e, int64_t row, int64_t kept, const float* pan
 }
 
 template <class T>
-void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
+void matmul_typed(const MatmulArgs& a, const Block& m, Scratch& s) {
   const int64_t rows = m.row1 - m.row0, cols = m.col1 - m.col0;
   for (int64_t k0 = 0; k0 < a.depth; k0 += kBlock) {
     const int64_t k1 = a.depth - k0 < kBlock ? a.depth : k0 + kBlock;
@@ -115,7 +115,8 @@ void matmul_typed(const MatmulArgs& a, const MatmulBlock& m, Scratch& s) {
 
 }  // namespace
 
-void matmul(const MatmulArgs& a, const MatmulBlock& m, void* scratch) {
+template <>
+void run(const MatmulArgs& a, const Block& m, void* scratch) {
   Scratch& s = *static_cast<Scratch*>(scratch);
   switch (a.in) {
     case Dtype::kF32: return matmul_typed<F32>(a, m, s);

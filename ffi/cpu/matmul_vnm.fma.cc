@@ -23,7 +23,7 @@ struct VnmScratch {
   float gathered[4 * kGatheredGroups][kPanel];
 };
 
-static_assert(sizeof(VnmScratch) <= kMatmulScratch, "scratch");
+static_assert(sizeof(VnmScratch) <= kScratch, "scratch");
 static_assert(kFills * kDepth >= kVnmMatmulDepth && kFills * kRows >= kVnmMatmulRows, "scratch");
 static_assert(kVnmMatmulCols % kPanel == 0 && kGatheredGroups % 2 == 0, "blocking");
 
@@ -107,7 +107,7 @@ void multiply_gathered_any(const PackedRows<typename T::Bits>& p, int64_t groups
 }
 
 template <class T>
-void fill_deep_panel(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t k1, Scratch& s) {
+void fill_deep_panel(const MatmulArgs& a, const Block& m, int64_t k0, int64_t k1, Scratch& s) {
   for (int64_t i = ceil_div(k1 - k0, kDepth) - 1; i >= 0; --i) {
     const int64_t from = k0 + i * kDepth;
     fill_panels<T>(a, m, from, k1 - from < kDepth ? k1 : from + kDepth, s);
@@ -116,7 +116,7 @@ void fill_deep_panel(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int6
 }
 
 template <class T>
-void vnm_matmul_panel(const MatmulVnmArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
+void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
   const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / 2 * 2;
@@ -148,14 +148,15 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const MatmulBlock& m, VnmScratch& 
 }
 
 template <class T>
-void vnm_matmul_typed(const MatmulVnmArgs& a, const MatmulBlock& m, VnmScratch& scratch) {
+void vnm_matmul_typed(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
   for (int64_t c = m.col0; c < m.col1; c += kPanel)
     vnm_matmul_panel<T>(a, {m.row0, m.row1, c, m.col1 - c < kPanel ? m.col1 : c + kPanel}, scratch);
 }
 
 }  // namespace
 
-void matmul_vnm(const MatmulVnmArgs& a, const MatmulBlock& m, void* scratch) {
+template <>
+void run(const MatmulVnmArgs& a, const Block& m, void* scratch) {
   VnmScratch& s = *static_cast<VnmScratch*>(scratch);
   switch (a.product.in) {
     case Dtype::kF32: return vnm_matmul_typed<F32>(a, m, s);

@@ -28,20 +28,20 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
       "ffi_api_version", [] { return py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
       "(major, minor) of the XLA FFI headers that this module was built with.");
   m.def(
-      "isa", [] { return s24::kernels().isa; }, "The instruction set in use: the best that the processor has.");
+      "isa", [] { return s24::isa_name(s24::isa()); }, "The instruction set in use: the best that the processor has.");
   m.def(
       "isas",
       [] {
         py::list all;
-        for (const s24::Kernels* k : s24::supported_kernels()) all.append(k->isa);
+        for (const int isa : s24::supported_isas()) all.append(s24::isa_name(isa));
         return all;
       },
       "The instruction sets that this processor can run, best first.");
   m.def(
       "use_isa",
       [](const std::string& name) {
-        for (const s24::Kernels* k : s24::supported_kernels())
-          if (name == k->isa) return s24::use_kernels(*k);
+        for (const int isa : s24::supported_isas())
+          if (name == s24::isa_name(isa)) return s24::use_isa(isa);
         throw py::value_error("this processor does not run the kernels for \"" + name + "\"; see isas()");
       },
       py::arg("name"), "For tests: run the kernels of another instruction set.");

@@ -26,7 +26,8 @@ struct Mvue {
 
 }  // namespace
 
-void mvue(const GroupwiseArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const MvueArgs& a, int64_t begin, int64_t end) {
   for_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if (a.op == GroupwiseOp::kMvueExact) return apply_either<T, Mvue<T, true>>(a, begin, end);

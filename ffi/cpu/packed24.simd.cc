@@ -212,7 +212,7 @@ void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
         mask = some;
       }
     }
-    packer.draw(a.key, q, n);
+    packer.draw(read_key(a.key), q, n);
     if (kOp == PackOp::kGather) load_nibbles(a.metadata + byte, n, nibbles);
     for (int l = 0; l < kRow; l += kCount) {
       Packed<Bits> out;
@@ -310,7 +310,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
       const int64_t next = k + 1 < count ? at + 4 * inner : after;
       const Bits* ahead = static_cast<const Bits*>(a.dense) + next;
       const uint8_t* mask_ahead = kOp == PackOp::kMasked ? a.mask + next : nullptr;
-      packer.draw(a.key, row * inner + t.i0, t.n);
+      packer.draw(read_key(a.key), row * inner + t.i0, t.n);
       for (int64_t l = 0; l < t.n; l += kCount) {
         Packed<Bits> out;
         for (int j = 0; j < 4; ++j) {
@@ -377,7 +377,8 @@ void pack_typed(const PackArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void packed24(const PackArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const PackArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return pack_typed<F32>(a, begin, end);
     case Dtype::kBF16: return pack_typed<BF16>(a, begin, end);

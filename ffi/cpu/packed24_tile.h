@@ -3,6 +3,7 @@
 #pragma once
 #include "lanes.h"
 #include "vectors.h"
+#include "work.h"
 
 namespace s24 {
 namespace S24_ISA {

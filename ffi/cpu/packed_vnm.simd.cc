@@ -315,7 +315,8 @@ void vnm_typed(const PackVnmArgs& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void packed_vnm(const PackVnmArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const PackVnmArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return vnm_typed<F32>(a, begin, end);
     case Dtype::kBF16: return vnm_typed<BF16>(a, begin, end);

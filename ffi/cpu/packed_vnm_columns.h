@@ -3,6 +3,7 @@
 #include "../core/packed_vnm.h"
 #include "lanes.h"
 #include "vectors.h"
+#include "work.h"
 
 // A loop over lanes stays one, to become vector code: unrolled before, it would become scalar code.
 #if defined(__clang__)

@@ -3,8 +3,8 @@
 // Panels hold float32 as [k][kPanel], so that a vector of the result's columns is one access.
 #pragma once
 #include "../core/floats.h"
-#include "variant.h"
 #include "vectors.h"
+#include "work.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -38,7 +38,7 @@ struct Scratch {
   Entries entries;
 };
 
-static_assert(sizeof(Scratch) <= kMatmulScratch, "scratch");
+static_assert(sizeof(Scratch) <= kScratch, "scratch");
 static_assert(kBlock * kPanel * sizeof(float) <= 1 << 16, "offsets");
 
 // ---- registers ----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ S24_HD void widen(const typename T::Bits* from, int64_t n, float* to) {
 
 // D[k0:k1, col0:col1] -> panels, zeros in the columns that fill up the last vector.
 template <class T>
-void fill_panels(const MatmulArgs& a, const MatmulBlock& m, int64_t k0, int64_t k1, Scratch& s) {
+void fill_panels(const MatmulArgs& a, const Block& m, int64_t k0, int64_t k1, Scratch& s) {
   const auto* dense = static_cast<const typename T::Bits*>(a.dense);
   const int64_t cols = m.col1 - m.col0, depth = k1 - k0;
   if (!a.dense_k_last) {

@@ -32,7 +32,8 @@ int32_t count_either(const PruneCheckArgs& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void prune_check(const PruneCheckArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const PruneCheckArgs& a, int64_t begin, int64_t end) {
   const int32_t found = a.width == 4   ? count_either<uint32_t>(a, begin, end)
                         : a.width == 2 ? count_either<uint16_t>(a, begin, end)
                                        : count_either<uint8_t>(a, begin, end);

@@ -1,11 +1,6 @@
-// The handler of products at given entries.
-#include <algorithm>
-
+// Products at given entries, which a GPU multiplies dense.
+#include "../call/handler.h"
 #include "../call/packed_vnm.h"
-#include "handlers.h"
-#include "isa.h"
-#include "parallel.h"
-#include "scratch.h"
 
 namespace s24 {
 namespace {
@@ -59,29 +54,12 @@ struct SampledCall : Call {
   }
 };
 
-ffi::Error VnmSampled(ffi::ThreadPool pool, int64_t v, int64_t m, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer metadata,
+ffi::Error VnmSampled(Device device, int64_t v, int64_t m, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer metadata,
                       ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
-  const SampledCall c = SampledCall::of("s24_vnm_sampled", v, m, a, b, {*values, metadata, columns});
-  if (c.error.failure()) return c.error;
-  const SampledArgs& p = c.args;
-  const int64_t height = std::min(v, kSampledRows), per_block = ceil_div(v, height), strips = p.rows / v * per_block;
-  const int64_t groups = p.cols / m, tasks = strips * ceil_div(groups, kSampledGroups);
-  if (tasks == 0) return ffi::Error::Success();
-  return parallel_for_with_scratch(c.target, pool, c.batch.count() * tasks, [&](int64_t begin, int64_t end, void* scratch) {
-    for_each_batch(begin, end, tasks, [&](int64_t n, int64_t task0, int64_t task1) {
-      const SampledArgs one = c.at(n);
-      for (int64_t t = task0; t < task1; ++t) {
-        // Strips that follow each other need other rows of B, but of the same part of it.
-        const int64_t strip = t % strips, block = strip / per_block * v, row0 = block + strip % per_block * height;
-        const int64_t group0 = t / strips * kSampledGroups;
-        kernels().sampled(one, row0, std::min(block + v, row0 + height), group0, std::min(groups, group0 + kSampledGroups),
-                          scratch);
-      }
-    });
-  });
+  return compute(device, SampledCall::of("s24_vnm_sampled", v, m, a, b, {*values, metadata, columns}));
 }
 
-S24_TARGET("s24_vnm_sampled", VnmSampled, on_pool(takes<4>, gives<1>, "v", "m"));
+S24_TARGET("s24_vnm_sampled", VnmSampled, "v", "m");
 
 }  // namespace
 }  // namespace s24

@@ -21,7 +21,7 @@ struct SampledScratch {
   float* sums(int64_t column) { return parts.sums[column]; }
 };
 
-static_assert(sizeof(SampledScratch) <= kMatmulScratch, "scratch");
+static_assert(sizeof(SampledScratch) <= kScratch, "scratch");
 static_assert(4 * kSampledGroups + kSampledVectors <= kCols / kPanel * kRows, "scratch");
 
 // sums[c][row] of kVectors * kWidth rows and several columns, over `depth` terms.
@@ -119,14 +119,15 @@ void sampled_typed(const SampledArgs& a, int64_t row0, int64_t row1, int64_t gro
 
 }  // namespace
 
-void sampled(const SampledArgs& a, int64_t row0, int64_t row1, int64_t group0, int64_t group1, void* scratch) {
+template <>
+void run(const SampledArgs& a, const Block& m, void* scratch) {
   SampledScratch& s = *static_cast<SampledScratch*>(scratch);
-  for (int64_t r = row0; r < row1; r += kPanel) {
-    const int64_t end = row1 - r < kPanel ? row1 : r + kPanel;
+  for (int64_t r = m.row0; r < m.row1; r += kPanel) {
+    const int64_t end = m.row1 - r < kPanel ? m.row1 : r + kPanel;
     switch (a.dtype) {
-      case Dtype::kF32: sampled_typed<F32>(a, r, end, group0, group1, s); break;
-      case Dtype::kBF16: sampled_typed<BF16>(a, r, end, group0, group1, s); break;
-      case Dtype::kF16: sampled_typed<F16>(a, r, end, group0, group1, s); break;
+      case Dtype::kF32: sampled_typed<F32>(a, r, end, m.col0, m.col1, s); break;
+      case Dtype::kBF16: sampled_typed<BF16>(a, r, end, m.col0, m.col1, s); break;
+      case Dtype::kF16: sampled_typed<F16>(a, r, end, m.col0, m.col1, s); break;
     }
   }
 }

@@ -55,7 +55,8 @@ struct Mask {
 
 }  // namespace
 
-void select(const GroupwiseArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const SelectArgs& a, int64_t begin, int64_t end) {
   for_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if (a.op == GroupwiseOp::kMask) return apply_either<T, Mask<T>>(a, begin, end);

@@ -51,7 +51,8 @@ struct SoftOp {
 
 }  // namespace
 
-void soft(const GroupwiseArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const SoftArgs& a, int64_t begin, int64_t end) {
   for_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     return apply_either<T, EachGroup<T, SoftOp>>(a, begin, end);

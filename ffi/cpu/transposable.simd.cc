@@ -93,7 +93,8 @@ void tile_typed(const TileArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void transposable(const TileArgs& a, int64_t begin, int64_t end) {
+template <>
+void run(const TileArgs& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
     case Dtype::kF32: return tile_typed<F32>(a, begin, end);
     case Dtype::kBF16: return tile_typed<BF16>(a, begin, end);

@@ -2,8 +2,9 @@
 //
 // The library's compressed matrix is the values and then the metadata in an order of its own, in one buffer; here an array
 // of `compressed_rows` rows. The workspace is a result, so that nothing is allocated.
+#include "../call/compressed24.h"
+#include "../call/handler.h"
 #include "cusparselt.h"
-#include "handlers.h"
 
 namespace s24 {
 namespace cuda {
@@ -40,7 +41,7 @@ Type operands_type(Check& check, const char* name, const ffi::AnyBuffer& b, int6
   return t;
 }
 
-ffi::Error Compress(cudaStream_t stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+ffi::Error Compress(Device stream, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
                     ffi::Result<ffi::AnyBuffer> compressed) {
   constexpr const char* kName = "s24_cusparselt_compress";
   Check check(kName);
@@ -157,7 +158,7 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
   return check.ok() ? ffi::Error::Success() : check.error();
 }
 
-ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
+ffi::Error Execute(Device stream, int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
                    int64_t algorithm, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
@@ -185,9 +186,9 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, int64_t dense_k_last, in
       .Ret<ffi::AnyBuffer>()           \
       .Ret<ffi::AnyBuffer>()
 
-S24_TARGET("s24_cusparselt_compress", Compress, on_stream(takes<2>, gives<1>), kInGraphs);
+S24_TARGET("s24_cusparselt_compress", Compress);
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize().S24_OPERANDS);
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Stream>().S24_OPERANDS, kInGraphs);
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Context>().S24_OPERANDS, kTraits);
 const RegisteredTarget registered_product({kProduct, kExecute, kInitialize});
 
 }  // namespace

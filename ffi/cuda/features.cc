@@ -1,13 +1,12 @@
 // The handler that chooses the features with the highest scores.
-#include "../call/shapes.h"
-#include "handlers.h"
+#include "../call/handler.h"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
 // scores (batch..., count), places (batch..., n).
-ffi::Error Features(cudaStream_t stream, int64_t bits, ffi::AnyBuffer scores, ffi::Result<ffi::AnyBuffer> places) {
+ffi::Error Features(Device stream, int64_t bits, ffi::AnyBuffer scores, ffi::Result<ffi::AnyBuffer> places) {
   constexpr const char* kName = "s24_features";
   Check check(kName);
   const Dims from = dims_of(scores), to = dims_of(*places);
@@ -26,7 +25,7 @@ ffi::Error Features(cudaStream_t stream, int64_t bits, ffi::AnyBuffer scores, ff
   return ffi::Error::Success();
 }
 
-S24_TARGET("s24_features", Features, on_stream(takes<1>, gives<1>, "bits"), kInGraphs);
+S24_TARGET("s24_features", Features, "bits");
 
 }  // namespace
 }  // namespace cuda

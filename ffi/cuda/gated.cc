@@ -1,5 +1,5 @@
 // Handlers of gated activations and their gradients.
-#include "handlers.h"
+#include "../call/packed24.h"
 
 namespace s24 {
 namespace cuda {
@@ -67,22 +67,19 @@ struct GatedCall : Call {
   }
 };
 
-ffi::Error run(cudaStream_t stream, const GatedCall& c) {
-  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_gated(c.at(b), stream); });
-}
-
-ffi::Error Gated(cudaStream_t stream, int64_t gelu, int64_t transposed, ffi::AnyBuffer gate, ffi::AnyBuffer up,
+ffi::Error Gated(Device stream, int64_t gelu, int64_t transposed, ffi::AnyBuffer gate, ffi::AnyBuffer up,
                  ffi::Result<ffi::AnyBuffer> z) {
-  return run(stream, GatedCall::of("s24_gated", gelu, transposed, 0, false, gate, up, nullptr, *z, nullptr));
+  return compute(stream, GatedCall::of("s24_gated", gelu, transposed, 0, false, gate, up, nullptr, *z, nullptr));
 }
 
-ffi::Error Backward(cudaStream_t stream, int64_t gelu, int64_t transposed, int64_t dz_transposed, ffi::AnyBuffer gate,
+ffi::Error Backward(Device stream, int64_t gelu, int64_t transposed, int64_t dz_transposed, ffi::AnyBuffer gate,
                     ffi::AnyBuffer up, ffi::AnyBuffer dz, ffi::Result<ffi::AnyBuffer> dgate,
                     ffi::Result<ffi::AnyBuffer> dup) {
-  return run(stream, GatedCall::of("s24_gated_backward", gelu, transposed, dz_transposed, false, gate, up, &dz, *dgate, &*dup));
+  return compute(stream,
+                 GatedCall::of("s24_gated_backward", gelu, transposed, dz_transposed, false, gate, up, &dz, *dgate, &*dup));
 }
 
-ffi::Error BackwardPack(cudaStream_t stream, int64_t gelu, int64_t transposed, int64_t dz_transposed, int64_t exact,
+ffi::Error BackwardPack(Device stream, int64_t gelu, int64_t transposed, int64_t dz_transposed, int64_t exact,
                         ffi::AnyBuffer gate_key, ffi::AnyBuffer up_key, ffi::AnyBuffer gate, ffi::AnyBuffer up,
                         ffi::AnyBuffer dz, ffi::Result<ffi::AnyBuffer> dgate, ffi::Result<ffi::AnyBuffer> dup,
                         ffi::Result<ffi::AnyBuffer> gate_values, ffi::Result<ffi::AnyBuffer> gate_metadata,
@@ -103,20 +100,19 @@ ffi::Error BackwardPack(cudaStream_t stream, int64_t gelu, int64_t transposed, i
     packed.op = packs[0].op;
     for (int n = 0; n < 2; ++n) {
       const PackArgs p = packs[n].at(b);
-      packed.values[n] = p.values, packed.metadata[n] = p.metadata, packed.key[n] = packs[n].key(b);
+      packed.values[n] = p.values, packed.metadata[n] = p.metadata, packed.key[n] = p.key;
     }
     cudaError_t e = launch_gated_pack(c.at(b), packed, stream);
     for (const PackCall& p : packs)
-      if (e == cudaSuccess) e = finish(p, b, stream);
+      if (e == cudaSuccess) e = append_metadata(p.at(b), stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
 }
 
-S24_TARGET("s24_gated", Gated, on_stream(takes<2>, gives<1>, "gelu", "transposed"), kInGraphs);
-S24_TARGET("s24_gated_backward", Backward, on_stream(takes<3>, gives<2>, "gelu", "transposed", "dz_transposed"), kInGraphs);
-S24_TARGET("s24_gated_backward_pack", BackwardPack,
-           on_stream(takes<5>, gives<6>, "gelu", "transposed", "dz_transposed", "exact"), kInGraphs);
+S24_TARGET("s24_gated", Gated, "gelu", "transposed");
+S24_TARGET("s24_gated_backward", Backward, "gelu", "transposed", "dz_transposed");
+S24_TARGET("s24_gated_backward_pack", BackwardPack, "gelu", "transposed", "dz_transposed", "exact");
 
 }  // namespace
 }  // namespace cuda

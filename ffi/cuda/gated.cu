@@ -329,7 +329,8 @@ cudaError_t launch(const GatedArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_gated(const GatedArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const GatedArgs& a, cudaStream_t stream) {
   if (a.rows * a.cols == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);
@@ -342,12 +343,11 @@ cudaError_t launch_gated_pack(const GatedArgs& a, const PackedGradients& packed,
   bool fits = fits_tiles(a) && a.rows % (4 * kTileGroups) == 0;
   for (int n = 0; n < 2; ++n) fits = fits && aligned(packed.values[n], 16) && aligned(packed.metadata[n], 16);
   if (!fits) {
-    cudaError_t e = launch_gated(a, stream);
+    cudaError_t e = run(a, stream);
     for (int n = 0; n < 2 && e == cudaSuccess; ++n) {
       void* const dense = n == 0 ? a.dgate : a.dup;
       const Groups groups = {1, a.rows, a.cols};
-      e = launch_pack(s24::PackArgs{packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, Key{0, 0}},
-                      packed.key[n], stream);
+      e = run(PackArgs{packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, packed.key[n]}, stream);
     }
     return e;
   }

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) group_columns(const typename T::Bits
 }
 
 template <GroupwiseOp op, class T>
-cudaError_t launch_groups(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t stream) {
+cudaError_t launch_groups(const GroupwiseArgs& a, cudaStream_t stream) {
   using Bits = typename T::Bits;
   constexpr bool kEstimate = kDraws<op> > 0;
   constexpr int kRun = kEstimate ? 4 : sizeof(Bits) == 2 ? 2 : 1;  // groups of an access: of 16 bytes, or a quartet
@@ -103,13 +103,14 @@ cudaError_t launch_groups(const GroupwiseArgs& a, const uint32_t* key, cudaStrea
     constexpr size_t kAlign = 4 * kRun * sizeof(Bits);
     if (aligned(x, kAlign) && aligned(y, kAlign) && groups % kRun == 0)
       return start(group_rows<op, T, kRun>, dim3(blocks_for(groups, kRun * kThreads * kAccesses)), kThreads, 0, stream, x, y,
-                   groups, key);
-    return start(group_rows<op, T, 1>, dim3(blocks_for(groups, kThreads * kAccesses)), kThreads, 0, stream, x, y, groups, key);
+                   groups, a.key);
+    return start(group_rows<op, T, 1>, dim3(blocks_for(groups, kThreads * kAccesses)), kThreads, 0, stream, x, y, groups,
+                 a.key);
   }
   if (aligned(x, 16) && aligned(y, 16) && a.groups.inner % kWide == 0)
     return start(group_columns<op, T, kWide>, dim3(blocks_for(groups, kWide * kThreads)), kThreads, 0, stream, x, y, a.groups,
-                 key);
-  return start(group_columns<op, T, 1>, dim3(blocks_for(groups, kThreads)), kThreads, 0, stream, x, y, a.groups, key);
+                 a.key);
+  return start(group_columns<op, T, 1>, dim3(blocks_for(groups, kThreads)), kThreads, 0, stream, x, y, a.groups, a.key);
 }
 
 }  // namespace

@@ -1,21 +1,19 @@
 // Launches of the kernels, as handlers see them. This header needs neither XLA nor the CUDA language.
 //
-// Arguments are in device memory. Random keys are there too: the kernel reads them, and not the `key` of its arguments. Launches never
-// wait, allocate or copy to the host, so they can be captured into a graph.
+// Arguments are in device memory. Launches never wait, allocate or copy to the host, so they can be captured into a graph.
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "../call/arguments.h"
+#include "../core/packed24.h"
+#include "../core/packed_vnm.h"
 #include "../core/saved.h"
 
 namespace s24 {
 namespace cuda {
 
-// How to pack on a GPU.
-struct PackArgs : s24::PackArgs {
-  bool strided;  // members of a group are a quarter of the axis apart, and not neighbours
-  PackArgs(const s24::PackArgs& args, bool strided = false) : s24::PackArgs(args), strided(strided) {}
-};
+// A kernel is the specialisation of `run` for its arguments. Kernels with several arguments, and steps of one, are below.
+template <class Args>
+cudaError_t run(const Args& args, cudaStream_t stream);
 
 enum class Activation : int32_t { kSilu, kGelu };
 
@@ -69,10 +67,8 @@ constexpr int64_t kSavedTokens = 128;
 cudaError_t launch_saved_backward(const SavedArgs& args, cudaStream_t stream);
 
 // Packs Y2 (tokens, features) along features (kPlain, kSquaredRelu) and counts the kept non-zeros of each feature in every
-// kSavedTokens tokens: counts (tokens / kSavedTokens, features). `args` describes the matrix flattened to one row. behind: as
-// above.
-cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, uint8_t* behind,
-                                cudaStream_t stream);
+// kSavedTokens tokens: counts (tokens / kSavedTokens, features). `args` describes the matrix flattened to one row.
+cudaError_t launch_pack_counted(const PackArgs& args, int64_t features, uint8_t* counts, cudaStream_t stream);
 
 // Writes the places of the n highest of `count` scores, in ascending order; of equal scores the first ones. Scores are from 0
 // to 2^bits - 1, and others count as the nearest of these.
@@ -97,35 +93,19 @@ struct RepackArgs {
 bool fits_repack_vnm(const RepackArgs& args);
 cudaError_t launch_repack_vnm(const RepackArgs& args, cudaStream_t stream);
 
-cudaError_t launch_gated(const GatedArgs& args, cudaStream_t stream);
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
 
-cudaError_t launch_select(const GroupwiseArgs& args, cudaStream_t stream);  // kMask, kPrune
-cudaError_t launch_prune_check(const PruneCheckArgs& args, cudaStream_t stream);  // from 0 on
-cudaError_t launch_soft(const GroupwiseArgs& args, cudaStream_t stream);
-cudaError_t launch_mvue(const GroupwiseArgs& args, const uint32_t* key, cudaStream_t stream);
-cudaError_t launch_transposable(const TileArgs& args, cudaStream_t stream);
-cudaError_t launch_pack(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
-cudaError_t launch_pack_columns(const PackArgs& args, const uint32_t* key, cudaStream_t stream);
 // kSquaredRelu of one array along its rows and its columns; one pass if both fall into whole tiles.
 cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);
 // kMasked of one array along its rows and its columns, by one mask: given, or the best transposable one, which is written
 // to `mask`, where rows and columns have theirs; one pass as above.
 cudaError_t launch_pack_masked_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);
 cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& columns, uint8_t* mask, cudaStream_t stream);
-cudaError_t launch_matmul(const MatmulArgs& args, cudaStream_t stream);
-cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
-cudaError_t launch_pack_vnm(const PackVnmArgs& args, cudaStream_t stream);
-cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& args, cudaStream_t stream);
-cudaError_t launch_matmul_vnm(const MatmulVnmArgs& args, cudaStream_t stream);
-cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream);
 
-// Whether launch_pack_columns takes the call: groups along a strided axis, in whole tiles.
-bool fits_columns(const PackArgs& args);
-
-// Whether launch_pack_vnm_tiles takes the call: 16-bit floats in whole tiles of sizes that are powers of two.
+// 16-bit floats in whole tiles of sizes that are powers of two: whether launch_pack_vnm_tiles takes the call.
 bool fits_pack_vnm_tiles(const PackVnmArgs& args);
+cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& args, cudaStream_t stream);
 // kPack along the last axis of such an array, of max(x, 0)^2.
 cudaError_t launch_squared_relu_vnm(const PackVnmArgs& args, cudaStream_t stream);
 
@@ -134,6 +114,11 @@ cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, in
                                        cudaStream_t stream);
 cudaError_t launch_metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
                                       cudaStream_t stream);
+
+// Of what was packed, where the arguments say so.
+inline cudaError_t append_metadata(const PackArgs& a, cudaStream_t stream) {
+  return a.behind == nullptr ? cudaSuccess : launch_metadata_sm90_16bit(a.metadata, a.behind, a.rows, a.depth, stream);
+}
 
 }  // namespace cuda
 }  // namespace s24

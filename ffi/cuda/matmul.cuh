@@ -3,6 +3,7 @@
 // A block computes kRows x 128 with eight warps; tiles of 64 along K pass through shared memory, three in flight. Metadata
 // are read as they are stored. Any shape: what does not fill a tile is zero, or is not written.
 #pragma once
+#include "../core/matmul_vnm.h"
 #include "../core/packed24.h"
 #include "sm80/metadata_layouts.h"
 #include "../core/packed_vnm.h"
@@ -233,6 +234,10 @@ inline bool whole_accesses(const MatmulArgs& a) {
   return aligned(a.values, 16) && aligned(a.dense, 16) && aligned(a.metadata, 8) && a.depth % kDepth == 0 &&
          (a.dense_k_last || a.cols % 8 == 0);
 }
+
+// The same products of float32, whose sums are float32 FMAs.
+cudaError_t launch_matmul_f32(const MatmulArgs& args, cudaStream_t stream);
+cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream);
 
 // f(T). A check of the machine code compiles one dtype.
 template <class F>

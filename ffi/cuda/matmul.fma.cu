@@ -8,7 +8,9 @@
 namespace s24 {
 namespace cuda {
 
-cudaError_t launch_matmul(const MatmulArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const MatmulArgs& a, cudaStream_t stream) {
+  if (a.in == Dtype::kF32) return launch_matmul_f32(a, stream);
   const bool whole = whole_accesses(a);
   return for_type(a.in, [&](auto type) {
     using T = decltype(type);

@@ -258,7 +258,9 @@ bool has_wgmma() {
 
 }  // namespace
 
-cudaError_t launch_matmul_vnm(const MatmulVnmArgs& args, cudaStream_t stream) {
+template <>
+cudaError_t run(const MatmulVnmArgs& args, cudaStream_t stream) {
+  if (args.product.in == Dtype::kF32) return launch_matmul_vnm_f32(args, stream);
   MatmulVnmArgs packed = args;
   MatmulArgs& a = packed.product;
   a.depth = a.depth / args.m * 4;  // of P as it is stored

@@ -101,7 +101,7 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
 }
 
 template <GroupwiseOp op, class T>
-cudaError_t launch(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t stream) {
+cudaError_t launch(const GroupwiseArgs& a, cudaStream_t stream) {
   const auto* x = static_cast<const typename T::Bits*>(a.x);
   auto* y = static_cast<Out<op, T>*>(a.out);
   const int64_t groups = a.groups.count();
@@ -111,22 +111,23 @@ cudaError_t launch(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t str
     const int rounds = rounds_for(ceil_div(groups / 4, kThreads), 8);
     const dim3 grid(blocks_for(groups / 4, kThreads * rounds));
     if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1)
-      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, rounds, key);
+      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, rounds, a.key);
     if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
       return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 2,
-                   rounds, key);
+                   rounds, a.key);
   }
-  return launch_groups<op, T>(a, key, stream);
+  return launch_groups<op, T>(a, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_mvue(const GroupwiseArgs& a, const uint32_t* key, cudaStream_t stream) {
+template <>
+cudaError_t run(const MvueArgs& a, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);
-    if (a.op == GroupwiseOp::kMvueExact) return launch<GroupwiseOp::kMvueExact, T>(a, key, stream);
-    return launch<GroupwiseOp::kMvueSequential, T>(a, key, stream);
+    if (a.op == GroupwiseOp::kMvueExact) return launch<GroupwiseOp::kMvueExact, T>(a, stream);
+    return launch<GroupwiseOp::kMvueSequential, T>(a, stream);
   });
 }
 

@@ -1,67 +1,56 @@
-// Handlers of packing to 2:4, unpacking and gathering.
-#include "handlers.h"
+// Packing that only CUDA has, and packing a matrix along its rows and its columns at once.
+#include "../call/packed24.h"
 
 namespace s24 {
-namespace cuda {
 namespace {
 
-ffi::Error run(cudaStream_t stream, const PackCall& c) {
-  return launch_each(c, c.batch.count(), [&](int64_t b) {
-    const cudaError_t e = launch_pack({c.at(b), c.strided}, c.key(b), stream);
-    return e == cudaSuccess && c.op != PackOp::kUnpack ? finish(c, b, stream) : e;
-  });
+// One loop goes over the batches of both, and matrices that are compressed have a batch of their own.
+ffi::Error check_both(const PackCall& rows, const PackCall& columns) {
+  if (rows.error.failure()) return rows.error;
+  if (columns.error.failure()) return columns.error;
+  if (rows.batch.count() == columns.batch.count()) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument(std::string(rows.target) + ": both values must be compressed matrices, or neither");
 }
 
-ffi::Error Pack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
-                ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::plain("s24_pack", PackOp::kPlain, trailing, x, *values, *metadata));
+// pack(arguments along rows, arguments along columns) for each matrix.
+template <class F>
+ffi::Error for_both(const PackCall& rows, const PackCall& columns, F pack) {
+  if (ffi::Error error = check_both(rows, columns); error.failure()) return error;
+  cudaError_t e = cudaSuccess;
+  for (int64_t b = 0; b < columns.batch.count() && e == cudaSuccess; ++b) e = pack(rows.at(b), columns.at(b));
+  return status(rows.target, e);
+}
+
+ffi::Error TransposablePack(Device stream, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> mask,
+                            ffi::Result<ffi::AnyBuffer> row_values, ffi::Result<ffi::AnyBuffer> row_metadata,
+                            ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
+  constexpr const char* kName = "s24_transposable_pack";
+  return for_both(PackCall::masked(kName, 0, w, *mask, *row_values, *row_metadata),
+                  PackCall::masked(kName, 1, w, *mask, *values, *metadata), [&](const PackArgs& rows, const PackArgs& columns) {
+                    return cuda::launch_transposable_pack(rows, columns, const_cast<uint8_t*>(columns.mask), stream);
+                  });
 }
 
 // Groups along axis -2 whose members are a quarter of the axis apart.
-ffi::Error PackStrided(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+ffi::Error PackStrided(Device stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                        ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::plain("s24_pack_strided", PackOp::kPlain, 1, x, *values, *metadata, true));
+  return compute(stream, PackCall::plain("s24_pack_strided", PackOp::kPlain, 1, x, *values, *metadata, true));
 }
 
-ffi::Error SquaredReluPack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
-                           ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::plain("s24_squared_relu_pack", PackOp::kSquaredRelu, trailing, x, *values, *metadata));
-}
-
-ffi::Error PackMasked(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer mask,
-                      ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::masked("s24_pack_masked", trailing, x, mask, *values, *metadata));
-}
-
-ffi::Error MvuePack(cudaStream_t stream, int64_t trailing, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
-                    ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::mvue("s24_mvue_pack", trailing, exact, key, x, *values, *metadata));
-}
-
-ffi::Error MvuePackStrided(cudaStream_t stream, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
+ffi::Error MvuePackStrided(Device stream, int64_t exact, ffi::AnyBuffer key, ffi::AnyBuffer x,
                            ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata) {
-  return run(stream, PackCall::mvue("s24_mvue_pack_strided", 1, exact, key, x, *values, *metadata, true));
+  return compute(stream, PackCall::mvue("s24_mvue_pack_strided", 1, exact, key, x, *values, *metadata, true));
 }
 
-ffi::Error Gather(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer x, ffi::AnyBuffer metadata,
-                  ffi::Result<ffi::AnyBuffer> values) {
-  return run(stream, PackCall::gather("s24_gather", trailing, x, metadata, *values));
-}
-
-ffi::Error Unpack(cudaStream_t stream, int64_t trailing, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
-                  ffi::Result<ffi::AnyBuffer> dense) {
-  return run(stream, PackCall::unpack("s24_unpack", trailing, values, metadata, *dense));
-}
-
-S24_TARGET("s24_pack", Pack, on_stream(takes<1>, gives<2>, "trailing"), kInGraphs);
-S24_TARGET("s24_pack_strided", PackStrided, on_stream(takes<1>, gives<2>), kInGraphs);
-S24_TARGET("s24_squared_relu_pack", SquaredReluPack, on_stream(takes<1>, gives<2>, "trailing"), kInGraphs);
-S24_TARGET("s24_pack_masked", PackMasked, on_stream(takes<2>, gives<2>, "trailing"), kInGraphs);
-S24_TARGET("s24_mvue_pack", MvuePack, on_stream(takes<2>, gives<2>, "trailing", "exact"), kInGraphs);
-S24_TARGET("s24_mvue_pack_strided", MvuePackStrided, on_stream(takes<2>, gives<2>, "exact"), kInGraphs);
-S24_TARGET("s24_gather", Gather, on_stream(takes<2>, gives<1>, "trailing"), kInGraphs);
-S24_TARGET("s24_unpack", Unpack, on_stream(takes<2>, gives<1>, "trailing"), kInGraphs);
+S24_TARGET("s24_transposable_pack", TransposablePack);
+S24_TARGET("s24_pack_strided", PackStrided);
+S24_TARGET("s24_mvue_pack_strided", MvuePackStrided, "exact");
 
 }  // namespace
-}  // namespace cuda
+
+ffi::Error compute_both(Device& stream, const PackCall& rows, const PackCall& columns) {
+  const auto launch = rows.op == PackOp::kMasked ? cuda::launch_pack_masked_both : cuda::launch_squared_relu_both;
+  return for_both(rows, columns, [&](const PackArgs& r, const PackArgs& c) { return launch(r, c, stream); });
+}
+
 }  // namespace s24

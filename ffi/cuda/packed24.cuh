@@ -109,18 +109,22 @@ __device__ __forceinline__ typename T::Bits member(const Group<T>& group, int i)
     return group.x[i];
 }
 
+// Packing where groups lie along a strided axis, in whole tiles, and whether that is so.
+cudaError_t launch_pack_columns(const PackArgs& args, cudaStream_t stream);
+bool fits_columns(const PackArgs& args);
+
 template <template <PackOp, class> class Launch>
-cudaError_t for_pack(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+cudaError_t for_pack(const PackArgs& a, cudaStream_t stream) {
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);
     switch (a.op) {
-      case PackOp::kPlain: return Launch<PackOp::kPlain, T>::run(a, key, stream);
-      case PackOp::kMasked: return Launch<PackOp::kMasked, T>::run(a, key, stream);
-      case PackOp::kSquaredRelu: return Launch<PackOp::kSquaredRelu, T>::run(a, key, stream);
-      case PackOp::kMvueExact: return Launch<PackOp::kMvueExact, T>::run(a, key, stream);
-      case PackOp::kMvueSequential: return Launch<PackOp::kMvueSequential, T>::run(a, key, stream);
-      case PackOp::kGather: return Launch<PackOp::kGather, T>::run(a, key, stream);
-      case PackOp::kUnpack: return Launch<PackOp::kUnpack, T>::run(a, key, stream);
+      case PackOp::kPlain: return Launch<PackOp::kPlain, T>::run(a, stream);
+      case PackOp::kMasked: return Launch<PackOp::kMasked, T>::run(a, stream);
+      case PackOp::kSquaredRelu: return Launch<PackOp::kSquaredRelu, T>::run(a, stream);
+      case PackOp::kMvueExact: return Launch<PackOp::kMvueExact, T>::run(a, stream);
+      case PackOp::kMvueSequential: return Launch<PackOp::kMvueSequential, T>::run(a, stream);
+      case PackOp::kGather: return Launch<PackOp::kGather, T>::run(a, stream);
+      case PackOp::kUnpack: return Launch<PackOp::kUnpack, T>::run(a, stream);
     }
     return cudaErrorInvalidValue;
   });

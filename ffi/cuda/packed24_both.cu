@@ -160,8 +160,10 @@ cudaError_t launch(const PackArgs& rows, const PackArgs& columns, uint8_t* mask,
   const dim3 grid(unsigned(across), blocks_for(tiles, rounds), unsigned(g.outer));
   const auto place = [](const PackArgs& a) { return PackedPlace{static_cast<uint16_t*>(a.values), a.metadata}; };
   const auto kernel = columns.dtype == Dtype::kF16 ? pack_both<kSearch, F16> : pack_both<kSearch, BF16>;
-  return start(kernel, grid, kThreads, 0, stream, static_cast<const uint16_t*>(columns.dense), mask, place(rows),
-               place(columns), g, unsigned(rounds));
+  cudaError_t e = start(kernel, grid, kThreads, 0, stream, static_cast<const uint16_t*>(columns.dense), mask, place(rows),
+                        place(columns), g, unsigned(rounds));
+  if (e == cudaSuccess) e = append_metadata(rows, stream);
+  return e == cudaSuccess ? append_metadata(columns, stream) : e;
 }
 
 bool one_pass(const PackArgs& rows, const PackArgs& columns) {
@@ -171,8 +173,8 @@ bool one_pass(const PackArgs& rows, const PackArgs& columns) {
 }
 
 cudaError_t launch_one_by_one(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream) {
-  const cudaError_t e = launch_pack(rows, nullptr, stream);
-  return e == cudaSuccess ? launch_pack(columns, nullptr, stream) : e;
+  const cudaError_t e = run(rows, stream);
+  return e == cudaSuccess ? run(columns, stream) : e;
 }
 
 }  // namespace
@@ -186,7 +188,7 @@ cudaError_t launch_transposable_pack(const PackArgs& rows, const PackArgs& colum
   if (one_pass(rows, columns)) return launch<true>(rows, columns, mask, stream);
   const Groups& g = columns.groups;
   const TileArgs search = {TileOp::kTransposableMask, columns.dtype, columns.dense, mask, g.outer * g.len, g.inner};
-  const cudaError_t e = launch_transposable(search, stream);
+  const cudaError_t e = run(search, stream);
   return e == cudaSuccess ? launch_one_by_one(rows, columns, stream) : e;
 }
 

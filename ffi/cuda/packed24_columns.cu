@@ -150,20 +150,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
 }
 
 template <PackOp op, class T, bool kRowsToo>
-cudaError_t launch(const PackArgs& a, const uint32_t* key, const RowsToo<typename T::Bits>& rows_too, cudaStream_t stream) {
+cudaError_t launch(const PackArgs& a, const RowsToo<typename T::Bits>& rows_too, cudaStream_t stream) {
   using Bits = typename T::Bits;
   const Groups& g = a.groups;
   const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
   const int rounds = rounds_for(tiles * columns * g.outer, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), key, rows_too);
+               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.key, rows_too);
 }
 
 template <PackOp op, class T>
 struct LaunchColumns {
-  static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
-    return launch<op, T, false>(a, key, {nullptr, nullptr}, stream);
+  static cudaError_t run(const PackArgs& a, cudaStream_t stream) {
+    return launch<op, T, false>(a, {nullptr, nullptr}, stream);
   }
 };
 
@@ -179,19 +179,19 @@ bool fits_columns(const PackArgs& a) {
          aligned(a.mask, 8);
 }
 
-cudaError_t launch_pack_columns(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
-  return for_pack<LaunchColumns>(a, key, stream);
-}
+cudaError_t launch_pack_columns(const PackArgs& a, cudaStream_t stream) { return for_pack<LaunchColumns>(a, stream); }
 
 cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream) {
   const bool half = columns.dtype == Dtype::kF16;
   if (columns.dtype == Dtype::kF32 || columns.groups.count() == 0 || !fits_columns(columns) || !aligned(rows.values, 8)) {
-    const cudaError_t e = launch_pack(rows, nullptr, stream);
-    return e == cudaSuccess ? launch_pack(columns, nullptr, stream) : e;
+    const cudaError_t e = run(rows, stream);
+    return e == cudaSuccess ? run(columns, stream) : e;
   }
   const RowsToo<uint16_t> too = {static_cast<uint16_t*>(rows.values), rows.metadata};
-  return half ? launch<PackOp::kSquaredRelu, F16, true>(columns, nullptr, too, stream)
-              : launch<PackOp::kSquaredRelu, BF16, true>(columns, nullptr, too, stream);
+  cudaError_t e = half ? launch<PackOp::kSquaredRelu, F16, true>(columns, too, stream)
+                       : launch<PackOp::kSquaredRelu, BF16, true>(columns, too, stream);
+  if (e == cudaSuccess) e = append_metadata(rows, stream);
+  return e == cudaSuccess ? append_metadata(columns, stream) : e;
 }
 
 }  // namespace cuda

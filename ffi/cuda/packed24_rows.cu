@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
 
 template <PackOp op, class T>
 struct LaunchRows {
-  static cudaError_t run(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
+  static cudaError_t run(const PackArgs& a, cudaStream_t stream) {
     using Bits = typename T::Bits;
     auto* dense = static_cast<Bits*>(a.dense);
     auto* values = static_cast<Bits*>(a.values);
@@ -186,22 +186,24 @@ struct LaunchRows {
       if (whole && bytes % 2 == 0 && aligned(a.metadata, 2)) {
         const int rounds = rounds_for(ceil_div(bytes / 2, kThreads), 8);
         return start(estimate_rows<op, T>, dim3(blocks_for(bytes / 2, kThreads * rounds)), kThreads, 0, stream, dense,
-                     values, a.metadata, bytes / 2, rounds, key);
+                     values, a.metadata, bytes / 2, rounds, a.key);
       }
     } else if (whole) {
       const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
       return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes);
     }
     const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
-    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, key);
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, a.key);
   }
 };
 
 }  // namespace
 
-cudaError_t launch_pack(const PackArgs& a, const uint32_t* key, cudaStream_t stream) {
-  if (a.groups.count() == 0) return cudaSuccess;
-  return fits_columns(a) ? launch_pack_columns(a, key, stream) : for_pack<LaunchRows>(a, key, stream);
+template <>
+cudaError_t run(const PackArgs& a, cudaStream_t stream) {
+  cudaError_t e = cudaSuccess;
+  if (a.groups.count() != 0) e = fits_columns(a) ? launch_pack_columns(a, stream) : for_pack<LaunchRows>(a, stream);
+  return e == cudaSuccess ? append_metadata(a, stream) : e;
 }
 
 }  // namespace cuda

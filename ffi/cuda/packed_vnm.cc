@@ -1,27 +1,12 @@
-// Handlers of V:N:M masks, packing, unpacking and gathering.
+// V:N:M packing that only CUDA has.
+#include "../call/handler.h"
 #include "../call/packed_vnm.h"
-#include "handlers.h"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-ffi::Error run(cudaStream_t stream, const PackVnmCall& c) {
-  return launch_each(c, c.batch.count(), [&](int64_t b) { return launch_pack_vnm(c.at(b), stream); });
-}
-
-ffi::Error VnmMask(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
-                   ffi::Result<ffi::AnyBuffer> mask) {
-  return run(stream, PackVnmCall::select("s24_vnm_mask", trailing, v, m, exact, x, *mask));
-}
-
-ffi::Error VnmPack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, int64_t exact, ffi::AnyBuffer x,
-                   ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
-                   ffi::Result<ffi::AnyBuffer> columns) {
-  return run(stream, PackVnmCall::pack("s24_vnm_pack", trailing, v, m, exact, x, {*values, *metadata, *columns}));
-}
-
-ffi::Error VnmSquaredRelu(cudaStream_t stream, int64_t v, int64_t m, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+ffi::Error VnmSquaredRelu(Device stream, int64_t v, int64_t m, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                           ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> columns) {
   const char* const target = "s24_vnm_squared_relu";
   const PackVnmCall c = PackVnmCall::pack(target, 0, v, m, 0, x, {*values, *metadata, *columns});
@@ -35,23 +20,7 @@ ffi::Error VnmSquaredRelu(cudaStream_t stream, int64_t v, int64_t m, ffi::AnyBuf
   return ffi::Error::Success();
 }
 
-ffi::Error VnmPackMasked(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
-                         ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> metadata,
-                         ffi::Result<ffi::AnyBuffer> columns) {
-  return run(stream, PackVnmCall::pack_masked("s24_vnm_pack_masked", trailing, v, m, x, mask, {*values, *metadata, *columns}));
-}
-
-ffi::Error VnmGather(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer x,
-                     ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> values) {
-  return run(stream, PackVnmCall::gather("s24_vnm_gather", trailing, v, m, x, {*values, metadata, columns}));
-}
-
-ffi::Error VnmUnpack(cudaStream_t stream, int64_t trailing, int64_t v, int64_t m, ffi::AnyBuffer values,
-                     ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> dense) {
-  return run(stream, PackVnmCall::unpack("s24_vnm_unpack", trailing, v, m, {values, metadata, columns}, *dense));
-}
-
-ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided, int64_t collected, ffi::AnyBuffer values,
+ffi::Error VnmRepack(Device stream, int64_t v, int64_t m, int64_t strided, int64_t collected, ffi::AnyBuffer values,
                      ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::Result<ffi::AnyBuffer> along_values,
                      ffi::Result<ffi::AnyBuffer> along_metadata, ffi::Result<ffi::AnyBuffer> along_columns) {
   const char* const target = "s24_vnm_repack";
@@ -93,13 +62,8 @@ ffi::Error VnmRepack(cudaStream_t stream, int64_t v, int64_t m, int64_t strided,
   return ffi::Error::Success();
 }
 
-S24_TARGET("s24_vnm_mask", VnmMask, on_stream(takes<1>, gives<1>, "trailing", "v", "m", "exact"), kInGraphs);
-S24_TARGET("s24_vnm_pack", VnmPack, on_stream(takes<1>, gives<3>, "trailing", "v", "m", "exact"), kInGraphs);
-S24_TARGET("s24_vnm_squared_relu", VnmSquaredRelu, on_stream(takes<1>, gives<3>, "v", "m"), kInGraphs);
-S24_TARGET("s24_vnm_pack_masked", VnmPackMasked, on_stream(takes<2>, gives<3>, "trailing", "v", "m"), kInGraphs);
-S24_TARGET("s24_vnm_gather", VnmGather, on_stream(takes<3>, gives<1>, "trailing", "v", "m"), kInGraphs);
-S24_TARGET("s24_vnm_unpack", VnmUnpack, on_stream(takes<3>, gives<1>, "trailing", "v", "m"), kInGraphs);
-S24_TARGET("s24_vnm_repack", VnmRepack, on_stream(takes<3>, gives<3>, "v", "m", "strided", "collected"), kInGraphs);
+S24_TARGET("s24_vnm_squared_relu", VnmSquaredRelu, "v", "m");
+S24_TARGET("s24_vnm_repack", VnmRepack, "v", "m", "strided", "collected");
 
 }  // namespace
 }  // namespace cuda

@@ -390,7 +390,8 @@ cudaError_t launch(const PackVnmArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_pack_vnm(const PackVnmArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const PackVnmArgs& a, cudaStream_t stream) {
   if (a.outer * a.rows * (a.depth / a.m) == 0) return cudaSuccess;
   if (fits_pack_vnm_tiles(a)) return launch_pack_vnm_tiles(a, stream);
   return for_dtype(a.dtype, [&](auto type) { return launch<decltype(type)>(a, stream); });

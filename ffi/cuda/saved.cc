@@ -1,12 +1,12 @@
 // Handlers of activations that are saved packed: the packing that counts, and the backward pass.
-#include "handlers.h"
+#include "../call/packed24.h"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
 // Along rows, with counts (batch..., tokens / kSavedTokens, features) of what is kept and not zero.
-ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
+ffi::Error PackCounted(Device stream, int64_t squared, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                        ffi::Result<ffi::AnyBuffer> metadata, ffi::Result<ffi::AnyBuffer> counts) {
   constexpr const char* kName = "s24_pack_counted";
   Check check(kName);
@@ -26,9 +26,7 @@ ffi::Error PackCounted(cudaStream_t stream, int64_t squared, ffi::AnyBuffer x, f
   const int64_t step = c.batch.rest() / kSavedTokens * features;
   for (int64_t b = 0; b < c.batch.count(); ++b) {
     auto* const to = reinterpret_cast<uint8_t*>(at_bytes(counts->untyped_data(), b * step));
-    const PackArgs a = c.at(b);
-    uint8_t* const behind = c.rows == 0 ? nullptr : static_cast<uint8_t*>(a.values) + c.rows * c.depth;
-    const cudaError_t e = launch_pack_counted(a, features, to, behind, stream);
+    const cudaError_t e = launch_pack_counted(c.at(b), features, to, stream);
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
@@ -92,7 +90,7 @@ struct SavedCall : Call {
   }
 };
 
-ffi::Error SavedBackward(cudaStream_t stream, int64_t relu, int64_t strided, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+ffi::Error SavedBackward(Device stream, int64_t relu, int64_t strided, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
                          ffi::AnyBuffer dy2, ffi::AnyBuffer ranks, ffi::Result<ffi::AnyBuffer> dy1,
                          ffi::Result<ffi::AnyBuffer> y2_values, ffi::Result<ffi::AnyBuffer> y2_metadata,
                          ffi::Result<ffi::AnyBuffer> y2_dense, ffi::Result<ffi::AnyBuffer> dy1_values,
@@ -145,14 +143,17 @@ ffi::Error SavedBackward(cudaStream_t stream, int64_t relu, int64_t strided, ffi
     one.y2_along = along(b, y2_columns, *y2_values, *y2_metadata, *y2_dense);
     one.dy1_along = along(b, dy1_columns, *dy1_values, *dy1_metadata, *dy1_dense);
     cudaError_t e = launch_saved_backward(one, stream);
-    if (e == cudaSuccess && rows.compressed) e = write_behind(one.dy1, one.metadata, a.tokens, a.features, stream);
+    if (e == cudaSuccess && rows.compressed) {
+      auto* const behind = static_cast<uint8_t*>(one.dy1) + total;
+      e = launch_metadata_sm90_16bit(one.metadata, behind, a.tokens, a.features, stream);
+    }
     if (e != cudaSuccess) return status(kName, e);
   }
   return ffi::Error::Success();
 }
 
-S24_TARGET("s24_pack_counted", PackCounted, on_stream(takes<1>, gives<3>, "squared"), kInGraphs);
-S24_TARGET("s24_saved_backward", SavedBackward, on_stream(takes<4>, gives<7>, "relu", "strided"), kInGraphs);
+S24_TARGET("s24_pack_counted", PackCounted, "squared");
+S24_TARGET("s24_saved_backward", SavedBackward, "relu", "strided");
 
 }  // namespace
 }  // namespace cuda

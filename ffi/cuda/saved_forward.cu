@@ -17,7 +17,7 @@ constexpr unsigned kAcross = 64;  // threads side by side, eight features each
 constexpr unsigned kDown = kThreads / kAcross;
 
 // A block takes kSavedTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes.
-// bytes: of metadata in a row; columns: blocks side by side; behind: see launch.h.
+// bytes: of metadata in a row; columns: blocks side by side; behind: see PackArgs.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
     pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata, uint8_t* counts, uint8_t* behind, unsigned bytes,
@@ -104,24 +104,23 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
 }
 
 template <PackOp op, class T>
-cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, uint8_t* behind, cudaStream_t stream) {
+cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
   static_assert(kThreads == 16 * kAcross / 4, "64 rows of metadata in a block are 16 bytes of a thread");
   const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
   const unsigned columns = blocks_for(bytes, kAcross);
   return start(pack_counted<op, T>, dim3(unsigned(rows / kSavedTokens) * columns), kThreads, 0, stream,
-               static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, behind,
+               static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, a.behind,
                unsigned(bytes), columns);
 }
 
 }  // namespace
 
-cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, uint8_t* behind,
-                                cudaStream_t stream) {
+cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   const bool half = a.dtype == Dtype::kF16;
   const auto squares = half ? launch<PackOp::kSquaredRelu, F16> : launch<PackOp::kSquaredRelu, BF16>;
   const auto plain = half ? launch<PackOp::kPlain, F16> : launch<PackOp::kPlain, BF16>;
-  return (a.op == PackOp::kSquaredRelu ? squares : plain)(a, features, counts, behind, stream);
+  return (a.op == PackOp::kSquaredRelu ? squares : plain)(a, features, counts, stream);
 }
 
 }  // namespace cuda

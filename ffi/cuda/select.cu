@@ -28,12 +28,13 @@ __device__ __forceinline__ void apply(const typename T::Bits x[4], const Draw<kD
 
 }  // namespace
 
-cudaError_t launch_select(const GroupwiseArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const SelectArgs& a, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);
-    if (a.op == GroupwiseOp::kMask) return launch_groups<GroupwiseOp::kMask, T>(a, nullptr, stream);
-    return launch_groups<GroupwiseOp::kPrune, T>(a, nullptr, stream);
+    if (a.op == GroupwiseOp::kMask) return launch_groups<GroupwiseOp::kMask, T>(a, stream);
+    return launch_groups<GroupwiseOp::kPrune, T>(a, stream);
   });
 }
 

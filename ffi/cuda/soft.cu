@@ -96,12 +96,13 @@ cudaError_t launch(const GroupwiseArgs& a, cudaStream_t stream) {
       return start(soft_columns<T>, dim3(blocks_for(groups / 8, kThreads)), kThreads, 0, stream, from, to, groups / 8,
                    a.groups.inner / 2);
   }
-  return launch_groups<GroupwiseOp::kSoft, T>(a, nullptr, stream);
+  return launch_groups<GroupwiseOp::kSoft, T>(a, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_soft(const GroupwiseArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const SoftArgs& a, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);

@@ -100,7 +100,8 @@ cudaError_t launch(const TileArgs& a, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_transposable(const TileArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const TileArgs& a, cudaStream_t stream) {
   if (a.rows == 0 || a.cols == 0) return cudaSuccess;
   return for_dtype(a.dtype, [&](auto type) {
     using T = decltype(type);

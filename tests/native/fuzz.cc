@@ -2,7 +2,7 @@
 // finding. Arguments: how many calls, number of the first one. Calls depend on their number alone.
 //
 // Buffers have the size of their array, to the byte, and the alignment of their elements; work is split at random. The
-// instruction sets of S24_FUZZED give the same bits. Sums differ in rounding, so products are compared where they are exact:
+// instruction sets of S24_ISAS give the same bits. Sums differ in rounding, so products are compared where they are exact:
 // in half of the calls, whose numbers are small and whole. Prints how many calls of each kernel were made, how many were
 // compared, and in how many the bits differed.
 #include <sanitizer/common_interface_defs.h>
@@ -14,8 +14,10 @@
 #include <memory>
 #include <vector>
 
-#include "../../ffi/core/packed_vnm.h"
-#include "../../ffi/cpu/kernels.h"
+#include "../../ffi/core/mvue.h"
+#include "../../ffi/core/prune_check.h"
+#include "../../ffi/core/soft.h"
+#include "../../ffi/cpu/work.h"
 #include "checks.h"
 
 #if defined(__x86_64__)
@@ -23,14 +25,6 @@
 #endif
 
 using namespace s24;
-
-#define S24_DECLARE(isa) \
-  namespace s24::isa {   \
-  extern const Kernels kKernels; \
-  }
-S24_FUZZED(S24_DECLARE)
-#define S24_ADDRESS(isa) &s24::isa::kKernels,
-static const Kernels* const kAll[] = {S24_FUZZED(S24_ADDRESS)};
 
 static bool compared;  // whether the results of the call must be the same
 
@@ -84,9 +78,9 @@ class Array {
   std::unique_ptr<char[]> memory_;
 };
 
-// work(begin, end) over [0, n) in pieces, in any order.
-template <class F>
-static void in_pieces(int64_t n, F work) {
+// run(arguments, begin, end) over [0, n) in pieces, in any order.
+template <class Args>
+static void in_pieces(int64_t n, const Args& args, void (*run)(const Args&, int64_t begin, int64_t end)) {
   std::vector<int64_t> borders = {0, n};
   for (int64_t i = upto(3); i > 0; --i) borders.push_back(upto(n));
   std::sort(borders.begin(), borders.end());
@@ -94,7 +88,7 @@ static void in_pieces(int64_t n, F work) {
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::shuffle(order.begin(), order.end(), random_bits);
   for (size_t i : order)
-    if (borders[i] < borders[i + 1]) work(borders[i], borders[i + 1]);
+    if (borders[i] < borders[i + 1]) run(args, borders[i], borders[i + 1]);
 }
 
 static std::string say(std::initializer_list<int64_t> numbers) {
@@ -120,8 +114,8 @@ static bool differ(std::vector<T>& results) {
 
 // Each: a call for every instruction set; whether bits differ.
 
-static bool groupwise() {
-  const GroupwiseOp op = one_of({GroupwiseOp::kMask, GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential});
+template <class Args>
+static bool groupwise_by(GroupwiseOp op) {
   const Dtype d = dtype();
   const Groups g = groups(6000);
   const int64_t n = 4 * g.count(), out = op == GroupwiseOp::kMask ? 1 : bytes_of(d);
@@ -129,12 +123,21 @@ static bool groupwise() {
   Array x(n, bytes_of(d));
   x.floats(d);
   std::vector<Array> results;
-  for (const Kernels* k : kAll) {
-    GroupwiseArgs a = {op, d, x.data(), results.emplace_back(n, out).data(), g, Key{kKey[0], kKey[1]}};
-    const auto run = op == GroupwiseOp::kSoft ? k->soft : op == GroupwiseOp::kMask || op == GroupwiseOp::kPrune ? k->select : k->mvue;
-    in_pieces(g.count(), [&](int64_t begin, int64_t end) { run(a, begin, end); });
+  for (const auto run : kOfUnits<Args>) {
+    const Args a = {{op, d, x.data(), results.emplace_back(n, out).data(), g, kKey}};
+    in_pieces(g.count(), a, run);
   }
   return differ(results);
+}
+
+static bool groupwise() {
+  switch (upto(4)) {
+    case 0: return groupwise_by<SelectArgs>(GroupwiseOp::kMask);
+    case 1: return groupwise_by<SelectArgs>(GroupwiseOp::kPrune);
+    case 2: return groupwise_by<SoftArgs>(GroupwiseOp::kSoft);
+    case 3: return groupwise_by<MvueArgs>(GroupwiseOp::kMvueExact);
+    default: return groupwise_by<MvueArgs>(GroupwiseOp::kMvueSequential);
+  }
 }
 
 static bool tiles() {
@@ -145,9 +148,9 @@ static bool tiles() {
   Array w(rows * cols, bytes_of(d));
   w.floats(d);
   std::vector<Array> results;
-  for (const Kernels* k : kAll) {
-    TileArgs a = {op, d, w.data(), results.emplace_back(rows * cols, out).data(), rows, cols};
-    in_pieces(rows / 4, [&](int64_t begin, int64_t end) { k->transposable(a, begin, end); });
+  for (const auto run : kOfUnits<TileArgs>) {
+    const TileArgs a = {op, d, w.data(), results.emplace_back(rows * cols, out).data(), rows, cols};
+    in_pieces(rows / 4, a, run);
   }
   return differ(results);
 }
@@ -162,12 +165,12 @@ static bool packs() {
   Array x(n, bytes_of(d)), mask(n, 1), values(n / 2, bytes_of(d)), places(metadata, 1);
   x.floats(d), mask.random(2), values.floats(d), places.random();
   std::vector<Array> dense, kept, made;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfUnits<PackArgs>) {
     const bool unpacks = op == PackOp::kUnpack, reads = unpacks || op == PackOp::kGather;
     dense.emplace_back(n, bytes_of(d)), kept.emplace_back(n / 2, bytes_of(d)), made.emplace_back(metadata, 1);
-    PackArgs a = {op, d, unpacks ? dense.back().data() : x.data(), mask.bytes(), unpacks ? values.data() : kept.back().data(),
-                  reads ? places.bytes() : made.back().bytes(), g, Key{kKey[0], kKey[1]}};
-    in_pieces(pack_units(g), [&](int64_t begin, int64_t end) { k->packed24(a, begin, end); });
+    const PackArgs a = {op, d, unpacks ? dense.back().data() : x.data(), mask.bytes(),
+                        unpacks ? values.data() : kept.back().data(), reads ? places.bytes() : made.back().bytes(), g, kKey};
+    in_pieces(pack_units(g), a, run);
   }
   if (op == PackOp::kUnpack) return differ(dense);
   return differ(kept) || (op != PackOp::kGather && differ(made));
@@ -180,9 +183,9 @@ static bool prune_checks() {
   Array x(4 * g.count(), width);
   x.random(2);
   std::vector<int32_t> results;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfUnits<PruneCheckArgs>) {
     const PruneCheckArgs a = {width, x.data(), &results.emplace_back(0), g};
-    in_pieces(g.count(), [&](int64_t begin, int64_t end) { k->prune_check(a, begin, end); });
+    in_pieces(g.count(), a, run);
   }
   return differ(results);
 }
@@ -208,7 +211,7 @@ static bool blocks() {
   Array x(n, size), allowed(n, 1), given_values(values, size), given_metadata(metadata, 1), given_columns(columns, 1);
   x.floats(a.dtype), allowed.random(2), given_values.floats(a.dtype), given_metadata.random(), given_columns.random(40);
   std::vector<Array> dense, mask, kept, places, chosen;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfUnits<PackVnmArgs>) {
     const bool unpacks = a.op == PackVnmOp::kUnpack, reads = unpacks || a.op == PackVnmOp::kGather;
     PackVnmArgs b = a;
     b.dense = unpacks ? dense.emplace_back(n, size).data() : x.data();
@@ -216,7 +219,7 @@ static bool blocks() {
     b.values = unpacks ? given_values.data() : kept.emplace_back(values, size).data();
     b.metadata = reads ? given_metadata.bytes() : places.emplace_back(metadata, 1).bytes();
     b.columns = reads ? given_columns.bytes() : chosen.emplace_back(columns, 1).bytes();
-    in_pieces(vnm_units(b), [&](int64_t begin, int64_t end) { k->packed_vnm(b, begin, end); });
+    in_pieces(work_of(b, 1, 1).units, b, run);
   }
   if (a.op == PackVnmOp::kMask) return differ(mask);
   if (a.op == PackVnmOp::kUnpack) return differ(dense);
@@ -224,8 +227,14 @@ static bool blocks() {
 }
 
 static void* scratch() {
-  static void* const memory = std::aligned_alloc(64, kMatmulScratch);
+  static void* const memory = std::aligned_alloc(64, kScratch);
   return memory;
+}
+
+// Every block of a product's result.
+template <class Args>
+static void in_blocks(const Grid& grid, const Args& args, void (*run)(const Args&, const Block&, void* scratch)) {
+  for (int64_t unit = 0; unit < grid.units(); ++unit) run(args, grid.block(unit), scratch());
 }
 
 // What a product multiplies.
@@ -247,11 +256,9 @@ static bool products() {
   a.values = numbers(values, a.in), a.metadata = metadata.random().bytes(), a.dense = numbers(dense, a.in);
   const int64_t rows = 16 * (1 + upto(kMatmulRows / 16 - 1)), cols = 64 * (1 + upto(kMatmulCols / 64 - 1));
   std::vector<Array> results;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfBlocks<MatmulArgs>) {
     a.out = results.emplace_back(a.rows * a.cols, bytes_of(a.out_dtype)).data();
-    for (int64_t r = 0; r < a.rows; r += rows)
-      for (int64_t c = 0; c < a.cols; c += cols)
-        k->matmul(a, {r, std::min(a.rows, r + rows), c, std::min(a.cols, c + cols)}, scratch());
+    in_blocks({a.rows, a.cols, rows, cols}, a, run);
   }
   return compared && differ(results);
 }
@@ -269,11 +276,9 @@ static bool block_products() {
   a.columns = columns.random(40).bytes();
   const int64_t most = (p.depth > kVnmMatmulDepth ? kVnmMatmulRows / 2 : kVnmMatmulRows) / v, high = v * (1 + upto(most - 1));
   std::vector<Array> results;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfBlocks<MatmulVnmArgs>) {
     p.out = results.emplace_back(rows * p.cols, bytes_of(p.out_dtype)).data();
-    for (int64_t r = 0; r < rows; r += high)
-      for (int64_t c = 0; c < p.cols; c += kVnmMatmulCols)
-        k->matmul_vnm(a, {r, std::min(rows, r + high), c, std::min(p.cols, c + kVnmMatmulCols)}, scratch());
+    in_blocks({rows, p.cols, high, kVnmMatmulCols}, a, run);
   }
   return compared && differ(results);
 }
@@ -288,13 +293,10 @@ static bool samples() {
   Array metadata(rows * ceil_div(groups, 2), 1), columns(rows / v * groups * 4, 1);
   a.a = numbers(x, a.dtype), a.b = numbers(y, a.dtype);
   a.metadata = metadata.random().bytes(), a.columns = columns.random(40).bytes();
-  const int64_t high = std::min(v, kSampledRows);
   std::vector<Array> results;
-  for (const Kernels* k : kAll) {
+  for (const auto run : kOfBlocks<SampledArgs>) {
     a.values = results.emplace_back(rows * 2 * groups, bytes_of(a.dtype)).data();
-    for (int64_t r = 0; r < rows; r += high)
-      for (int64_t g = 0; g < groups; g += kSampledGroups)
-        k->sampled(a, r, r + high, g, std::min(groups, g + kSampledGroups), scratch());
+    in_blocks(work_of(a, 1, 1), a, run);
   }
   return compared && differ(results);
 }

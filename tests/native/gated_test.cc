@@ -17,7 +17,7 @@ static bool near(typename T::Bits got, double want, double size) {
   return std::abs(double(float_of(T::to_f32(got))) - want) <= unit * std::abs(want) + 0x1p-21 * size + 0x1p-25;
 }
 
-// Gated activations in both orders of memory, and their gradients packed along rows as launch_pack does it.
+// Gated activations in both orders of memory, and their gradients packed along rows as packing does it.
 template <class T>
 static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64_t cols) {
   using Bits = typename T::Bits;
@@ -38,9 +38,9 @@ static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64
     const auto& own = a.transposed ? turned : in;
     a.gate = own[0], a.up = own[1], a.z = out[0];
     for (auto& o : out) std::fill(o, o + total, Bits(7));
-    cuda::launch_gated(a, nullptr);
+    cuda::run(a, nullptr);
     a.dz = (a.dz_transposed ? turned : in)[2], a.z = nullptr, a.dgate = out[1], a.dup = out[2];
-    cuda::launch_gated(a, nullptr);
+    cuda::run(a, nullptr);
     for (size_t i = 0; i < total; ++i) {
       const auto number = [i](int n) { return double(float_of(T::to_f32(in[n][i]))); };
       const double x = number(0), up = number(1), dz = number(2), c = 2 * std::sqrt(2 / std::acos(-1.0));
@@ -57,8 +57,7 @@ static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64
     for (int n = 0; n < 2; ++n) {
       packed.values[n] = values[n], packed.metadata[n] = metadata[n], packed.key[n] = keys[n];
       const Groups groups = {1, rows, cols};
-      cuda::launch_pack(PackArgs{packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups, Key{0, 0}},
-                        keys[n], nullptr);
+      cuda::run(PackArgs{packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups, keys[n]}, nullptr);
       std::fill(out[1 + n], out[1 + n] + total, Bits(7));
     }
     cuda::launch_gated_pack(a, packed, nullptr);

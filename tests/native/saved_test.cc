@@ -110,7 +110,7 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
           keep[j] != 0 && (group[j] & T::kMagnitude) != 0;
   }
   const Groups groups = {1, int64_t(all), 1};
-  const PackArgs a = {op, dtype, x.data(), nullptr, values.data(), metadata.data(), groups, Key{0, 0}};
+  PackArgs a = {op, dtype, x.data(), nullptr, values.data(), metadata.data(), groups};
   // Memory for cuSPARSELt's order too, if it has one for so many features.
   const bool ordered = features % 32 == 0;
   std::vector<uint8_t> behind(all / 8, 0), want_behind(all / 8, 0);
@@ -120,7 +120,8 @@ static void counted_case(const std::string& name, Dtype dtype, PackOp op, int64_
       const int nibble = want_metadata[size_t(row * (features / 8) + q / 2)] >> (q % 2 * 4) & 15;
       want_behind[size_t(n / 2)] |= uint8_t(nibble << (n % 2 * 4));
     }
-  cuda::launch_pack_counted(a, features, counts.data(), ordered ? behind.data() : nullptr, nullptr);
+  a.behind = ordered ? behind.data() : nullptr;
+  cuda::launch_pack_counted(a, features, counts.data(), nullptr);
   long wrong = (values != want_values) + (metadata != want_metadata);
   wrong += (counts != want_counts) + (behind != want_behind);
   report(name + " counted", wrong);

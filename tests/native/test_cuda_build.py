@@ -42,7 +42,7 @@ def test_the_switch(build, monkeypatch):
 def test_every_source_is_built(build):
     kernels = {source.name for source, *_ in build.kernel_units(Path("/toolkit"))}
     handlers = {source.name for source, *_ in build.handler_units()}
-    present = {p.name for p in (ROOT / "ffi/cuda").rglob("*")}
+    present = {p.name for folder in ("call", "cuda") for p in (ROOT / "ffi" / folder).rglob("*")}
     assert kernels | handlers == {name for name in present if name.endswith((".cu", ".cc"))}
 
 

@@ -33,7 +33,7 @@ def instruction_set(isa: str, command: list[str], folder: Path, pool: ThreadPool
     folder.mkdir()
     command = [*command, "-fno-trapping-math", "-fvisibility-inlines-hidden", f"-DS24_ISA={isa}"]
     command += LEVELS.get(isa, [])
-    command += read_once(folder, command, ROOT / "ffi/cpu/vectors.h", ROOT / "ffi/cpu/variant.h")
+    command += read_once(folder, command, ROOT / "ffi/cpu/vectors.h", ROOT / "ffi/cpu/work.h")
     compiled = pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *command, "-c", s), KERNELS)
     return compile_to(folder / "kernels.so", *command, "-shared", *compiled)
 
@@ -41,7 +41,7 @@ def instruction_set(isa: str, command: list[str], folder: Path, pool: ThreadPool
 def test_random_calls_stay_within_their_arrays(compiler, tmp_path):
     native = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
     sets = native.isas()
-    fuzzed = f"-DS24_FUZZED(X)={''.join(f'X({isa})' for isa in sets)}"
+    fuzzed = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in sets)}"
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         libraries = [instruction_set(isa, [*compiler, *SANITIZED], tmp_path, pool) for isa in sets]

@@ -13,29 +13,29 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
+def handlers() -> list[Path]:
+    return sorted([*(ROOT / "ffi/call").glob("*.cc"), *(ROOT / "ffi/cuda").glob("*.cc")])
+
+
 @pytest.fixture(scope="module")
 def cuda_targets(compiler, kernels, tmp_path_factory):
     """A library of CUDA's handlers for a CPU. They are one source to the compiler, which spends most of its
     time on the headers that they share; so a name is defined in one of them only."""
     folder, cuda = tmp_path_factory.mktemp("targets"), ROOT / "ffi/cuda"
-    sources = [p for p in sorted(cuda.glob("*.cc")) if p.name != "module.cc"] + [HERE / "targets.cc"]
+    sources = [p for p in handlers() if p.name != "module.cc"] + [HERE / "targets.cc"]
     together = folder / "handlers.cc"
     together.write_text("".join(f'#include "{source}"\n' for source in sources))
-    flags = [*CALLED, *FFI, "-include", HERE / "emulated/stream.h", "-c"]
-    handlers = compile_to(folder / "handlers.o", *compiler, *flags, together)
+    flags = [*CALLED, *FFI, "-DS24_CUDA_MODULE", "-include", HERE / "emulated/stream.h", "-c"]
+    compiled = compile_to(folder / "handlers.o", *compiler, *flags, together)
     names = sorted(str(p.relative_to(cuda).with_suffix("")) for p in cuda.rglob("*.cu"))
     return compile_to(
-        folder / "targets.so", *compiler, "-shared", handlers, *kernels(*names), "-ldl", "-pthread"
+        folder / "targets.so", *compiler, "-shared", compiled, *kernels(*names), "-ldl", "-pthread"
     )
 
 
 def test_targets_of_cuda(relay, cuda_targets, fake_cusparselt):
     """By their kernels run thread by thread on a CPU, and a cuSPARSELt that multiplies nothing."""
     found = outcomes(relay, cuda_targets, fake_cusparselt)
-    written = {
-        name
-        for source in (ROOT / "ffi/cuda").glob("*.cc")
-        for name in re.findall(r'"(s24_\w+)"', source.read_text())
-    }
+    written = {name for source in handlers() for name in re.findall(r'"(s24_\w+)"', source.read_text())}
     assert set(found["targets"]) == written
     check(found)

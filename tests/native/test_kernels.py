@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 SOURCES = (
     *("select", "prune_check", "soft", "mvue", "packed24_rows", "packed24_columns"),
     *("matmul.fma", "matmul_f32.fma", "matmul_vnm.fma"),
-    *("packed_vnm", "packed_vnm_tiles", "packed_vnm_repack"),
+    *("packed_vnm", "packed_vnm_tiles", "packed_vnm_repack", "sm90/compressed24"),
 )
 
 
@@ -23,7 +23,7 @@ def report(counts, kernels) -> Counts:
 def tiles(counts, kernels) -> Counts:
     return counts(
         "transposable_test.cc",
-        *kernels("transposable", "packed24_both", "packed24_rows", "packed24_columns"),
+        *kernels("transposable", "packed24_both", "packed24_rows", "packed24_columns", "sm90/compressed24"),
     )
 
 
@@ -89,7 +89,8 @@ def test_products_are_exact_in_every_layout(report, dtype, kind):
 
 def test_gated_activations_in_either_order_of_memory(counts, kernels):
     """Values against float64; packed gradients have the bits that packing them by itself gives."""
-    found = counts("gated_test.cc", *kernels("gated", "packed24_rows", "packed24_columns"))
+    sources = ("gated", "packed24_rows", "packed24_columns", "sm90/compressed24")
+    found = counts("gated_test.cc", *kernels(*sources))
     assert len(found) == 8
     found.check()
 

@@ -15,7 +15,7 @@ static void tile_case(const std::string& name, Dtype dtype, int64_t rows, int64_
   long wrong = 0, wrong_pruned = 0;
   for (int64_t i = 0; i < rows * cols; ++i) w[i] = i / cols < rows / 2 ? draw<Bits>() : similar<Bits>();
   for (const TileOp op : {TileOp::kTransposableMask, TileOp::kPruneColumnsFirst, TileOp::kPruneRowsFirst}) {
-    cuda::launch_transposable({op, dtype, w, y, rows, cols}, nullptr);
+    cuda::run(TileArgs{op, dtype, w, y, rows, cols}, nullptr);
     for (int64_t t = 0; t < rows / 4 * (cols / 4); ++t) {
       const auto at = [&](int i) { return (t / (cols / 4) * 4 + i / 4) * cols + t % (cols / 4) * 4 + i % 4; };
       Bits x[16];
@@ -60,10 +60,10 @@ static void both_ways_case(const std::string& name, Dtype dtype, Groups g) {
   const auto args = [&](Out& out, bool rows) {
     const Groups along = rows ? Groups{g.outer * g.len, g.inner, 1} : g;
     return PackArgs{PackOp::kMasked, dtype, x, out.mask.data(), rows ? out.rows.data() : out.columns.data(),
-                    rows ? out.row_bytes.data() : out.bytes.data(), along, Key{0, 0}};
+                    rows ? out.row_bytes.data() : out.bytes.data(), along};
   };
   Out want = fresh(), got = fresh();
-  cuda::launch_transposable({TileOp::kTransposableMask, dtype, x, want.mask.data(), g.outer * g.len, g.inner}, nullptr);
+  cuda::run(TileArgs{TileOp::kTransposableMask, dtype, x, want.mask.data(), g.outer * g.len, g.inner}, nullptr);
   long wrong = 0;
   for (const bool given : {false, true}) {
     if (given) {
@@ -71,8 +71,8 @@ static void both_ways_case(const std::string& name, Dtype dtype, Groups g) {
         if (i / 64 % 2 == 0) want.mask[i] = uint8_t(random_bits() & 1);
       got.mask = want.mask;
     }
-    cuda::launch_pack(args(want, true), nullptr, nullptr);
-    cuda::launch_pack(args(want, false), nullptr, nullptr);
+    cuda::run(args(want, true), nullptr);
+    cuda::run(args(want, false), nullptr);
     if (given)
       cuda::launch_pack_masked_both(args(got, true), args(got, false), nullptr);
     else

@@ -318,7 +318,8 @@ def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     monkeypatch.setitem(native._loaded, "cuda", (object(), None))
     found = cases.called("cuda", jax.eval_shape)
-    sources = "".join(file.read_text() for file in (ROOT / "ffi/cuda").glob("*.cc"))
+    folders = [ROOT / "ffi" / name for name in ("call", "cuda")]
+    sources = "".join(file.read_text() for folder in folders for file in folder.glob("*.cc"))
     targets = set(re.findall(r'S24_TARGET\("(s24_\w+)"', sources)) - {"s24_cusparselt_compress"}
     assert len(targets) > 20 and not targets - found
     jax.clear_caches()

@@ -1,8 +1,11 @@
-// Checked calls of the product of a V:N:M matrix and a dense one.
-#pragma once
+// The product of a V:N:M matrix and a dense one.
+#include "../core/matmul_vnm.h"
+
+#include "handler.h"
 #include "packed_vnm.h"
 
 namespace s24 {
+namespace {
 
 struct MatmulVnmCall : Call {
   MatmulVnmArgs args{};  // of the first element; the product's depth is K
@@ -65,4 +68,16 @@ struct MatmulVnmCall : Call {
   bool empty() const { return batch.count() * args.product.rows * args.product.cols == 0; }
 };
 
+ffi::Error VnmMatmul(Device device, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values,
+                     ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
+  const MatmulVnmCall c =
+      MatmulVnmCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last, {values, metadata, columns}, dense, *out);
+  if (c.error.failure() || c.empty()) return c.error;
+  if (c.args.product.depth == 0) return clear(c.target, device, c.args.product.out, c.batch.count() * c.out_bytes());
+  return compute(device, c);
+}
+
+S24_TARGET("s24_vnm_matmul", VnmMatmul, "v", "m", "dense_k_last", "out_packed_last");
+
+}  // namespace
 }  // namespace s24

@@ -1,12 +1,13 @@
-// The checked call that counts the groups of four with more than two non-zeros.
-#pragma once
-#include "shapes.h"
+// How many groups of four have more than two non-zeros.
+#include "../core/prune_check.h"
+
+#include "handler.h"
 
 namespace s24 {
+namespace {
 
 struct PruneCheckCall : Call {
   PruneCheckArgs first{};
-  int64_t arrays = 0;
   using Call::Call;
 
   // x (batch..., shape), found (batch...): how many batch dimensions there are, the result says.
@@ -21,7 +22,7 @@ struct PruneCheckCall : Call {
     const size_t rank = batch.size() < g.lead.size() ? batch.size() : g.lead.size();
     check.shape("the result", batch, Dims(g.lead.begin(), g.lead.begin() + int64_t(rank)));
     if (!check.ok()) return c.error = check.error(), c;
-    c.arrays = product(batch, 0, rank);
+    c.batch = Batch(batch, {}, rank);
     c.first = {width, x.untyped_data(), static_cast<int32_t*>(found.untyped_data()),
                {product(g.lead, rank, g.lead.size()), g.len, g.inner_size()}};
     return c;
@@ -35,4 +36,14 @@ struct PruneCheckCall : Call {
   }
 };
 
+ffi::Error PruneCheck(Device device, int64_t trailing, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> found) {
+  const PruneCheckCall c = PruneCheckCall::of("s24_prune_check", trailing, x, *found);
+  if (c.error.failure()) return c.error;
+  const ffi::Error error = clear(c.target, device, c.first.found, int64_t(found->size_bytes()));
+  return error.failure() ? error : compute(device, c);
+}
+
+S24_TARGET("s24_prune_check", PruneCheck, "trailing");
+
+}  // namespace
 }  // namespace s24

@@ -1,11 +1,13 @@
-// Checked calls of operations on tiles of 4x4.
-#pragma once
-#include "shapes.h"
+// Operations on tiles of 4x4: transposable masks, and pruning along both axes.
+#include "../core/transposable.h"
+
+#include "handler.h"
 
 namespace s24 {
+namespace {
 
 struct TileCall : Call {
-  TileArgs args{};
+  TileArgs args{};  // of all tiles: an array follows another
   using Call::Call;
 
   static TileCall of(const char* target, TileOp op, const ffi::AnyBuffer& w, const ffi::AnyBuffer& out) {
@@ -32,6 +34,20 @@ struct TileCall : Call {
     if (!check.ok()) c.error = check.error();
     return c;
   }
+
+  TileArgs at(int64_t) const { return args; }
 };
 
+ffi::Error TransposableMask(Device device, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> out) {
+  return compute(device, TileCall::of("s24_transposable_mask", TileOp::kTransposableMask, w, *out));
+}
+
+ffi::Error DoublePrune(Device device, int64_t first, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> out) {
+  return compute(device, TileCall::double_prune("s24_double_prune", first, w, *out));
+}
+
+S24_TARGET("s24_transposable_mask", TransposableMask);
+S24_TARGET("s24_double_prune", DoublePrune, "first");
+
+}  // namespace
 }  // namespace s24

@@ -1,8 +1,10 @@
-// Checked calls of the product of a 2:4 matrix and a dense one.
-#pragma once
-#include "shapes.h"
+// The product of a 2:4 matrix and a dense one by our own kernels.
+#include "../core/matmul.h"
+
+#include "handler.h"
 
 namespace s24 {
+namespace {
 
 struct MatmulCall : Call {
   MatmulArgs args{};  // of the first element
@@ -10,9 +12,9 @@ struct MatmulCall : Call {
 
   static MatmulCall of(const char* target, int64_t dense_k_last, int64_t out_packed_last, const ffi::AnyBuffer& values,
                     const ffi::AnyBuffer& metadata, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
-    MatmulCall p(target);
+    MatmulCall c(target);
     Check check(target);
-    MatmulArgs& a = p.args;
+    MatmulArgs& a = c.args;
     a.in = check.dtype("values", values);
     a.out_dtype = check.dtype("the result", out);
     a.dense_k_last = check.flag("dense_k_last", dense_k_last);
@@ -23,7 +25,7 @@ struct MatmulCall : Call {
     check.type("metadata", metadata, ffi::DataType::U8, "uint8");
     const Dims v = dims_of(values), m = dims_of(metadata), d = dims_of(dense), o = dims_of(out);
     check.require(v.size() >= 2 && m.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions");
-    if (!check.ok()) return p.error = check.error(), p;
+    if (!check.ok()) return c.error = check.error(), c;
     a.rows = v[v.size() - 2];
     a.depth = 2 * v.back();
     a.cols = dense_k_last ? d[d.size() - 2] : d.back();
@@ -38,13 +40,13 @@ struct MatmulCall : Call {
     want.push_back(out_packed_last ? a.cols : a.rows);
     want.push_back(out_packed_last ? a.rows : a.cols);
     check.shape("the result", out, want);
-    if (!check.ok()) return p.error = check.error(), p;
-    p.batch = Batch(lead, {v_lead, m_lead, d_lead}, lead.size());
+    if (!check.ok()) return c.error = check.error(), c;
+    c.batch = Batch(lead, {v_lead, m_lead, d_lead}, lead.size());
     a.values = values.untyped_data();
     a.metadata = static_cast<const uint8_t*>(metadata.untyped_data());
     a.dense = dense.untyped_data();
     a.out = out.untyped_data();
-    return p;
+    return c;
   }
 
   MatmulArgs at(int64_t b) const {
@@ -60,4 +62,15 @@ struct MatmulCall : Call {
   bool empty() const { return batch.count() * args.rows * args.cols == 0; }
 };
 
+ffi::Error Matmul(Device device, int64_t dense_k_last, int64_t out_packed_last, ffi::AnyBuffer values, ffi::AnyBuffer metadata,
+                  ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
+  const MatmulCall c = MatmulCall::of("s24_matmul", dense_k_last, out_packed_last, values, metadata, dense, *out);
+  if (c.error.failure() || c.empty()) return c.error;
+  if (c.args.depth == 0) return clear(c.target, device, c.args.out, c.batch.count() * c.out_bytes());
+  return compute(device, c);
+}
+
+S24_TARGET("s24_matmul", Matmul, "dense_k_last", "out_packed_last");
+
+}  // namespace
 }  // namespace s24

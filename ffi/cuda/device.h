@@ -1,0 +1,35 @@
+// CUDA as handlers see it: a stream, on which kernels are launched.
+#pragma once
+#include <initializer_list>
+#include <string>
+
+#include "../call/shapes.h"
+#include "launch.h"
+
+namespace s24 {
+
+using Context = ffi::PlatformStream<cudaStream_t>;  // what XLA is asked for
+using Device = cudaStream_t;                        // and what it gives
+
+// Launches never wait, allocate or copy to the host, so that XLA may capture them into a CUDA graph.
+constexpr std::initializer_list<ffi::Traits> kTraits = {ffi::Traits::kCmdBufferCompatible};
+constexpr bool kCompressed24 = true;  // cuSPARSELt may be there
+
+inline ffi::Error status(const char* target, cudaError_t e) {
+  return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));
+}
+
+inline ffi::Error clear(const char* target, Device stream, void* p, int64_t bytes) {
+  return status(target, bytes == 0 ? cudaSuccess : cudaMemsetAsync(p, 0, size_t(bytes), stream));
+}
+
+// Launches the kernel for each array of a call, until it fails.
+template <class Call>
+ffi::Error compute(Device stream, const Call& call) {
+  if (call.error.failure()) return call.error;
+  cudaError_t e = cudaSuccess;
+  for (int64_t b = 0; b < call.batch.count() && e == cudaSuccess; ++b) e = cuda::run(call.at(b), stream);
+  return status(call.target, e);
+}
+
+}  // namespace s24
