@@ -41,6 +41,7 @@ __version__ = "0.1.0"
 # Loaded on first use, so that the functional core needs neither flax nor optax.
 _LAZY = {
     "nn": ("jax_sparse24.nn", None),
+    "sharding": ("jax_sparse24.nn.sharding", None),
     "optim": ("jax_sparse24.optim", None),
     "linen": ("jax_sparse24.linen", None),
     "refresh": ("jax_sparse24.nn", "refresh"),

@@ -229,6 +229,14 @@ def partition(
     found = {
         name: _axes(op, name, specs.get(name, PartitionSpec()), x.shape, mesh) for name, x in arrays.items()
     }
+    for name, x in arrays.items() if mesh.explicit_axes else ():
+        there = jax.typeof(x).sharding.spec
+        if name != "x" and _axes(op, name, there, x.shape, mesh) != found[name]:
+            declared = spec_text(specs.get(name, PartitionSpec()))
+            raise ValueError(
+                f"{op}: {name} is declared to be cut by {declared}, but it is cut by {spec_text(there)}. "
+                "Move it with jax.sharding.reshard, or declare what it is."
+            )
     *leading, features = found.pop("x")
 
     def text(name):

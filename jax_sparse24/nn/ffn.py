@@ -13,7 +13,8 @@ from jax_sparse24.engine.gated import Weight, gated_ffn
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.linear import Linear, check_alike, naming_its_layer
+from jax_sparse24.nn import sharding
+from jax_sparse24.nn.linear import Linear, check_alike, check_axes, naming_its_layer
 
 
 class Block(nnx.Module):
@@ -64,7 +65,8 @@ class FFN(Block):
     activation: "squared_relu", "relu", "gelu" or "silu".
     use_bias: whether both layers have a bias.
     rngs: draws the initial parameters and noise keys.
-    linear: other arguments of both `s24.nn.Linear` layers, such as `dtype` or `implementation`.
+    linear: other arguments of both `s24.nn.Linear` layers, such as `dtype` or `implementation`; `axes` are
+        the names of the logical axes of the block, such as ("embed", "mlp"), those of d and of f.
 
     Raises: TypeError and ValueError as `s24.nn.Linear`, and ValueError for an activation or a width that the
         method cannot use; a call raises as `s24.sparse_ffn`."""
@@ -82,10 +84,12 @@ class FFN(Block):
     ):
         check_activation("FFN", activation)
         self.activation = activation
-        self.up = Linear(d, f, method=method, use_bias=use_bias, role="w1", rngs=rngs, **linear)
+        axes = check_axes(linear.pop("axes", None))
+        linear |= {"method": method, "use_bias": use_bias, "rngs": rngs}
+        self.up = Linear(d, f, role="w1", axes=axes, **linear)
         check_fits("FFN", self.up.method, activation)
         check_widths("FFN", self.up.method, d, f)
-        self.down = Linear(f, d, method=method, use_bias=use_bias, role="w2", rngs=rngs, **linear)
+        self.down = Linear(f, d, role="w2", axes=axes and axes[::-1], **linear)
         self.prepare()
 
     def prepare(self) -> None:
@@ -104,6 +108,7 @@ class FFN(Block):
         down.check_current()
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
+        options["specs"] = sharding.specs(up.tokens, w1=up.axes, w2=down.axes)
         state, tokens = self._state(), x.reshape(-1, x.shape[-1])
         y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
         if up.method.router:
@@ -172,9 +177,11 @@ class GatedFFN(Block):
     ):
         check_activation("GatedFFN", activation)
         self.activation = activation
-        self.gate = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
-        self.up = Linear(d, f, method=method, use_bias=use_bias, rngs=rngs, **linear)
-        self.down = Linear(f, d, method=method, use_bias=use_bias, rngs=rngs, **linear)
+        axes = check_axes(linear.pop("axes", None))
+        linear |= {"method": method, "use_bias": use_bias, "rngs": rngs}
+        self.gate = Linear(d, f, axes=axes, **linear)
+        self.up = Linear(d, f, axes=axes, **linear)
+        self.down = Linear(f, d, axes=axes and axes[::-1], **linear)
 
     @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -191,4 +198,5 @@ class GatedFFN(Block):
             own_x, w, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
             xs.append(own_x)
             weights.append(Weight(w, layer.method_state(), layer.noise_key(), bias))
-        return gated_ffn(xs[:2], *weights, up.method, self.activation, up.implementation)
+        specs = sharding.specs(up.tokens, gate=gate.axes, up=up.axes, down=down.axes)
+        return gated_ffn(xs[:2], *weights, up.method, self.activation, up.implementation, specs)

@@ -1,6 +1,9 @@
 """The sparse linear layer."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
+from jax_sparse24.nn import sharding
 from jax_sparse24.patterns import check_size
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
@@ -78,12 +82,20 @@ class Linear(nnx.Module):
     kernel_init, bias_init: initialisers, as in `nnx.Linear`.
     implementation: None to choose, or "reference", "ffi" or "cusparselt".
     role: the weight's name in the method's plan: "w" alone, "w1" or "w2" as first or second layer of an FFN.
+    axes: names of the logical axes of the kernel, such as ("embed", "mlp"); products are then cut over the
+        mesh in the context by the rules of `s24.sharding`, and `nnx.get_named_sharding` knows how parameters
+        and masks lie. None to cut nothing.
+    tokens: name of the logical axis that comes first in the input.
+    kernel_metadata, bias_metadata: of the parameters, as in `nnx.Linear`.
     rngs: draws the initial parameters and the noise key.
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
         has no plan for a single linear layer); a call raises as `s24.sparse_dot`. A call outside of jit
         raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
         where masks are those of the initial kernel, but the kernel is another one by now."""
+
+    axes: tuple[str | None, str | None] | None = None
+    tokens = "batch"
 
     def __init__(
         self,
@@ -98,6 +110,10 @@ class Linear(nnx.Module):
         bias_init=_BIAS_INIT,
         implementation: str | None = None,
         role: str = "w",
+        axes: tuple[str | None, str | None] | None = None,
+        tokens: str = "batch",
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
         method = Dense() if method is None else method
@@ -113,8 +129,13 @@ class Linear(nnx.Module):
         check_fit(method, in_features, out_features, role)
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
-        self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else None
+        self.axes, self.tokens = check_axes(axes), tokens
+        kernel_metadata = {**sharding.metadata(self.axes), **kernel_metadata}
+        bias_metadata = {**sharding.metadata(self.axes and self.axes[1:]), **bias_metadata}
+        shape = in_features, out_features
+        self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
+        bias = bias_init(rngs.params(), shape[1:], param_dtype) if use_bias else None
+        self.bias = nnx.Param(bias, **bias_metadata) if use_bias else None
         # The key is drawn for every method, so that models which differ only in their methods start from
         # the same parameters.
         self.prepare(method, role, implementation, rngs.params())
@@ -132,9 +153,12 @@ class Linear(nnx.Module):
         weight = self.weight
         lead = weight.shape[:-2]
         observed = method.router.observed if method.router else ()
+        cut = sharding.metadata(self.axes)
         self.state = nnx.Dict(
             {
-                name: (Statistic if name in observed else SparseState)(value)
+                name: (Statistic if name in observed else SparseState)(
+                    value, **(cut if value.shape == weight.shape else {})
+                )
                 for name, value in method.init(weight, role).items()
             }
         )
@@ -224,7 +248,9 @@ class Linear(nnx.Module):
         x, w, bias = dtypes.promote_dtype((x, self.weight, bias), dtype=self.dtype)
         if self.active:
             state, key = self.method_state(), self.noise_key()
-            y = sparse_dot(x, w, self.method, state, key, bias=bias, implementation=self.implementation)
+            options = {"bias": bias, "implementation": self.implementation}
+            options["specs"] = sharding.specs(self.tokens, w=self.axes)
+            y = sparse_dot(x, w, self.method, state, key, **options)
         else:
             y = jnp.matmul(x, w, out_sharding=out_sharding)
             y = y if bias is None else y + bias
@@ -359,6 +385,23 @@ class Linear(nnx.Module):
                 "a restore, call s24.nn.set_sparse(model, False) to go on dense, or s24.nn.set_sparse(model, "
                 "True) to begin a sparse phase."
             )
+
+
+def check_axes(axes) -> tuple[str | None, str | None] | None:
+    """The names of a kernel's logical axes.
+
+    axes: from a caller, any object.
+
+    Raises: ValueError unless they are two, or None."""
+    if axes is None:
+        return None
+    named = isinstance(axes, tuple | list) and len(axes) == 2
+    if not named or any(name is not None and not isinstance(name, str) for name in axes):
+        raise ValueError(
+            f"Linear: axes={axes!r} must be the names of the kernel's two logical axes, such as "
+            "('embed', 'mlp'), each a string or None."
+        )
+    return tuple(axes)
 
 
 def check_alike(block: str, **layers: Linear) -> None:

@@ -67,6 +67,11 @@ class MoE(nnx.Module):
             raise ValueError(
                 f"MoE: capacity_factor={capacity_factor} must be finite and positive, or None for dropless."
             )
+        if "axes" in ffn:
+            raise ValueError(
+                f"MoE: axes={ffn['axes']!r} cannot be used yet, as experts are not cut over a mesh. Leave it "
+                "out."
+            )
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
         each = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]

@@ -405,6 +405,45 @@ def check_errors_of_partitions():
         raise AssertionError("a cut without a mesh")
 
 
+def check_layers_with_logical_axes():
+    """By default rules, every parameter and mask rests as declared, and the block equals one device."""
+    from flax import nnx
+
+    x = draw(8, (8, 8, d))[0]
+    cut = mesh(2, 2, 2, names=("dp", "fsdp", "tp"))
+    options = {"method": s24.methods.FST(mvue=None), "implementation": KERNELS}
+    rests = {"embed": P("fsdp", "tp"), "mlp": P("tp", "fsdp")}
+    for kind, layers in ((s24.nn.FFN, ("up", "down")), (s24.nn.GatedFFN, ("gate", "up", "down"))):
+        plain = kind(d, f, use_bias=True, rngs=nnx.Rngs(0), **options)
+        named = kind(d, f, use_bias=True, axes=("embed", "mlp"), rngs=nnx.Rngs(0), **options)
+        assert all("out_sharding" not in v.get_metadata() for _, v in nnx.to_flat_state(nnx.state(plain)))
+        graph, params, rest = nnx.split(named, nnx.Param, ...)
+
+        def loss(params, rest, x, graph=graph):
+            return (nnx.merge(graph, params, rest)(x) ** 2).mean()
+
+        want = jax.jit(jax.value_and_grad(loss))(params, rest, x)
+        with jax.set_mesh(cut), nnx.logical_axis_rules(s24.sharding.rules_for(cut)):
+            places = nnx.get_named_sharding((params, rest), cut)
+            for name in layers:
+                spec = rests["mlp" if name == "down" else "embed"]
+                assert places[0][name]["kernel"].get_value().spec == spec, (name, places[0][name]["kernel"])
+                assert places[1][name]["state"]["mask"].get_value().spec == spec
+                assert places[1][name]["step"].get_value().spec == P()
+            arguments = *jax.device_put((params, rest), places), jax.device_put(x, P(("dp", "fsdp")))
+            run = jax.jit(jax.value_and_grad(loss)).lower(*arguments).compile()
+        assert_near(run(*arguments), want)
+        gathered = {n for found, n in collectives(run) if found == "all-gather"}
+        assert gathered == {d * f // 2, d}, gathered  # kernels and masks, and a bias of the model width
+    try:
+        with jax.set_mesh(cut):
+            s24.nn.Linear(d, f, axes=("embed", "width"), **options, rngs=nnx.Rngs(0))(x)
+    except ValueError as error:
+        assert "no rule says over which mesh axes the logical axis 'width' is cut" in str(error), error
+    else:
+        raise AssertionError("a name without a rule")
+
+
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 

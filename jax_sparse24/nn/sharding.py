@@ -1,0 +1,81 @@
+"""Logical axes of layers, and the mesh axes over which they are cut.
+
+A layer that is told the names of its axes, such as `s24.nn.FFN(d, f, axes=("embed", "mlp"), rngs=rngs)`, cuts
+its products over the mesh in the context (`jax.set_mesh`), by the rules in force: those of
+`nnx.logical_axis_rules`, or `RULES` where none are."""
+
+from collections.abc import Sequence
+
+import jax
+from flax.core import spmd
+from jax.sharding import PartitionSpec
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+
+# Logical axis -> mesh axes. "batch" is the first axis of the input; "embed" is the model width, which weights
+# are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention.
+RULES: Rules = (
+    ("batch", ("dp", "fsdp")),
+    ("embed", "fsdp"),
+    ("mlp", "tp"),
+    ("heads", "tp"),
+)
+
+
+def rules_for(mesh, rules: Rules = RULES) -> Rules:
+    """Rules without the mesh axes that a mesh does not have, for `nnx.logical_axis_rules`.
+
+    mesh: a `jax.sharding.Mesh`, or any object with `axis_names`.
+    rules: pairs of a logical axis and its mesh axis, mesh axes or None.
+
+    Returns: pairs of a logical axis and a tuple of mesh axes, None for an empty one."""
+
+    def kept(axes):
+        axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        return tuple(axis for axis in axes if axis in mesh.axis_names) or None
+
+    return tuple((name, kept(axes)) for name, axes in rules)
+
+
+def spec(*names: str | None) -> PartitionSpec | None:
+    """How an array with these logical axes is cut over the mesh in the context.
+
+    names: of its axes; None for one that is never cut.
+
+    Returns: a `PartitionSpec` of mesh axes; None without a mesh in the context.
+    Raises: ValueError for a name without a rule."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return None
+    rules = dict(spmd.get_logical_axis_rules() or rules_for(mesh))
+    for name in names:
+        if name is not None and name not in rules:
+            known = ", ".join(map(repr, rules))
+            raise ValueError(
+                f"sharding: no rule says over which mesh axes the logical axis {name!r} is cut; there are "
+                f"rules for {known}. Add one, ({name!r}, None) for no mesh axis, to nnx.logical_axis_rules."
+            )
+    return PartitionSpec(*(None if name is None else rules[name] for name in names))
+
+
+def specs(tokens: str, **weights: tuple[str | None, ...] | None) -> dict[str, PartitionSpec] | None:
+    """How the operands of an engine are cut, from the logical axes of a layer.
+
+    tokens: name of the first axis of the input.
+    weights: the names of both axes of each weight, by the weight's name in the engine; None without names.
+
+    Returns: as the engines take it; None without names, and without a mesh in the context."""
+    if any(names is None for names in weights.values()) or jax.sharding.get_abstract_mesh().empty:
+        return None
+    return {"x": spec(tokens), **{weight: spec(*names) for weight, names in weights.items()}}
+
+
+def metadata(names: tuple[str | None, ...] | None) -> dict:
+    """The metadata of a variable with logical axes, which `nnx.get_partition_spec` reads.
+
+    Values are not moved as the variable is made: without a mesh in the context that would raise.
+
+    names: of its axes, or None.
+
+    Returns: a dict; {} without names."""
+    return {} if names is None else {"out_sharding": tuple(names), "eager_sharding": False}
