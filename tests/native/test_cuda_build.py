@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_sparse24.dispatch.hardware import GENERATIONS
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -19,6 +21,15 @@ def build():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_every_generation_of_gpus_finds_its_machine_code(build):
+    compiled = {
+        code for flag in build.TARGETS for code in re.findall(r"(?:sm|compute)_\w+", flag.split(",code=")[1])
+    }
+    for generation in GENERATIONS:
+        wanted = re.sub("^PTX of sm_", "compute_", generation.machine_code)
+        assert wanted in compiled, generation
 
 
 def test_the_switch(build, monkeypatch):
