@@ -91,11 +91,6 @@ def cut_over_mesh(
     if cut is None:
         return None
     name, over = type(method).__name__, ", ".join(axis for axis, _ in cut.sizes)
-    if method.router and method.router.routing != "none":
-        raise ValueError(
-            f"{op}: {name} sorts all tokens by their clusters, which cannot be cut over mesh axes {over} "
-            f"yet; use routing='none', or call {op} inside your own jax.shard_map."
-        )
     if any(getattr(by, "scales", "") == "tensor" for _, row in plan.rows for by in (row.by, row.other)):
         raise ValueError(
             f"{op}: {name} rounds whole tensors to 8 bits with one scale, which cannot be cut over mesh axes "

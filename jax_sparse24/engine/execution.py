@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
-from jax_sparse24.engine.partition import Partition
+from jax_sparse24.engine.partition import Partition, permute_shards
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
 from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
-from jax_sparse24.ops.order import collect, regroup
+from jax_sparse24.ops.order import collect, permute, regroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,16 @@ class Execution:
         if self.partition is None:
             return body(arrays, state, key, saved)
         return self.partition.run(body, arrays, state, key, saved, results=results)
+
+    def permute(self, name: str, x_Tn: jax.Array, order_R: jax.Array, inverse_T: jax.Array) -> jax.Array:
+        """Tokens in another order, see `ops.order.permute`; of a cut call, within each shard.
+
+        name: of the operand.
+        x_Tn: the operand.
+        order_R, inverse_T: the order and its inverse, with the places of each shard's own tokens."""
+        if self.partition is None:
+            return permute(x_Tn, order_R, inverse_T)
+        return permute_shards(self.partition, name, x_Tn, order_R, inverse_T)
 
     def layer(self, name: str) -> "Execution":
         """The execution of one layer of a gated block, within the body of its rule.

@@ -17,7 +17,7 @@ from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.plan import FFN
-from jax_sparse24.ops.order import inverse_of, permute
+from jax_sparse24.ops.order import inverse_of
 from jax_sparse24.ops.reference.saved import SLOPES
 from jax_sparse24.patterns import GROUP
 
@@ -116,6 +116,20 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 _ffn.defvjp(ffn_fwd, _ffn_bwd)
 
 
+def _routed(execution: Execution, router, x_Td, w1_df, state):
+    """The order of the tokens, its inverse, and what they may keep; of a cut call, within each shard."""
+
+    def body(arrays, state, key, _):
+        route = router.route(arrays["x"], arrays["w1"], state["w1"])
+        found = {"order": route.order, "back": inverse_of(route.order, arrays["x"].shape[0])}
+        return found if route.allowed is None else {**found, "allowed": route.allowed}, None
+
+    results = ["order", "back", *(["allowed"] if router.chooses else [])]
+    operands, states = jax.lax.stop_gradient(({"x": x_Td, "w1": w1_df}, {"w1": state}))
+    found, _ = execution.run(body, operands, states, None, results=results)
+    return found["order"], found["back"], found.get("allowed")
+
+
 def check_fits(op: str, method, activation: str) -> None:
     """Raises ValueError for an activation that is unknown, or with which the method cannot be differentiated.
 
@@ -186,11 +200,10 @@ def sparse_ffn(
     key, operands, state = in_shards("sparse_ffn", cut, key, operands, state)
     tokens, w1, w2, b1 = (operands[name] for name in ("x", "w1", "w2", "b1"))
     execution = Execution("sparse_ffn", "ffn", plan, implementation, activation, cut)
-    route = method.router.route(tokens, w1, state["w1"]) if method.router and tokens.size else None
-    if route is None:
+    if not (method.router and method.router.sorts and tokens.size):
         out = _ffn(execution, tokens, w1, w2, b1, None, state, key)
     else:
-        back = inverse_of(route.order, tokens.shape[0])
-        out = _ffn(execution, permute(tokens, route.order, back), w1, w2, b1, route.allowed, state, key)
-        out = permute(out, back, route.order)
+        order, back, allowed = _routed(execution, method.router, tokens, w1, state["w1"])
+        out = _ffn(execution, execution.permute("x", tokens, order, back), w1, w2, b1, allowed, state, key)
+        out = execution.permute("y3", out, back, order)
     return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")

@@ -13,11 +13,13 @@ Nothing else moves. What the body saves for the backward pass stays on its devic
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import spec_text, varying_as
+from jax_sparse24.ops.order import permute
 
 Axes = tuple[str, ...]
 
@@ -26,7 +28,7 @@ DIMENSIONS = {
     "linear": {"x": "Ti", "w": "io", "dy": "To", "bias": "o"},
     "ffn": {
         **{"x": "Ti", "w1": "if", "b1": "f", "y2": "Tf", "allowed": "Tf", "w2": "fo", "y3": "To"},
-        **{"dy1": "Tf", "dy3": "To"},
+        **{"dy1": "Tf", "dy3": "To", "order": "T", "back": "T"},
     },
     "gated": {"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
 }
@@ -197,6 +199,39 @@ class Partition:
                 over -= set(axes)
         left = tuple(axis for axis in self.tokens if axis in over)
         return jax.lax.psum(x, left) if left else x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def permute_shards(cut: Partition, name: str, x_Tn, order_R, inverse_T):
+    """`ops.order.permute` of the tokens within each shard.
+
+    cut: how the call is cut.
+    name: of the operand.
+    x_Tn: the operand, a global array.
+    order_R, inverse_T: of every shard one after the other, with the places of its own tokens.
+
+    Returns: (R, n)."""
+    return _rows_of_shards(cut, name, x_Tn, order_R, inverse_T)
+
+
+def _rows_of_shards(cut, name, x_Tn, order_R, inverse_T):
+    def body(x_Tn, order_R, inverse_T):
+        return permute(x_Tn, order_R, inverse_T)
+
+    own, order = cut.spec(name), cut.spec("order")
+    sharded = jax.shard_map(
+        body, in_specs=(own, order, order), out_specs=own, axis_names=cut.manual, check_vma=False
+    )
+    return varying_as(sharded(x_Tn, order_R, inverse_T), x_Tn)
+
+
+permute_shards.defvjp(
+    lambda cut, name, x_Tn, order_R, inverse_T: (
+        _rows_of_shards(cut, name, x_Tn, order_R, inverse_T),
+        (order_R, inverse_T),
+    ),
+    lambda cut, name, saved, ct_Rn: (_rows_of_shards(cut, name, ct_Rn, *saved[::-1]), None, None),
+)
 
 
 def partition(

@@ -287,6 +287,16 @@ class Router:
     arrange_every: int
 
     @property
+    def sorts(self) -> bool:
+        """Whether tokens are put into another order."""
+        return self.routing != "none"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether `route` says what tokens may keep."""
+        return self.columns != "data"
+
+    @property
     def learned(self) -> str:
         """Name of the entry of w1's state that a parameter of the FFN, `router`, replaces; "" for none."""
         return "centroids" if self.routing == "learned" else ""
@@ -334,10 +344,10 @@ class Router:
         state: of w1.
 
         Returns: a `Route`; None for the order in which tokens come."""
-        if self.routing == "none":
+        if not self.sorts:
             return None
         order, cluster = sort_by_cluster(x_Td, state["centroids"])
-        if self.columns == "data":
+        if not self.chooses:
             return Route(order)
         norms = state["norms"] if self.observed else responses(w1_df, state["centroids"])
         order, of_block = in_blocks(order, cluster, self.clusters, self.v, self.m)

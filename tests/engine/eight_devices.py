@@ -284,6 +284,30 @@ def check_features_are_counted_over_all_shards_of_tokens():
         assert_near(run.compile()(*arguments), on_one_device(method, "squared_relu", seed=7))
 
 
+def check_shards_of_tokens_equal_as_many_calls():
+    """Tokens are sorted, and groups of distant tokens made, within each shard of tokens."""
+    for method in (
+        METHODS["Venom"],
+        s24.methods.Venom(v=16, m=8, clusters=4, columns="cluster"),
+        s24.methods.Activation24(dense_share=0.0),
+    ):
+        run, (x, *weights, state) = partitioned(method, {"dp": 4}, activation="squared_relu", seed=9)
+
+        def one(x, w1, w2, method=method, state=state):
+            options = {"activation": "squared_relu", "implementation": KERNELS}
+            return s24.sparse_ffn(x, w1, w2, method, state, KEY, **options).sum()
+
+        gradient = jax.jit(jax.value_and_grad(one, argnums=(0, 1, 2)))
+        parts = [gradient(part, *map(np.asarray, weights)) for part in np.asarray(x).reshape(4, T // 4, d)]
+        values, (dx, *dw) = (
+            jax.tree.map(lambda *a: jnp.stack(a), *each) for each in zip(*parts, strict=True)
+        )
+        want = values.sum(), (dx.reshape(x.shape), *(each.sum(0) for each in dw))
+        compiled = run.compile()
+        assert_near(compiled(x, *weights, state), want)
+        assert {kind for kind, _ in collectives(compiled)} == {"all-reduce"}
+
+
 def check_shards_of_a_partition_draw_different_numbers():
     """Of [I; I] times an estimate of ones the gradient holds 0, 2 and 4; with equal draws there were no 2."""
     cut, n = mesh(2), 32
@@ -393,7 +417,8 @@ def check_errors_of_partitions():
     raises("specs name w3", {"w3": P()})
     raises("cuts two dimensions", {"w1": P("tp", "tp"), "w2": P("tp")})
     raises("BiMask keeps 'order' of shape (64,) for w1", columns, s24.methods.BiMask())
-    raises("Venom sorts all tokens", columns, s24.methods.Venom(v=16, m=8, clusters=4))
+    statistic = s24.methods.Venom(v=16, m=8, clusters=4, columns="statistic")
+    raises("Venom keeps 'norms' of shape (4, 64) for w1", columns, statistic)
     raises("SSTE rounds whole tensors to 8 bits", columns, s24.methods.SSTE(fp8="tensor"))
     raises("operand w2 of product F2, one shard of it, of shape (62, 32)", columns, f=124)
     x, w = draw(6, (T, d), (d, f))
