@@ -17,7 +17,7 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,tokenizers,plots,tensorboard,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,huggingface,plots,tensorboard,test]"
 	@touch $@
 
 demo: $(INSTALLED)

@@ -154,7 +154,13 @@ class Config:
         """The model, initialised from the seed."""
         # Noise keys of a method come from the default stream, so they do not shift the parameters.
         rngs = nnx.Rngs(params=self.seed, default=self.seed + 1)
-        return self.model.create(self.method, self.data.vocabulary.size, rngs=rngs)
+        tokens = self.data.vocabulary
+        require(
+            self.model.vocabulary == 0 or self.model.vocabulary >= tokens.tokens,
+            f"model.vocabulary {self.model.vocabulary} is less than the {tokens.tokens} tokens of "
+            f"data.tokenizer {self.data.tokenizer}. Write 0 for as many as it needs.",
+        )
+        return self.model.create(self.method, self.model.vocabulary or tokens.size, rngs=rngs)
 
     @property
     def schedule(self) -> s24.Schedule:

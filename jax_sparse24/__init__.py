@@ -51,6 +51,7 @@ _LAZY = {
     "sparsify": ("jax_sparse24.surgery", "sparsify"),
     "densify": ("jax_sparse24.surgery", "densify"),
     "verify": ("jax_sparse24.verification", "verify"),
+    "export": ("jax_sparse24.huggingface", "export"),
 }
 
 
@@ -61,7 +62,7 @@ def __getattr__(name):
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name in ("flax", "optax"):
+        if error.name in ("flax", "optax", "safetensors"):
             raise ModuleNotFoundError(
                 f"s24.{name} needs {error.name}: pip install {error.name}", name=error.name
             ) from error

@@ -27,6 +27,13 @@ def test_the_launcher_understands_it(command):
         assert parsed.data.tokenizer == arguments[arguments.index("--data.tokenizer") + 1]
 
 
+def test_the_other_commands_have_these_options():
+    for line in re.findall(r"^    python -m experiments\.(export|import_model) (.+)$", PAGE, re.M):
+        options = set(re.findall(r"--[a-z]+", line[1]))
+        assert options <= set(re.findall(r"\"(--[a-z]+)\"", (ROOT / f"experiments/{line[0]}.py").read_text()))
+    assert "import_model exported" in PAGE
+
+
 def test_every_dataset_and_option_is_there():
     assert all(f"| `{name}`" in PAGE for name in configs.components("data"))
     options = {

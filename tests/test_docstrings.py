@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -23,6 +24,8 @@ MODULES = [
         if not module.ispkg
     ),
 ]
+if importlib.util.find_spec("safetensors"):  # of the extra huggingface
+    MODULES.append(importlib.import_module("jax_sparse24.huggingface"))
 
 
 def is_public(module, name: str, thing) -> bool:

@@ -22,7 +22,7 @@ LAYERS = [
     {"measure"},
     {"nn", "optim", "monitor"},
     {"linen"},
-    {"loop", "surgery", "verification", "export"},
+    {"loop", "surgery", "verification", "huggingface"},
     {"explain", "installation"},
     {"info"},
     {"__init__"},

@@ -1,9 +1,9 @@
 """From text to tokens and back: bytes, or the tokens of a tokenizer.json.
 
-A vocabulary has `size`, what a model's embedding has rows for; `unit`, what a token is, in the singular;
-`separator`, the token after the last one of a record; `lengths`, the bytes of text that each token stands
-for; `encode`, `decode` and `fingerprint`. That of a tokenizer that is still to be trained has only the
-first two.
+A vocabulary has `tokens`, how many there are; `size`, this padded, the rows of an embedding; `unit`, what a
+token is, in the singular; `separator`, the token after the last one of a record; `lengths`, the bytes of text
+that each token stands for; `encode`, `decode` and `fingerprint`. That of a tokenizer that is still to be
+trained has only the first three.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ class Bytes:
     """Every byte is a token, and one more marks the end of a record."""
 
     size: int = 257
+    tokens: int = 257
     separator: int = 256
     unit: str = "byte"
     fingerprint: str = "bytes"
@@ -47,6 +48,23 @@ class Bytes:
     @property
     def lengths(self) -> np.ndarray:
         return np.ones(self.size, np.int32)
+
+    @property
+    def text(self) -> str:
+        """The JSON of a tokenizer with these tokens."""
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        end = {"id": self.separator, "content": ENDS[0], "special": True, "normalized": False}
+        end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        return json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [end],
+                "pre_tokenizer": level,
+                "decoder": level,
+                "model": {"type": "BPE", "vocab": _byte_of_character(), "merges": []},
+            },
+            ensure_ascii=False,
+        )
 
     def encode(self, text: bytes) -> np.ndarray:
         """The tokens of a text, int32 (L,)."""
@@ -105,7 +123,7 @@ class Subwords:
         )
         self.separator = next((names[end] for end in ENDS if end in names), max(names.values()) + 1)
         count = max(*names.values(), self.separator) + 1
-        self.size = padded(count) if rows is None else rows
+        self.tokens, self.size = count, padded(count) if rows is None else rows
         require(
             count <= self.size,
             f"{origin} has {count} tokens, more than the {self.size} that were asked for.",

@@ -10,6 +10,8 @@ import dataclasses
 
 from flax import nnx
 
+from experiments.errors import require
+
 
 class LanguageModel(nnx.Module):
     """A causal language model. Its sparse layers are those of `s24.nn`."""
@@ -45,11 +47,17 @@ class LanguageModel(nnx.Module):
 class Config:
     """The fields that a model is built from."""
 
+    vocabulary: int = 0
+    """rows of the embedding; 0 for as many as the tokenizer needs"""
+
+    def __post_init__(self):
+        require(self.vocabulary >= 0, f"model.vocabulary must not be negative, got {self.vocabulary}.")
+
     def create(self, method, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
         """The model with `method` in its sparse layers.
 
         Parameters come from the stream `params` of `rngs`, in an order that does not depend on the method, so
         that methods start from the same ones.
 
-        vocabulary: how many tokens there are."""
+        vocabulary: rows of the embedding: how many tokens there are, padded, or `self.vocabulary`."""
         raise NotImplementedError

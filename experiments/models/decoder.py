@@ -1,9 +1,10 @@
 """A decoder-only language model: RMSNorm, rotary positions, causal attention, a feed-forward of jax_sparse24.
 
-Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H heads, h head width,
-V vocabulary.
+Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H heads, K heads of keys and
+values, h head width, V vocabulary.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,7 +16,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
-from experiments.models.parts import look_up, rotate, slots
+from experiments.models.parts import ROPE_BASE, look_up, rotate, slots
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,19 @@ class Config(base.Config):
     f: int = 512
     """FFN width"""
     heads: int = 4
-    """attention heads; d / heads must be even (rotary positions turn pairs)"""
-    ffn: Literal["squared_relu", "swiglu"] = "squared_relu"
-    """FFN: act(x W1) W2 with squared ReLU, or (silu(x Wg) * x W1) W2"""
+    """attention heads"""
+    kv_heads: int = 0
+    """heads of keys and values, each shared by heads / kv_heads heads of queries; 0 for as many as heads"""
+    head_dim: int = 0
+    """width of a head, even, since rotary positions turn pairs; 0 for d / heads"""
+    rope_base: float = ROPE_BASE
+    """base of the rotary frequencies"""
+    qk_norm: bool = False
+    """norm queries and keys per head before they are turned"""
+    norm_eps: float = 1e-6
+    """what every RMSNorm adds to the mean square"""
+    ffn: Literal["squared_relu", "gelu", "swiglu"] = "squared_relu"
+    """FFN: act(x W1) W2 with squared ReLU or (tanh) GELU, or (silu(x Wg) * x W1) W2"""
     tied: bool = True
     """use the embedding as output head"""
     scan: bool = False
@@ -51,12 +62,27 @@ class Config(base.Config):
     """with a rank: what is between the two factors"""
 
     def __post_init__(self):
-        for name in ("layers", "d", "f", "heads"):
+        super().__post_init__()
+        for name in ("layers", "d", "f", "heads", "rope_base", "norm_eps"):
             require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
+        for name in ("kv_heads", "head_dim"):
+            require(
+                getattr(self, name) >= 0, f"model.{name} must not be negative, got {getattr(self, name)}."
+            )
         require(
-            self.d % (2 * self.heads) == 0,
+            self.head_dim > 0 or self.d % (2 * self.heads) == 0,
             f"model.d / model.heads must be an even number, got d={self.d} and heads={self.heads}. "
-            "Choose d as a multiple of 2 * heads.",
+            "Choose d as a multiple of 2 * heads, or give model.head_dim.",
+        )
+        require(self.head_dim % 2 == 0, f"model.head_dim must be even, got {self.head_dim}.")
+        require(
+            self.heads % (self.kv_heads or self.heads) == 0,
+            f"model.kv_heads must divide model.heads, got kv_heads={self.kv_heads} and heads={self.heads}.",
+        )
+        require(
+            not self.rank or self.own_shape == (self.heads, self.d // self.heads),
+            f"model.rank {self.rank} is for as many kv_heads as heads, of width d / heads; got "
+            f"kv_heads={self.kv_heads} and head_dim={self.head_dim}.",
         )
         require(
             self.attention == "xla" or self.dtype == "bfloat16",
@@ -66,6 +92,11 @@ class Config(base.Config):
             0 <= self.rank <= self.d,
             f"model.rank is 0 (full) or at most model.d = {self.d}, got {self.rank}.",
         )
+
+    @property
+    def own_shape(self) -> tuple[int, int]:
+        """Heads of keys and values, and the width of a head."""
+        return self.kv_heads or self.heads, self.head_dim or self.d // self.heads
 
     def create(self, method, vocabulary: int, *, rngs) -> "Decoder":
         """See `experiments.models.base.Config`."""
@@ -93,27 +124,45 @@ class Attention(nnx.Module):
 
     def __init__(self, model: Config, *, rngs):
         dtype = jnp.dtype(model.dtype)
-        self.heads, self.by = model.heads, model.attention
+        self.model, (kv_heads, head) = model, model.own_shape
         if model.rank:
             self.qkv = LowRankQKV(model, rngs=rngs)
             self.out = s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs)
-            return
-        self.qkv = nnx.Linear(model.d, 3 * model.d, use_bias=False, dtype=dtype, rngs=rngs)
-        self.out = nnx.Linear(model.d, model.d, use_bias=False, dtype=dtype, rngs=rngs)
+        else:
+            linear = partial(nnx.Linear, use_bias=False, dtype=dtype, rngs=rngs)
+            self.qkv = linear(model.d, (model.heads + 2 * kv_heads) * head)
+            self.out = linear(model.heads * head, model.d)
+        if model.qk_norm:
+            norm = partial(nnx.RMSNorm, head, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
+            self.query_norm, self.key_norm = norm(), norm()
+
+    def _heads(self, x_BLd, first):
+        """Queries (B, L, H, h), keys and values (B, L, K, h)."""
+        batch, length, _ = x_BLd.shape
+        heads, (kv_heads, head) = self.model.heads, self.model.own_shape
+        qkv = self.qkv(x_BLd)
+        if kv_heads == heads:
+            qkv = qkv.reshape(batch, length, 3, heads, head)
+            parts = (qkv[:, :, n] for n in range(3))
+        else:
+            qkv = qkv.reshape(batch, length, heads + 2 * kv_heads, head)
+            parts = iter(jnp.split(qkv, (heads, heads + kv_heads), axis=2))
+        norms = (self.query_norm, self.key_norm) if self.model.qk_norm else (lambda x: x,) * 2
+        q_BLHh, k_BLKh = (rotate(norm(next(parts)), first, self.model.rope_base) for norm in norms)
+        return q_BLHh, k_BLKh, next(parts)
 
     def __call__(self, x_BLd, cache=None, first=0):
         """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
-        batch, length, d = x_BLd.shape
-        qkv = self.qkv(x_BLd).reshape(batch, length, 3, self.heads, d // self.heads)
-        q_BLHh, k_BLHh, v_BLHh = rotate(qkv[:, :, 0], first), rotate(qkv[:, :, 1], first), qkv[:, :, 2]
+        batch, length, _ = x_BLd.shape
+        q_BLHh, k_BLKh, v_BLKh = self._heads(x_BLd, first)
         if cache is None:
-            heads = q_BLHh, k_BLHh, v_BLHh
-            y_BLHh = jax.nn.dot_product_attention(*heads, is_causal=True, implementation=self.by)
-            return self.out(y_BLHh.reshape(batch, length, d))
+            options = {"is_causal": True, "implementation": self.model.attention}
+            y_BLHh = jax.nn.dot_product_attention(q_BLHh, k_BLKh, v_BLKh, **options)
+            return self.out(y_BLHh.reshape(batch, length, -1))
         places, visible_LS = slots(first, length, cache[0].shape[1])
-        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLHh, v_BLHh), strict=True)]
+        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
         y_BLHh = jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None])
-        return self.out(y_BLHh.reshape(batch, length, d)), cache
+        return self.out(y_BLHh.reshape(batch, length, -1)), cache
 
 
 class Block(nnx.Module):
@@ -126,10 +175,11 @@ class Block(nnx.Module):
         if model.rank:
             low_rank = {"rank": model.rank, "bottleneck": model.bottleneck, "gated": gated}
             feed_forward = partial(s24.nn.LowRankFFN, **low_rank)
-        activation = "silu" if gated else "squared_relu"
-        self.norm1 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        activation = "silu" if gated else model.ffn
+        norm = partial(nnx.RMSNorm, model.d, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
+        self.norm1 = norm()
         self.attention = Attention(model, rngs=rngs)
-        self.norm2 = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        self.norm2 = norm()
         self.ffn = feed_forward(
             *(model.d, model.f),
             method=method,
@@ -170,7 +220,7 @@ class Decoder(base.LanguageModel):
         )
         blocks = [Block(model, method, rngs=rngs) for _ in range(model.layers)]
         self.blocks = stack(blocks) if model.scan else nnx.List(blocks)
-        self.norm = nnx.RMSNorm(model.d, dtype=dtype, rngs=rngs)
+        self.norm = nnx.RMSNorm(model.d, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
         if not model.tied:
             self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
 
@@ -188,9 +238,9 @@ class Decoder(base.LanguageModel):
         return logits_BLV.astype(jnp.float32)
 
     def empty_cache(self, batch: int, size: int):
-        """Keys and values (N, B, S, H, h) of no token yet, for `decode`."""
+        """Keys and values (N, B, S, K, h) of no token yet, for `decode`."""
         model = self.model
-        shape = (model.layers, batch, size, model.heads, model.d // model.heads)
+        shape = (model.layers, batch, size, *model.own_shape)
         return [jnp.zeros(shape, model.dtype) for _ in range(2)]
 
     def decode(self, tokens_BL, cache, first):
@@ -243,6 +293,18 @@ def _run_block(model: Config, graphdef, state, x_BLd):
         return nnx.merge(graphdef, state)(x)
 
     return (jax.checkpoint(run) if model.remat else run)(state, x_BLd)
+
+
+def unrolled(model: Decoder) -> Decoder:
+    """The same decoder with a list of blocks, also where it has one scanned block."""
+    if not model.model.scan:
+        return model
+    made = nnx.merge(*nnx.split(model))
+    graphdef, stacked = nnx.split(model.blocks)
+    layer = lambda n: jax.tree.map(lambda leaves: leaves[n], stacked)  # noqa: E731
+    made.model = dataclasses.replace(model.model, scan=False)
+    made.blocks = nnx.List([nnx.merge(graphdef, layer(n)) for n in range(model.model.layers)])
+    return made
 
 
 def stack(blocks) -> Block:

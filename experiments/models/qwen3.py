@@ -34,7 +34,7 @@ class Config(base.Config):
     heads: int = 4
     """heads of queries"""
     kv_heads: int = 2
-    """heads of keys and values, each shared by heads / kv_heads heads of queries"""
+    """heads of keys and values, each shared by heads / kv_heads heads of queries; 0 for one of every two"""
     head: int = 32
     """width of a head; even, since rotary positions turn pairs"""
     rope: float = 1e6
@@ -52,17 +52,24 @@ class Config(base.Config):
     differ in their last bits from run to run"""
 
     def __post_init__(self):
-        for name in ("layers", "d", "f", "heads", "kv_heads", "head", "rope"):
+        super().__post_init__()
+        for name in ("layers", "d", "f", "heads", "head", "rope"):
             require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}.")
         require(self.head % 2 == 0, f"model.head must be even, got {self.head}: rotary positions turn pairs.")
+        require(self.kv_heads >= 0, f"model.kv_heads must not be negative, got {self.kv_heads}.")
         require(
-            self.heads % self.kv_heads == 0,
+            self.heads % self.shared_heads == 0,
             f"model.kv_heads must divide model.heads, got kv_heads={self.kv_heads} and heads={self.heads}.",
         )
         require(
             self.attention == "xla" or self.dtype == "bfloat16",
             f"model.attention cudnn needs model.dtype bfloat16, got {self.dtype}.",
         )
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or max(self.heads // 2, 1)
 
     def create(self, method, vocabulary: int, *, rngs) -> "Qwen3":
         """See `experiments.models.base.Config`."""
@@ -78,8 +85,8 @@ class Attention(nnx.Module):
         norm = partial(nnx.RMSNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.model = model
         self.query = linear(model.d, model.heads * model.head)
-        self.key = linear(model.d, model.kv_heads * model.head)
-        self.value = linear(model.d, model.kv_heads * model.head)
+        self.key = linear(model.d, model.shared_heads * model.head)
+        self.value = linear(model.d, model.shared_heads * model.head)
         self.out = linear(model.heads * model.head, model.d)
         self.query_norm, self.key_norm = norm(model.head), norm(model.head)
 
@@ -147,7 +154,7 @@ class Qwen3(base.LanguageModel):
     def empty_cache(self, batch: int, size: int):
         """Keys and values (N, B, S, K, h) of no token yet, for `decode`."""
         model = self.model
-        shape = (model.layers, batch, size, model.kv_heads, model.head)
+        shape = (model.layers, batch, size, model.shared_heads, model.head)
         return [jnp.zeros(shape, model.dtype) for _ in range(2)]
 
     def decode(self, tokens_BL, cache, first):

@@ -130,13 +130,13 @@ class Checkpoints:
         """The newest complete step, or None."""
         return self.manager.latest_step()
 
-    def save(self, step: int, state, iterator):
-        """Start writing the state and the iterator's position; the arrays are copied before this returns."""
+    def save(self, step: int, state, iterator=None):
+        """Start writing the state and the position of the iterator, if there is one; the arrays are copied
+        before this returns."""
         if self.latest != step:
-            items = {
-                "state": ocp.args.StandardSave(plain(state)),
-                "data": grain.checkpoint.CheckpointSave(iterator),
-            }
+            items = {"state": ocp.args.StandardSave(plain(state))}
+            if iterator is not None:
+                items["data"] = grain.checkpoint.CheckpointSave(iterator)
             with self._writing():
                 self.manager.save(step, args=ocp.args.Composite(**items))
 

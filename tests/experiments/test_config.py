@@ -63,7 +63,7 @@ def test_a_model_of_the_user_s_own_survives_json(tmp_path, monkeypatch):
 
     config = Config(model=own_model.Config(depth=2))
     data = json.loads(json.dumps(configs.to_dict(config)))
-    assert data["model"] == {"class": "own_model", "depth": 2, "tied": True}
+    assert data["model"] == {"class": "own_model", "depth": 2, "tied": True, "vocabulary": 0}
     assert configs.from_dict(data) == config
     assert len(nnx.eval_shape(config.create_model).blocks) == 2
     with pytest.raises(UserError, match=r"own_model\.Config does not know: layers"):

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from experiments.errors import UserError
 from experiments.models import decoder, parts
 from experiments.training import step
 from experiments.training.step import loss_of
@@ -141,6 +142,22 @@ def test_remat_changes_nothing():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"heads": 4, "kv_heads": 3}, "kv_heads must divide model.heads, got kv_heads=3 and heads=4"),
+        ({"head_dim": 7}, "head_dim must be even, got 7"),
+        ({"d": 18, "heads": 6}, "d=18 and heads=6.*or give model.head_dim"),
+        ({"rank": 4, "kv_heads": 1}, "rank 4 is for as many kv_heads as heads"),
+        ({"norm_eps": 0.0}, "norm_eps must be positive"),
+        ({"vocabulary": -1}, "vocabulary must not be negative"),
+    ],
+)
+def test_options_that_do_not_fit(fields, words):
+    with pytest.raises(UserError, match=words):
+        decoder.Config(**{"layers": 1, "d": 16, "f": 32, "heads": 2, **fields})
+
+
 def test_methods_start_from_the_same_parameters():
     states = [params_of(build(method)) for method in METHODS]
     for other in states[1:]:
@@ -198,8 +215,13 @@ def test_config_reaches_the_layers():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "method"),
-    [({}, None), ({"scan": True}, None), ({"dtype": "bfloat16"}, None), ({}, s24.methods.Activation24())],
-    ids=["unrolled", "scanned", "bfloat16", "sparse activations"],
+    [
+        ({}, None),
+        ({"scan": True, "kv_heads": 1, "head_dim": 6, "qk_norm": True}, None),
+        ({"dtype": "bfloat16"}, None),
+        ({}, s24.methods.Activation24()),
+    ],
+    ids=["unrolled", "scanned, shared keys", "bfloat16", "sparse activations"],
 )
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(fields, method):
     """Prompt at once, then token by token; the groups of a sparse activation lie within one token."""

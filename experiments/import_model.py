@@ -1,0 +1,98 @@
+"""A run made of a Hugging Face folder: `python -m experiments.import_model FOLDER --out RUN`.
+
+The run counts as finished, with the parameters of the folder: `experiments.generate` and
+`experiments.evaluate` take it, and others start from it by `--train.start-from RUN`.
+"""
+
+import argparse
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.cli import command
+from experiments.config import Config, Optim, Train
+from experiments.data import text, vocabulary
+from experiments.errors import UserError, require
+from experiments.models import decoder, huggingface
+from experiments.training import rundir
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.step import Program
+
+
+def read(folder: Path, out: Path, *, seq: int = 1024, name: str = "") -> Config:
+    """Make a run of a folder; its config. Raises UserError for what is no such folder."""
+    try:
+        from jax_sparse24.huggingface import read_tensors
+    except ModuleNotFoundError as error:
+        raise UserError("Importing needs the package safetensors: pip install '.[huggingface]'.") from error
+    path = folder / "config.json"
+    require(path.is_file(), f"{folder} is no folder of Hugging Face: it has no config.json.")
+    try:
+        model = huggingface.model_of(json.loads(path.read_text()))
+        tensors = read_tensors(folder)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"{folder}: {error}") from error
+    tokens = vocabulary.read(folder / "tokenizer.json", rows=model.vocabulary)
+    config = Config(
+        name=name or out.name,
+        model=model,
+        data=text.Config(seq=seq, tokenizer=str(folder / "tokenizer.json")),
+        optim=Optim(warmup=0),
+        train=Train(steps=1),
+    )
+    rundir.check_new(out, config, resume=False)
+    params = huggingface.params_of(model, tensors)
+    program = Program(config)
+    filled = []
+    for place, value in nnx.to_flat_state(program.abstract_state()["params"]):
+        own = ".".join(map(str, place))
+        require(
+            params[own].shape == value.shape,
+            f"{folder}: {own} is {params[own].shape}, but config.json says {value.shape}.",
+        )
+        filled.append((place, value.replace(jnp.asarray(params[own], value.dtype))))
+    state = program.initial_state() | {"params": nnx.from_flat_state(filled), "step": jnp.int32(1)}
+    with rundir.alone(out):
+        rundir.create(out, config, tokens)
+        with Checkpoints(out / "checkpoints", keep=1) as checkpoints:
+            checkpoints.save(1, jax.device_put(state, program.replicated))
+    return config
+
+
+def overrides(model: decoder.Config) -> list[str]:
+    """The options of the launcher that give a config this model."""
+    words = []
+    for field in dataclasses.fields(model):
+        value, option = getattr(model, field.name), field.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--model.{option if value else f'no-{option}'}")
+        elif value is not None:
+            words += [f"--model.{option}", str(value)]
+    return words
+
+
+@command
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.import_model", description=__doc__.split(":")[0] + "."
+    )
+    parser.add_argument("folder", type=Path, help="config.json, tokenizer.json and *.safetensors")
+    parser.add_argument("--out", type=Path, required=True, help="the run's folder, which is made")
+    parser.add_argument("--seq", type=int, default=1024, help="tokens seen at once (default: %(default)s)")
+    args = parser.parse_args(argv)
+    require(args.seq > 0, f"--seq must be positive, got {args.seq}.")
+    config = read(args.folder, args.out, seq=args.seq)
+    print(f"{args.out}: a finished run with these parameters. To train from it, with any method:")
+    command = ["python", "-m", "experiments.launch", "configs/dense.py", "--method", "AST"]
+    command += ["--train.start-from", str(args.out)]
+    command += ["--data.tokenizer", str(rundir.own_tokenizer(args.out)), *overrides(config.model)]
+    print(f"  {shlex.join(command)}")
+
+
+if __name__ == "__main__":
+    main()

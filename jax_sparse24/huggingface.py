@@ -1,0 +1,132 @@
+"""`export` writes a model as Hugging Face's libraries read it: safetensors, and JSON beside them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from flax import nnx
+from safetensors.numpy import save_file
+
+from jax_sparse24.nn.adapters import merge_adapters
+from jax_sparse24.nn.state import refresh, set_sparse, sparse_layers
+
+WEIGHTS = ("dense", "sparse")
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# Of the format, and of numpy.
+STORED = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+SHARD_BYTES = 5 * 10**9
+
+
+def export(
+    model: nnx.Module,
+    folder,
+    *,
+    config: dict,
+    rename: Callable[[dict], dict] = dict,
+    weights: str = "dense",
+    dtype: str = "float32",
+    others: dict[str, str] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Writes the parameters of a model as safetensors with a config.json, all of them or nothing.
+
+    Adapters are folded into the kernels beside which they stand, so that the folder holds an ordinary dense
+    model. Tensors of more than 5 GB together are in several files, with an index.
+
+    model: any NNX module; it stays as it is. Blocks must be unrolled where weights is "sparse".
+    folder: a path that does not exist yet.
+    config: the content of config.json, which says what model this is.
+    rename: from parameters by their paths, such as "blocks.0.ffn.up.kernel", arrays as they are in the model
+        (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
+        default both are the same.
+    weights: "dense" for the kernels as they are, which the model has in a dense phase; "sparse" for what its
+        sparse products multiply in the forward pass, with masks computed for these kernels.
+    dtype: "float32", "float16" or "bfloat16", of all tensors.
+    others: texts of more files by their names, such as {"tokenizer.json": ...}.
+
+    Returns: the shapes of the tensors by their names.
+    Raises: FileExistsError if the folder exists, ValueError for unknown weights or dtype, TypeError if
+        `model` is no NNX module."""
+    if weights not in WEIGHTS:
+        raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
+    if dtype not in DTYPES:
+        raise ValueError(f"export: dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"export: model must be an NNX module, got {type(model).__name__}.")
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
+    model = nnx.merge(*nnx.split(model))  # other variables with the same arrays
+    if sparse_layers(model):
+        set_sparse(model, weights == "sparse")
+        if weights == "sparse":
+            refresh(model)
+        merge_adapters(model)
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in params})
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _write(tensors, DTYPES[dtype], partial)
+        texts = {"config.json": json.dumps(config, indent=2) + "\n", **(others or {})}
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _write(tensors: dict, dtype, folder: Path) -> None:
+    """Tensors in files of at most `SHARD_BYTES`, and an index where these are several."""
+    shards, size = [[]], 0
+    for name, tensor in tensors.items():
+        own = tensor.size * np.dtype(dtype).itemsize
+        if shards[-1] and size + own > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += own
+    places = {}
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors"
+        if len(shards) > 1:
+            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        own = {name: np.ascontiguousarray(tensors[name], dtype) for name in names}
+        save_file(own, folder / file, {"format": "pt"})
+        places |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        total = sum(tensor.size for tensor in tensors.values()) * np.dtype(dtype).itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def read_tensors(folder) -> dict[str, np.ndarray]:
+    """The tensors of all safetensors files of a folder, float ones, by their names.
+
+    folder: a path, as `export` or Hugging Face's libraries write it.
+
+    Returns: arrays in the dtypes that the files have.
+    Raises: FileNotFoundError if there is no such file, ValueError for a file that is damaged or has a tensor
+        of another dtype."""
+    found, files = {}, sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no *.safetensors. Convert other weights to safetensors first.")
+    for file in files:
+        try:
+            entries = safetensors.deserialize(file.read_bytes())
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{file} cannot be read: {error}.") from error
+        for name, entry in entries:
+            if entry["dtype"] not in STORED:
+                raise ValueError(
+                    f"{file}: {name} is {entry['dtype']}, not one of {', '.join(STORED)}: quantised weights "
+                    "cannot be read."
+                )
+            data = np.frombuffer(entry["data"], STORED[entry["dtype"]])
+            found[name] = data.reshape(entry["shape"])
+    return found

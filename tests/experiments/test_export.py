@@ -1,0 +1,199 @@
+"""Models as Hugging Face's libraries read them, and back."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_sparse24 as s24
+from experiments import export as exporting
+from experiments import import_model, launch
+from experiments.data import vocabulary
+from experiments.errors import UserError
+from experiments.models import decoder, huggingface
+from experiments.training import rundir, stored
+
+pytest.importorskip("safetensors")
+from jax_sparse24.huggingface import read_tensors
+
+ROWS = 64
+MODELS = {
+    "arcee": decoder.Config(layers=2, d=16, f=32, heads=2),
+    "gelu": decoder.Config(layers=1, d=16, f=32, heads=2, ffn="gelu", tied=False),
+    "llama": decoder.Config(
+        layers=2, d=16, f=32, heads=4, kv_heads=2, head_dim=8, ffn="swiglu", tied=False, rope_base=5e5
+    ),
+    "qwen3": decoder.Config(
+        layers=1, d=16, f=32, heads=4, kv_heads=1, head_dim=8, ffn="swiglu", qk_norm=True, norm_eps=1e-5
+    ),
+}
+
+
+def built(model: decoder.Config, method=s24.methods.Dense()):  # noqa: B008
+    return model.create(method, ROWS, rngs=nnx.Rngs(params=0, default=1))
+
+
+def flat(model) -> dict:
+    found = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)): np.asarray(value[...]) for path, value in found}
+
+
+def written(model, folder, **options):
+    described = huggingface.description(model.model, ROWS, 32, 0)
+    rename = lambda params: huggingface.tensors_of(model.model, params)  # noqa: E731
+    return s24.export(model, folder, config=described, rename=rename, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_exported_is_read_bit_for_bit(name, tmp_path):
+    model = built(MODELS[name])
+    shapes = written(model, tmp_path / "out")
+    described = json.loads((tmp_path / "out/config.json").read_text())
+    tensors = read_tensors(tmp_path / "out")
+    assert {key: tensor.shape for key, tensor in tensors.items()} == shapes
+    again, before = huggingface.model_of(described), flat(model)
+    after = huggingface.params_of(again, tensors)
+    assert before.keys() == after.keys() and again.own_shape == MODELS[name].own_shape
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, strict=True)
+    same = ("layers", "d", "f", "heads", "ffn", "tied", "rope_base", "norm_eps", "qk_norm")
+    assert all(getattr(again, field) == getattr(MODELS[name], field) for field in same)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_computes_the_same(name, tmp_path):
+    """Logits in float32, and the likeliest continuation of 64 tokens."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = built(MODELS[name])
+    params = nnx.state(model, nnx.Param)  # larger than at the start, so that tokens differ in likelihood
+    nnx.update(model, jax.tree.map(lambda x: x * 3 if x.ndim > 1 else x, params))
+    written(model, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    tokens = np.random.default_rng(0).integers(0, ROWS, (2, 16))
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(tokens)).logits.numpy()
+        greedy = theirs.generate(
+            torch.tensor(tokens[:1]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    np.testing.assert_allclose(model(jnp.asarray(tokens, jnp.int32)), wanted, atol=1e-4)
+
+    @jax.jit
+    def likeliest(known, length):
+        return model(known)[0, length - 1].argmax()
+
+    known = np.zeros((1, 80), np.int32)
+    known[0, :16] = tokens[0]
+    for length in range(16, 80):
+        known[0, length] = likeliest(known, length)
+    assert known[0].tolist() == greedy[0].tolist() and len(set(known[0, 16:])) > 1
+
+
+def test_sparse_weights_and_unrolled_blocks(tmp_path):
+    """What the products multiply, with masks for the kernels as they are; the model stays as it is."""
+    method = s24.methods.FST()
+    scanned = built(dataclasses.replace(MODELS["arcee"], scan=True), method)
+    before = flat(scanned)
+    model = decoder.unrolled(scanned)
+    written(model, tmp_path / "sparse", weights="sparse", dtype="bfloat16")
+    written(model, tmp_path / "dense")
+    sparse, dense = (
+        huggingface.params_of(model.model, read_tensors(tmp_path / name)) for name in ("sparse", "dense")
+    )
+    assert flat(scanned).keys() == before.keys()
+    for key, value in flat(model).items():
+        np.testing.assert_array_equal(dense[key], value)
+        kept = np.asarray(s24.transposable_mask24(value)) if ".ffn." in key else True
+        np.testing.assert_array_equal(sparse[key], np.where(kept, value, 0).astype(jnp.bfloat16))
+
+
+def test_several_files(tmp_path, monkeypatch):
+    import jax_sparse24.huggingface as module
+
+    monkeypatch.setattr(module, "SHARD_BYTES", 5000)
+    shapes = written(built(MODELS["arcee"]), tmp_path / "out")
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert set(index["weight_map"].values()) == set(files) and len(files) > 2
+    assert index["weight_map"].keys() == shapes.keys() == read_tensors(tmp_path / "out").keys()
+
+
+@pytest.mark.slow
+def test_a_run_there_and_back(finished, tmp_path, capsys):
+    """The commands: a run of bytes exported, imported, exported again; another starts from it."""
+    exporting.main([str(finished), "--out", str(tmp_path / "dense")])
+    assert "ArceeForCausalLM" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        exporting.main([str(finished), "--out", str(tmp_path / "dense")])
+    assert "exists already" in capsys.readouterr().err
+    pytest.importorskip("tokenizers")
+    own = vocabulary.Bytes()
+    made = vocabulary.Subwords(own.text, "bytes", rows=own.size)
+    for words in (bytes(range(127)), "Käse <|endoftext|>".encode()):
+        np.testing.assert_array_equal(made.encode(words), own.encode(words))
+    assert made.separator == own.separator
+    import_model.main([str(tmp_path / "dense"), "--out", str(tmp_path / "run"), "--seq", "16"])
+    command = next(line for line in capsys.readouterr().out.splitlines() if "experiments.launch" in line)
+    parsed = launch.parse(command.split()[3:]).config
+    config, _, step, state = stored.load_state(tmp_path / "run")
+    assert step == config.train.steps and parsed.model == config.model
+    assert parsed.train.start_from == str(tmp_path / "run")
+    before = stored.load_state(finished)[3]["params"]
+    jax.tree.map(np.testing.assert_array_equal, before, state["params"])
+    assert rundir.vocabulary(tmp_path / "run").tokens == config.model.vocabulary == 257
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel.*others cannot be read"),
+        ({"architectures": None}, "architecture none"),
+        ({"hidden_act": "silu"}, "ArceeForCausalLM with hidden_act 'silu'"),
+        ({"attention_bias": True}, "has attention_bias, which our decoder does not"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "has rope_scaling"),
+        ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
+        ({"vocab_size": ...}, "lacks 'vocab_size'"),
+    ],
+)
+def test_another_architecture(changes, words):
+    described = huggingface.description(MODELS["arcee"], ROWS, 32, 0) | changes
+    if changes.get("vocab_size") is ...:
+        del described["vocab_size"]
+    described.pop("head_dim")
+    with pytest.raises(UserError, match=words):
+        huggingface.model_of(described)
+
+
+def test_a_model_without_a_class_and_missing_tensors():
+    with pytest.raises(UserError, match="ffn squared_relu, qk_norm True"):
+        huggingface.description(dataclasses.replace(MODELS["arcee"], qk_norm=True), ROWS, 32, 0)
+    tensors = huggingface.tensors_of(MODELS["arcee"], flat(built(MODELS["arcee"])))
+    gone = {name: value for name, value in tensors.items() if "layers.1.mlp" not in name}
+    with pytest.raises(UserError, match=r"lacks 2 tensors; the first is model.layers.1.mlp.down_proj.weight"):
+        huggingface.params_of(MODELS["arcee"], gone)
+    with pytest.raises(UserError, match=r"has not, 1 tensors; the first is more"):
+        huggingface.params_of(MODELS["arcee"], tensors | {"more": np.zeros(1)})
+
+
+def test_what_export_refuses(tmp_path):
+    model = built(MODELS["arcee"])
+    with pytest.raises(ValueError, match='"dense" or "sparse", got \'masked\''):
+        s24.export(model, tmp_path / "out", config={}, weights="masked")
+    with pytest.raises(ValueError, match="one of float32, float16, bfloat16"):
+        s24.export(model, tmp_path / "out", config={}, dtype="int8")
+    with pytest.raises(TypeError, match="must be an NNX module"):
+        s24.export({}, tmp_path / "out", config={})
+    with pytest.raises(FileExistsError, match="Name a folder that does not"):
+        s24.export(model, tmp_path, config={})
+    with pytest.raises(KeyError):
+        s24.export(model, tmp_path / "out", config={}, rename=lambda params: params["none"])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError, match=r"no \*.safetensors"):
+        read_tensors(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12345678 no")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_tensors(tmp_path)
