@@ -11,6 +11,7 @@ from jax_sparse24.engine.linear import sparse_dot as sparse_dot
 from jax_sparse24.engine.stats import activation_stats as activation_stats
 from jax_sparse24.explain import explain as explain
 from jax_sparse24.installation import info as info
+from jax_sparse24.interception import intercept as intercept
 from jax_sparse24.measure.tuning import tune as tune
 from jax_sparse24.monitor import density as density
 from jax_sparse24.monitor import flip_rate as flip_rate

@@ -10,14 +10,14 @@ import re
 from flax import linen as nn
 
 import jax_sparse24 as s24
-from jax_sparse24 import linen, surgery, verification
+from jax_sparse24 import interception, linen, surgery, verification
 from jax_sparse24.engine import contraction, operand, plan
 from jax_sparse24.methods import base
 from jax_sparse24.nn import fitting, replaced
 
 MODULES = [
     *(s24, s24.measure, s24.methods, s24.nn, s24.optim, s24.patterns, s24.sparsifiers, base, operand, plan),
-    *(contraction, linen, surgery, verification, fitting, replaced, s24.sharding),
+    *(contraction, interception, linen, surgery, verification, fitting, replaced, s24.sharding),
     *(
         importlib.import_module(f"jax_sparse24.ops.{module.name}")
         for module in pkgutil.iter_modules(s24.ops.__path__)

@@ -19,7 +19,7 @@ LAYERS = [
     {"ops"},
     {"engine"},
     {"methods"},
-    {"measure"},
+    {"measure", "interception"},
     {"nn", "optim", "monitor"},
     {"linen"},
     {"loop", "surgery", "verification", "huggingface"},
