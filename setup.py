@@ -47,20 +47,22 @@ def jaxlib_include():
 
 
 def cpu_units():
-    """Yield (source, folder of the object, flags)."""
+    """Yield (sources, name of the object, flags): the handlers together, and every kernel by itself."""
     isas = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in VARIANTS)}"
-    for source in sorted([*CALL.glob("*.cc"), *CPU.glob("*.cc")]):
-        if not source.name.endswith((SIMD, FUSED)):
-            yield source, f"cpu_{source.parent.name}", ["-O1", isas]
-            continue
+    kernels = {source for source in CPU.glob("*.cc") if source.name.endswith((SIMD, FUSED))}
+    module = CPU / "module.cc"
+    yield sorted({*CALL.glob("*.cc"), *CPU.glob("*.cc")} - kernels - {module}), "cpu/handlers", ["-O1", isas]
+    yield [module], "cpu/module", ["-O1", isas]
+    for source in sorted(kernels):
         contract = "fast" if source.name.endswith(FUSED) else "off"
         for isa, arch in VARIANTS.items():
-            yield source, isa, [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+            flags = [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
+            yield [source], f"{isa}/{source.stem}", flags
 
 
 class BuildNative(build_ext):
     """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what
-    is out of date."""
+    is out of date. Of a unit with several sources the compiler reads the headers that they share once."""
 
     def build_extension(self, ext):
         self._require_cpp17()
@@ -71,17 +73,21 @@ class BuildNative(build_ext):
         includes = [flag for folder in ext.include_dirs + self.include_dirs for flag in ("-isystem", folder)]
 
         def compile_one(unit):
-            source, folder, command = unit
-            target = Path(self.build_temp) / folder / f"{source.stem}.o"
-            newer = max(newest, (root / source).stat().st_mtime)
+            sources, name, command = unit
+            target = Path(self.build_temp) / f"{name}.o"
+            newer = max(newest, *((root / source).stat().st_mtime for source in sources))
             if not self.force and target.exists() and target.stat().st_mtime > newer:
                 return str(target)
             target.parent.mkdir(parents=True, exist_ok=True)
+            source = sources[0]
+            if len(sources) > 1:
+                source = target.with_suffix(".cc")
+                source.write_text("".join(f'#include "{root / part}"\n' for part in sources))
             self._run([*command, "-c", str(source), "-o", str(target)])
             return str(target)
 
         host = [*self._compiler(), *COMMON]
-        units = [(source, folder, [*host, *flags, *includes]) for source, folder, flags in ext.host_units]
+        units = [(sources, name, [*host, *flags, *includes]) for sources, name, flags in ext.host_units]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(compile_one, [*ext.kernel_units, *units]))
         output = self.get_ext_fullpath(ext.name)
@@ -125,14 +131,15 @@ class BuildNative(build_ext):
 
 
 class NativeExtension(Extension):
-    """A module of `host_units`, (source, folder, flags) for the C++ compiler, and `kernel_units`, (source,
-    folder, command) for nvcc."""
+    """A module of `host_units`, (sources, name of the object, flags) for the C++ compiler, and of
+    `kernel_units`, (sources, name of the object, command) for nvcc."""
 
     def __init__(self, name, host_units, kernel_units=(), include_dirs=(), **options):
         import pybind11
 
         self.host_units, self.kernel_units = list(host_units), list(kernel_units)
-        sources = sorted({str(source) for source, *_ in [*self.host_units, *self.kernel_units]})
+        units = [*self.host_units, *self.kernel_units]
+        sources = sorted({str(source) for sources, *_ in units for source in sources})
         headers = sorted(str(p) for kind in ("*.h", "*.cuh") for p in Path("ffi").rglob(kind))
         include_dirs = [jaxlib_include(), pybind11.get_include(), *include_dirs]
         super().__init__(name, sources, include_dirs=include_dirs, depends=headers, language="c++", **options)

@@ -61,17 +61,18 @@ def _toolkit() -> Path | None:
 
 
 def kernel_units(toolkit: Path):
-    """Yield (source, folder of the object, command without files) for each file of kernels."""
+    """Yield (sources, name of the object, command without files) for each file of kernels."""
     nvcc = str(toolkit / "bin" / "nvcc")
     for source in sorted(CUDA.rglob("*.cu")):
         fused = "true" if source.name.endswith(FUSED) else "false"
-        yield source, str(source.parent.relative_to("ffi")), [nvcc, *COMMON, f"-fmad={fused}"]
+        yield [source], str(source.relative_to("ffi").with_suffix("")), [nvcc, *COMMON, f"-fmad={fused}"]
 
 
 def handler_units():
-    """Yield (source, folder of the object, flags) for each file of handlers."""
-    for source in sorted([*CALL.glob("*.cc"), *CUDA.rglob("*.cc")]):
-        yield source, f"cuda_{source.parent.name}", ["-O1", "-DS24_CUDA_MODULE"]
+    """Yield (sources, name of the object, flags): the handlers together, and the module."""
+    flags, module = ["-O1", "-DS24_CUDA_MODULE"], CUDA / "module.cc"
+    yield sorted({*CALL.glob("*.cc"), *CUDA.rglob("*.cc")} - {module}), "cuda/handlers", flags
+    yield [module], "cuda/module", flags
 
 
 def runtime(toolkit: Path) -> str:
