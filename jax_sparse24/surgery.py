@@ -195,7 +195,6 @@ def left_dense(model: nnx.Module, method: Method | None = None) -> list[tuple[st
     Returns: (path, layer, reason) of every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`, and of every
         layer of `s24.nn` without a sparse method."""
     sites = _sites(model)
-    embeddings = [module for module in sites.values() if isinstance(module, nnx.Embed)]
     found = []
     for path, layer in sites.items():
         if isinstance(layer, Linear) and not layer.method.ffn_plan().rows:
@@ -203,7 +202,7 @@ def left_dense(model: nnx.Module, method: Method | None = None) -> list[tuple[st
         if type(layer) not in REPLACEMENTS:
             continue
         reason = "no rule of s24.sparsify has taken it"
-        if is_head(path, layer, embeddings):
+        if is_head(path, sites):
             reason = "it is left alone as a head; a rule with its whole path takes it"
         try:
             check_layer(layer, None if method is None or needs_block(method) else method)
@@ -245,22 +244,24 @@ def _sites(model) -> dict[str, nnx.Module]:
     return {name_of(path): module for path, module in nnx.iter_modules(model)}
 
 
-def is_head(path: str, layer: nnx.Module, embeddings: Sequence[nnx.Embed]) -> bool:
+def is_head(path: str, sites: dict[str, nnx.Module]) -> bool:
     """Whether `s24.sparsify` leaves a layer alone because of its place in the model.
 
-    path: of the layer, with "/" between names.
-    layer: a linear layer.
-    embeddings: those of the model."""
-    out = getattr(layer, "out_features", None)
-    widths = [
-        embed.num_embeddings for embed in embeddings if embed.features == getattr(layer, "in_features", 0)
-    ]
-    return bool(LEFT_ALONE.fullmatch(path.split("/")[-1])) or out in widths
+    path: of a linear layer, with "/" between names.
+    sites: all modules of the model by their paths."""
+    if LEFT_ALONE.fullmatch(path.split("/")[-1]):
+        return True
+    width = getattr(sites[path], "out_features", None)
+    ends = getattr(sites[path], "in_features", None), width
+    embeddings = [(m.features, m.num_embeddings) for m in sites.values() if isinstance(m, nnx.Embed)]
+    # A layer beside one that takes as many features as it gives is one of a block, whatever its width.
+    above = path.rpartition("/")[0]
+    beside = [m for other, m in sites.items() if other != path and other.rpartition("/")[0] == above]
+    return ends in embeddings and width not in [getattr(m, "in_features", None) for m in beside]
 
 
 def _chosen(model, sites, rules) -> dict[str, tuple[nnx.Module, Rule]]:
     """The modules that rules take, each with its rule."""
-    embeddings = [module for module in sites.values() if isinstance(module, nnx.Embed)]
     plain = {path: m for path, m in sites.items() if type(m) in REPLACEMENTS}
     ours = {path: m for path, m in sites.items() if isinstance(m, Linear)}
     without = [rule for rule in rules if rule.method is None]
@@ -275,7 +276,7 @@ def _chosen(model, sites, rules) -> dict[str, tuple[nnx.Module, Rule]]:
         if rule.method is None:
             continue
         for path in matched:
-            head = not rule.of_blocks and is_head(path, plain[path], embeddings) and rule.where != path
+            head = not rule.of_blocks and is_head(path, sites) and rule.where != path
             if head or any(other.takes(path) for other in without):
                 continue
             for layer in places[path]:
