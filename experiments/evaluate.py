@@ -48,8 +48,10 @@ def main(argv=None):
             f"tokens; they change {found['leak_share']:.0%} of the logits before them"
         )
     order1 = corpus.statistics["order1_nats"]
+    xz = corpus.statistics.get("xz_bits")  # not in statistics of before November 2026
     print(
-        f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits_per_byte(order1):.4f} bits)"
+        f"  (order-1 byte entropy of the training text: {order1:.4f} nats, {bits_per_byte(order1):.4f} bits"
+        f"{f'; xz compresses it to {xz:.4f} bits per byte' if xz else ''})"
     )
 
 

@@ -71,6 +71,7 @@ def text(runs) -> str:
             f"Byte entropy of the training text ({corpus['bytes'] / 1e6:.1f} MB): order 0, knowing nothing, "
             f"{order0:.3f} nats = {bits_per_byte(order0):.3f} bits; order 1, knowing the byte before, "
             f"{order1:.3f} nats = {bits_per_byte(order1):.3f} bits."
+            + (f" xz compresses it to {corpus['xz_bits']:.3f} bits per byte." if "xz_bits" in corpus else "")
         )
     return "\n".join(lines)
 

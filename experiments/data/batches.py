@@ -5,6 +5,7 @@ Shapes: B sequences in the local batch, L tokens per sequence.
 
 import hashlib
 import json
+import lzma
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.errors import require
 
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
 AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=32)  # records: some batches of long sequences
+COMPRESSED_BYTES = 8 * 10**6  # more than this, a compressor of xz's kind does not look back
 BATCHES_AHEAD = 4  # packed while the device computes
 
 
@@ -192,7 +194,8 @@ def bytes_per_token(vocabulary, batches) -> float:
 
 
 def statistics(source) -> dict:
-    """Bytes, and the entropies in nats of a byte alone (order 0) and given the byte before (order 1)."""
+    """Bytes, the entropies in nats of a byte alone (order 0) and given the byte before (order 1), and what a
+    compressor needs."""
     pairs = np.zeros(256 * 256, np.int64)
     firsts = np.zeros(256, np.int64)
     for index in range(len(source)):
@@ -211,4 +214,16 @@ def statistics(source) -> dict:
         "records": len(source),
         "order0_nats": entropy(singles),
         "order1_nats": entropy(pairs) - entropy(pairs.sum(1)),
+        "xz_bits": xz_bits(source),
     }
+
+
+def xz_bits(source) -> float:
+    """Bits per byte to which `xz -6` compresses the first `COMPRESSED_BYTES` of the text."""
+    texts, size = [], 0
+    for index in range(len(source)):
+        texts.append(source[index]["text"])
+        size += len(texts[-1])
+        if size >= COMPRESSED_BYTES:
+            break
+    return 8 * len(lzma.compress(b"".join(texts), preset=6)) / size

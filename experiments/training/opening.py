@@ -98,6 +98,7 @@ def text(config: Config, corpus: Corpus) -> str:
     """Files, tokens and parameters, in one line."""
     known, data = corpus.statistics, config.data
     reads = config.train.steps * data.batch * data.seq
+    xz = f", which xz compresses to {known['xz_bits']:.2f} bits per byte" if "xz_bits" in known else ""
     size, held_out, each = known["bytes"], known["validation_bytes"], ""
     if corpus.vocabulary.unit != "byte":
         each = f" of {size / known['tokens']:.2f} bytes each"
@@ -105,7 +106,7 @@ def text(config: Config, corpus: Corpus) -> str:
     return (
         f"{corpus.name}: {known['files']:,} files, {size:,} tokens{each} for training, "
         f"{held_out:,} for validation; the run reads {reads:,}, "
-        f"{reads / size:.2g} times the text; {parameters(config):,} parameters"
+        f"{reads / size:.2g} times the text{xz}; {parameters(config):,} parameters"
     )
 
 
