@@ -20,7 +20,7 @@ from experiments.data.batches import (
 )
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
-from experiments.training import rundir
+from experiments.training import memory, rundir
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
 from experiments.training.lengthen import lengthen
@@ -83,6 +83,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
     schedule = config.schedule
     program = Program(config)
+    memory.check(config, program)
     with first_process_first("corpus"):
         corpus = open_corpus(config.data, rundir.vocabulary(out) if resume else None)
     batches = validation_batches(corpus, config.data, config.train.eval_batches)

@@ -1,0 +1,67 @@
+"""Models of the usual sizes with a real vocabulary, dense; `--method NAME` trains them by another method.
+
+They are trained on the Linux source (`--data text --data.corpus FOLDER` for another text). Attention is
+cuDNN's, so that they need an NVIDIA GPU (`--model.attention xla` elsewhere). Micro-batches and `remat` suit
+one of 80 GB, but for the largest: `python -m experiments.memory configs/sizes.py:b7 --devices 8`."""
+
+from experiments.config import Config, Optim, Train
+from experiments.data import linux
+from experiments.models import decoder
+
+
+def config() -> Config:
+    """124M (110M with this vocabulary), 64 x 1024 tokens a step."""
+    return _sized("124m", 12, 768, lr=6e-4)
+
+
+def m350() -> Config:
+    """350M, dense, in two micro-batches."""
+    return _sized("350m", 24, 1024, lr=3e-4, accumulate=2)
+
+
+def m774() -> Config:
+    """774M, dense, in four micro-batches."""
+    return _sized("774m", 36, 1280, lr=2.5e-4, accumulate=4)
+
+
+def b1_3() -> Config:
+    """1.3B, dense, in four micro-batches."""
+    return _sized("1.3b", 24, 2048, lr=2e-4, heads=16, accumulate=4)
+
+
+def b7() -> Config:
+    """7B, the shape of Llama 2: its state of 108 GB needs several GPUs that share it."""
+    shape = {"ffn": "swiglu", "tied": False, "remat": True, "scan": True}
+    return _sized("7b", 32, 4096, f=11008, lr=1.5e-4, heads=32, accumulate=8, **shape)
+
+
+def wide270() -> Config:
+    """270M in four wide blocks, where sparse products pay."""
+    return _sized("wide-270m", 4, 2048, lr=4e-4, heads=16)
+
+
+def _sized(name: str, layers: int, d: int, *, lr: float, f=0, heads=0, accumulate=1, **model) -> Config:
+    return Config(
+        name=name,
+        model=decoder.Config(
+            layers=layers,
+            d=d,
+            f=f or 4 * d,
+            heads=heads or d // 64,
+            dtype="bfloat16",
+            attention="cudnn",
+            **model,
+        ),
+        data=linux.Config(seq=1024, batch=64, tokenizer="train:32768"),
+        optim=Optim(lr=lr, warmup=500),
+        train=Train(
+            steps=10_000,
+            accumulate=accumulate,
+            log_every=10,
+            eval_every=500,
+            eval_batches=4,
+            monitor_every=100,
+            probe_every=0,
+            checkpoint_every=1000,
+        ),
+    )

@@ -1,0 +1,118 @@
+"""What a training step needs in the memory of each device: the state exactly, the rest by a formula.
+
+Bytes of activations that dense products of bfloat16 keep for the backward pass, per token and block, are
+16 d + 4 f (8 f with a gate), twice that in float32; attention by XLA keeps its weights besides, for every
+head and earlier token once in float32 and once as they are multiplied. With `remat` only what enters each
+block is kept, 2 d, and one block's own. docs/memory.md compares this with what XLA planned on GPUs.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from experiments.config import Config
+from experiments.errors import UserError, require
+from experiments.training.step import Program, parts_of
+
+REMEDIES = {
+    "parameters": "a smaller model",
+    "gradients": "a smaller model",
+    "moments": "a smaller model",
+    "masks and other state": "another method",
+    "teacher": "a method without a teacher",
+    "activations": "a larger train.accumulate, or model.remat",
+    "attention weights": "model.attention cudnn, which keeps none, a larger train.accumulate, or model.remat",
+    "logits": "a larger train.accumulate",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes on each device by what they are for."""
+
+    terms: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+    @property
+    def largest(self) -> str:
+        return max(self.terms, key=self.terms.get)
+
+
+def size_of(tree) -> int:
+    """Bytes of all arrays of a tree, of shapes alone too; a key is counted by its words."""
+
+    def one(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        return leaf.size * leaf.dtype.itemsize
+
+    return sum(one(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
+    """What a step needs on each of so many devices, over which micro-batches are split and state is not.
+
+    Raises UserError for a model without the sizes of a decoder, and for a batch that the devices do not
+    divide."""
+    model, data = config.model, config.data
+    needed = ("layers", "d", "f", "heads", "attention")
+    missing = [name for name in needed if not hasattr(model, name)]
+    require(
+        not missing,
+        f"The formula needs the model's {', '.join(missing)}, which {type(model).__module__} does not have.",
+    )
+    sequences = data.batch // config.train.accumulate
+    require(
+        sequences % devices == 0,
+        f"A micro-batch of {sequences} sequences (data.batch / train.accumulate) is no multiple of {devices} "
+        "devices.",
+    )
+    state = program.abstract_state()
+    tokens, wide = sequences // devices * data.seq, 2 if model.dtype == "float32" else 1
+    gated = getattr(model, "ffn", "swiglu") == "swiglu"
+    block = wide * (16 * model.d + (8 if gated else 4) * model.f) * tokens
+    weights = 0 if model.attention == "cudnn" else (4 + 2 * wide) * model.heads * data.seq * tokens
+    remat = getattr(model, "remat", False)
+    whole = 1 if remat else model.layers  # blocks whose activations stand in memory at once
+    rows = state["params"]["embedding"]["embedding"].shape[0]
+    at_once = tokens * rows
+    if program.training.loss is None:  # one of a method's own sees all logits, and may see a teacher's
+        at_once //= parts_of(sequences // devices, data.seq, rows)
+    params = size_of(state["params"])
+    terms = {
+        "parameters": params,
+        "gradients": params * (2 if config.train.accumulate > 1 else 1),
+        "moments": size_of(state["opt"]),
+        "masks and other state": size_of(state["sparse"]),
+        "teacher": size_of(state.get("teacher", ())),
+        "activations": block * whole + (2 * wide * model.d * tokens * model.layers if remat else 0),
+        "attention weights": weights * whole,
+        # In float32, their gradient, and both as they are multiplied.
+        "logits": at_once * (8 + 2 * 2 * wide + (4 if "teacher" in state else 0)),
+    }
+    return Estimate({name: bytes_ for name, bytes_ in terms.items() if bytes_})
+
+
+def check(config: Config, program: Program) -> None:
+    """UserError for a step that cannot fit into the memory of this machine's accelerators, before it is
+    compiled; nothing where that memory is not known."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if not limit:
+        return
+    try:
+        needed = estimate(config, program, jax.device_count())
+    except UserError:  # nothing is known of such a model
+        return
+    largest, least = needed.largest, needed.total
+    if all(phase.sparse for phase in config.schedule.phases):  # Venom keeps half of what dense blocks keep
+        least -= needed.terms["activations"] // 2
+    require(
+        least < 1.1 * limit,  # the formula is some percent above what was measured
+        f"A step of this run needs about {needed.total / 1e9:.1f} GB on each device, which have "
+        f"{limit / 1e9:.1f} GB. The largest part is {largest}, {needed.terms[largest] / 1e9:.1f} GB: "
+        f"give {REMEDIES[largest]}. `python -m experiments.memory CONFIG` lists all parts.",
+    )

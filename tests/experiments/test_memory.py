@@ -1,0 +1,121 @@
+"""What a run needs in memory, before it runs."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments import config as configs
+from experiments import memory as command
+from experiments.benchmarks.settings import Case
+from experiments.benchmarks.suites import train_step
+from experiments.errors import UserError
+from experiments.models import base
+from experiments.training import memory
+from experiments.training.opening import parameters
+from experiments.training.step import Program
+from tests.experiments.conftest import REPOSITORY
+
+PAGE = (REPOSITORY / "docs/memory.md").read_text()
+COMPARED = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| (.+) \|$", PAGE, re.M)
+SIZES = {"config": 110, "m350": 336, "m774": 750, "b1_3": 1275, "b7": 6744, "wide270": 268}
+
+
+@pytest.mark.parametrize("name", ["config", pytest.param("b7", marks=pytest.mark.slow), "wide270"])
+def test_parameters_of_the_configs(name):
+    config = configs.load(f"configs/sizes.py:{name}")
+    assert parameters(config) / 1e6 == pytest.approx(SIZES[name], rel=0.005)
+
+
+def test_terms(config):
+    """By hand, for the tiny config: 2 blocks, d 16, f 32, four sequences of 32, bytes, float32, FST."""
+    found = memory.estimate(config, Program(config)).terms
+    weights = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 32 + 2 * 16) + 16
+    assert found["parameters"] == found["gradients"] == 4 * weights
+    assert found["moments"] == pytest.approx(8 * weights, rel=0.01)  # and two counts of steps
+    assert 2 * 2 * 16 * 32 <= found["masks and other state"] < 2 * 2 * 16 * 32 + 500  # a bool per weight
+    assert found["activations"] == 2 * 2 * (16 * 16 + 4 * 32) * 4 * 32
+    assert found["attention weights"] == 2 * 8 * 2 * 32 * 4 * 32
+    assert found["logits"] == 4 * 32 * 257 * 16
+    shared = memory.estimate(config, Program(config), devices=4).terms
+    assert shared["activations"] == found["activations"] / 4 and shared["moments"] == found["moments"]
+    model = dataclasses.replace(config.model, remat=True)
+    remat = dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, accumulate=2))
+    less = memory.estimate(remat, Program(remat)).terms
+    assert less["activations"] == 2 * 2 * 16 * 2 * 32 * 2 + found["activations"] / 4
+    assert less["gradients"] == 2 * found["gradients"]
+    assert less["attention weights"] == found["attention weights"] / 4
+
+
+def test_a_loss_of_the_method_sees_all_logits(config):
+    wide = dataclasses.replace(config.model, vocabulary=8192)
+    large = dataclasses.replace(config.data, seq=1024, batch=16)
+    start = dataclasses.replace(config.train, start_from="a run")
+    first = dataclasses.replace(config, model=wide, data=large, train=start)
+    distilled = dataclasses.replace(first, method=s24.methods.AST())
+    once, all_of_them = (memory.estimate(c, Program(c)).terms for c in (first, distilled))
+    assert all_of_them["teacher"] == once["parameters"]
+    assert once["logits"] == 2**26 * 16 and all_of_them["logits"] == 2**27 * 20
+
+
+@pytest.mark.parametrize("row", COMPARED, ids=lambda row: f"{row[0]}x{row[1]}")
+def test_the_formula_is_near_what_was_planned_on_gpus(row):
+    """docs/memory.md has both, for four shapes."""
+    layers, d, f, tokens, formula, planned, file = row
+    assert len(COMPARED) == 4
+    stored = json.loads((REPOSITORY / "experiments/benchmarks/results" / file).read_text())["rows"]
+    shape = [int(n) for n in (layers, d, f, tokens)]
+    (found,) = (
+        row
+        for row in stored
+        if [row[name] for name in ("layers", "d", "f", "T")] == shape and row["method"] == "Dense"
+    )
+    config = train_step.config_of(
+        Case(*(found[n] for n in "Tdf")), found["dtype"], s24.methods.Dense(), shape[0]
+    )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="cudnn"))
+    terms = memory.estimate(config, Program(config)).terms
+    ours = sum(terms[name] for name in ("gradients", "activations", "logits"))
+    assert f"{ours / 1e9:.2f}" == formula and f"{found['temp_bytes'] / 1e9:.2f}" == planned
+    assert ours == pytest.approx(found["temp_bytes"], rel=0.1)
+
+
+def test_what_cannot_fit_is_refused(config, monkeypatch):
+    class Device:
+        memory_stats = staticmethod(lambda: {"bytes_limit": 1_000_000})
+
+    program = Program(config)
+    memory.check(config, program)  # the memory of a CPU is not known
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device])
+    memory.check(config, program)
+    large = dataclasses.replace(config, data=dataclasses.replace(config.data, seq=4096))
+    with pytest.raises(
+        UserError, match=r"have 0\.0 GB. The largest part is attention weights.*give model.attention cudnn"
+    ):
+        memory.check(large, Program(large))
+    with pytest.raises(UserError, match="no multiple of 3 devices"):
+        memory.estimate(config, program, devices=3)
+    with pytest.raises(UserError, match="needs the model's layers, d, f"):
+        memory.estimate(dataclasses.replace(config, model=base.Config()), program)
+
+
+@pytest.mark.slow
+def test_the_command(shared, capsys):
+    """XLA's arguments are the state and the tokens, to the byte."""
+    command.main([f"{shared / 'tiny.py'}:dense", "--devices", "2", "--xla", "--model.layers", "1"])
+    printed = capsys.readouterr().out
+    assert "micro-batches of 4 x 32 tokens on 2 devices" in printed and "The largest part is" in printed
+    assert "| XLA, phase train: temps" in printed
+    config = configs.load(f"{shared / 'tiny.py'}:dense")
+    program = Program(config)
+    found = program.step(False).memory_analysis().argument_size_in_bytes
+    tokens = np.dtype(np.int32).itemsize * config.data.batch * (config.data.seq + 1)
+    assert found == memory.size_of(program.abstract_state()) + tokens
+    for words in (["--devices", "0"], ["--devices", "3"]):
+        with pytest.raises(SystemExit):
+            command.main([f"{shared / 'tiny.py'}:dense", *words])
+        assert "error:" in capsys.readouterr().err
