@@ -25,7 +25,7 @@ path/to/file.py:function. Every field can be overridden:
   python -m experiments.launch configs/fst/masked_decay.py:cpu --optim.lr 3e-4 --method.decay 1e-4
   python -m experiments.launch configs/fst/masked_decay.py:cpu --help     lists all fields with their values
   python -m experiments.launch configs/dense.py:cpu --method SLoPe --method.rank 0.1    any method, any config
-  python -m experiments.launch configs/dense.py:cpu --model qwen3 --data jsonl --data.file text.jsonl
+  python -m experiments.launch configs/dense.py:cpu --model qwen3 --data files --data.files 'text/*.jsonl'
                                           a file of experiments/models, and one of experiments/data
   python -m experiments.launch --resume runs/NAME                     continues an interrupted run
   python -m experiments.launch --resume runs/NAME --train.steps 2000  lengthens it: from its checkpoint on,

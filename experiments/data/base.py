@@ -5,12 +5,29 @@ The launcher then knows it as `--data NAME`, and a config file as `Config(data=N
 else about it is asked of that object.
 """
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.data import vocabulary
 from experiments.errors import require
+
+
+class Mixture(Sequence):
+    """The records of several sources, one source after the other; training reads each by its weight."""
+
+    def __init__(self, sources: list[Sequence], weights: list[float]):
+        self.sources, self.weights = sources, weights
+        self._starts = list(itertools.accumulate(map(len, sources), initial=0))
+
+    def __len__(self):
+        return self._starts[-1]
+
+    def __getitem__(self, index):
+        part = bisect.bisect_right(self._starts, index) - 1
+        return self.sources[part][index - self._starts[part]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +41,8 @@ class Records:
     """a short name, fit for a folder, that is another one where the text may be another one"""
     folder: Path | None = None
     """where statistics of the text may be kept, so that they are computed once; None for nowhere"""
+    parts: tuple["Records", ...] = ()
+    """of which the splits are a `Mixture`"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments import files
 from experiments.data import tokens
-from experiments.data.base import Config
+from experiments.data.base import Config, Mixture
 from experiments.data.vocabulary import Untrained
 from experiments.errors import require
 
@@ -66,6 +66,7 @@ def _kept(folder: Path | None, name: str, compute) -> dict:
     if name not in known:
         known = compute()
         if path and jax.process_index() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
             files.write(path, json.dumps(known))
     return known
 
@@ -114,13 +115,23 @@ def tokens_of(vocabulary, record) -> dict:
 def sequences(
     source, vocabulary, data: Config, seed: int, *, repeat: bool, shard=(0, 1)
 ) -> grain.IterDataset:
-    """Packed sequences of L + 1 tokens, ordered by the seed; `shard` is (index, count) of processes."""
+    """Packed sequences of L + 1 tokens, ordered by the seed; `shard` is (index, count) of processes. Of a
+    mixture, each source's share of them is its weight; without `repeat` they end where one source does."""
+    if isinstance(source, Mixture):
+        parts = [packed(part, vocabulary, data, seed, repeat=repeat, shard=shard) for part in source.sources]
+        mixed = grain.IterDataset.mix(parts, source.weights)
+    else:
+        mixed = packed(source, vocabulary, data, seed, repeat=repeat, shard=shard)
+    return grain.experimental.WindowShuffleIterDataset(mixed, window_size=SHUFFLE_WINDOW, seed=seed)
+
+
+def packed(source, vocabulary, data: Config, seed: int, *, repeat: bool, shard=(0, 1)) -> grain.IterDataset:
+    """Sequences of L + 1 tokens of one source, in the order of its records."""
     index, count = shard
     records = grain.MapDataset.source(source).seed(seed).shuffle()[index::count]
     records = (records.repeat() if repeat else records).map(partial(tokens_of, vocabulary))
     records = records.to_iter_dataset(AHEAD)
-    packed = grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
-    return grain.experimental.WindowShuffleIterDataset(packed, window_size=SHUFFLE_WINDOW, seed=seed)
+    return grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
 
 
 def train_batches(corpus: Corpus, data: Config, seed: int):

@@ -47,9 +47,9 @@ def prepared(make: Callable[[], Builder], check: Callable[[], None] = lambda: No
         return make()
 
 
-def sources(builder: Builder) -> dict:
-    """The records of both splits. Raises UserError where some were lost."""
-    found = {split: builder.as_data_source(split) for split in ("train", "validation")}
+def sources(builder: tfds.core.DatasetBuilder, splits=("train", "validation")) -> dict:
+    """The records of splits. Raises UserError where some were lost."""
+    found = {split: builder.as_data_source(split) for split in splits}
     for split, source in found.items():
         # A format that loses records on the way must not go unnoticed.
         expected = builder.info.splits[split].num_examples

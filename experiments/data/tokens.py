@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from experiments import files
-from experiments.data.base import Records
+from experiments.data.base import Mixture, Records
 from experiments.data.prepared import Builder, alone, prepared, sources
 from experiments.data.vocabulary import ENDS, Subwords, Untrained, library, read
 
@@ -72,7 +72,13 @@ class Stored:
 
 
 def tokenised(records: Records, vocabulary: Subwords, root: Path) -> tuple[dict, Path]:
-    """The records of both splits in tokens, tokenised if they are not yet, and the folder that keeps them."""
+    """The records of both splits in tokens, tokenised if they are not yet, and the folder that keeps what is
+    known of them."""
+    if records.parts:
+        folder = Path(root).resolve() / "tokens" / f"{records.fingerprint}-{vocabulary.fingerprint}"
+        parts = [tokenised(part, vocabulary, root)[0] for part in records.parts]
+        weights = records.train.weights
+        return {split: Mixture([part[split] for part in parts], weights) for split in parts[0]}, folder
     name = f"{records.fingerprint}-{vocabulary.fingerprint}"
     config = TokensConfig(name=name, records=records, vocabulary=vocabulary)
     builder = prepared(

@@ -113,18 +113,18 @@ def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     pieces = [text[i : i + 600] for text in texts for i in range(0, len(text), 600)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
     out = tmp_path / "run"
-    chosen = ["--model", "qwen3", "--model.kv-heads", "1", "--model.head", "8", "--data=jsonl"]
-    chosen += ["--data.file", str(tmp_path / "text.jsonl"), "--out", str(out), "--progress", "False"]
+    chosen = ["--model", "qwen3", "--model.kv-heads", "1", "--model.head", "8", "--data=files"]
+    chosen += ["--data.files", str(tmp_path / "text.jsonl"), "--out", str(out), "--progress", "False"]
     launch.main([str(shared / "tiny.py"), *chosen, "--train.eval-every", "0", "--no-tune", *FEWER])
     config = configs.read(out / "config.json")
     assert config.model == qwen3.Config(layers=2, d=16, f=32, heads=2, kv_heads=1, head=8)
-    assert (config.data.file, config.data.seq) == (str(tmp_path / "text.jsonl"), 32)
+    assert (config.data.files, config.data.seq) == (str(tmp_path / "text.jsonl"), 32)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
     flips = [row["flip_rate"] for row in rows if row["kind"] == "monitor"]
     assert len(losses) == 12 and losses[-1] < losses[0] and len(flips) == 4 and max(flips) > 0
     capsys.readouterr()
     evaluate.main([str(out), "--batches", "2"])
-    assert "validation tokens of text.jsonl" in (text := capsys.readouterr().out) and "bits per byte" in text
+    assert "validation tokens of text\n" in (text := capsys.readouterr().out) and "bits per byte" in text
     generate.main([str(out), "--prompt", "abc", "--tokens", "5", "--sparse"])
     assert capsys.readouterr().out.startswith("abc")

@@ -1,0 +1,66 @@
+"""Several datasets, of which training reads by weights: each has its share of the tokens."""
+
+import dataclasses
+import hashlib
+import importlib
+import math
+from pathlib import Path
+
+from experiments.data import base
+from experiments.errors import UserError, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(base.Config):
+    """Which datasets, with which weights."""
+
+    parts: tuple[str, ...] = ("text:stdlib=1",)
+    """NAME:PLACE=WEIGHT of each: a dataset, its first option, and its share of the tokens, such as
+    linux:/usr/src=0.7 'files:/data/*.parquet=0.3'; other options of a part are its defaults"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(bool(self.parts), "data.parts is empty: give at least one, such as text:stdlib=1.")
+
+    def records(self) -> base.Records:
+        """The records of all parts. Raises UserError for a part that is none, or where one has no text."""
+        chosen = [part_of(spec, self) for spec in self.parts]
+        found, weights = [part.records() for part, _ in chosen], [weight for _, weight in chosen]
+        content = "\0".join(f"{part.fingerprint} {w}" for part, w in zip(found, weights, strict=True))
+        name = f"mix-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        train, validation = (
+            base.Mixture([getattr(part, split) for part in found], weights)
+            for split in ("train", "validation")
+        )
+        return base.Records(
+            " + ".join(part.name for part in found),
+            train,
+            validation,
+            fingerprint=name,
+            folder=Path(self.root).resolve() / "mixtures" / name,
+            parts=tuple(found),
+        )
+
+
+def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
+    """The dataset and the weight of one part. Raises UserError where it names none."""
+    dataset, _, share = spec.rpartition("=")
+    name, _, place = dataset.partition(":")
+    try:
+        weight = float(share)
+    except ValueError:
+        weight = math.nan
+    require(
+        bool(place) and 0 < weight < math.inf,
+        f"data.parts: {spec!r} is not NAME:PLACE=WEIGHT with a positive weight, such as text:stdlib=0.5.",
+    )
+    kind = None
+    if name.isidentifier() and name != __name__.rpartition(".")[2]:
+        module = f"{__package__}.{name}"
+        if importlib.util.find_spec(module) is not None:
+            kind = getattr(importlib.import_module(module), "Config", None)
+    if kind is None or not issubclass(kind, base.Config) or kind is base.Config:
+        raise UserError(f"data.parts: {spec!r} names no dataset that --data knows: {name!r}.")
+    common = [field.name for field in dataclasses.fields(base.Config)]
+    first = next(field.name for field in dataclasses.fields(kind) if field.name not in common)
+    return kind(**{field: getattr(mix, field) for field in common}, **{first: place}), weight
