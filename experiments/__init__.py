@@ -11,4 +11,4 @@ def _require(*packages: str) -> None:
         )
 
 
-_require("orbax", "tensorflow_datasets", "grain", "array_record", "pyarrow", "zstandard", "tyro", "tqdm")
+_require("orbax", "tensorflow_datasets", "grain", "array_record", "tyro", "tqdm")

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet
-import zstandard
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -120,7 +119,9 @@ def documents(path: str, column: str) -> Iterator[tuple[int, bytes]]:
     no such texts."""
     try:
         yield from ((place, text) for place, text in reader_of(path)(path, column) if text)
-    except (OSError, EOFError, RuntimeError, pyarrow.ArrowException, zstandard.ZstdError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of every format's library
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(f"{path} cannot be read; it is damaged, or no such file: {reason}.") from error
 
@@ -162,6 +163,10 @@ def json_lines(path: str, column: str) -> Iterator[tuple[int, bytes]]:
 
 def open_zst(path: str, mode: str) -> io.BufferedReader:
     """A file of one compressed frame or several."""
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise UserError(f"{path} needs the package zstandard: pip install zstandard.") from error
     return io.BufferedReader(
         zstandard.ZstdDecompressor().stream_reader(open(path, mode), read_across_frames=True)
     )

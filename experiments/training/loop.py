@@ -20,7 +20,7 @@ from experiments.data.batches import (
 )
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
-from experiments.training import memory, rundir
+from experiments.training import memory, rundir, speed
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
 from experiments.training.lengthen import lengthen
@@ -101,7 +101,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
         program.step(first.sparse, first.adapters)
         wait_for_all("checked")
         rundir.create(out, config, corpus.vocabulary)
-    with Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
+    with contextlib.closing(iterator), Checkpoints(out / "checkpoints", config.train.keep) as checkpoints:
         start, events = 0, []
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
@@ -169,6 +169,8 @@ class Loop:
         self.leak = None
         if not config.method.causal and len(evaluator.batches) > 1:
             self.leak = Leak(program.graphdefs, evaluator.batches)
+        peak = speed.peak(config)
+        self.share_per_token = peak and speed.flops_per_token(config) / peak  # of a second of all devices
         self.rate = learning_rate(config.optim, config.train.steps)
         self.pending = None  # the step just dispatched, logged after the next one is dispatched
         self.unlogged = 0
@@ -268,16 +270,18 @@ class Loop:
         if due(step, self.config.train.log_every) or not finite:
             rate = self.clock.tick(self.unlogged)
             self.unlogged = 0
-            speed = rate and rate * self.config.data.batch * self.config.data.seq
+            tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
+            share = tokens_per_s and self.share_per_token and tokens_per_s * self.share_per_token
             row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
             bits = None
             if not self._scores_bytes:  # of this process's sequences, where there are several
                 bits = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
                 row["bits_per_byte"] = bits
             marks = self._marks("loss") if phase.sparse else {}
-            self.writer.write("train", step, {**row, "steps_per_s": rate, "tokens_per_s": speed, **marks})
+            speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s} | ({"mfu": share} if share else {})
+            self.writer.write("train", step, {**row, **speeds, **marks})
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
-            self.progress.update(step + 1, said, loss, speed, bits)
+            self.progress.update(step + 1, said, loss, tokens_per_s, bits, share)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(

@@ -90,16 +90,19 @@ class Clock:
 
 
 class Progress:
-    """A bar with loss, tokens/s and time left; on a pipe or file, a plain line at every tenth of the run.
+    """A bar with loss, tokens/s and time left; on a pipe or file, a plain line at the first step, every
+    `SECONDS` and at the end.
 
     `show`: True for the bar, False for silence, None to decide by whether stderr is a terminal.
     """
 
+    SECONDS = 30.0
     FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 
     def __init__(self, label: str, start: int, total: int, show: bool | None):
         main = jax.process_index() == 0
         self.label, self.total = label, total
+        self.first = self.said = None  # (time, steps done) of the first line and of the newest
         self.lines = main and show is None and not sys.stderr.isatty()
         bar = main and (sys.stderr.isatty() if show is None else show)
         self.bar = tqdm(
@@ -119,20 +122,36 @@ class Progress:
         self.bar.close()
 
     def update(
-        self, done: int, phase: str, loss: float, tokens_per_s: float | None, bits: float | None = None
+        self,
+        done: int,
+        phase: str,
+        loss: float,
+        tokens_per_s: float | None,
+        bits: float | None = None,
+        share: float | None = None,
     ):
-        """`done` optimiser steps are complete. bits: the loss per byte, where a token is another thing."""
+        """`done` optimiser steps are complete. bits: the loss per byte, where a token is another thing;
+        share: of the peak of the devices' arithmetic, where that is known."""
         speed = f", {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
+        speed += f" ({share:.0%} of peak)" if share else ""
         said = f"loss {loss:.3f}" if bits is None else f"loss {loss:.3f} ({bits:.3f} bits per byte)"
         self.bar.set_postfix_str(f"{phase}, {said}{speed}", refresh=False)
         self.bar.update(done - self.bar.n)
-        tenth = max(self.total // 10, 1)
-        if self.lines and (done % tenth == 0 or done == self.total):
+        now = time.monotonic(), done
+        if self.lines and (self.said is None or now[0] - self.said[0] >= self.SECONDS or done == self.total):
+            self.first, self.said = self.first or now, now
             print(
-                f"{self.label}: step {done}/{self.total}, {phase}, {said}{speed}",
+                f"{self.label}: step {done}/{self.total}, {phase}, {said}{speed}{self._left(*now)}",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _left(self, now: float, done: int) -> str:
+        """The time left at the mean speed since the first line, evaluations counted."""
+        seconds, steps = now - self.first[0], done - self.first[1]
+        if not steps or done == self.total:
+            return ""
+        return f", {tqdm.format_interval(seconds / steps * (self.total - done))} left"
 
     def note(self, text: str):
         """A line above the bar."""

@@ -27,7 +27,7 @@ from experiments.analysis import comparison, sampling
 from experiments.cli import STOPPED
 from experiments.data import batches as datas
 from experiments.errors import UserError
-from experiments.training import rundir, stored
+from experiments.training import metrics, rundir, speed, stored
 from experiments.training.checkpoint import Checkpoints, quiet_failure
 from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
@@ -383,6 +383,37 @@ def test_progress_bar_and_plain_lines(capsys, show, parts):
             progress.update(step, "sparse", 1.5, 2000.0)
     shown = capsys.readouterr().err
     assert all(part in shown for part in parts)
+
+
+def test_plain_lines_come_at_intervals(capsys, monkeypatch):
+    """At the first step, every 30 seconds, and at the end."""
+    seconds = iter(range(0, 700, 7))
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(seconds))
+    with Progress("arm", 0, 20, None) as progress:
+        for step in range(1, 21):
+            progress.update(step, "sparse", 1.5, 2000.0, None, 0.41)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"arm: step {n}/20" for n in (1, 6, 11, 16, 20)]
+    assert "2,000 tokens/s (41% of peak), 01:03 left" in lines[2] and "left" not in lines[0] + lines[4]
+
+
+def test_the_share_of_the_peak(config, monkeypatch):
+    """By hand, for the tiny config: 6 for each weight of a product, 2 * 3 for each pair in attention."""
+    weights = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 32)
+    assert speed.flops_per_token(config) == 6 * (weights + 2 * 16 * 32)
+    untied = dataclasses.replace(config, model=dataclasses.replace(config.model, tied=False))
+    assert speed.flops_per_token(untied) == speed.flops_per_token(config)
+    sizes = configs.load("configs/sizes.py")
+    assert speed.flops_per_token(sizes) == pytest.approx(0.72e9, rel=0.01)
+    assert speed.peak(config) is None
+
+    class Device:
+        device_kind = "NVIDIA H100 80GB HBM3"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
+    assert speed.peak(config) == 989e12 / 2 and speed.peak(sizes) == 989e12
+    Device.device_kind = "NVIDIA H100 PCIe"
+    assert speed.peak(sizes) == 756e12
 
 
 def test_silence(capsys):
