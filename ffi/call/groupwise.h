@@ -27,7 +27,7 @@ struct GroupwiseCall : Call {
     return c;
   }
 
-  // key (batch..., 2), x (batch..., shape): the group counter restarts for every batch element.
+  // key (batch..., 2 or 5), x (batch..., shape): the group counter restarts for every batch element.
   static GroupwiseCall mvue(const char* target, int64_t trailing, int64_t exact, const ffi::AnyBuffer& key,
                             const ffi::AnyBuffer& x, const ffi::AnyBuffer& out) {
     GroupwiseCall c(target);
@@ -43,7 +43,7 @@ struct GroupwiseCall : Call {
     c.keys = {key.untyped_data(), 0};
     c.x = {x.untyped_data(), 1};
     c.first = {{best ? GroupwiseOp::kMvueExact : GroupwiseOp::kMvueSequential, dtype, nullptr, out.untyped_data(),
-                {keyed.batch.rest(), keyed.group.len, keyed.group.inner_size()}}};
+                {keyed.batch.rest(), keyed.group.len, keyed.group.inner_size()}, keyed.draws}};
     return c;
   }
 
@@ -52,7 +52,7 @@ struct GroupwiseCall : Call {
     Args a = first;
     a.x = x.at(batch, b, bytes);
     a.out = at_bytes(first.out, b * bytes);
-    a.key = reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t)));
+    a.draws.words = keys.words(batch, b, first.draws);
     return a;
   }
 };

@@ -16,6 +16,7 @@ struct PackCall : Call {
   int64_t rows = 0, depth = 0;
   bool strided = false;  // members of a group are a quarter of the axis apart, and not neighbours
   Operand dense, mask, values, metadata, keys;
+  Draws draws;
   using Call::Call;
 
   // Without a mask or keys.
@@ -63,6 +64,7 @@ struct PackCall : Call {
     if (check.ok()) c.check_packed(check, keyed.group, keyed.lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.keys = {key.untyped_data(), 0};
+    c.draws = keyed.draws;
     c.dense = {x.untyped_data(), 1};
     return c.set(best ? PackOp::kMvueExact : PackOp::kMvueSequential, dtype, keyed.group, keyed.batch,
                  values.untyped_data(), metadata.untyped_data());
@@ -116,8 +118,9 @@ struct PackCall : Call {
                   values.at(batch, b, values_step * size),
                   reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
                   groups,
-                  reinterpret_cast<const uint32_t*>(keys.at(batch, b, 2 * sizeof(uint32_t))),
+                  draws,
                   strided};
+    a.draws.words = keys.words(batch, b, draws);
     if (rows == 0 || op == PackOp::kUnpack) return a;
     a.behind = static_cast<uint8_t*>(a.values) + rows * (depth / 2) * size;
     a.rows = rows;

@@ -158,24 +158,29 @@ class Batch {
   std::vector<Dims> strides_;
 };
 
-// key (batch..., 2) and x (batch..., shape), which vmap gives the same number of batch dimensions.
+// key (batch..., 2), or (batch..., 5) of a shard, and x (batch..., shape); vmap gives both the same number of batch dimensions.
 struct KeyedBatch {
   GroupShape group;
   Dims lead;  // of the result
   Batch batch;
+  Draws draws;  // of a batch element, without its words
 
   static KeyedBatch of(Check& check, const ffi::AnyBuffer& key, const ffi::AnyBuffer& x, int64_t trailing) {
     Dims key_dims = dims_of(key);
     const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
-    check.require(!key_dims.empty() && key_dims.back() == 2, "key must have shape (..., 2), got " + text(key_dims));
+    const int64_t words = key_dims.empty() ? 0 : key_dims.back();
+    check.require(words == kKeyWords || words == kShardWords,
+                  "key must have shape (..., 2), or (..., 5) of a shard, got " + text(key_dims));
     if (!key_dims.empty()) key_dims.pop_back();
     const size_t batch = key_dims.size();
     check.require(batch <= g.lead.size(), "key has more batch dimensions than x has dimensions before the group axis");
-    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {})};
+    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {}), {}};
     key_dims.insert(key_dims.end(), g.lead.begin() + batch, g.lead.end());
     const Dims lead = check.broadcast("key and x", key_dims, g.lead);
-    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {})};
-    return KeyedBatch{g, lead, Batch(lead, {key_dims, g.lead}, batch)};
+    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {}), {}};
+    const Batch all(lead, {key_dims, g.lead}, batch);
+    const int64_t width = trailing == 0 ? g.len / 4 : g.inner_size();
+    return KeyedBatch{g, lead, all, {nullptr, words == kShardWords, width, all.rest() * (g.len / 4) * g.inner_size()}};
   }
 };
 
@@ -203,6 +208,11 @@ struct Operand {
   char* at(const Batch& batch, int64_t b, int64_t bytes) const {
     if (data == nullptr) return nullptr;
     return at_bytes(data, (batch_operand < 0 ? b : batch.index(size_t(batch_operand), b)) * bytes);
+  }
+  // The words of the key of a batch element.
+  const uint32_t* words(const Batch& batch, int64_t b, const Draws& draws) const {
+    const int64_t count = draws.shard ? kShardWords : kKeyWords;
+    return reinterpret_cast<const uint32_t*>(at(batch, b, count * int64_t(sizeof(uint32_t))));
   }
 };
 

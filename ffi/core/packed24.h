@@ -56,7 +56,7 @@ struct PackArgs {
   void* values;
   uint8_t* metadata;
   Groups groups;
-  const uint32_t* key = nullptr;  // two words, of operations that draw
+  Draws draws = {};  // of operations that draw
   // Only on CUDA: whether members of a group are a quarter of the axis apart, and not neighbours; and unless behind is null,
   // where the metadata of a packed matrix (rows, depth) go too, in cuSPARSELt's order for sm_90.
   bool strided = false;

@@ -15,7 +15,7 @@ constexpr int kBlock = 64;  // groups that share one drawing of random words
 template <class T, class Op>
 struct EachGroup {
   using Out = typename T::Bits;
-  void draw(Key, int64_t, int64_t) {}
+  void draw(const Key&, int64_t, int64_t) {}
   template <bool kRows>
   S24_HD void apply(int64_t, const Out* from, int64_t from_step, Out* to, int64_t to_step) const {
     Quad<Out> in, out;
@@ -32,7 +32,7 @@ void apply_groups(const GroupwiseArgs& a, int64_t begin, int64_t end) {
   using Out = typename Op::Out;
   constexpr int64_t kCount = kLanes<Bits>, kMember = kRows ? 4 : 1;
   const int64_t step = a.groups.inner;
-  const Key key = read_key(a.key);
+  const Key key = read_key(a.draws);
   Op op;
   Bits in[4 * kCount] = {};
   Out out[4 * kCount];

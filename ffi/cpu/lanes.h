@@ -11,7 +11,7 @@ namespace s24 {
 namespace S24_ISA {
 
 // The key of an operation that draws; of others, which have none, zeros.
-S24_HD Key read_key(const uint32_t* words) { return words == nullptr ? Key{0, 0} : Key{words[0], words[1]}; }
+S24_HD Key read_key(const Draws& draws) { return draws.words == nullptr ? Key{} : draws.key(draws.words); }
 
 // Groups of one block: a Quad is four registers.
 template <class B>

@@ -9,7 +9,7 @@ namespace {
 template <class T, bool kExact>
 struct Mvue {
   using Out = typename T::Bits;
-  void draw(Key key, int64_t first, int64_t n) {
+  void draw(const Key& key, int64_t first, int64_t n) {
     w0 = words0.draw(key, uint64_t(first), n, 0);
     w1 = kExact ? w0 : words1.draw(key, uint64_t(first), n, 1);
   }

@@ -27,13 +27,32 @@ struct Wide<S24_ISA::WideVec> {
 
 namespace S24_ISA {
 
-// The random words of one draw of n groups, at most kCount, from group `first` on.
+// The random words of n groups, at most kCount, from group `first` of an array on, when they draw their first (0) or second (1)
+// number.
 template <int kCount>
 struct DrawnWords {
   static constexpr int kCalls = kWidth / 2;  // of Philox at a time
-  alignas(64) uint32_t at[kCount + 4 * kCalls];  // the first group may be within a quartet
+  static constexpr int kMost = kCount + 4 * kCalls;  // the first group may be within a quartet
+  alignas(64) uint32_t at[kMost];
 
-  S24_HD const uint32_t* draw(Key key, uint64_t first, int64_t n, uint32_t number) {
+  S24_HD const uint32_t* draw(const Key& key, uint64_t first, int64_t n, uint32_t number) {
+    if (key.others == 0) return fill(at, key, key.number(first), n, number);
+    // Of a shard, numbers follow each other within a row.
+    const uint64_t row = first / key.width, left = key.width * (row + 1) - first;
+    if (uint64_t(n) <= left) return fill(at, key, key.number(first, row), n, number);
+    for (int64_t done = 0; done < n;) {
+      const uint64_t group = first + uint64_t(done), rest = key.width - group % key.width;
+      const int64_t some = uint64_t(n - done) < rest ? n - done : int64_t(rest);
+      alignas(64) uint32_t words[kMost];
+      __builtin_memcpy(at + done, fill(words, key, key.number(group), some, number), size_t(some) * sizeof *at);
+      done += some;
+    }
+    return at;
+  }
+
+ private:
+  // The words of the groups that have the numbers from `first` on.
+  static S24_HD const uint32_t* fill(uint32_t* at, const Key& key, uint64_t first, int64_t n, uint32_t number) {
     static constexpr uint64_t kSteps[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     const int64_t quartets = (int64_t(first % 4) + n + 3) / 4;
     for (int64_t l = 0; l < quartets; l += kCalls) {

@@ -123,7 +123,7 @@ struct Packer {
   using Bits = typename T::Bits;
   static constexpr bool kExact = kOp == PackOp::kMvueExact, kRandom = kExact || kOp == PackOp::kMvueSequential;
 
-  S24_HD void draw(Key key, int64_t first, int64_t n) {
+  S24_HD void draw(const Key& key, int64_t first, int64_t n) {
     if (!kRandom) return;
     w0 = words0.draw(key, uint64_t(first), n, 0);
     w1 = kExact ? w0 : words1.draw(key, uint64_t(first), n, 1);
@@ -196,6 +196,7 @@ template <class T, PackOp kOp>
 void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   constexpr int kCount = kLanes<Bits>;
+  const Key key = read_key(a.draws);
   Packer<T, kOp> packer;
   for_row_runs(a.groups, begin, end, [&](int64_t q, int64_t byte, int64_t n) {
     Bits in[4 * kRow], pairs[2 * kRow];
@@ -212,7 +213,7 @@ void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
         mask = some;
       }
     }
-    packer.draw(read_key(a.key), q, n);
+    packer.draw(key, q, n);
     if (kOp == PackOp::kGather) load_nibbles(a.metadata + byte, n, nibbles);
     for (int l = 0; l < kRow; l += kCount) {
       Packed<Bits> out;
@@ -275,6 +276,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   constexpr int kCount = kLanes<Bits>;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
+  const Key key = read_key(a.draws);
   Packer<T, kOp> packer;
   Bits in[4 * kTile] = {};
   uint8_t some[4 * kTile] = {};
@@ -310,7 +312,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
       const int64_t next = k + 1 < count ? at + 4 * inner : after;
       const Bits* ahead = static_cast<const Bits*>(a.dense) + next;
       const uint8_t* mask_ahead = kOp == PackOp::kMasked ? a.mask + next : nullptr;
-      packer.draw(read_key(a.key), row * inner + t.i0, t.n);
+      packer.draw(key, row * inner + t.i0, t.n);
       for (int64_t l = 0; l < t.n; l += kCount) {
         Packed<Bits> out;
         for (int j = 0; j < 4; ++j) {

@@ -22,7 +22,7 @@ template <class T>
 struct Mask {
   using Bits = typename T::Bits;
   using Out = uint8_t;
-  void draw(Key, int64_t, int64_t) {}
+  void draw(const Key&, int64_t, int64_t) {}
   template <bool kRows>
   S24_HD void apply(int64_t, const Bits* from, int64_t from_step, uint8_t* to, int64_t to_step) const {
     constexpr int kMembers = int(sizeof(Bits));  // whose bytes one lane holds

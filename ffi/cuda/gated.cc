@@ -100,7 +100,7 @@ ffi::Error BackwardPack(Device stream, int64_t gelu, int64_t transposed, int64_t
     packed.op = packs[0].op;
     for (int n = 0; n < 2; ++n) {
       const PackArgs p = packs[n].at(b);
-      packed.values[n] = p.values, packed.metadata[n] = p.metadata, packed.key[n] = p.key;
+      packed.values[n] = p.values, packed.metadata[n] = p.metadata, packed.draws[n] = p.draws;
     }
     cudaError_t e = launch_gated_pack(c.at(b), packed, stream);
     for (const PackCall& p : packs)

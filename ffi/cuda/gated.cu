@@ -267,9 +267,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, op>)
     for (int n = 0; n < 2; ++n) {
       uint32_t made[kLanes / 4] = {};
       if (inside) {
-        const Key key = read_key<kDraws<op>>(n == 0 ? packed.key[0] : packed.key[1]);
+        const Key key = read_key<kDraws<op>>(n == 0 ? packed.draws[0] : packed.draws[1]);
+        const int64_t first = key.number(row / 4 * cols + col, row / 4);
         const auto none = [](int) { return 0u; };
-        tiles[n].template put<op, T>(out[0], vector, group, key, (row / 4 * cols + col) / 4, none, none, made);
+        tiles[n].template put<op, T>(out[0], vector, group, key, first / 4, none, none, made);
       }
       tiles[n].exchange(made);
       S24_UNROLL
@@ -347,7 +348,7 @@ cudaError_t launch_gated_pack(const GatedArgs& a, const PackedGradients& packed,
     for (int n = 0; n < 2 && e == cudaSuccess; ++n) {
       void* const dense = n == 0 ? a.dgate : a.dup;
       const Groups groups = {1, a.rows, a.cols};
-      e = run(PackArgs{packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, packed.key[n]}, stream);
+      e = run(PackArgs{packed.op, a.dtype, dense, nullptr, packed.values[n], packed.metadata[n], groups, packed.draws[n]}, stream);
     }
     return e;
   }

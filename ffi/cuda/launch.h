@@ -28,12 +28,12 @@ struct GatedArgs {
   int64_t rows, cols;
 };
 
-// Estimates of dgate and dup, in this order, packed along rows by op (kMvueExact, kMvueSequential). Each has two words of a key.
+// Estimates of dgate and dup, in this order, packed along rows by op (kMvueExact, kMvueSequential). Each has a key of its own.
 struct PackedGradients {
   PackOp op;
   void* values[2];
   uint8_t* metadata[2];
-  const uint32_t* key[2];
+  Draws draws[2];
 };
 
 // An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,

@@ -1,6 +1,6 @@
 // Unbiased estimates with two of four entries.
 //
-// Operands: x, an array of its shape and dtype, and two words of a key in device memory; groups of four along any axis.
+// Operands: x, an array of its shape and dtype, and the words of a key in device memory; groups of four along any axis.
 // Steps: of 16-bit floats, a thread takes a quartet of groups, which share a call of Philox, and several quartets in turn, of
 // which it loads the next before it works on one. Other arrays go group by group through groupwise.cuh.
 // Constraints: the quartet kernels need aligned arrays and a multiple of four groups or neighbours.
@@ -13,21 +13,21 @@ namespace {
 // Estimates of 16-bit floats: a unit is a quartet of groups.
 template <class T, int kDraws>
 __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uint32_t* y, int64_t quartets, int rounds,
-                                                          const uint32_t* key_words) {
+                                                          Draws draws) {
   struct Quartet {
     Vector<uint32_t, 4> w[2];
     __device__ __forceinline__ Words operator()(int i) const { return {w[i / 2].at[i % 2 * 2], w[i / 2].at[i % 2 * 2 + 1]}; }
   };
-  const Key key = read_key<kDraws>(key_words);
+  const Key key = read_key<kDraws>(draws);
   const auto read = [&](int64_t quartet) {
     return Quartet{{load<uint32_t, 4>(x + 8 * quartet), load<uint32_t, 4>(x + 8 * quartet + 4)}};
   };
   in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
-    const auto draws = QuartetDraw<kDraws>::of(key, quartet);
+    const auto words = QuartetDraw<kDraws>::of(key, key.number(4 * quartet) / 4);
     const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
                                 numbers_of<T>(group(3))};
     Chosen chosen[4];
-    choose_four<T>(numbers, draws, group, chosen);
+    choose_four<T>(numbers, words, group, chosen);
     S24_UNROLL
     for (int i = 0; i < 2; ++i) {
       const Words a = chosen[2 * i].spread(), b = chosen[2 * i + 1].spread();
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const uint32_t* x, uin
 // As above where groups lie across rows: a thread takes four neighbours of four rows. row: words in a row.
 template <class T, int kDraws>
 __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* x, uint32_t* y, int64_t quartets, int64_t row,
-                                                             int rounds, const uint32_t* key_words) {
+                                                             int rounds, Draws draws) {
   struct Quartet {
     int64_t at;
     Vector<uint32_t, 2> w[4];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* 
       return {select_bytes(w[0].at[i / 2], w[1].at[i / 2], halves), select_bytes(w[2].at[i / 2], w[3].at[i / 2], halves)};
     }
   };
-  const Key key = read_key<kDraws>(key_words);
+  const Key key = read_key<kDraws>(draws);
   const int64_t per_row = row / 2;
   int64_t place, ahead, group_row = divide(first_unit(rounds), per_row, &place);
   const int64_t rows_ahead = divide(kThreads, per_row, &ahead);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* 
     return q;
   };
   in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
-    const auto draws = QuartetDraw<kDraws>::of(key, quartet);
+    const auto words = QuartetDraw<kDraws>::of(key, key.number(4 * quartet) / 4);
     Numbers numbers[4];
     S24_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 3) estimate_columns(const uint32_t* 
       numbers_of<T>(rows, numbers[2 * i], numbers[2 * i + 1]);
     }
     Chosen chosen[4];
-    choose_four<T>(numbers, draws, group, chosen);
+    choose_four<T>(numbers, words, group, chosen);
     Words out[4];
     S24_UNROLL
     for (int i = 0; i < 4; ++i) out[i] = chosen[i].spread();
@@ -110,11 +110,11 @@ cudaError_t launch(const GroupwiseArgs& a, cudaStream_t stream) {
     auto* to = static_cast<uint32_t*>(a.out);
     const int rounds = rounds_for(ceil_div(groups / 4, kThreads), 8);
     const dim3 grid(blocks_for(groups / 4, kThreads * rounds));
-    if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1)
-      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, rounds, a.key);
+    if (aligned(x, 16) && aligned(y, 16) && groups % 4 == 0 && a.groups.inner == 1 && a.draws.in_quartets())
+      return start(estimate_rows<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, rounds, a.draws);
     if (aligned(x, 8) && aligned(y, 8) && a.groups.inner % 4 == 0)
       return start(estimate_columns<T, kDraws<op>>, grid, kThreads, 0, stream, from, to, groups / 4, a.groups.inner / 2,
-                   rounds, a.key);
+                   rounds, a.draws);
   }
   return launch_groups<op, T>(a, stream);
 }

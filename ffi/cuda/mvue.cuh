@@ -6,12 +6,12 @@
 namespace s24 {
 namespace cuda {
 
-// The words that a group draws.
+// The words that a group draws, by its number.
 template <int kDraws>
 struct Draw {
   uint32_t words[2] = {};
 
-  static __device__ __forceinline__ Draw of(Key key, int64_t group) {
+  static __device__ __forceinline__ Draw of(const Key& key, int64_t group) {
     Draw d;
     S24_UNROLL
     for (int i = 0; i < kDraws; ++i) d.words[i] = group_word(key.k0, key.k1, uint64_t(group), uint32_t(i));
@@ -19,12 +19,12 @@ struct Draw {
   }
 };
 
-// The words of four consecutive groups, of which the number of the first is a multiple of four: one call of Philox gives them.
+// The words of a quartet, four groups of consecutive numbers, the first a multiple of four: one call of Philox gives them.
 template <int kDraws>
 struct QuartetDraw {
   Draw<kDraws> group[4];
 
-  static __device__ __forceinline__ QuartetDraw of(Key key, int64_t quartet) {
+  static __device__ __forceinline__ QuartetDraw of(const Key& key, int64_t quartet) {
     QuartetDraw q;
     S24_UNROLL
     for (int i = 0; i < kDraws; ++i) {

@@ -64,7 +64,7 @@ constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked ? 3 : 4;
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads, kBlocks<op>)
     pack_columns(typename T::Bits* dense, const uint8_t* mask, typename T::Bits* values, uint8_t* metadata, Groups g,
-                 bool strided, unsigned rounds, const uint32_t* key_words, RowsToo<typename T::Bits> rows_too) {
+                 bool strided, unsigned rounds, Draws draws, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes, kPairs = S::kPairs, kChunks = S::kChunks;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
   const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * kLanes;
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
   const bool inside = i0 < inner;
-  const Key key = read_key<kDraws<op>>(key_words);
+  const Key key = read_key<kDraws<op>>(draws);
   const uint64_t step = strided ? uint64_t(len / 4) * inner : inner;  // from one member of a group to the next
   const auto first_at = [&](unsigned tile) {
     const unsigned q = tile * kTileGroups + group;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
         S24_UNROLL
         for (int j = 0; j < 4; ++j) pack_row<op, T>(in.rows[j], at + step * j, rows_too);
       }
-      const uint64_t quartet = uint64_t(outer * (len / 4) + n * kTileGroups + group) * (inner / 4) + i0 / 4;
+      const uint64_t row = outer * (len / 4) + n * kTileGroups + group, quartet = key.number(row * inner + i0, row) / 4;
       if constexpr (op == PackOp::kMasked && sizeof(Bits) == 2) {
         tile.template put_masked<T>(in.rows, in.allowed, vector, group, made);
       } else {
@@ -157,7 +157,7 @@ cudaError_t launch(const PackArgs& a, const RowsToo<typename T::Bits>& rows_too,
   const int rounds = rounds_for(tiles * columns * g.outer, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.key, rows_too);
+               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.draws, rows_too);
 }
 
 template <PackOp op, class T>

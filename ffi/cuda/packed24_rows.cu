@@ -1,7 +1,7 @@
 // Packing to 2:4, unpacking and gathering: groups of neighbours, and every case that fits no tile.
 //
 // Operands: dense (outer, len, inner) with groups along len; values (outer, inner, len / 2) and metadata (outer, inner,
-// ceil(len / 8)); a mask of the shape of dense, or two words of a key in device memory, where the operation takes one.
+// ceil(len / 8)); a mask of the shape of dense, or the words of a key in device memory, where the operation takes one.
 // Steps: a thread loads the two groups of a metadata byte, encodes or decodes them, and stores the result; estimates take two
 // bytes, so that four groups share a call of Philox.
 // Constraints: none. Long rows of whole bytes that are aligned take accesses of 16 bytes.
@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits* dense, typename T::Bits* values,
                                                           uint8_t* metadata, int64_t quartets, int rounds,
-                                                          const uint32_t* key_words) {
+                                                          Draws draws) {
   using Bits = typename T::Bits;
   struct Quartet {
     Group<T> of[2][2];
     __device__ __forceinline__ Group<T> operator()(int i) const { return of[i / 2][i % 2]; }
   };
-  const Key key = read_key<kDraws<op>>(key_words);
+  const Key key = read_key<kDraws<op>>(draws);
   const auto read = [&](int64_t quartet) {
     Quartet q;
     S24_UNROLL
@@ -99,16 +99,16 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits
     return q;
   };
   in_rounds(quartets, rounds, read, [&](int64_t quartet, const Quartet& group) {
-    const auto draws = QuartetDraw<kDraws<op>>::of(key, quartet);
+    const auto words = QuartetDraw<kDraws<op>>::of(key, key.number(4 * quartet) / 4);
     Pair<Bits> kept[4];
     uint32_t made = 0;
     if constexpr (kChoose<op, T>) {
       const Numbers numbers[4] = {numbers_of<T>(group(0)), numbers_of<T>(group(1)), numbers_of<T>(group(2)),
                                   numbers_of<T>(group(3))};
-      made = encode_four<T>(numbers, draws, group, kept);
+      made = encode_four<T>(numbers, words, group, kept);
     } else {
       S24_UNROLL
-      for (int i = 0; i < 4; ++i) made |= encode<op, T>(group(i), 0, 0, draws.group[i], kept[i]) << (8 * i);
+      for (int i = 0; i < 4; ++i) made |= encode<op, T>(group(i), 0, 0, words.group[i], kept[i]) << (8 * i);
     }
     constexpr int kPairs = 8 / int(sizeof(Bits));  // of 16 bytes
     S24_UNROLL
@@ -128,14 +128,14 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, const uint8_t* mask,
                                                      typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                     bool strided, const uint32_t* key_words) {
+                                                     bool strided, Draws draws) {
   using Bits = typename T::Bits;
   const int64_t bytes = ceil_div(g.len, 8), unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (unit >= g.outer * bytes * g.inner) return;
   int64_t i, b;
   const int64_t row = divide(unit, g.inner, &i), o = divide(row, bytes, &b);
   const int64_t next = strided ? g.len / 4 * g.inner : g.inner;  // member of a group
-  const Key key = read_key<kDraws<op>>(key_words);
+  const Key key = read_key<kDraws<op>>(draws);
   const int64_t packed_row = o * g.inner + i;
   Bits* const kept = values + packed_row * (g.len / 2) + 4 * b;
   uint32_t byte = 0;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
         x[j] = dense[at + j * next];
         if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * next]) << (8 * j);
       }
-      const int64_t number = (o * (g.len / 4) + q) * g.inner + i;
+      const int64_t number = key.number((o * (g.len / 4) + q) * g.inner + i);
       made |= encode<op, T>(Group<T>::of(x), allowed, nibble, Draw<kDraws<op>>::of(key, number), pair) << (4 * n);
       kept[2 * n] = pair.at[0];
       kept[2 * n + 1] = pair.at[1];
@@ -183,17 +183,17 @@ struct LaunchRows {
     const bool whole = row && aligned(dense, 16) && aligned(values, 16) && aligned(a.mask, 8);
     const int64_t bytes = g.outer * (g.len / 8);
     if constexpr (kDraws<op> > 0) {
-      if (whole && bytes % 2 == 0 && aligned(a.metadata, 2)) {
+      if (whole && bytes % 2 == 0 && aligned(a.metadata, 2) && a.draws.in_quartets()) {
         const int rounds = rounds_for(ceil_div(bytes / 2, kThreads), 8);
         return start(estimate_rows<op, T>, dim3(blocks_for(bytes / 2, kThreads * rounds)), kThreads, 0, stream, dense,
-                     values, a.metadata, bytes / 2, rounds, a.key);
+                     values, a.metadata, bytes / 2, rounds, a.draws);
       }
     } else if (whole) {
       const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
       return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes);
     }
     const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
-    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, a.key);
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, a.draws);
   }
 };
 

@@ -69,11 +69,13 @@ __device__ __forceinline__ void in_rounds(int64_t units, int rounds, Load load, 
 
 // Where nothing is drawn there is no key.
 template <int kDraws>
-__device__ __forceinline__ Key read_key(const uint32_t* key) {
-  if constexpr (kDraws == 0)
-    return {0, 0};
-  else
-    return {__ldg(key), __ldg(key + 1)};
+__device__ __forceinline__ Key read_key(const Draws& draws) {
+  if constexpr (kDraws == 0) return {};
+  uint32_t words[kShardWords] = {};
+  S24_UNROLL
+  for (int i = 0; i < kShardWords; ++i)
+    if (i < kKeyWords || draws.shard) words[i] = __ldg(draws.words + i);
+  return draws.key(words);
 }
 
 // Launches a kernel, and memory of the block whose size the launch says. Not CUDA: the tests run kernels on a CPU.

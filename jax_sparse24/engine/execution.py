@@ -95,9 +95,9 @@ class Execution:
     def draw_key(self, name: str, key) -> jax.Array:
         """The PRNG key of the random numbers that one product draws; `key` is that of the call.
 
-        Shards of the operand that is made sparse have different keys."""
+        A shard of the operand that is made sparse draws what the whole operand would draw there."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
-        return self.partition.fold(key, self.plan.row(name).operand) if self.partition else key
+        return self.partition.draw_key(key, self.plan.row(name).operand) if self.partition else key
 
     def summed(self, name: str) -> tuple[str, ...]:
         """The mesh axes over which the result of a product that contracts no tokens is to be summed."""

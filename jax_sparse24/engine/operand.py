@@ -37,7 +37,7 @@ class Request:
     """What a sparsifier is asked to make of its operand.
 
     state: the arrays that the method keeps for this operand, by name.
-    key: uint32 (2,), the key of what it draws; None if it draws nothing.
+    key: the key of what it draws, see `ops.mvue.key_words`; None if it draws nothing.
     implementation: as in the public functions.
     form: an array with zeros ("dense"), `Packed24` or `PackedVNM` ("packed"), or, of sparsifiers that have
     it, `Compressed24` ("compressed").

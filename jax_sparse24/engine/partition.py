@@ -19,6 +19,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import spec_text, varying_as
+from jax_sparse24.ops.mvue import key_of_shard
 from jax_sparse24.ops.order import permute
 
 Axes = tuple[str, ...]
@@ -107,14 +108,14 @@ class Partition:
         own = tuple((letter, cuts[there]) for letter, there in letters.items())
         return dataclasses.replace(self, products="linear", cuts=own, stored=())
 
-    def fold(self, key: jax.Array, operand: str) -> jax.Array:
-        """A PRNG key of its own for every shard of an operand.
+    def draw_key(self, key: jax.Array, operand: str) -> jax.Array:
+        """The key with which this shard of an operand draws what the whole operand would draw there.
 
-        key: a typed key.
+        key: one PRNG key, the same on all devices.
         operand: its name."""
-        for axis in (*self.over(operand, -2), *self.over(operand, -1)):
-            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
-        return key
+        rows, columns = (self.over(operand, axis) for axis in (-2, -1))
+        above, left = (jax.lax.axis_index(axes) if axes else 0 for axes in (rows, columns))
+        return key_of_shard(key, above, left, math.prod(dict(self.sizes)[axis] for axis in columns))
 
     def resharded(self, arrays: Mapping[str, jax.Array], state):
         """Operands and state with the types that `run` takes, where the axes of the mesh are explicit.

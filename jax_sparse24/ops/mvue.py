@@ -91,9 +91,9 @@ def key_words(op: str, key) -> jax.Array:
     """The two words by which draws are keyed.
 
     op: the operation, for messages.
-    key: one PRNG key of any implementation, typed or raw.
+    key: one PRNG key of any implementation, typed or raw; or what `key_of_shard` returned.
 
-    Returns: uint32 (2,).
+    Returns: uint32 (2,), or (5,) of a shard.
     Raises: TypeError for a key that is none."""
     dtype = getattr(key, "dtype", None)
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
@@ -102,10 +102,24 @@ def key_words(op: str, key) -> jax.Array:
             words = jax.random.bits(key, (2,), jnp.uint32)
     else:
         words = key
-    if getattr(words, "dtype", None) != jnp.uint32 or words.shape != (2,):
+    if getattr(words, "dtype", None) != jnp.uint32 or words.shape not in ((2,), (5,)):
         got = f"{words.dtype} {words.shape}" if hasattr(words, "shape") else repr(key)
         raise TypeError(f"{op}: key must be one PRNG key such as jax.random.key(0), got {got}.")
     return words
+
+
+def key_of_shard(key, above, left, across: int) -> jax.Array:
+    """The key with which one shard of an array draws what the whole array would draw there.
+
+    A matrix is cut into shards of one size, whose groups are whole.
+
+    key: one PRNG key, the same for all shards.
+    above, left: the place of the shard, counted from 0 in shards, along axes -2 and -1; int32 scalars.
+    across: how many shards stand side by side along axis -1.
+
+    Returns: uint32 (5,), a key for the operations of this module."""
+    place = jnp.stack([jnp.asarray(n).astype(jnp.uint32) for n in (above, left, across)])
+    return jnp.concatenate([key_words("key_of_shard", key), place])
 
 
 def _refuse(*_, **__):
@@ -133,7 +147,8 @@ def _estimate_and_pack(words, g, axis, exact):
     return pack24(jax.lax.optimization_barrier(estimate), axis)
 
 
-# The first operand is the key of the draws, uint32 (2,). A draw is keyed by it and by the index of its group.
+# The first operand is the key of the draws, uint32 (2,). A draw is keyed by it and by the index of its group;
+# that of a shard, whose key has five words, by the index in the whole array.
 MVUE24 = Operation("mvue24", reference.mvue24, kernel=Kernel("s24_mvue", _like, _flags), jvp=_refuse)
 MVUE_PACK24 = Operation(
     "mvue24", _estimate_and_pack, kernel=Kernel("s24_mvue_pack", _packed, _flags), jvp=_refuse

@@ -234,13 +234,13 @@ def collectives(compiled) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-# Without draws; features that stay dense are chosen in each shard of features, so none do here.
+# Groups are those of one device. Features that stay dense are chosen in each shard of them, so none do here.
 EXACT = {
     "STE": s24.methods.STE(),
     "SRSTE": s24.methods.SRSTE(n=1, m=4),
-    "FST": s24.methods.FST(mvue=None),
+    "FST": s24.methods.FST(),
     "FST double-pruned": s24.methods.FST(mvue="biased", mask="double-pruned"),
-    "SSTE": s24.methods.SSTE(mvue=None),
+    "SSTE": s24.methods.SSTE(),
     "SLoPe": s24.methods.SLoPe(),
     "AST": s24.methods.AST(),
     "Activation24": s24.methods.Activation24(tokens="consecutive", dense_share=0.0),
@@ -308,21 +308,40 @@ def check_shards_of_tokens_equal_as_many_calls():
         assert {kind for kind, _ in collectives(compiled)} == {"all-reduce"}
 
 
-def check_shards_of_a_partition_draw_different_numbers():
-    """Of [I; I] times an estimate of ones the gradient holds 0, 2 and 4; with equal draws there were no 2."""
-    cut, n = mesh(2), 32
-    x, w = jnp.concatenate([jnp.eye(n)] * 2), jnp.zeros((n, n))
-    method = s24.methods.FST()
-    state = method.init(w)
+def check_draws_are_those_of_one_device():
+    """A gradient of a weight by the identity is the estimate itself, whose bits do not depend on the mesh."""
+    n, out = 32, 48
+    dy, w = jnp.asarray(np.random.default_rng(1).normal(size=(n, out)), jnp.float32), jnp.zeros((n, out))
+    auto, explicit = (False,), (True,)
+    all_axes = {"dp": 2, "fsdp": 2, "tp": 2}
+    meshes = [({"dp": 8}, auto), ({"fsdp": 8}, explicit), ({"tp": 2}, auto), ({"dp": 4, "tp": 2}, explicit)]
+    for method, cuts in (
+        (s24.methods.FST(), [*meshes, (all_axes, auto + explicit)]),
+        (s24.methods.FST(mvue="paired"), [(all_axes, auto)]),
+        (s24.methods.SSTE(), [(all_axes, explicit)]),
+    ):
+        state = method.init(w)
 
-    def gradient(x, w):
-        specs = {"x": P("dp")}
-        return jax.grad(lambda w: s24.sparse_dot(x, w, method, state, KEY, specs=specs).sum())(w)
+        def gradient(x, w, state, dy, specs=None, method=method):
+            return jax.grad(lambda w: (s24.sparse_dot(x, w, method, state, KEY, specs=specs) * dy).sum())(w)
 
-    with jax.set_mesh(cut):
-        found = np.asarray(jax.jit(gradient)(x, w))
-    assert set(np.unique(found)) == {0, 2, 4}
-    assert abs(found.mean() - 2) < 0.2
+        want = np.asarray(jax.jit(gradient)(jnp.eye(n), w, state, dy))
+        assert (np.count_nonzero(want.reshape(n // 4, 4, out), axis=1) <= 2).all() and want.any()
+        for sizes, kinds in cuts:
+            tokens = tuple(axis for axis in ("dp", "fsdp") if axis in sizes) or None
+            specs = {"x": P(tokens), "w": P(*(axis if axis in sizes else None for axis in ("fsdp", "tp")))}
+            for kind in kinds:
+                cut = mesh(*sizes.values(), names=tuple(sizes), explicit=kind)
+                with jax.set_mesh(cut):
+                    x, shard = jax.device_put(jnp.eye(n), specs["x"]), jax.device_put(w, specs["w"])
+                    masks = jax.tree.map(
+                        lambda s, specs=specs: jax.device_put(s, specs["w"] if s.shape == w.shape else P()),
+                        state,
+                    )
+                    found = jax.jit(functools.partial(gradient, specs=None if kind else specs))
+                    np.testing.assert_array_equal(
+                        found(x, shard, masks, dy), want, f"{method} {sizes} {kind}"
+                    )
 
 
 def check_linear_and_gated_layers_over_dp_and_tp():

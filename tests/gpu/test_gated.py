@@ -14,7 +14,7 @@ from tests.ops.data import assert_same_bits
 from tests.ops.test_gated import assert_close, exact, operands, swapped
 from tests.ops.test_identity import on
 
-KEYS = np.array([[24, 4], [18, 47]], np.uint32)
+KEYS = [np.array(words, np.uint32) for words in ([24, 4], [18, 47, 1, 2, 5])]  # the second is of a shard
 # Whole tiles; the last tile of columns, or of rows, partly outside; vectors only; neither.
 SHAPES = [(512, 256), (256, 72), (1000, 328), (24, 16), (12, 6), (2, 128, 72)]
 

@@ -97,6 +97,12 @@ static std::string say(std::initializer_list<int64_t> numbers) {
   return all;
 }
 
+// A key, of an array or of a shard of one.
+static Draws draws(const Groups& g) {
+  const int64_t width = g.inner > 1 ? g.inner : g.len / 4;
+  return {kKey, upto(1) == 1, width, g.count()};
+}
+
 static Groups groups(int64_t most) {
   Groups g;
   g.inner = upto(2) == 0 ? 1 : size(most);
@@ -122,9 +128,10 @@ static bool groupwise_by(GroupwiseOp op) {
   now = "groupwise" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
   Array x(n, bytes_of(d));
   x.floats(d);
+  const Draws by = draws(g);
   std::vector<Array> results;
   for (const auto run : kOfUnits<Args>) {
-    const Args a = {{op, d, x.data(), results.emplace_back(n, out).data(), g, kKey}};
+    const Args a = {{op, d, x.data(), results.emplace_back(n, out).data(), g, by}};
     in_pieces(g.count(), a, run);
   }
   return differ(results);
@@ -164,12 +171,13 @@ static bool packs() {
   now = "pack" + say({int64_t(op), int64_t(d), g.outer, g.len, g.inner});
   Array x(n, bytes_of(d)), mask(n, 1), values(n / 2, bytes_of(d)), places(metadata, 1);
   x.floats(d), mask.random(2), values.floats(d), places.random();
+  const Draws by = draws(g);
   std::vector<Array> dense, kept, made;
   for (const auto run : kOfUnits<PackArgs>) {
     const bool unpacks = op == PackOp::kUnpack, reads = unpacks || op == PackOp::kGather;
     dense.emplace_back(n, bytes_of(d)), kept.emplace_back(n / 2, bytes_of(d)), made.emplace_back(metadata, 1);
     const PackArgs a = {op, d, unpacks ? dense.back().data() : x.data(), mask.bytes(),
-                        unpacks ? values.data() : kept.back().data(), reads ? places.bytes() : made.back().bytes(), g, kKey};
+                        unpacks ? values.data() : kept.back().data(), reads ? places.bytes() : made.back().bytes(), g, by};
     in_pieces(pack_units(g), a, run);
   }
   if (op == PackOp::kUnpack) return differ(dense);

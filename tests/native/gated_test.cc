@@ -52,12 +52,13 @@ static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64
       wrong += !near<T>(out[2][i], dz * x * share, size * std::abs(dz));
     }
     const std::vector<Bits> dense[2] = {{out[1], out[1] + total}, {out[2], out[2] + total}};
-    const uint32_t keys[2][2] = {{kKey[0], kKey[1]}, {kKey[1], 5}};
+    const uint32_t other[2] = {kKey[1], 5};
+    const Draws draws[2] = {{kKey, true, cols, rows / 4 * cols}, {other}};
     cuda::PackedGradients packed{variant % 3 ? PackOp::kMvueExact : PackOp::kMvueSequential, {}, {}, {}};
     for (int n = 0; n < 2; ++n) {
-      packed.values[n] = values[n], packed.metadata[n] = metadata[n], packed.key[n] = keys[n];
+      packed.values[n] = values[n], packed.metadata[n] = metadata[n], packed.draws[n] = draws[n];
       const Groups groups = {1, rows, cols};
-      cuda::run(PackArgs{packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups, keys[n]}, nullptr);
+      cuda::run(PackArgs{packed.op, dtype, out[1 + n], nullptr, values[2 + n], metadata[2 + n], groups, draws[n]}, nullptr);
       std::fill(out[1 + n], out[1 + n] + total, Bits(7));
     }
     cuda::launch_gated_pack(a, packed, nullptr);

@@ -223,6 +223,25 @@ static void product_case(const std::string& name, Dtype dtype, int64_t rows, int
   report(name, wrong);
 }
 
+// What operations draw by, of an array that is a shard if `width` is not zero: groups of a row.
+static Draws draws_of(const Groups& g, int64_t width) { return {kKey, width != 0, width, g.count()}; }
+
+// The number of group n of such an array in the whole array, counted row by row.
+static int64_t number_of(const Draws& d, int64_t n) {
+  if (!d.shard) return n;
+  const int64_t rows = d.count / d.width, row = kKey[2] * rows + n / d.width, column = kKey[3] * d.width + n % d.width;
+  return row * (kKey[4] * d.width) + column;
+}
+
+// Arrays that are no shards, and shards: groups lie along rows if inner is 1, and a row is then a part of len.
+static std::vector<Draws> all_draws(const Groups& g) {
+  std::vector<Draws> all = {draws_of(g, 0)};
+  if (g.inner > 1) return all.push_back(draws_of(g, g.inner)), all;
+  for (const int64_t width : {4, 69, 5})
+    if (g.len / 4 % width == 0) all.push_back(draws_of(g, width));
+  return all;
+}
+
 // The estimate of a group, or the group.
 template <class T>
 static void estimate(bool draws, bool exact, int64_t number, const typename T::Bits x[4], typename T::Bits y[4]) {
@@ -251,14 +270,17 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
   alignas(64) static Bits x[1 << 16], values[1 << 15], dense[1 << 16];
   alignas(64) static uint8_t metadata[1 << 14], mask[1 << 16];
   long wrong[3] = {};
-  for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential}) {
+  for (const PackOp op : {PackOp::kPlain, PackOp::kMasked, PackOp::kSquaredRelu, PackOp::kMvueExact, PackOp::kMvueSequential})
+  for (const Draws& draws : all_draws(g)) {
+    const bool random = op == PackOp::kMvueExact || op == PackOp::kMvueSequential;
+    if (draws.shard && !random) continue;
     for (int64_t i = 0; i < total; ++i) x[i] = draw<Bits>(), mask[i] = random_bits() % 2;
     std::vector<Bits> want_values(size_t(total / 2)), want_dense(size_t(total), Bits(0));
     std::vector<uint8_t> want_metadata(size_t(rows * bytes), uint8_t(kEmptyNibble << 4));
     for_groups(g, [&](int64_t n, int64_t at, int64_t row, int64_t q) {
       Bits y[4], given[4], allowed[4], keep[4], pair[2];
       for (int j = 0; j < 4; ++j) given[j] = x[at + j * g.inner], allowed[j] = mask[at + j * g.inner];
-      estimate<T>(op == PackOp::kMvueExact || op == PackOp::kMvueSequential, op == PackOp::kMvueExact, n, given, y);
+      estimate<T>(random, op == PackOp::kMvueExact, number_of(draws, n), given, y);
       if (op == PackOp::kSquaredRelu)
         for (Bits& b : y) b = squared_relu<T>(b);
       op == PackOp::kMasked ? keep24_masked<T>(y, allowed, keep) : keep24<T>(y, keep);
@@ -269,7 +291,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
       byte = q % 2 ? uint8_t((byte & 15) | nibble << 4) : uint8_t((byte & 0xf0) | nibble);
       for (int j = 0; j < 4; ++j) want_dense[size_t(at + j * g.inner)] = y[j] & keep[j];
     });
-    PackArgs a = {op, dtype, x, mask, values, metadata, g, kKey};
+    PackArgs a = {op, dtype, x, mask, values, metadata, g, draws};
     cuda::run(a, nullptr);
     wrong[0] += !std::equal(want_values.begin(), want_values.end(), values);
     wrong[0] += !std::equal(want_metadata.begin(), want_metadata.end(), metadata);
@@ -304,7 +326,7 @@ static void pack_case(const std::string& name, Dtype dtype, Groups g) {
   }
   for (const PackOp op : {PackOp::kPlain, PackOp::kMvueExact, PackOp::kMvueSequential}) {
     if (g.inner == 1) break;  // of one column it is one long row
-    PackArgs a = {op, dtype, dense, nullptr, want_columns.data(), want_metadata.data(), g, kKey};
+    PackArgs a = {op, dtype, dense, nullptr, want_columns.data(), want_metadata.data(), g, draws_of(g, g.inner)};
     cuda::run(a, nullptr);
     a.dense = x, a.values = values, a.metadata = metadata, a.strided = true;
     cuda::run(a, nullptr);
@@ -321,9 +343,11 @@ static void groupwise_case(const std::string& name, Dtype dtype, Groups g) {
   using Bits = typename T::Bits;
   alignas(64) static Bits x[1 << 16], y[1 << 16];
   long wrong = 0;
-  for (const GroupwiseOp op : {GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential, GroupwiseOp::kMask}) {
+  for (const GroupwiseOp op : {GroupwiseOp::kPrune, GroupwiseOp::kSoft, GroupwiseOp::kMvueExact, GroupwiseOp::kMvueSequential, GroupwiseOp::kMask})
+  for (const Draws& draws : all_draws(g)) {
+    if (draws.shard && op != GroupwiseOp::kMvueExact && op != GroupwiseOp::kMvueSequential) continue;
     for (int64_t i = 0; i < 4 * g.count(); ++i) x[i] = draw<Bits>();
-    const GroupwiseArgs args = {op, dtype, x, y, g, kKey};
+    const GroupwiseArgs args = {op, dtype, x, y, g, draws};
     if (op == GroupwiseOp::kMask || op == GroupwiseOp::kPrune)
       cuda::run(SelectArgs{args}, nullptr);
     else if (op == GroupwiseOp::kSoft)
@@ -339,7 +363,7 @@ static void groupwise_case(const std::string& name, Dtype dtype, Groups g) {
       else if (op == GroupwiseOp::kSoft)
         soft24<T>(given, want);
       else
-        estimate<T>(op != GroupwiseOp::kMask, op == GroupwiseOp::kMvueExact, n, given, want);
+        estimate<T>(op != GroupwiseOp::kMask, op == GroupwiseOp::kMvueExact, number_of(draws, n), given, want);
       long differ = 0;
       for (int j = 0; j < 4; ++j) {
         const int64_t i = at + j * g.inner;
@@ -376,7 +400,7 @@ static void prune_check_case(const std::string& name, Groups g) {
 
 int main() {
   // The large ones so that blocks repeat their work, and the last one ends early.
-  const Groups shapes[] = {{1, 8 * 2206, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
+  const Groups shapes[] = {{1, 8 * 2208, 1}, {3, 20, 1}, {2, 384, 72}, {2, 12, 5}};
   for (const Groups& g : shapes) {
     const std::string shape = std::to_string(g.outer) + "x" + std::to_string(g.len) + "x" + std::to_string(g.inner);
     pack_case<BF16>("bfloat16 " + shape, Dtype::kBF16, g);

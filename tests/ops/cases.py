@@ -23,7 +23,7 @@ from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
+from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
@@ -228,6 +228,9 @@ def _just_below_normal(shape, dtype):
     return (from_words(np.random.default_rng(3).choice(bits, shape), dtype),)
 
 
+# With rows of groups that are a multiple of four and others, in tiles and outside of them.
+SHARDS_ON_GPU = ((512, 1536), (48, 80), (64, 40), (20, 12))
+
 BOTH = {
     "squared_relu24 both ways": lambda x, impl: s24.squared_relu24(x, (-1, -2), implementation=impl),
     "transposable_pack24": lambda x, impl: s24.transposable_pack24(x, implementation=impl),
@@ -366,6 +369,18 @@ IDENTICAL = [
                 {"dtypes": ("float32",), "given": _just_below_normal},
             ),
         )
+    ],
+    *[
+        Identical(
+            f"{op.__name__} of a shard {axis=} {exact=}",
+            lambda x, impl, op=op, axis=axis, exact=exact: op(
+                key_of_shard(KEY, 1, 2, 5), x, axis, exact, implementation=impl
+            ),
+            (),
+            SHARDS_ON_GPU,
+        )
+        for axis in (-1, -2)
+        for op, exact in ((s24.mvue24, True), (mvue_pack24, True), (mvue_pack24, False))
     ],
     *_vnm(BLOCKS, BLOCKS_ON_GPU),
     *_vnm(SEARCHED, SEARCHED_ON_GPU, exact=True),

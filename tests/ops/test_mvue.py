@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.ops.mvue import mvue_pack24, random24
+from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, random24
 from jax_sparse24.ops.reference.philox import philox4x32
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
@@ -241,6 +241,41 @@ def test_zeros_give_positive_zeros(implementation, dtype, exact):
 
 
 # ---- transformations
+
+
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_shards_draw_what_the_whole_array_draws(implementation, axis, rng):
+    """Rows of groups are a multiple of four, or not."""
+    if implementation == "reference":
+        shapes = [(8, 20)]
+        draws = [functools.partial(random24, law="paired")] if axis == -1 else []
+        draws += [functools.partial(s24.mvue24, implementation=implementation)] if axis == -2 else []
+    else:
+        shapes = [(12, 16), (8, 20), (24, 48), (16, 12)]
+        options = [{"exact": exact, "implementation": implementation} for exact in (True, False)]
+        draws = [functools.partial(s24.mvue24, **o) for o in options]
+        draws += [lambda *a, o=o, **k: mvue_pack24(*a, **o, **k).todense() for o in options]
+    key = jax.random.key(7)
+    for rows, columns in shapes:
+        whole = device(rng.normal(size=(2 * rows, 3 * columns)), "float32")
+        parts = whole.reshape(2, rows, 3, columns).swapaxes(1, 2)
+        for draw in draws:
+
+            def of_shard(part, above, left, draw=draw):
+                return draw(key_of_shard(key, above, left, 3), part, axis=axis)
+
+            across = jax.vmap(of_shard, (0, None, 0))
+            drawn = jax.vmap(across, (0, 0, None))(parts, jnp.arange(2), jnp.arange(3))
+            assert_same_bits(drawn.swapaxes(1, 2).reshape(whole.shape), draw(key, whole, axis=axis))
+
+
+def test_numbers_of_groups_beyond_32_bits(rng):
+    """The reference counts in two words, like the kernels: of shards that no machine holds as a whole."""
+    x = device(rng.normal(size=(8, 16)), "float32")
+    for place in ((2**31 - 1, 5, 2**20), (2**30, 2**19, 2**20)):
+        key = key_of_shard(KEY, *(jnp.uint32(n) for n in place))
+        reference, kernel = (s24.mvue24(key, x, 0, implementation=i) for i in ("reference", "ffi"))
+        assert_same_bits(reference, kernel)
 
 
 def stacked(draws):

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 from jax_sparse24.ops.reference.bits import (
     GROUP,
@@ -19,18 +20,41 @@ from jax_sparse24.ops.reference.bits import (
     tree_sum,
     with_sign,
 )
-from jax_sparse24.ops.reference.philox import philox4x32
+from jax_sparse24.ops.reference.philox import multiply, philox4x32
 from jax_sparse24.patterns import PAIRS
 
 
-def _uniform(key_words, draw, shape, fmt):
+def _uniform(key_words, draw, shape, axis, fmt):
     """The number in [0, 1) that each group draws first (0) or second (1), keyed by (key, index of the group
-    in row-major order): the four words of one call of Philox serve four neighbours."""
+    in row-major order): the four words of one call of Philox serve four neighbours.
+
+    shape: of the groups, which lie along `axis`."""
     count, zero = math.prod(shape), jnp.uint32(0)
-    quartet = jnp.arange(-(-count // 4), dtype=jnp.uint32)
-    words = philox4x32((key_words[0], key_words[1]), (quartet, zero, jnp.uint32(draw), zero))
-    mine = jnp.stack(words, axis=-1).reshape(-1)[:count].reshape(shape)
-    return (mine >> 9).astype(fmt.dtype) * fmt.dtype.type(2.0**-23)
+    if key_words.shape == (2,):
+        quartet = jnp.arange(-(-count // 4), dtype=jnp.uint32)
+        words = philox4x32((key_words[0], key_words[1]), (quartet, zero, jnp.uint32(draw), zero))
+        mine = jnp.stack(words, axis=-1).reshape(-1)[:count]
+    else:
+        width = math.prod(shape[axis + 1 :]) if axis < -1 else shape[-1]
+        low, high = _numbers_in_whole(key_words[2:], count, width)
+        quartet = low >> 2 | high << 30, high >> 2
+        words = philox4x32((key_words[0], key_words[1]), (*quartet, jnp.uint32(draw), zero))
+        mine = jnp.select([low % 4 == i for i in range(3)], words[:3], words[3])
+    return (mine.reshape(shape) >> 9).astype(fmt.dtype) * fmt.dtype.type(2.0**-23)
+
+
+def _numbers_in_whole(shard, count, width):
+    """Low and high 32 bits of the indices that the groups of a shard have in the whole array.
+
+    shard: uint32 (3,), see `ops.mvue.key_of_shard`.
+    count, width: how many groups the shard has, and how many of them in a row."""
+    above, left, across = shard
+    at = np.arange(count, dtype=np.uint32)
+    row, column = at // np.uint32(max(width, 1)), at % np.uint32(max(width, 1))
+    row = above * np.uint32(count // max(width, 1)) + row
+    high, low = multiply(across * np.uint32(width), row)
+    column = left * np.uint32(width) + column
+    return low + column, high + (low + column < low)
 
 
 def _first_above(sums, point):
@@ -94,8 +118,8 @@ def _sequential_magnitudes(b, u, v, unscale, underflow):
 
 
 def mvue24(key_words, x, axis, exact):
-    """`key_words`: uint32 (2,). Groups are scaled by a power of two first, so that no sum overflows or
-    underflows."""
+    """`key_words`: uint32 (2,), or (5,) of a shard. Groups are scaled by a power of two first, so that no sum
+    overflows or underflows."""
     fmt = compute_format(x.dtype)
     inputs = split_floats(x, axis)
     members = [m.astype(fmt.dtype) for m in inputs]
@@ -113,11 +137,11 @@ def mvue24(key_words, x, axis, exact):
     # to the least normal number.
     normal = [finite & (e + (bias - 1) >= jnp.minimum(top, last - 1)) for e in exponents]
     b = [jnp.where(n, m, 0) * scale for n, m in zip(normal, a, strict=True)]
-    u = _uniform(key_words, 0, b[0].shape, fmt)
+    u = _uniform(key_words, 0, b[0].shape, axis, fmt)
     if exact:
         magnitudes, untouched = _exact_magnitudes(b, u, unscale, underflow)
     else:
-        v = _uniform(key_words, 1, b[0].shape, fmt)
+        v = _uniform(key_words, 1, b[0].shape, axis, fmt)
         magnitudes, untouched = (
             _sequential_magnitudes(b, u, v, unscale, underflow),
             [jnp.zeros_like(finite)] * GROUP,
@@ -138,14 +162,15 @@ def random24(key_words, x, axis, law):
     members = [m.astype(fmt.dtype) for m in inputs]
     a = [flush(jnp.abs(m)) for m in members]
     finite = ~any_of([magnitude_bits(m) >= fmt.uint(fmt.infinity) for m in members])
-    u = _uniform(key_words, 0, a[0].shape, fmt)
+    u = _uniform(key_words, 0, a[0].shape, axis, fmt)
     if law == "uniform":
         drawn = jnp.minimum((u * len(PAIRS)).astype(jnp.int32), len(PAIRS) - 1)
         holds = jnp.asarray([[i in pair for pair in PAIRS] for i in range(GROUP)])
         magnitudes = [jnp.where(holds[i][drawn], 2 * a[i], 0) for i in range(GROUP)]
     else:
         magnitudes = []
-        for one, other, draw in ((a[0], a[1], u), (a[2], a[3], _uniform(key_words, 1, a[0].shape, fmt))):
+        v = _uniform(key_words, 1, a[0].shape, axis, fmt)
+        for one, other, draw in ((a[0], a[1], u), (a[2], a[3], v)):
             both = one + other
             first = draw * both < one
             magnitudes += [jnp.where(first, both, 0), jnp.where(first, 0, both)]

@@ -2,20 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_MULTIPLIERS = (np.uint32(0xD2511F53), np.uint32(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def _multiply(constant: int, x):
-    """High and low 32 bits of constant * x, without 64-bit integers."""
-    low16 = jnp.uint32(0xFFFF)
-    a_hi, a_lo = jnp.uint32(constant >> 16), jnp.uint32(constant & 0xFFFF)
+def multiply(a, x):
+    """High and low 32 bits of a * x, both uint32, without 64-bit integers."""
+    low16 = np.uint32(0xFFFF)
+    a_hi, a_lo = a >> 16, a & low16
     x_hi, x_lo = x >> 16, x & low16
     low = a_lo * x_lo
     mid = a_hi * x_lo + (low >> 16)
     mid2 = a_lo * x_hi + (mid & low16)
-    return a_hi * x_hi + (mid >> 16) + (mid2 >> 16), jnp.uint32(constant) * x
+    return a_hi * x_hi + (mid >> 16) + (mid2 >> 16), a * x
 
 
 @jax.jit  # traced once for all rounds
@@ -23,8 +24,8 @@ def _round(key, counter):
     """The key and the counter of the next round."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
-    hi0, lo0 = _multiply(_MULTIPLIERS[0], c0)
-    hi1, lo1 = _multiply(_MULTIPLIERS[1], c2)
+    hi0, lo0 = multiply(_MULTIPLIERS[0], c0)
+    hi1, lo1 = multiply(_MULTIPLIERS[1], c2)
     next_key = k0 + jnp.uint32(_WEYL[0]), k1 + jnp.uint32(_WEYL[1])
     return next_key, (hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0)
 
