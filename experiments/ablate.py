@@ -73,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
         help="with --jobs: cores that each run has for itself; small runs need one (default: all share all)",
     )
     p.add_argument("--only", metavar="ARM/SEED", help="train this run and write no report")
+    p.add_argument(
+        "--array",
+        action="store_true",
+        help="print one command a line for each run, for the job arrays of a cluster; with --resume the "
+        "runs are then reported",
+    )
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
     p.add_argument("--list", action="store_true", help="all claims with their last verdict")
     p.add_argument("--write-docs", action="store_true", help="write docs/reproduction.md from the results")
@@ -192,6 +198,23 @@ def claims_of(args) -> list[Claim]:
     return list(claims.values())
 
 
+def array(claims: list[Claim], compiled: Path, again: str) -> None:
+    """Print a command for each run that is not done; what else there is to know goes to stderr."""
+    for claim in claims:
+        for job in claim.jobs:
+            if not job.done:
+                words = ["python", *claim.command(compiled)[1:], "--only", job.label]
+                print(shlex.join(words))
+        waiting = sorted({job.arm for job in claim.jobs if job.needs})
+        if waiting:
+            print(
+                f"{claim.named.slug}: {', '.join(waiting)} start from the runs of "
+                f"{claim.named.ablation.start}, which must have ended before.",
+                file=sys.stderr,
+            )
+    print(f"When all have ended, this reports: {again}", file=sys.stderr)
+
+
 class Reports:
     """Writes the report of each ablation as soon as its runs are done."""
 
@@ -228,6 +251,9 @@ def start(args, again: str) -> int:
     require(not (args.seeds and args.more_seeds), "Give --seeds or --more-seeds, not both.")
     claims = claims_of(args)
     compiled = args.compiled or (claims[0].out if len(claims) == 1 else args.out or ROOT)
+    if args.array:
+        array(claims, compiled, again)
+        return 0
     if args.only:
         require(len(claims) == 1, "--only is for one ablation.")
         labels = {job.label: job for job in claims[0].jobs}
@@ -286,7 +312,8 @@ def main(argv=None):
         return 0
     require(bool(args.config), f"Give a CONFIG, or --list.\n\n{parser().format_help()}")
     known = args.resume or args.more_seeds or args.only
-    again = shlex.join(["python", "-m", "experiments.ablate", *argv, *([] if known else ["--resume"])])
+    words = [word for word in argv if word != "--array"]
+    again = shlex.join(["python", "-m", "experiments.ablate", *words, *([] if known else ["--resume"])])
     try:
         with runs.interruptible():
             return start(args, again)

@@ -100,6 +100,8 @@ class Train:
     """newest checkpoints to keep"""
     tensorboard: bool = False
     """also write TensorBoard events (needs tensorboardX)"""
+    wandb: str = ""
+    """also report to this project of Weights & Biases (needs wandb; `wandb offline` works without network)"""
 
     def __post_init__(self):
         for name in ("steps", "accumulate", "log_every", "eval_batches", "keep"):

@@ -1,11 +1,15 @@
-"""Sample text from a checkpoint: `python -m experiments.generate RUN --prompt "def " --tokens 300`."""
+"""Sample text from a checkpoint: `python -m experiments.generate RUN --prompt "def " --tokens 300`.
+
+Text is printed as it is made. Ctrl-C ends it, with status 130.
+"""
 
 import argparse
+import json
 from pathlib import Path
 
-from experiments.analysis.sampling import sample_run
+from experiments.analysis.sampling import Sampler
 from experiments.cli import command
-from experiments.errors import require
+from experiments.errors import UserError, require
 
 
 @command
@@ -14,8 +18,15 @@ def main(argv=None):
         prog="python -m experiments.generate", description=__doc__.split(":")[0] + "."
     )
     parser.add_argument("run", type=Path, help="folder of a run, such as runs/demo/fst")
-    parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens to generate (default: %(default)s)")
+    parser.add_argument("--prompt", help="text to continue (default: 'def ')")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="texts to continue, one a line; of a .jsonl file the field `prompt` of each line, and then a "
+        "line of JSON with `prompt` and `text` is printed for each",
+    )
+    parser.add_argument("--tokens", type=int, default=300, help="tokens at most (default: %(default)s)")
     parser.add_argument(
         "--temperature",
         type=float,
@@ -24,21 +35,55 @@ def main(argv=None):
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
+        "--to-end", action="store_true", help="stop where the model ends a document, before all tokens"
+    )
+    parser.add_argument(
         "--sparse", action="store_true", help="use the sparse products with the run's stored masks"
     )
     args = parser.parse_args(argv)
     require(args.tokens > 0, f"--tokens must be positive, got {args.tokens}.")
     require(args.temperature >= 0, f"--temperature must not be negative, got {args.temperature}.")
-    print(
-        sample_run(
-            args.run,
-            args.prompt,
-            tokens=args.tokens,
-            temperature=args.temperature,
-            seed=args.seed,
-            sparse=args.sparse,
-        )
-    )
+    require(not (args.prompt and args.prompts), "Give --prompt or --prompts, not both.")
+    prompts = read(args.prompts) if args.prompts else [args.prompt or "def "]
+    sampler = Sampler(args.run, args.sparse)
+    options = {
+        "tokens": args.tokens,
+        "temperature": args.temperature,
+        "seed": args.seed,
+        "to_end": args.to_end,
+    }
+    for number, prompt in enumerate(prompts):
+        parts = sampler(prompt, **options)
+        if args.prompts and args.prompts.suffix == ".jsonl":
+            print(json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False), flush=True)
+            continue
+        if number:
+            print(f"\n{'-' * 20}\n")
+        print(prompt, end="", flush=True)
+        try:
+            for part in parts:
+                print(part, end="", flush=True)
+        finally:
+            print(flush=True)
+
+
+def read(path: Path) -> list[str]:
+    """The prompts of a file. Raises UserError where there are none."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts: {path} is no file of text ({error}).") from error
+    require(bool(lines), f"--prompts: {path} has no line.")
+    if path.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}, line {number}, is no JSON object with a field 'prompt'.") from error
+        require(isinstance(prompts[-1], str), f"{path}, line {number}: the field 'prompt' must be a text.")
+    return prompts
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Train one config: `python -m experiments.launch CONFIG [overrides]`."""
 
 import dataclasses
+import itertools
 import shlex
 import sys
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ path/to/file.py:function. Every field can be overridden:
   python -m experiments.launch --resume runs/NAME                     continues an interrupted run
   python -m experiments.launch --resume runs/NAME --train.steps 2000  lengthens it: from its checkpoint on,
                                           phases and learning rate are those of a run of 2000 steps
+  python -m experiments.launch CONFIG --out sweep --array method=Dense,FST seed=0,1,2
+                                          prints one command a line for each combination: for the job
+                                          arrays of a cluster (of ablations: experiments.ablate --array)
 
 Exit status: 0 when the run is complete; 75 when a signal (SIGTERM, Ctrl-C) stopped it: it was saved, and
 --resume continues it; 2 for a mistake, a full disk or a run that diverged: one sentence says which.
@@ -118,6 +122,34 @@ def components_of(overrides) -> tuple[dict[str, str], list[str]]:
     return chosen, rest
 
 
+def array(argv) -> list[str]:
+    """A command for each combination of the values after `--array`, each into a folder of its own. Raises
+    UserError, or tyro's own message and exit, where one of them cannot run."""
+    at = argv.index("--array")
+    fixed, choices = list(argv[:at]), [word.partition("=") for word in argv[at + 1 :]]
+    require(
+        bool(fixed) and bool(choices) and all(name and values for name, _, values in choices),
+        "--array comes last and takes options with values, such as --array method=Dense,FST seed=0,1,2.",
+    )
+    given = parse(fixed)
+    require(not given.resume, "--array is for new runs; each of its commands can be resumed by itself.")
+    out, commands = given.out or Path("runs") / given.config.name, []
+    for values in itertools.product(*(values.split(",") for _, _, values in choices)):
+        named = [(name, value) for (name, _, _), value in zip(choices, values, strict=True)]
+        folder = out / ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in named).replace(
+            "/", "-"
+        )
+        words = [
+            *fixed,
+            *(word for name, value in named for word in (f"--{name}", value)),
+            "--out",
+            str(folder),
+        ]
+        parse(words)
+        commands.append(shlex.join(["python", "-m", "experiments.launch", *words]))
+    return commands
+
+
 def connect(launch: Launch):
     """Join the other processes, if there are any."""
     explicit = (launch.coordinator, launch.processes, launch.process)
@@ -144,6 +176,9 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
+        return
+    if "--array" in argv:
+        print("\n".join(array(argv)))
         return
     launch = parse(argv)
     out = launch.out or Path("runs") / launch.config.name

@@ -32,7 +32,7 @@ RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 WITHIN_FUNCTIONS = {("explain", "flax"), ("explain", "jax_sparse24.nn"), ("explain", "jax_sparse24.surgery")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
-    *("tyro", "tqdm", "matplotlib", "tensorboardX"),
+    *("tyro", "tqdm", "matplotlib", "tensorboardX", "wandb", "pyarrow", "zstandard", "tokenizers"),
 }
 FOLDERS = ("jax_sparse24", "experiments", "configs", "ffi", "tests", "docs")
 SOURCES = sorted(

@@ -1,17 +1,23 @@
 """Text sampled from a run."""
 
+import codecs
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from experiments.training import rundir
 from experiments.training.stored import load_state
 
+CHUNK = 8  # tokens that are drawn by one call of the device, and shown at once
+SHORTEST = 16  # tokens of a prompt as the device sees it: longer ones are padded to powers of two
 
-def generate(
+
+def stream(
     graphdef,
     params,
     sparse,
@@ -22,20 +28,45 @@ def generate(
     tokens: int,
     temperature: float,
     seed: int,
-) -> bytes:
-    """The prompt and `tokens` more tokens as text; temperature 0 always takes the likeliest.
+    to_end: bool = False,
+    pad: bool = True,
+) -> Iterator[bytes]:
+    """Text that follows a prompt, in parts, of at most so many tokens; temperature 0 always takes the
+    likeliest.
 
     The model sees the last `length` tokens, through its cache. A separator, the end of a record, is shown as
-    the vocabulary shows it.
-    """
-    context = jnp.array([[vocabulary.separator, *vocabulary.encode(prompt)][-length:]], jnp.int32)
-    key = jax.random.key(seed)
-    made = _sample(graphdef, params, sparse, context, length, temperature, key, tokens)
-    return prompt + vocabulary.decode(made)
+    the vocabulary shows it; with `to_end` it is the last token, and is not shown. pad: whether prompts of
+    some lengths share a program, which needs a causal model."""
+    context = np.array([vocabulary.separator, *vocabulary.encode(prompt)][-length:], np.int32)
+    size = len(context)
+    padded = min(max(SHORTEST, 1 << (size - 1).bit_length()), length) if pad else size
+    context = np.pad(context, (0, padded - size))[None]
+    variables = graphdef, params, sparse
+    logits, cache = _read(*variables, context, size - 1, length)
+    keys = jax.random.split(jax.random.key(seed), -(-tokens // CHUNK) * CHUNK)
+    for start in range(0, tokens, CHUNK):
+        logits, cache, made = _draw(
+            *variables, logits, cache, size + start, temperature, keys[start : start + CHUNK]
+        )
+        made = np.asarray(made)[: tokens - start]
+        ends = np.flatnonzero(made == vocabulary.separator) if to_end else ()
+        yield vocabulary.decode(made[: ends[0]] if len(ends) else made)
+        if len(ends):
+            return
 
 
-@partial(jax.jit, static_argnums=(0, 4, 7))
-def _sample(graphdef, params, sparse, context, length, temperature, key, tokens):
+@partial(jax.jit, static_argnums=(0, 5))
+def _read(graphdef, params, sparse, context, last, length):
+    """Logits after the token `last` of a context, and its cache."""
+    # Slots of later tokens, which only fill the context, are written anew before a token sees them.
+    model = nnx.merge(graphdef, params, sparse)
+    logits, cache = model.decode(context, model.empty_cache(1, length), 0)
+    return logits[0, last], cache
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw(graphdef, params, sparse, logits, cache, position, temperature, keys):
+    """A token for each key, with logits and cache after them."""
     model = nnx.merge(graphdef, params, sparse)
 
     def draw(logits, key):
@@ -48,25 +79,37 @@ def _sample(graphdef, params, sparse, context, length, temperature, key, tokens)
         logits, cache = model.decode(token[None, None], cache, position)
         return (logits[0, -1], cache, position + 1), token
 
-    logits, cache = model.decode(context, model.empty_cache(1, length), 0)
-    start = (logits[0, -1], cache, jnp.int32(context.shape[1]))
-    return jax.lax.scan(one, start, jax.random.split(key, tokens))[1]
+    (logits, cache, _), made = jax.lax.scan(one, (logits, cache, jnp.int32(position)), keys)
+    return logits, cache, made
 
 
-def sample_run(
-    out: Path, prompt: str, *, tokens: int, temperature: float, seed: int, sparse: bool = False
-) -> str:
-    """Text sampled from the newest checkpoint; bytes that are no UTF-8 become replacement characters."""
-    config, program, _, state = load_state(out)
-    made = generate(
-        program.graphdefs[sparse],
-        state["params"],
-        state["sparse"],
-        prompt.encode(),
-        vocabulary=rundir.vocabulary(out),
-        length=config.data.seq,
-        tokens=tokens,
-        temperature=temperature,
-        seed=seed,
-    )
-    return made.decode("utf-8", errors="replace").replace("\x0c", "\n\n")
+def generate(graphdef, params, sparse, prompt: bytes, **options) -> bytes:
+    """The prompt and what follows it, see `stream`."""
+    return prompt + b"".join(stream(graphdef, params, sparse, prompt, **options))
+
+
+class Sampler:
+    """Samples from the newest checkpoint of a run. sparse: with its sparse products and stored masks."""
+
+    def __init__(self, run: Path, sparse: bool = False):
+        self.config, program, _, self.state = load_state(run)
+        self.vocabulary, self.sparse = rundir.vocabulary(run), sparse
+        self.graphdef = program.graphdefs[sparse]
+
+    def __call__(self, prompt: str, **options) -> Iterator[str]:
+        """Text that follows a prompt, in parts; bytes that are no UTF-8 become replacement characters.
+        options: of `stream`."""
+        own = {"vocabulary": self.vocabulary, "length": self.config.data.seq, "pad": not self.sparse}
+        parts = stream(
+            self.graphdef, self.state["params"], self.state["sparse"], prompt.encode(), **own, **options
+        )
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a part may end in a character
+        for part in parts:
+            yield decoder.decode(part).replace("\x0c", "\n\n")
+        yield decoder.decode(b"", final=True)
+
+
+def sample_run(out: Path, prompt: str, *, tokens: int, temperature: float, seed: int) -> str:
+    """A prompt and text sampled after it from the newest checkpoint of a run."""
+    made = Sampler(out)(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    return prompt + "".join(made)

@@ -20,11 +20,11 @@ from experiments.data.batches import (
 )
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
-from experiments.training import memory, rundir, speed
+from experiments.training import memory, rundir, speed, trackers
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
 from experiments.training.lengthen import lengthen
-from experiments.training.metrics import Clock, Progress, Writer, summary_writer
+from experiments.training.metrics import Clock, Progress, Writer
 from experiments.training.monitor import Leak, Monitor, Probe
 from experiments.training.optimiser import learning_rate
 from experiments.training.processes import first_process_first, wait_for_all
@@ -76,8 +76,7 @@ def train(
 
 
 def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, label: str, begins) -> Result:
-    if config.train.tensorboard:
-        summary_writer()
+    trackers.check(config.train)
     speaks = show is not False and jax.process_index() == 0
     if speaks:
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
@@ -119,7 +118,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
             configs.write(config, out / "config.json")
         state = initial_state(program) if state is None else state
         with (
-            Writer(out, config.train.tensorboard) as writer,
+            Writer(out, trackers.opened(config, out)) as writer,
             Progress(label, start, config.train.steps, show) as progress,
             StopSignal(checkpoints.manager) as stop,
         ):

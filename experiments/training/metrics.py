@@ -1,4 +1,4 @@
-"""Where numbers of a running training go: metrics.jsonl, TensorBoard, progress bar; and its clock."""
+"""Where numbers of a running training go: metrics.jsonl, trackers, progress bar; and its clock."""
 
 import contextlib
 import json
@@ -14,12 +14,11 @@ from experiments.errors import UserError
 
 
 class Writer:
-    """Appends rows to metrics.jsonl (process 0 only) and, if asked, to TensorBoard."""
+    """Appends rows to metrics.jsonl, and hands them to trackers (process 0 only); see trackers.py."""
 
-    def __init__(self, out: Path, tensorboard: bool):
-        self.folder, self.main = out, jax.process_index() == 0
+    def __init__(self, out: Path, trackers=()):
+        self.folder, self.main, self.trackers = out, jax.process_index() == 0, trackers
         self.file = (out / "metrics.jsonl").open("a") if self.main else None
-        self.events = summary_writer()(str(out / "tensorboard")) if tensorboard and self.main else None
 
     def __enter__(self):
         return self
@@ -28,8 +27,8 @@ class Writer:
         if self.main:
             with contextlib.suppress(OSError):  # a row that could not be written was reported
                 self.file.close()
-        if self.events:
-            self.events.close()
+        for tracker in self.trackers:
+            tracker.close()
 
     def write(self, kind: str, step: int, values: dict):
         """One row: `kind` is train, monitor, probe, eval or event."""
@@ -46,20 +45,9 @@ class Writer:
                 "What was written before is kept; once this is mended, continue with --resume "
                 f"{self.folder}."
             ) from error
-        for name, value in values.items():
-            if self.events and isinstance(value, float):
-                self.events.add_scalar(f"{kind}/{name}", value, step)
-
-
-def summary_writer():
-    """The class tensorboardX.SummaryWriter; UserError when the package is missing."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "train.tensorboard needs tensorboardX: pip install tensorboardX, or set it to False."
-        ) from error
-    return SummaryWriter
+        numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, float)}
+        for tracker in self.trackers:
+            tracker.write(step, numbers)
 
 
 class Clock:

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -287,6 +288,18 @@ def test_the_first_seeds_of_all_come_before_more_of_any(done, shared, tmp_path, 
     monkeypatch.setattr(runs, "run_in_turn", lambda jobs, **_: seen.extend(jobs))
     run(capsys, f"{path}:smoke", f"{other}:smoke", "--out", tmp_path / "out", "--seeds", "0,1,2,3")
     assert [job.seed for job in seen] == [0] * 3 + [1] * 3 + [2] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [3] * 6
+
+
+def test_array_prints_a_command_for_each_run(capsys, tmp_path):
+    out = tmp_path / "runs"
+    status, text = run(capsys, "configs/ast/retraining.py:smoke", "--out", out, "--seeds", "0,1", "--array")
+    commands = [line for line in text.splitlines() if line.startswith("python -m experiments.ablate /")]
+    assert status == 0 and not out.exists() and len(commands) == 2 * 5
+    options = [ablate.parser().parse_intermixed_args(shlex.split(line)[3:]) for line in commands]
+    assert options[0].only == "dense/0" and {o.only for o in options} >= {"ste + decay/0", "replicate/1"}
+    assert all((o.out, o.seeds) == (out, "0,1") for o in options)
+    assert "start from the runs of dense, which must have ended before" in text
+    assert f"this reports: python -m experiments.ablate configs/ast/retraining.py:smoke --out {out}" in text
 
 
 def test_csv(done):

@@ -1,6 +1,7 @@
 """The launcher's words: help, typing mistakes, folders. Nothing here trains."""
 
 import dataclasses
+import shlex
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_what_cannot_run_leaves_no_folder(capsys, shared, tmp_path, arguments, p
     assert status == 2
     assert all(part in text for part in parts), text
     assert not (tmp_path / "run").exists()
+
+
+def test_array(capsys, shared):
+    """A command for each combination, into a folder of its own; mistakes before the first one."""
+    words = [str(shared / "tiny.py"), "--out", "sweep", "--optim.warmup", "1"]
+    choices = ["--array", "method=Dense,FST", "seed=0,1", "optim.lr=1e-3"]
+    launch.main([*words, *choices])
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line[:3] for line in lines] == [["python", "-m", "experiments.launch"]] * 4
+    parsed = [launch.parse(line[3:]) for line in lines]
+    found = [(type(one.config.method).__name__, one.config.seed, str(one.out)) for one in parsed]
+    assert found[1] == ("Dense", 1, "sweep/method=Dense,seed=1,lr=1e-3")
+    assert len(set(found)) == 4 and found[2][:2] == ("FST", 0)
+    assert all(one.config.optim.warmup == 1 and one.config.optim.lr == 1e-3 for one in parsed)
+    for wrong, part in (
+        (["--array"], "such as --array method=Dense,FST seed=0,1,2"),
+        (["--array", "seed"], "--array comes last"),
+        (["--array", "method=Dens"], "Did you mean Dense?"),
+        (["--array", "seed=0,x"], "--seed"),
+    ):
+        status, text = run(capsys, *words, *wrong)
+        assert status == 2 and part in text
 
 
 @pytest.mark.slow

@@ -258,6 +258,64 @@ def test_generate(finished, capsys):
     assert stop.value.code == 2 and "--tokens must be positive" in capsys.readouterr().err
 
 
+def test_generate_from_files_of_prompts(finished, tmp_path, capsys):
+    """Text lines are continued one after the other, JSON lines to JSON; prompts of other lengths share a
+    program, and change nothing for each other."""
+    arguments = [str(finished), "--tokens", "9", "--temperature", "0"]
+    alone = []
+    for prompt in ("abc", "ab\u00e9"):
+        generate.main([*arguments, "--prompt", prompt])
+        alone.append(capsys.readouterr().out.removesuffix("\n"))
+    (tmp_path / "a.txt").write_text("abc\n\nab\u00e9\n")
+    generate.main([*arguments, "--prompts", str(tmp_path / "a.txt")])
+    assert capsys.readouterr().out == f"{alone[0]}\n\n{'-' * 20}\n\n{alone[1]}\n"
+    (tmp_path / "a.jsonl").write_text('{"prompt": "abc"}\n{"prompt": "ab\u00e9"}\n')
+    generate.main([*arguments, "--prompts", str(tmp_path / "a.jsonl")])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["prompt"] + row["text"] for row in rows] == alone
+    (tmp_path / "b.jsonl").write_text('{"text": "abc"}\n')
+    for words, said in (
+        ([str(tmp_path / "b.jsonl")], "line 1, is no JSON object with a field 'prompt'"),
+        ([str(tmp_path / "no.txt")], "is no file of text"),
+        ([str(tmp_path / "a.txt"), "--prompt", "a"], "--prompt or --prompts, not both"),
+    ):
+        with pytest.raises(SystemExit):
+            generate.main([*arguments, "--prompts", *words])
+        assert said in capsys.readouterr().err
+
+
+def test_text_comes_in_parts_and_ends_with_its_document(finished, monkeypatch, capsys):
+    """And where Ctrl-C asks for its end."""
+    sampler = sampling.Sampler(finished)
+    options = {"tokens": 20, "temperature": 5.0, "seed": 3}
+    parts = list(sampler("abc", **options))
+    assert len(parts) == 4  # 8, 8 and 4 tokens, and what is left of a character
+    whole, ended = (b"".join(_bytes(sampler, to_end)) for to_end in (False, True))
+    assert b"\f" in whole and ended == whole.split(b"\f")[0]
+
+    def interrupted(self, prompt, **_):
+        yield "made"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling.Sampler, "__call__", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        generate.main([str(finished), "--prompt", "abc"])
+    assert stop.value.code == 130 and capsys.readouterr().out == "abcmade\n"
+
+
+def _bytes(sampler, to_end: bool):
+    """1000 tokens, nearly at random, so that some record ends."""
+    state = sampler.state["params"], sampler.state["sparse"]
+    options = {
+        "vocabulary": sampler.vocabulary,
+        "length": 32,
+        "tokens": 1000,
+        "temperature": 100.0,
+        "seed": 0,
+    }
+    return sampling.stream(sampler.graphdef, *state, b"abc", **options, to_end=to_end)
+
+
 def test_greedy_generation_is_that_of_the_model_without_a_cache(finished):
     """Greedy bytes are the likeliest of the model without a cache."""
     config, program, _, state = stored.load_state(finished)

@@ -249,7 +249,7 @@ def test_the_threads_that_write_checkpoints_print_no_tracebacks(tmp_path, caplog
 def test_a_full_disk_under_the_metrics(config, tmp_path):
     """/dev/full refuses every byte."""
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with Writer(tmp_path, False) as writer, pytest.raises(UserError) as error:
+    with Writer(tmp_path) as writer, pytest.raises(UserError) as error:
         writer.write("train", 3, {"loss": 1.0})
     assert "could not be written at step 3: No space left on device" in str(error.value)
     assert f"--resume {tmp_path}" in str(error.value)
