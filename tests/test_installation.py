@@ -12,7 +12,7 @@ from jax_sparse24.dispatch import native
 
 
 def check_info(out):
-    assert re.match(r"jax_sparse24 \d+\.\d+\.\d+.*, Python 3\.\d+", out)
+    assert re.match(r"jax_sparse24 (\d+\.\d+\.\d+.*|not installed), Python 3\.\d+", out)
     for package in ("jax", "jaxlib", "flax", "optax"):
         assert re.search(rf"^  {package} +\d+\.\d+", out, re.MULTILINE), package
     assert re.search(r"^  cpu:0 ", out, re.MULTILINE)
@@ -64,7 +64,7 @@ def test_info_when_no_device_answers():
             timeout=120,
             env={"JAX_PLATFORMS": platforms, "PATH": ""},
         )
-        if platforms == "cuda" and "cuda:0" in done.stdout:
+        if platforms == "cuda" and "gpu:0" in done.stdout:
             continue
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
         assert re.search(r"^  no device answers: \S+", done.stdout, re.M), done.stdout

@@ -59,6 +59,8 @@ class Table:
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
         """The entry of this product whose shape is nearest; None if none is within a factor of `NEAR`."""
+        if 0 in product.shape:
+            return None
         best, distance = None, math.log2(NEAR) + 1e-6
         wanted = product.kind, product.side, str(product.dtype), product.pattern
         for entry in self.content["products"]:

@@ -1,5 +1,6 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -320,6 +321,14 @@ def test_explain_refuses_other_shapes():
         s24.explain(s24.methods.STE(), shape=(64, 32))
     with pytest.raises(TypeError, match="needs a method"):
         s24.explain(nnx.Linear, shape=(64, 32, 128))
+
+
+def test_no_measurement_is_near_an_empty_product():
+    measured = tables.Table(table(entry()), "here")
+    product = partial(Product, (-1, -2), "right", jnp.dtype("float32"))
+    assert measured.nearest(product((64, 32, 48))) is not None
+    for shape in (0, 32, 48), (64, 0, 48), (64, 32, 0):
+        assert measured.nearest(product(shape)) is None
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ extern "C" {
 void set_inside(void (*f)()) { inside = f; }
 
 XLA_FFI_Error* relay(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* asked = frame->extension_start;
+  auto* asked = frame->extension_start;
   if (asked != nullptr && asked->type == XLA_FFI_Extension_Metadata) {  // XLA registers it
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(asked)->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
@@ -84,19 +84,18 @@ const char* call_handler(XLA_FFI_Handler* handler, const Array* arrays, int64_t 
       values.push_back(&scalars.emplace_back(XLA_FFI_Scalar{XLA_FFI_DataType_S64, const_cast<int64_t*>(&a.whole)}));
   }
 
+  XLA_FFI_Api api = *outer->api;
+  api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* error) {
+    message = *error->message != 0 ? error->message : "no message";
+    return reinterpret_cast<XLA_FFI_Error*>(&message);
+  };
   XLA_FFI_CallFrame frame = *outer;
+  frame.api = &api;
   frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, operands, given.data(), places.data()};
   frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, results, taken.data(), places.data() + operands};
   frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, count, kinds.data(), names.data(), values.data()};
-  XLA_FFI_Error* error = handler(&frame);
   message.clear();
-  if (error != nullptr) {
-    XLA_FFI_Error_GetMessage_Args said = {XLA_FFI_Error_GetMessage_Args_STRUCT_SIZE, nullptr, error, nullptr};
-    frame.api->XLA_FFI_Error_GetMessage(&said);
-    message = *said.message != 0 ? said.message : "no message";
-    XLA_FFI_Error_Destroy_Args done = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-    frame.api->XLA_FFI_Error_Destroy(&done);
-  }
+  handler(&frame);
   return message.c_str();
 }
 

@@ -15,7 +15,7 @@ def bench(tmp_path, capsys):
 
     def run(*argv):
         small = SMALL if "--shape" not in argv else SMALL[4:]
-        status = main([*argv, *small, "--out", str(tmp_path)])
+        status = main([*argv, *small, "--no-torch", "--out", str(tmp_path)])
         files = list(tmp_path.glob("*.json"))
         out = capsys.readouterr()
         return status, json.loads(files[0].read_text()) if len(files) == 1 else files, out.out, out.err
