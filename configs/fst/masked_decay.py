@@ -7,10 +7,10 @@ from experiments.models import decoder
 
 
 def config() -> Config:
-    """GPT-2 size (124M), the paper's recipe: for an accelerator."""
+    """GPT-2 size (124M), the paper's recipe: for an NVIDIA GPU (`--model.attention xla` elsewhere)."""
     return Config(
         name="fst-124m",
-        model=decoder.Config(layers=12, d=768, f=3072, heads=12, scan=True, remat=True, dtype="bfloat16"),
+        model=decoder.Config(layers=12, d=768, f=3072, heads=12, dtype="bfloat16", attention="cudnn"),
         data=text.Config(seq=1024, batch=512),
         optim=Optim(lr=1.5e-4, final=1 / 15, warmup=3000),
         train=Train(
