@@ -48,7 +48,8 @@ def intercept(
     implementation: as in `s24.sparse_dot`.
 
     Returns: a function with the arguments of `function`, to be transformed as any other. Its trace warns of
-        products that the method does not fit and that stay dense, with the reason.
+        products that the method does not fit and that stay dense, with the reason. Its attribute `explain`
+        takes the same arguments, computes nothing, and returns a text with a line for each parameter.
     Raises: TypeError (function, method), ValueError (a method with state, noise or without a plan for a
         single layer, an expression that does not compile); a call raises ValueError where no product is with
         a parameter that matches."""
@@ -79,8 +80,8 @@ def intercept(
             f"intercept: where={where!r} is no regular expression: {error}. Write '.*' for any text."
         ) from error
 
-    @functools.wraps(function)
-    def run(params, *args, **options):
+    def evaluated(params, args, options):
+        """What the function returns, and what was found."""
         leaves, structure = jax.tree.flatten((params, args, options))
         dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
         told: list = []  # what the function returns, as a tree
@@ -101,9 +102,28 @@ def intercept(
         traced = jax.make_jaxpr(flat)(*arrays)
         inputs = [Value(x, path) for x, path in zip(arrays, places, strict=True)]
         outputs = _evaluate(traced, inputs, found)
-        found.check(paths)
-        return jax.tree.unflatten(told[0], outputs)
+        return jax.tree.unflatten(told[0], outputs), found, paths
 
+    @functools.wraps(function)
+    def run(params, *args, **options):
+        out, found, paths = evaluated(params, args, options)
+        found.check(paths)
+        return out
+
+    def explain(params, *args, **options):
+        leaves, structure = jax.tree.flatten((params, args, options))
+        dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+        told = []
+
+        def traced(arrays):
+            given = iter(arrays)
+            whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, dynamic, strict=True)]
+            told.append(evaluated(*jax.tree.unflatten(structure, whole))[1])
+
+        jax.eval_shape(traced, [leaf for leaf, moves in zip(leaves, dynamic, strict=True) if moves])
+        return told[0].lines(params)
+
+    run.explain = explain
     return run
 
 
@@ -136,6 +156,20 @@ class Found:
         if self.where is not None:
             return re.fullmatch(self.where, path) is not None
         return not re.search(r"embed|(^|[/_])(lm_)?head([/_]|$)|logits|router", path)
+
+    def lines(self, params) -> str:
+        """A line for each parameter with two axes or more: its path, its shape, and what its products are.
+
+        params: what the function was traced with."""
+        said = []
+        for place, leaf in jax.tree_util.tree_leaves_with_path(params):
+            path = _name(place)
+            reason = self.unfit.get(path, "no product with it is met")
+            reason = reason if self.takes(path) else "it is left alone"
+            by = f"sparse by {self.method}" if path in self.taken else f"dense: {reason}"
+            if jnp.ndim(leaf) > 1:
+                said.append(f"{path}: {jnp.shape(leaf)}, {by}")
+        return "\n".join(said)
 
     def check(self, paths: list[str]) -> None:
         """Warns of products that stay dense, and raises ValueError if all do.

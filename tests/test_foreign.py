@@ -1,5 +1,9 @@
 """Models of other libraries, where these are installed: they become sparse, train, and are dense again."""
 
+import re
+import runpy
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +14,7 @@ import jax_sparse24 as s24
 
 STE = s24.methods.STE()
 d, f, T = 8, 16, 4
+SCRIPT = Path(__file__).parents[1] / "docs" / "foreign_models.py"
 
 
 def falls(loss, params, steps=8, rate=3e-2):
@@ -94,3 +99,18 @@ def test_a_layer_of_maxtext():
     cut = jax.tree.map(lambda w: s24.prune24(w, 0), params)
     np.testing.assert_allclose(sparse(params, x), apply(cut, x), rtol=1e-5)
     falls(lambda params: jnp.mean((sparse(params, x) - y) ** 2), params)
+
+
+def test_the_script_is_short():
+    assert len(SCRIPT.read_text().splitlines()) <= 40
+
+
+@pytest.mark.slow
+def test_the_script_runs(capsys):
+    for package in ("equinox", "gemma.gm.nn._modules", "maxtext.layers.linears"):
+        pytest.importorskip(package)
+    runpy.run_path(str(SCRIPT))
+    text = capsys.readouterr().out
+    losses = [tuple(map(float, pair)) for pair in re.findall(r"loss ([\d.]+) -> ([\d.]+)", text)]
+    assert len(losses) == 3 and all(last < 0.9 * first for first, last in losses)
+    assert text.count("sparse by STE()") == text.count("dense: it is left alone") == 5

@@ -119,6 +119,13 @@ def test_what_stays_dense_is_told():
         "batch": jnp.ones((T, 6, 6)),
         "two": jnp.ones((4, 4)),
     }
+    assert s24.intercept(product, STE, "god|odd|good").explain(params, jnp.ones((T, 6))).splitlines() == [
+        "batch: (4, 6, 6), dense: it is left alone",
+        "good: (8, 6), sparse by STE()",
+        "odd: (6, 8), dense: the parameter of shape (6, 8) has size 6 along axis -2, which is not a "
+        "multiple of 4. Groups never wrap or pad: use 4 or 8",
+        "two: (4, 4), dense: it is left alone",
+    ]
     with pytest.warns(UserWarning, match="intercept: 2 products stay dense") as found:
         s24.intercept(product, STE)(params, jnp.ones((T, 6)))
     told = str(found[0].message)

@@ -123,23 +123,27 @@ def test_what_a_killed_process_left_is_deleted(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle(data, tmp_path, trained):
-    code = (
-        "import os, signal; from experiments.data import batches, text, tokens\n"
-        "whole = tokens.Tokens._generate_examples\n"
-        "def some(self, source):\n"
-        "    yield from list(whole(self, source))[:1]\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "tokens.Tokens._generate_examples = some\n"
-        f"batches.open_corpus({dataclasses.replace(data, root=str(tmp_path))!r})"
-    ).replace("Config(", "text.Config(")
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    folder = next((tmp_path / "tokens").iterdir())
-    assert not (folder / "1.0.0").exists() and len([*folder.glob("incomplete.*")]) == 1
-    corpus = batches.open_corpus(dataclasses.replace(data, root=str(tmp_path)))
+def test_killed_twice_in_the_middle(data, tmp_path):
+    """While text is prepared, and while it becomes tokens: nothing half-written is taken for whole."""
+    here = dataclasses.replace(data, root=str(tmp_path))
+    for kind, folder, left in (("text.TextFiles", "local_text", False), ("tokens.Tokens", "tokens", True)):
+        code = (
+            "import os, signal; from experiments.data import batches, text, tokens\n"
+            f"whole = {kind}._generate_examples\n"
+            "def some(self, *args):\n"
+            "    yield from list(whole(self, *args))[:1]\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"{kind}._generate_examples = some\n"
+            f"batches.open_corpus(text.{here!r})"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        (name,) = (path for path in (tmp_path / folder).iterdir() if path.is_dir())
+        assert not (name / "1.0.0").exists() and len([*name.glob("incomplete.*")]) == 1
+        assert (tmp_path / "tokens").exists() == left
+    corpus = batches.open_corpus(here)
     assert corpus.statistics == batches.open_corpus(data).statistics
-    assert not [*folder.glob("incomplete.*")]
+    assert not [*tmp_path.rglob("incomplete.*")]
 
 
 @pytest.mark.parametrize(
