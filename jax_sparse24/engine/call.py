@@ -87,9 +87,9 @@ def cut_over_mesh(
 
     Returns: a `Partition`; None if nothing is cut.
     Raises: ValueError for specs that do not fit, and for a method that cannot be cut so."""
-    cut = partition(op, products, specs, {"x": jnp.asarray(x), **weights})
-    if cut is None:
-        return None
+    cut = partition(op, products, specs, {"x": jnp.asarray(x), **weights}, method.token_blocks)
+    if cut is None or not cut.sizes:
+        return cut
     name, over = type(method).__name__, ", ".join(axis for axis, _ in cut.sizes)
     if any(getattr(by, "scales", "") == "tensor" for _, row in plan.rows for by in (row.by, row.other)):
         raise ValueError(

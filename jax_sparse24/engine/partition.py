@@ -8,7 +8,10 @@ The differentiation rules of the engines take and return global arrays. Each run
 - a weight that rests in pieces over mesh axes that cut tokens (FSDP) is gathered for the products, and its
   gradient is summed and scattered in one step. What is kept for the backward pass is the piece.
 
-Nothing else moves. What the body saves for the backward pass stays on its device."""
+Nothing else moves. What the body saves for the backward pass stays on its device.
+
+The same bodies compute on one device what several shards of tokens compute: its tokens are cut into blocks,
+which are shards along an axis of `jax.vmap`."""
 
 import dataclasses
 import math
@@ -23,6 +26,8 @@ from jax_sparse24.ops.mvue import key_of_shard
 from jax_sparse24.ops.order import permute
 
 Axes = tuple[str, ...]
+
+BLOCKS = "token_blocks"  # the axis of the blocks of tokens on one device; to collectives it is a mesh axis
 
 # The dimensions of every operand, a letter each; the same letter is the same dimension. T are tokens.
 DIMENSIONS = {
@@ -49,32 +54,36 @@ class Partition:
     cuts: the mesh axes that cut each dimension in the products, by its letter.
     stored: per weight and axis (-2, -1), the mesh axes over which it rests in pieces besides.
     sizes: the number of devices along each mesh axis that is used, in the order of the mesh.
-    manual: the mesh axes over which the bodies are manual."""
+    manual: the mesh axes over which the bodies are manual.
+    blocks: into how many blocks the tokens of every shard are cut."""
 
     products: str
     cuts: tuple[tuple[str, Axes], ...]
     stored: tuple[tuple[tuple[str, int], Axes], ...]
     sizes: tuple[tuple[str, int], ...]
     manual: frozenset[str]
+    blocks: int = 1
 
     @property
     def tokens(self) -> Axes:
-        """The mesh axes that cut tokens."""
-        return dict(self.cuts)["T"]
+        """The axes that cut tokens, `BLOCKS` among them if shards are cut into blocks."""
+        return dict(self.cuts)["T"] + (BLOCKS,) * (self.blocks > 1)
 
     def over(self, operand: str, axis: int) -> Axes:
-        """The mesh axes that cut an operand of a product along an axis.
+        """The axes that cut an operand of a product along an axis.
 
         operand: its name.
         axis: -1 or -2."""
-        return dict(self.cuts)[DIMENSIONS[self.products][operand][axis]]
+        letter = DIMENSIONS[self.products][operand][axis]
+        return self.tokens if letter == "T" else dict(self.cuts)[letter]
 
     def rests(self, operand: str, axis: int) -> Axes:
         """The mesh axes that cut an operand along an axis where it rests, between calls.
 
         operand: its name.
         axis: counted from the end."""
-        return self.over(operand, axis) + dict(self.stored).get((operand, axis), ())
+        cut = dict(self.cuts)[DIMENSIONS[self.products][operand][axis]]
+        return cut + dict(self.stored).get((operand, axis), ())
 
     def spec(self, operand: str) -> PartitionSpec:
         """How an operand is cut where it rests, by its name."""
@@ -155,12 +164,17 @@ class Partition:
                 # Without the barrier XLA would keep what the forward pass gathered until here.
                 arrays, state = jax.lax.optimization_barrier((arrays, state))
             arrays, state = self._gathered(arrays, state)
-            found, saves = body(arrays, state, key, jax.tree.map(lambda a: a[0], saved))
-            found = {name: self._summed(name, x) for name, x in found.items()}
+            found, saves = self._in_blocks(body, arrays, state, key, saved, results)
+            return {name: self._summed(name, x) for name, x in found.items()}, saves
+
+        def of_shard(arrays, state, key, saved):
+            found, saves = local(arrays, state, key, jax.tree.map(lambda a: a[0], saved))
             return found, jax.tree.map(lambda a: a[None], saves)
 
+        if not self.sizes:
+            return local(arrays, state, key, saved)
         sharded = jax.shard_map(
-            local,
+            of_shard,
             in_specs=(weights, states, PartitionSpec(), kept),
             out_specs=({name: self.spec(name) for name in results}, kept),
             axis_names=self.manual,
@@ -168,6 +182,32 @@ class Partition:
         )
         # Within a shard_map of the user, results vary over its axes, which this one, not checked, forgets.
         return varying_as(sharded(arrays, state, key, saved), arrays)
+
+    def _in_blocks(self, body: Callable, arrays, state, key, saved, results):
+        """The results of a body for every block of tokens, summed over blocks where all tokens share them."""
+        if self.blocks == 1:
+            return body(arrays, state, key, saved)
+
+        def has_tokens(name):
+            return "T" in DIMENSIONS[self.products][name]
+
+        def of_block(arrays, state, key, saved):
+            found, saves = body(arrays, state, key, saved)
+            return {n: x if has_tokens(n) else jax.lax.psum(x, BLOCKS) for n, x in found.items()}, saves
+
+        def blocks_of(x):
+            return x.reshape(self.blocks, x.shape[0] // self.blocks, *x.shape[1:])
+
+        arrays = {name: blocks_of(x) if has_tokens(name) else x for name, x in arrays.items()}
+        over = {name: 0 if has_tokens(name) else None for name in (*arrays, *results)}
+        found, saves = jax.vmap(
+            of_block,
+            in_axes=({name: over[name] for name in arrays}, None, None, 0),
+            out_axes=({name: over[name] for name in results}, 0),
+            axis_name=BLOCKS,
+        )(arrays, state, key, saved)
+        whole = {n: x.reshape(-1, *x.shape[2:]) if has_tokens(n) else x for n, x in found.items()}
+        return whole, saves
 
     def _gathered(self, arrays, state):
         """Weights, and the state of their shape, as the products need them."""
@@ -193,37 +233,35 @@ class Partition:
         """A result with the sum over the shards of tokens that it still needs, if tokens share it."""
         if "T" in DIMENSIONS[self.products][name]:
             return x
-        over = set(self.tokens)
+        tokens = dict(self.cuts)["T"]
+        over = set(tokens)
         for (weight, axis), axes in self.stored:
             if weight == name:
                 x = jax.lax.psum_scatter(x, axes, scatter_dimension=axis % x.ndim, tiled=True)
                 over -= set(axes)
-        left = tuple(axis for axis in self.tokens if axis in over)
+        left = tuple(axis for axis in tokens if axis in over)
         return jax.lax.psum(x, left) if left else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def permute_shards(cut: Partition, name: str, x_Tn, order_R, inverse_T):
-    """`ops.order.permute` of the tokens within each shard.
+    """`ops.order.permute` of the tokens within each shard, and each block.
 
     cut: how the call is cut.
     name: of the operand.
     x_Tn: the operand, a global array.
-    order_R, inverse_T: of every shard one after the other, with the places of its own tokens.
+    order_R, inverse_T: of every block one after the other, with the places of its own tokens.
 
     Returns: (R, n)."""
     return _rows_of_shards(cut, name, x_Tn, order_R, inverse_T)
 
 
 def _rows_of_shards(cut, name, x_Tn, order_R, inverse_T):
-    def body(x_Tn, order_R, inverse_T):
-        return permute(x_Tn, order_R, inverse_T)
+    def body(arrays, *_):
+        return {name: permute(arrays[name], arrays["order"], arrays["back"])}, None
 
-    own, order = cut.spec(name), cut.spec("order")
-    sharded = jax.shard_map(
-        body, in_specs=(own, order, order), out_specs=own, axis_names=cut.manual, check_vma=False
-    )
-    return varying_as(sharded(x_Tn, order_R, inverse_T), x_Tn)
+    arrays = {name: x_Tn, "order": order_R, "back": inverse_T}
+    return cut.run(body, arrays, {}, None, results=[name])[0][name]
 
 
 permute_shards.defvjp(
@@ -236,7 +274,11 @@ permute_shards.defvjp(
 
 
 def partition(
-    op: str, products: str, specs: Mapping[str, PartitionSpec] | None, arrays: Mapping[str, jax.Array]
+    op: str,
+    products: str,
+    specs: Mapping[str, PartitionSpec] | None,
+    arrays: Mapping[str, jax.Array],
+    token_blocks: int = 1,
 ) -> Partition | None:
     """How a call is cut, from how its operands are.
 
@@ -245,13 +287,16 @@ def partition(
     specs: how "x" and the weights are cut over the mesh in the context, by name; operands that are not named
         are whole. None to read the types of the arrays, which tell it where axes are explicit.
     arrays: "x", (..., in), and the weights, by name; or what has their shapes.
+    token_blocks: see `Method.token_blocks`.
 
     Returns: a `Partition`; None if nothing is cut.
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other."""
     mesh = jax.sharding.get_abstract_mesh()
-    if specs is None:
-        if not any(jax.typeof(x).sharding.mesh.explicit_axes for x in arrays.values()):
+    if specs is None and not any(jax.typeof(x).sharding.mesh.explicit_axes for x in arrays.values()):
+        if token_blocks == 1:
             return None
+        specs = {}
+    elif specs is None:
         specs = {name: jax.typeof(x).sharding.spec for name, x in arrays.items()}
     unknown = sorted(specs.keys() - arrays.keys())
     if unknown:
@@ -319,7 +364,7 @@ def partition(
         raise ValueError(
             f"{op}: mesh axis {twice[0]!r} cuts two dimensions of one product; use one axis for each."
         )
-    if not used:
+    if not used and token_blocks == 1:
         return None
     sizes = tuple((axis, mesh.shape[axis]) for axis in mesh.axis_names if axis in used)
     manual = frozenset((*used, *mesh.explicit_axes))  # XLA may cut the rest as it likes where axes are Auto
@@ -329,7 +374,24 @@ def partition(
         for axis in (-2, -1):
             size, axes = arrays[name].shape[axis], made.rests(name, axis)
             _check_divides(op, f"{name} along axis {axis}", size, axes, made)
-    return made
+    return made if token_blocks == 1 else _with_blocks(op, made, token_blocks, arrays["x"].shape)
+
+
+def _with_blocks(op: str, cut: Partition, token_blocks: int, shape: tuple[int, ...]) -> Partition:
+    """A partition that cuts all tokens into a number of blocks, of x of a shape."""
+    shards = math.prod(dict(cut.sizes)[axis] for axis in cut.tokens)
+    T = math.prod(shape[:-1])
+    if token_blocks % shards:
+        raise ValueError(
+            f"{op}: token_blocks={token_blocks} is no multiple of the {shards} shards of tokens; use a "
+            "multiple, or 1 for a block in every shard."
+        )
+    if T % token_blocks:
+        raise ValueError(
+            f"{op}: x of shape {shape} has {T} tokens, which token_blocks={token_blocks} does not divide; "
+            "use another number of tokens, or token_blocks=1."
+        )
+    return dataclasses.replace(cut, blocks=token_blocks // shards)
 
 
 def of_layers(specs: Mapping[str, PartitionSpec] | None, rank: int) -> dict[str, dict[str, PartitionSpec]]:

@@ -42,6 +42,7 @@ class Activation24(Method):
         made 2:4 along consecutive tokens.
     soft_weights: whether weights are soft-thresholded 2:4, too, sparse in F1 (W1) and B1 (W2), as in
         2602.06183.
+    token_blocks: groups of tokens lie within each of so many blocks, see `Method.token_blocks`.
 
     Raises: ValueError for an option outside these.
     Source: 2503.16672."""
@@ -57,6 +58,7 @@ class Activation24(Method):
     rank: Literal["density", "lost"] = "density"
     input_gradient: Literal["kept", "token_cut"] = "kept"
     soft_weights: bool = False
+    token_blocks: int = 1
 
     def __post_init__(self):
         check_whole(self, "dense_warmup", least=0)
@@ -68,6 +70,7 @@ class Activation24(Method):
         check_choice(self, "input_gradient", "kept", "token_cut")
         check_share(self, "dense_share")
         check_flag(self, "soft_weights")
+        check_whole(self, "token_blocks", of="blocks")
         possible = self.input_gradient == "kept" or self.token_cut is not None
         check_field(self, "input_gradient", possible, "needs a token_cut")
 
@@ -97,6 +100,10 @@ class Activation24(Method):
 
     def state_shapes(self, shape, role="w"):
         return {"scale": scale_like(shape)} if self.soft_weights and role != "w" else {}
+
+    @property
+    def token_multiple(self):
+        return 4 * self.token_blocks
 
     def schedule(self, total_steps):
         check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)

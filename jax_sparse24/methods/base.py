@@ -72,11 +72,15 @@ class Method:
         `s24.due`.
     when: whom the method is for, in a sentence.
     router: puts the tokens and the neurons of an FFN into an order; None for the order in which they come.
+    token_blocks: into how many blocks of equal size the tokens of a call are cut. Tokens are sorted, and
+        their groups found, within each, so that one device computes what as many shards of tokens compute.
+        With 1 every shard is a block; else it is a multiple of the number of shards.
     """
 
     refresh_every: ClassVar[int] = 0
     when: ClassVar[str] = ""
     router: ClassVar[Router | None] = None
+    token_blocks: ClassVar[int] = 1
 
     def linear_plan(self) -> Plan:
         """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`."""

@@ -66,6 +66,8 @@ class Venom(Method):
         start.
     dense_warmup: dense optimiser steps at the start.
     sparse_share: share of the steps after the warm-up that are sparse; the rest, at the end, is dense.
+    token_blocks: tokens are sorted, and groups of them found, in each of so many blocks, see
+        `Method.token_blocks`.
 
     Raises: TypeError or ValueError for an option outside these.
     Source: 2602.06183; V:N:M is that of 2310.02065."""
@@ -86,6 +88,7 @@ class Venom(Method):
     arrange_every: int = 0
     dense_warmup: int = 1000
     sparse_share: float = 0.5
+    token_blocks: int = 1
 
     def __post_init__(self):
         VNM(self.v, self.m)
@@ -103,6 +106,7 @@ class Venom(Method):
         check_whole(self, "dense_warmup", least=0)
         check_whole(self, "arrange_every", least=0)
         check_share(self, "sparse_share")
+        check_whole(self, "token_blocks", of="blocks")
         routed = self.columns == "data" or self.routing != "none"
         check_field(self, "columns", routed, "needs tokens to be routed")
         ordered = self.routing != "learned" or self.layout != "none"
@@ -157,7 +161,7 @@ class Venom(Method):
 
     @property
     def token_multiple(self):
-        return math.lcm(self.v, self.m) if self.columns == "data" else 1
+        return self.token_blocks * (math.lcm(self.v, self.m) if self.columns == "data" else 1)
 
     def schedule(self, total_steps):
         check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)

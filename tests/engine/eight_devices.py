@@ -4,6 +4,7 @@ The number of devices is fixed when JAX starts. Every function `check_*` runs an
 that is printed is a JSON object of their tracebacks, "" where all is well. tests/engine/test_eight_devices.py
 runs it once and has a test for each check. Arguments name the checks to run; without any all of them run."""
 
+import dataclasses
 import json
 import math
 import os
@@ -284,28 +285,20 @@ def check_features_are_counted_over_all_shards_of_tokens():
         assert_near(run.compile()(*arguments), on_one_device(method, "squared_relu", seed=7))
 
 
-def check_shards_of_tokens_equal_as_many_calls():
-    """Tokens are sorted, and groups of distant tokens made, within each shard of tokens."""
-    for method in (
-        METHODS["Venom"],
-        s24.methods.Venom(v=16, m=8, clusters=4, columns="cluster"),
-        s24.methods.Activation24(dense_share=0.0),
+def check_shards_of_tokens_equal_blocks_of_tokens_on_one_device():
+    """Tokens are sorted, and groups of distant tokens made, within each shard; counts are those of all."""
+    for method, sizes, blocks in (
+        (METHODS["Venom"], {"dp": 4}, 1),
+        (s24.methods.Venom(v=16, m=8, clusters=4, columns="cluster"), {"dp": 2, "fsdp": 2}, 1),
+        (s24.methods.Activation24(token_cut="mvue"), {"dp": 2}, 4),
     ):
-        run, (x, *weights, state) = partitioned(method, {"dp": 4}, activation="squared_relu", seed=9)
-
-        def one(x, w1, w2, method=method, state=state):
-            options = {"activation": "squared_relu", "implementation": KERNELS}
-            return s24.sparse_ffn(x, w1, w2, method, state, KEY, **options).sum()
-
-        gradient = jax.jit(jax.value_and_grad(one, argnums=(0, 1, 2)))
-        parts = [gradient(part, *map(np.asarray, weights)) for part in np.asarray(x).reshape(4, T // 4, d)]
-        values, (dx, *dw) = (
-            jax.tree.map(lambda *a: jnp.stack(a), *each) for each in zip(*parts, strict=True)
-        )
-        want = values.sum(), (dx.reshape(x.shape), *(each.sum(0) for each in dw))
+        options = {"activation": "squared_relu", "seed": 9}
+        run, arguments = partitioned(dataclasses.replace(method, token_blocks=blocks), sizes, **options)
         compiled = run.compile()
-        assert_near(compiled(x, *weights, state), want)
-        assert {kind for kind, _ in collectives(compiled)} == {"all-reduce"}
+        want = on_one_device(dataclasses.replace(method, token_blocks=4), **options)
+        assert_near(compiled(*arguments), want)
+        kinds = {"all-reduce", *(("all-gather", "reduce-scatter") if "fsdp" in sizes else ())}
+        assert {kind for kind, _ in collectives(compiled)} == kinds
 
 
 def check_draws_are_those_of_one_device():
@@ -439,6 +432,8 @@ def check_errors_of_partitions():
     statistic = s24.methods.Venom(v=16, m=8, clusters=4, columns="statistic")
     raises("Venom keeps 'norms' of shape (4, 64) for w1", columns, statistic)
     raises("SSTE rounds whole tensors to 8 bits", columns, s24.methods.SSTE(fp8="tensor"))
+    blocks = s24.methods.Activation24(token_blocks=6)
+    raises("token_blocks=6 is no multiple of the 4 shards", columns, blocks)
     raises("operand w2 of product F2, one shard of it, of shape (62, 32)", columns, f=124)
     x, w = draw(6, (T, d), (d, f))
     try:

@@ -1,5 +1,7 @@
 """The FFN engine against float64 products, exact autodiff and the linear engine."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -264,3 +266,45 @@ def test_tokens_that_are_no_multiple_of_four():
         jax.grad(lambda w: s24.sparse_ffn(x, w, w2, method, state, KEY).sum())(w1)
     assert not log, "no sparsifier may run before the check"
     jax.grad(lambda w: s24.sparse_ffn(x, w, w2, METHODS["FST None"], state).sum())(w1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        s24.methods.Activation24(dense_share=0.0),
+        s24.methods.Venom(v=16, m=4, clusters=4, columns="cluster", weights="dense", dense_operand="dense"),
+    ],
+    ids=["Activation24", "Venom"],
+)
+def test_blocks_of_tokens_are_as_many_calls(method):
+    """Sums of whole numbers are exact. How the blocks of Venom are filled up depends on their tokens."""
+    rng = np.random.default_rng(3)
+    x, w1, w2, dy = (
+        jnp.asarray(rng.integers(-3, 4, s), jnp.float32) for s in ((32, d), (d, 32), (32, d), (32, d))
+    )
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+    if method.router:
+        state["w1"] |= {
+            "centroids": jnp.asarray(rng.normal(size=(d, 4)), jnp.float32),
+            "arranged": jnp.array(True),
+        }
+
+    def gradients(method, x, dy):
+        def loss(x, w1, w2):
+            y = s24.sparse_ffn(x, w1, w2, method, state, implementation="ffi")
+            return (y * dy).sum(), y
+
+        (dx, *dw), y = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(x, w1, w2)
+        return (y, dx), dw
+
+    blocks = jax.jit(lambda x, dy: gradients(dataclasses.replace(method, token_blocks=2), x, dy))
+    call = jax.jit(lambda x, dy: gradients(method, x, dy))
+    rows, sums = zip(*(call(x[i:][:16], dy[i:][:16]) for i in (0, 16)), strict=True)
+    got_rows, got_sums = blocks(x, dy)
+    for got, *parts in zip(got_rows, *rows, strict=True):
+        np.testing.assert_array_equal(got, np.concatenate(parts))
+    for got, *parts in zip(got_sums, *sums, strict=True):
+        np.testing.assert_array_equal(got, sum(parts))
+    with pytest.raises(ValueError, match=r"has 30 tokens, which token_blocks=4 does not divide"):
+        s24.sparse_ffn(x[:30], w1, w2, dataclasses.replace(method, token_blocks=4), state)
