@@ -39,8 +39,8 @@ class Loop:
     "params", "sparse" (masks, keys, modes, ages) and "opt" (the optimiser's state). Entries that a user adds
     are carried along and handed to the loss. The mode of a phase is static: one step is compiled for each.
 
-    model: an NNX module whose layers of `s24.nn` have one method, which is left as it is; or a
-        `s24.Tree` of parameters without a module. With shapes in place of values (`nnx.eval_shape`) all but
+    model: an NNX module with layers of `s24.nn`, which is left as it is; or a `s24.Tree` of parameters
+        without a module. With shapes in place of values (`nnx.eval_shape`) all but
         `init` works.
     loss: a function of (model, micro-batch) that returns a scalar; what other entries the state has, it takes
         by name. The model is an NNX module, or for a tree a `TreeModel`.
@@ -49,10 +49,12 @@ class Loop:
     accumulate: number of micro-batches of a step; the leading axis of each array of a batch is split.
     debug: whether every step is followed by `check`, which waits for the step to end.
     jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
+    method: that of the layers whose phases, and order of neurons, the loop follows, where they have several;
+        masks are computed anew at the period of each. None where they have one.
 
-    Raises: TypeError and ValueError for arguments of another kind, a model without sparse layers of one
-        method, or with variables that a step would change and this loop does not carry, such as those of
-        dropout."""
+    Raises: TypeError and ValueError for arguments of another kind, a model without sparse layers, or with
+        layers of several methods none of which is `method`, or with variables that a step would change and
+        this loop does not carry, such as those of dropout."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Loop:
         accumulate: int = 1,
         debug: bool = False,
         jit: Callable | None = None,
+        method: Method | None = None,
     ):
         if not callable(loss):
             raise TypeError(f"Loop: loss must be a function of (model, batch), got {type(loss).__name__}.")
@@ -75,13 +78,14 @@ class Loop:
             raise TypeError(
                 f"Loop: tx must be an optax transformation or an nnx.Optimizer, got {type(tx).__name__}."
             )
-        self.view: View = model if isinstance(model, Tree) else Modules(model)
+        self.view: View = model if isinstance(model, Tree) else Modules(model, method)
         self.method: Method = self.view.method
         self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(schedule)
         self.loss, self.tx = loss, optax.with_extra_args_support(tx)
         self.accumulate, self.debug = accumulate, debug
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
         self._steps: dict[tuple[bool, bool], Callable] = {}
+        self._refreshes: dict[frozenset[Method], Callable] = {}
 
     # ---- what a step consists of
 
@@ -120,9 +124,18 @@ class Loop:
         phase = self.phase(state, step)
         if self.begins(step):
             state = self.begin(state, due(self.method, step, "arrange"))
-        elif phase.sparse and not self.refreshes_within and due(self.method, step):
-            state = self.refreshed(state)
+        elif phase.sparse and (now := self.due_at(step) - self.within):
+            state = self.refreshing(now)(state)
         return state, phase
+
+    def due_at(self, step: int) -> frozenset[Method]:
+        """The methods of the model's layers whose masks are due at a step."""
+        return frozenset(method for method in self.view.methods if due(method, step))
+
+    @functools.cached_property
+    def within(self) -> frozenset[Method]:
+        """The methods whose masks are due in every step, so that the compiled step itself computes them."""
+        return self.due_at(0) & self.due_at(1)
 
     def phase(self, state: State, step: int) -> Phase:
         """The phase of a step; one that is `until_settled` asks the optimiser's state."""
@@ -138,8 +151,8 @@ class Loop:
 
     @property
     def refreshes_within(self) -> bool:
-        """Whether masks are due in every step, so that the compiled step itself computes them."""
-        return all(due(self.method, step) for step in (0, 1))
+        """Whether the compiled step itself computes all masks that are ever due."""
+        return self.due_at(0) == self.within
 
     def begins(self, step: int) -> bool:
         """Whether `prepare` calls `begin` at this step: there a sparse phase begins after other steps or with
@@ -171,13 +184,19 @@ class Loop:
         """Compiled `state -> state` with all masks computed anew; the state is donated."""
         return self.jit(self.pure_refresh)
 
-    def pure_refresh(self, state: State) -> State:
-        """The state with all masks computed anew."""
-        return state | {
-            "sparse": self.view.refresh(
-                state["params"], state["sparse"], state["step"], sparse=True, due=True
-            )
-        }
+    def refreshing(self, methods: frozenset[Method]) -> Callable[[State], State]:
+        """Compiled `state -> state` with the masks of some methods computed anew; the state is donated."""
+        if methods == self.due_at(0):
+            return self.refreshed
+        if methods not in self._refreshes:
+            self._refreshes[methods] = self.jit(functools.partial(self.pure_refresh, methods=methods))
+        return self._refreshes[methods]
+
+    def pure_refresh(self, state: State, methods: frozenset[Method] | None = None) -> State:
+        """The state with masks computed anew, all or those of some methods."""
+        due = True if methods is None else methods
+        own = self.view.refresh(state["params"], state["sparse"], state["step"], sparse=True, due=due)
+        return state | {"sparse": own}
 
     def pure_step(self, sparse: bool, adapters: bool = True) -> Callable:
         """The function that `advance` compiles for a phase, for who compiles it in another way.
@@ -213,9 +232,7 @@ class Loop:
 
         def step(state, batch):
             params, own = state["params"], state["sparse"]
-            own = view.refresh(
-                params, own, state["step"], sparse=sparse, due=sparse and self.refreshes_within
-            )
+            own = view.refresh(params, own, state["step"], sparse=sparse, due=sparse and self.within)
             masks = view.masks(params, own, sparse)
             loss, (grads, seen) = mean_over(state, params, own, batch)
             own = view.observe(own, seen) if sparse else own
@@ -331,12 +348,13 @@ class Loop:
         step: number of the step."""
         if not self.phase(state, step).sparse:
             return
+        period = max(method.refresh_every for method in self.view.methods)
         for path, age in self.view.entries(state["sparse"], "refreshed").items():
             old = step - np.asarray(age)
-            if (np.asarray(age) < 0).any() or (old >= self.method.refresh_every).any():
+            if (np.asarray(age) < 0).any() or (old >= period).any():
                 raise RuntimeError(
                     f"Loop: the masks of {path} are {old.max()} steps old at step {step}; "
-                    f"{type(self.method).__name__} refreshes them every {self.method.refresh_every} steps."
+                    f"{type(self.method).__name__} refreshes them every {period} steps."
                 )
         for path, told in self.view.entries(state["sparse"], "step").items():
             if (np.asarray(told) != step).any():

@@ -214,3 +214,32 @@ def test_the_options_of_a_method_count_in_its_optimiser():
     for wrong in ("FST", s24.methods.FST):
         with pytest.raises(TypeError, match=r"for_method: method must be one of s24.methods"):
             s24.optim.for_method(wrong, 1e-3, STEPS)
+
+
+def test_layers_of_several_methods():
+    """Each has masks of its own period; the loop follows the phases of one."""
+
+    class Two(nnx.Module):
+        def __init__(self, rngs):
+            self.up = s24.nn.Linear(d, f, method=s24.methods.FST(refresh_every=3, mvue=None), rngs=rngs)
+            self.down = s24.nn.Linear(f, d, method=s24.methods.FST(refresh_every=2, mvue=None), rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(jax.nn.relu(self.up(x)))
+
+    model = Two(nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=r"several methods, down: FST.*give method=, that of them whose phases"
+    ):
+        s24.Loop(model, loss, optax.sgd(1e-2), STEPS)
+    schedule = s24.Schedule((s24.Phase("sparse", STEPS, sparse=True),))
+    loop = s24.Loop(model, loss, optax.sgd(0.5), schedule, method=model.up.method, debug=True)
+    assert loop.method is model.up.method and not loop.refreshes_within
+    state, kernels = loop.init(), []
+    for step in range(5):
+        kernels.append(np.asarray(state["params"]["down"]["kernel"][...]))
+        state, _ = loop.advance(state, batch(step), step)
+    ages = {path: int(age) for path, age in loop.view.entries(state["sparse"], "refreshed").items()}
+    assert ages == {"up": 3, "down": 4}
+    mask = s24.transposable_mask24(kernels[4])
+    np.testing.assert_array_equal(state["sparse"]["down"]["state"]["mask"][...], mask)

@@ -56,6 +56,10 @@ class Config(base.Config):
     attention: Literal["xla", "cudnn"] = "xla"
     """what computes attention: "cudnn" is several times faster on an NVIDIA GPU with dtype bfloat16, but its
     gradients differ in their last bits from run to run"""
+    attention_method: str = ""
+    """method of weights, such as FST, by which the projections of attention run in sparse phases, queries,
+    keys and values as one product: the run's own with its options, or another with its defaults; empty for
+    dense ones. Phases and what the optimiser does are those of the run's method"""
     rank: int = 0
     """rank of the linear layers of every block, as in CoLA (arXiv 2502.10940); 0 for full rank"""
     bottleneck: Literal["silu", "identity"] = "silu"
@@ -93,6 +97,12 @@ class Config(base.Config):
             f"model.rank is 0 (full) or at most model.d = {self.d}, got {self.rank}.",
         )
 
+        require(
+            not self.rank or not self.attention_method,
+            f"model.attention_method {self.attention_method} is for projections of full rank, not model.rank "
+            f"{self.rank}.",
+        )
+
     @property
     def own_shape(self) -> tuple[int, int]:
         """Heads of keys and values, and the width of a head."""
@@ -100,7 +110,26 @@ class Config(base.Config):
 
     def create(self, method, vocabulary: int, *, rngs) -> "Decoder":
         """See `experiments.models.base.Config`."""
-        return Decoder(self, method, vocabulary, rngs=rngs)
+        model = Decoder(self, method, vocabulary, rngs=rngs)
+        if not self.attention_method or type(method) in (s24.methods.Dense, type(None)):
+            return model
+        places = ["blocks"] if self.scan else [f"blocks/{n}" for n in range(self.layers)]
+        own = weights_method(self.attention_method, method)
+        rules = [s24.Rule(f"{place}/attention/{name}", own) for place in places for name in ("qkv", "out")]
+        return s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
+
+
+def weights_method(name: str, of_run):
+    """The method of that name: the run's own, or another with default options. Raises UserError for one that
+    is none, or that makes more sparse than the products of a single layer."""
+    known = {entry.name: getattr(s24.methods, entry.name) for entry in s24.methods.list()}
+    fit = [key for key, kind in known.items() if kind().linear_plan().rows]
+    require(
+        name in fit,
+        f"model.attention_method {name!r} is no method that makes the products of a single layer sparse; "
+        f"those are {', '.join(fit)}.",
+    )
+    return of_run if type(of_run) is known[name] else known[name]()
 
 
 def _factors(model: Config) -> dict:

@@ -15,6 +15,7 @@ from experiments.data.batches import Corpus
 from jax_sparse24.explain import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
+from jax_sparse24.methods.base import Method
 
 
 def say(line: str) -> None:
@@ -58,11 +59,28 @@ def blocks_of(config: Config) -> list[Block]:
     return list(dict.fromkeys(found))
 
 
+def projections_of(config: Config) -> list[tuple[Block, Method]]:
+    """The projections of attention that a method makes sparse, without two that are alike, each as a block
+    of its widths, with its method."""
+    if not getattr(config.model, "attention_method", ""):
+        return []
+    tokens = config.data.batch // config.train.accumulate * config.data.seq
+    layers = [m for _, m in s24.nn.sparse_layers(nnx.eval_shape(config.create_model)) if m.role == "w"]
+    found = [
+        (
+            Block((tokens, v.in_features, v.out_features), jnp.dtype(v.dtype).name, v.implementation),
+            v.method,
+        )
+        for v in layers
+    ]
+    return list(dict.fromkeys(found))
+
+
 def ensure_measured(config: Config, show=say) -> None:
     """Measure the products of this run that no table of this machine knows; some seconds, once."""
-    for block in blocks_of(config):
+    for block, method in [*((block, config.method) for block in blocks_of(config)), *projections_of(config)]:
         if block.implementation is None and not any(size % 4 for size in block.shape):
-            ensure([block.shape], [block.dtype], [config.method], show=show)
+            ensure([block.shape], [block.dtype], [method], show=show)
 
 
 def products(config: Config) -> str:
@@ -81,6 +99,10 @@ def products(config: Config) -> str:
         for choice in choices(method, block.shape, block.dtype, block.implementation):
             groups.setdefault(choice.runs, []).append(choice)
     said = "; ".join(f"{', '.join(c.product for c in g)} {runs} ({_why(g)})" for runs, g in groups.items())
+    others = {
+        f"{type(method).__name__} in the projections of attention" for _, method in projections_of(config)
+    }
+    said = "; ".join([said, *sorted(others)])
     return f"{name}, sparse in steps {' and '.join(phases)} of {config.train.steps}: {said}"
 
 

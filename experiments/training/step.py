@@ -97,7 +97,12 @@ class Program:
         self.training = config.method.training(config.train.steps)
         model = abstract_model(config)
         self.loop = s24.Loop(
-            model, self._objective, optimiser(config), config.schedule, jit=self._compile_refresh
+            model,
+            self._objective,
+            optimiser(config),
+            config.schedule,
+            jit=self._compile_refresh,
+            method=config.method,
         )
         self.tx, self.graphdefs = self.loop.tx, {on: self.loop.view.graphdef(on) for on in (False, True)}
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -175,7 +180,7 @@ class Program:
         mode = self._mode(sparse, adapters)
         if mode not in self._compiled:
             self.check(sparse, adapters)
-            if sparse and self.config.method.refresh_every and not self.loop.refreshes_within:
+            if sparse and not self.loop.refreshes_within:
                 self.loop.refreshed  # noqa: B018 - compiled now, not in the middle of the steps
             lowered = self._lowered.pop(mode)
             self._compiled[mode] = lowered.compile(compiler_options=self.compiler_options)

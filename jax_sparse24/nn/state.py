@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear, SparseState
 from jax_sparse24.patterns import check_flag
 
@@ -43,7 +44,7 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
     return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
 
 
-def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
+def refresh(model: nnx.Module, step=None, *, due: bool | frozenset[Method] | None = None) -> None:
     """Recomputes the stored masks and other state of every sparse layer that is due, in place.
 
     Call it once per optimiser step, before that step's forward pass; never in evaluation or per micro-batch.
@@ -56,22 +57,24 @@ def refresh(model: nnx.Module, step=None, *, due: bool | None = None) -> None:
         depends on it, and recomputes its state if its method's `refresh_every` divides it, or if it was not
         recomputed since the layer was constructed or was in dense mode. None records nothing and recomputes
         all state now.
-    due: whether state is recomputed, if the caller knows (see `s24.due`); None to decide here. A traced step
-        is decided on the device, and the host of a GPU waits for each such decision.
+    due: whether state is recomputed, if the caller knows (see `s24.due`), or the methods whose state is; None
+        to decide here. A traced step is decided on the device, and the host of a GPU waits for each such
+        decision.
 
-    Raises: TypeError if `model` is no NNX module or `due` no bool; ValueError if `step` is no step number,
+    Raises: TypeError if `model` is no NNX module or `due` neither; ValueError if `step` is no step number,
         the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
         dense phase, or neurons that were never arranged (`s24.nn.arrange`)."""
     whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
     if not whole or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
-    if due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
-        raise TypeError(f"refresh: due={due!r} must be True, False or None.")
+    some = isinstance(due, frozenset)
+    if not some and due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
+        raise TypeError(f"refresh: due={due!r} must be True, False, None, or a frozenset of methods.")
     for path, layer in layers_of("refresh", model):
         if step is not None:
             layer.check_mode(path)
             layer.check_arranged(path)
-        layer.refresh(step, due)
+        layer.refresh(step, layer.method in due if some else due)
 
 
 def reset(model: nnx.Module) -> None:

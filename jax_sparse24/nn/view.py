@@ -23,6 +23,7 @@ class View(Protocol):
     parameters."""
 
     method: Method
+    methods: tuple[Method, ...]
 
     def split(self) -> tuple[Any, Any]:
         """Copies of the parameters, and of what sparse layers keep."""
@@ -30,8 +31,8 @@ class View(Protocol):
     def model(self, params, own, sparse: bool, adapters: bool):
         """What the loss gets, in one mode."""
 
-    def refresh(self, params, own, step, *, sparse: bool, due: bool):
-        """`own` with the step recorded, and masks computed anew if `due`."""
+    def refresh(self, params, own, step, *, sparse: bool, due: bool | frozenset[Method]):
+        """`own` with the step recorded, and masks computed anew if `due`, or those of these methods."""
 
     def masks(self, params, own, sparse: bool):
         """The masks in use, for the optimiser; {} in a dense phase."""
@@ -56,16 +57,21 @@ class View(Protocol):
 
 
 class Modules:
-    """The view of an NNX module."""
+    """The view of an NNX module. method: that which leads where layers have several, see `s24.Loop`."""
 
-    def __init__(self, module: nnx.Module):
+    def __init__(self, module: nnx.Module, method: Method | None = None):
         found = layers_of("Loop", module)
-        methods = {layer.method for _, layer in found} or {Dense()}
-        if len(methods) > 1:
-            paths = {str(layer.method): path for path, layer in found}
-            each = ", ".join(f"{path}: {method}" for method, path in paths.items())
-            raise ValueError(f"Loop: the model's layers have several methods, {each}; a loop has one.")
-        (self.method,) = methods
+        paths = {layer.method: path for path, layer in found}
+        each = ", ".join(f"{path}: {method}" for method, path in paths.items())
+        if len(paths) > 1 and method not in paths:
+            raise ValueError(
+                f"Loop: the model's layers have several methods, {each}; give method=, that of them whose "
+                "phases and order of neurons the loop follows."
+            )
+        self.methods = tuple(paths) or (Dense(),)
+        self.method = method if len(paths) > 1 else self.methods[0]
+        if any(other.router for other in self.methods if other != self.method):
+            raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self.module = module
         modes = [(sparse, adapters) for sparse in (False, True) for adapters in (False, True)]
         self._graphdefs = {mode: self._graphdef(found, *mode) for mode in modes}
@@ -182,6 +188,7 @@ class Tree:
         if type(method).adapters is not Method.adapters or (router and (router.learned or router.observed)):
             raise ValueError(f"Tree: {method} trains or observes more than w1 and w2; use s24.nn.FFN.")
         self.params, self.method, self.ffns, self.key = params, method, tuple(ffns), key
+        self.methods = (method,)
         if not self.ffns:
             raise ValueError("Tree: ffns names 0 blocks; give the path of each, such as ['blocks/ffn'].")
         for path in self.ffns:

@@ -198,6 +198,11 @@ def test_the_shapes_of_a_run_are_measured_where_that_helps(config, measured):
             dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
         )
     assert len(measured) == 1
+    with_attention = dataclasses.replace(config.model, attention_method="STE")
+    openings.ensure_measured(dataclasses.replace(config, model=with_attention))
+    assert [call[0][0] for call in measured[2:]] == [[(4 * 32, 16, 16)], [(4 * 32, 16, 48)]]
+    said = openings.products(dataclasses.replace(config, model=with_attention))
+    assert said.endswith("; STE in the projections of attention")
 
 
 @pytest.mark.parametrize("flag", [(), ("--no-tune",)])

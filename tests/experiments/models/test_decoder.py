@@ -245,3 +245,32 @@ def test_a_full_cache_forgets_the_oldest_tokens():
     for position in range(text.shape[1]):
         logits, cache = decode(model, text[:, position : position + 1], cache, position)
     np.testing.assert_allclose(logits[:, -1], model(text[:, -size:])[:, -1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_projections_of_attention_by_a_method():
+    """The same parameters; in sparse products, those of kernels cut along what they contract."""
+    dense = build(s24.methods.STE(), layers=1, scan=True)
+    model = build(s24.methods.STE(), layers=1, scan=True, attention_method="STE")
+    jax.tree.map(np.testing.assert_array_equal, params_of(model), params_of(dense))
+    cut = nnx.merge(*nnx.split(dense))
+    for layer in (cut.blocks.attention.qkv, cut.blocks.attention.out):
+        layer.kernel[...] = s24.prune24(layer.kernel[...], -2)
+    run = nnx.jit(lambda model, words: model(words))
+    np.testing.assert_allclose(run(model, tokens()), run(cut, tokens()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_of_attention():
+    """The run's own with its options, or another with its defaults."""
+    own = s24.methods.FST(refresh_every=7)
+    for run, name, found in ((own, "FST", own), (s24.methods.Activation24(), "FST", s24.methods.FST())):
+        layers = nnx.eval_shape(lambda run=run, name=name: build(run, attention_method=name)).blocks
+        assert all(block.attention.qkv.method == block.attention.out.method == found for block in layers)
+    plain = nnx.eval_shape(lambda: build(attention_method="FST"))
+    assert type(plain.blocks[0].attention.qkv) is nnx.Linear  # a dense run has no sparse phase
+    with pytest.raises(
+        UserError, match=r"attention_method 'Venom' is no method .* those are AST, BiMask, FST"
+    ):
+        build(own, attention_method="Venom")
+    with pytest.raises(UserError, match=r"attention_method STE is for projections of full rank"):
+        decoder.Config(attention_method="STE", rank=4)
