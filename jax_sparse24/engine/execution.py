@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
-from jax_sparse24.engine.partition import Partition, permute_shards
+from jax_sparse24.engine.partition import Partition, Pieces, own_pieces, permute_shards, whole
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
+from jax_sparse24.ops.compressed24 import Compressed24, compress
 from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
 from jax_sparse24.ops.order import collect, permute, regroup
@@ -47,7 +48,8 @@ class Execution:
         arrays = {name: x for name, x in arrays.items() if x is not None}
         if self.partition is None:
             return body(arrays, state, key, saved)
-        return self.partition.run(body, arrays, state, key, saved, results=results)
+        options = {"results": results, "gradient_mask": self.plan.gradient_mask}
+        return self.partition.run(body, arrays, state, key, saved, **options)
 
     def permute(self, name: str, x_Tn: jax.Array, order_R: jax.Array, inverse_T: jax.Array) -> jax.Array:
         """Tokens in another order, see `ops.order.permute`; of a cut call, within each shard.
@@ -145,7 +147,7 @@ class Execution:
         """The operands of a product, made sparse as its row of the plan says.
 
         name: of the product.
-        arrays: its operands (2-D arrays) by name.
+        arrays: its operands (2-D arrays, or `Pieces` of weights) by name.
         state, key: of the call.
         activation, counts, saved, allowed: see `Request`.
         packed: whether the sparse operand is packed, whatever multiplies it.
@@ -156,23 +158,31 @@ class Execution:
         (a, a_axis), (b, b_axis) = self.table[name]
         row = self.plan.row(name)
         if row is None:
-            return Operands(arrays[a], arrays[b])
+            return Operands(whole(arrays[a]), whole(arrays[b]))
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        x, y = arrays[row.operand], regroup(arrays[other], row.tokens, row.by.group)
+        x, y = arrays[row.operand], regroup(whole(arrays[other]), row.tokens, row.by.group)
         if row.by.stochastic:
             key = self.draw_key(name, key)
         states = self.states(state)
         if row.other is not None:
-            y = row.other(y, other_axis, Request(states.get(other, {}), key, self.implementation))
+            y = row.other(y, other_axis, Request(whole(states.get(other, {})), key, self.implementation))
         if decision is None:
             decision = self.decide(name, *((x, y) if on_left else (y, x)), packed=packed)
         form = "packed" if packed and not decision.sparse else decision.form
         if form == "compressed" and form not in row.by.forms:
             form = "packed"
         strided = row.strides and form != "dense"
+        pieces = x if isinstance(x, Pieces) else None
+        if pieces is not None and form != "dense" and row.by.piecewise and pieces.packs(axis):
+            request = Request(own_pieces(states.get(row.operand, {})), key, self.implementation, "packed")
+            sparse = pieces.joined(row.by(pieces.piece, axis, request))
+            if form == "compressed":
+                sparse = Compressed24(compress(sparse), sparse.metadata, sparse.axis)
+            return Operands(*((sparse, y) if on_left else (y, sparse)), decision)
+        x = whole(x)
         request = Request(
-            states.get(row.operand, {}),
+            whole(states.get(row.operand, {})),
             key,
             self.implementation,
             form,
@@ -272,4 +282,6 @@ class Execution:
         if not self.plan.gradient_mask or name not in WEIGHT_GRADIENTS:
             return out
         mask = self.states(state)[WEIGHT_GRADIENTS[name]][self.plan.gradient_mask]
+        if isinstance(mask, Pieces):  # the piece of the sum is masked, see `Partition.run`
+            return out
         return jnp.where(mask, out, jnp.zeros_like(out))

@@ -16,6 +16,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
+from jax_sparse24.engine.partition import whole
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of
 from jax_sparse24.ops.reference.saved import SLOPES
@@ -120,7 +121,7 @@ def _routed(execution: Execution, router, x_Td, w1_df, state):
     """The order of the tokens, its inverse, and what they may keep; of a cut call, within each shard."""
 
     def body(arrays, state, key, _):
-        route = router.route(arrays["x"], arrays["w1"], state["w1"])
+        route = router.route(arrays["x"], whole(arrays["w1"]), whole(state["w1"]))
         found = {"order": route.order, "back": inverse_of(route.order, arrays["x"].shape[0])}
         return found if route.allowed is None else {**found, "allowed": route.allowed}, None
 

@@ -24,6 +24,7 @@ from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed, Request
+from jax_sparse24.engine.partition import whole
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
 from jax_sparse24.ops import gated
@@ -65,7 +66,7 @@ def product(
 
     Returns: a 2-D array of the operands' dtype; sums are float32."""
     if operands is None and (decision := EIGHT_BITS.matches(execution, name, arrays)):
-        operands = EIGHT_BITS.run(decision, execution, name, arrays, state, key)
+        operands = EIGHT_BITS.run(decision, execution, name, whole(arrays), whole(state), key)
     if operands is None:
         operands = execution.cut(name, arrays, state, key, saved=saved)
     return execution.masked_gradient(name, execution.multiply(name, operands, features, bias), state)

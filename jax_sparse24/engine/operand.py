@@ -105,7 +105,9 @@ class Sparsifier:
     group: how many consecutive elements along the contraction axis are one group.
     rows: how many consecutive rows, across the contraction axis, choose together what they keep.
     forms: what it can make (see `Request.form`).
-    strides: whether it finds strided groups by itself, which saves a pass that moves rows."""
+    strides: whether it finds strided groups by itself, which saves a pass that moves rows.
+    piecewise: whether what it makes of pieces of a weight, given the pieces of the weight's state, is what it
+    makes of the whole: no choice depends on other groups."""
 
     stochastic: ClassVar[bool] = False
     pattern: ClassVar[str] = "2:4"
@@ -113,6 +115,7 @@ class Sparsifier:
     rows: ClassVar[int] = 1
     forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
     strides: ClassVar[bool] = False
+    piecewise: ClassVar[bool] = False
 
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
         """Raises ValueError if an operand does not divide into groups.

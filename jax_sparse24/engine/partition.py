@@ -5,8 +5,9 @@ The differentiation rules of the engines take and return global arrays. Each run
 
 - a product whose contracted axis is cut is summed over the mesh axes that cut it;
 - a gradient of something that all tokens share is summed over the mesh axes that cut tokens;
-- a weight that rests in pieces over mesh axes that cut tokens (FSDP) is gathered for the products, and its
-  gradient is summed and scattered in one step. What is kept for the backward pass is the piece.
+- a weight that rests in pieces over mesh axes that cut tokens (FSDP) is gathered for each product, packed
+  where the product multiplies it packed, and its gradient is summed and scattered in one step. What is kept
+  for the backward pass is the piece.
 
 Nothing else moves. What the body saves for the backward pass stays on its device.
 
@@ -19,11 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import spec_text, varying_as
 from jax_sparse24.ops.mvue import key_of_shard
 from jax_sparse24.ops.order import permute
+from jax_sparse24.ops.packed24 import Packed24
 
 Axes = tuple[str, ...]
 
@@ -44,6 +47,72 @@ LAYERS = {
     "up": {"T": "T", "i": "i", "o": "f"},
     "down": {"T": "T", "i": "f", "o": "o"},
 }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """A weight, or a mask of its shape, of which this device has a piece.
+
+    piece: a matrix.
+    cuts: the mesh axes along each axis (-2, -1) over which the other pieces are, and how many there are
+        (static)."""
+
+    piece: jax.Array
+    cuts: tuple[tuple[int, Axes, int], ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        shape = list(self.piece.shape)
+        for axis, _, n in self.cuts:
+            shape[axis] *= n
+        return tuple(shape)
+
+    @property
+    def dtype(self):
+        return self.piece.dtype
+
+    def packs(self, axis: int) -> bool:
+        """Whether pieces that are packed along an axis make the packed whole, of whole bytes of metadata.
+
+        axis: -1 or -2."""
+        return self.piece.shape[axis] % 8 == 0 or all(cut != axis for cut, _, _ in self.cuts)
+
+    def whole(self) -> jax.Array:
+        """The whole, gathered."""
+        x = self.piece
+        for axis, over, _ in self.cuts:
+            x = jax.lax.all_gather(x, over, axis=axis % x.ndim, tiled=True)
+        return x
+
+    def joined(self, packed: Packed24) -> Packed24:
+        """The packed whole, gathered from packed pieces.
+
+        packed: this piece."""
+        parts = packed.values, packed.metadata
+        for axis, over, _ in self.cuts:
+            stored = 1 if axis == packed.axis else 0  # the packed axis stands last
+            parts = tuple(jax.lax.all_gather(part, over, axis=stored, tiled=True) for part in parts)
+        return Packed24(*parts, packed.axis)
+
+
+def whole(tree):
+    """Arrays in place of the `Pieces` in a structure, each gathered.
+
+    tree: arrays and `Pieces` in any structure."""
+    return jax.tree.map(lambda x: x.whole() if _in_pieces(x) else x, tree, is_leaf=_in_pieces)
+
+
+def own_pieces(tree):
+    """The piece of this device in place of each of the `Pieces` in a structure.
+
+    tree: arrays and `Pieces` in any structure."""
+    return jax.tree.map(lambda x: x.piece if _in_pieces(x) else x, tree, is_leaf=_in_pieces)
+
+
+def _in_pieces(x) -> bool:
+    return isinstance(x, Pieces)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +165,14 @@ class Partition:
         arrays: the operands by name, or what has their shapes.
         state: of the method: of a linear layer alone, else of every weight by its name."""
 
-        def entries(weight, found):
-            own = self.spec(weight)
-            return {
-                name: own if entry.shape == arrays[weight].shape else PartitionSpec()
-                for name, entry in found.items()
+        states = {
+            weight: {
+                name: self.spec(weight) if entry.shape == arrays[weight].shape else PartitionSpec()
+                for name, entry in entries.items()
             }
-
-        if self.products == "linear":
-            state_specs = entries("w", state)
-        else:
-            state_specs = {weight: entries(weight, found) for weight, found in state.items()}
+            for weight, entries in self._states(state).items()
+        }
+        state_specs = states["w"] if self.products == "linear" else states
         return {name: self.spec(name) for name in arrays}, state_specs
 
     def layer(self, name: str) -> "Partition":
@@ -144,16 +210,18 @@ class Partition:
         saved=None,
         *,
         results: Sequence[str],
+        gradient_mask: str = "",
     ):
         """Runs the body of a differentiation rule on the shards of every device.
 
         body: (arrays, state, key, saved) -> the results by name and what is saved for the backward pass, any
-            structure of arrays or None.
+            structure of arrays or None. Weights and states that rest in pieces are `Pieces` in it.
         arrays: global operands by name.
         state: of the method, as in `specs`.
         key: of the draws, the same on all devices; any structure.
         saved: what the body of the forward pass saved; None there.
         results: names of the operands that the results are, or that they are gradients of.
+        gradient_mask: see `Plan.gradient_mask`; of weights in pieces it is applied here, to the piece.
 
         Returns: the results, global arrays by name, and what the body saved."""
         weights, states = self.specs(arrays, state)
@@ -163,9 +231,14 @@ class Partition:
             if any(weight in results for (weight, _), _ in self.stored):
                 # Without the barrier XLA would keep what the forward pass gathered until here.
                 arrays, state = jax.lax.optimization_barrier((arrays, state))
-            arrays, state = self._gathered(arrays, state)
+            arrays, state = self._pieces(arrays, state)
             found, saves = self._in_blocks(body, arrays, state, key, saved, results)
-            return {name: self._summed(name, x) for name, x in found.items()}, saves
+            found = {name: self._summed(name, x) for name, x in found.items()}
+            for name in found:
+                mask = self._states(state).get(name, {}).get(gradient_mask)
+                if isinstance(mask, Pieces):
+                    found[name] = jnp.where(mask.piece, found[name], jnp.zeros_like(found[name]))
+            return found, saves
 
         def of_shard(arrays, state, key, saved):
             found, saves = local(arrays, state, key, jax.tree.map(lambda a: a[0], saved))
@@ -209,25 +282,28 @@ class Partition:
         whole = {n: x.reshape(-1, *x.shape[2:]) if has_tokens(n) else x for n, x in found.items()}
         return whole, saves
 
-    def _gathered(self, arrays, state):
-        """Weights, and the state of their shape, as the products need them."""
+    def _pieces(self, arrays, state):
+        """`Pieces` in place of weights, and the state of their shape, that rest in pieces."""
+        sizes = dict(self.sizes)
 
-        def gathered(weight, x):
-            for (name, axis), axes in self.stored:
-                if name == weight and x.shape == arrays[weight].shape:
-                    x = jax.lax.all_gather(x, axes, axis=axis % x.ndim, tiled=True)
-            return x
+        def marked(weight, x):
+            own = [(axis, axes) for (name, axis), axes in self.stored if name == weight]
+            if not own or x.shape != arrays[weight].shape:
+                return x
+            return Pieces(x, tuple((axis, axes, math.prod(sizes[a] for a in axes)) for axis, axes in own))
 
         if not self.stored:
             return arrays, state
-        if self.products == "linear":
-            state = {name: gathered("w", entry) for name, entry in state.items()}
-        else:
-            state = {
-                weight: {name: gathered(weight, entry) for name, entry in entries.items()}
-                for weight, entries in state.items()
-            }
-        return {name: gathered(name, x) for name, x in arrays.items()}, state
+        states = {
+            weight: {name: marked(weight, entry) for name, entry in entries.items()}
+            for weight, entries in self._states(state).items()
+        }
+        state = states["w"] if self.products == "linear" else states
+        return {name: marked(name, x) for name, x in arrays.items()}, state
+
+    def _states(self, state) -> Mapping[str, Mapping]:
+        """The state of every weight, by its name."""
+        return {"w": state} if self.products == "linear" else state
 
     def _summed(self, name: str, x: jax.Array) -> jax.Array:
         """A result with the sum over the shards of tokens that it still needs, if tokens share it."""

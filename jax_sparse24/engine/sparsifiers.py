@@ -38,6 +38,7 @@ class Top2(Sparsifier):
 
     forms: ClassVar = ALL_FORMS
     strides: ClassVar = True
+    piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
         implementation = request.implementation
@@ -179,6 +180,7 @@ class Masked(Sparsifier):
     entry: str = "mask"
     label: str = "stored mask"
     forms: ClassVar = ALL_FORMS
+    piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
         mask = request.state[self.entry]
@@ -202,6 +204,7 @@ class Soft(Sparsifier):
 
     entry: str = "scale"
     forms: ClassVar = ALL_FORMS
+    piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
         soft = soft24(x, axis, implementation=request.implementation)
