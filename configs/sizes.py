@@ -1,8 +1,11 @@
 """Models of the usual sizes with a real vocabulary, dense; `--method NAME` trains them by another method.
 
-They are trained on the Linux source (`--data text --data.corpus FOLDER` for another text). Attention is
-cuDNN's, so that they need an NVIDIA GPU (`--model.attention xla` elsewhere). Micro-batches and `remat` suit
-one of 80 GB, but for the largest: `python -m experiments.memory configs/sizes.py:b7 --devices 8`."""
+They are trained on the Linux source (`--data text --data.corpus FOLDER` for another text). But for the
+smallest, attention is cuDNN's, so that they need an NVIDIA GPU (`--model.attention xla` elsewhere).
+Micro-batches and `remat` suit one of 80 GB, but for the largest:
+`python -m experiments.memory configs/sizes.py:b7 --devices 8`."""
+
+import dataclasses
 
 from experiments.config import Config, Optim, Train
 from experiments.data import linux
@@ -12,6 +15,27 @@ from experiments.models import decoder
 def config() -> Config:
     """124M (110M with this vocabulary), 64 x 1024 tokens a step."""
     return _sized("124m", 12, 768, lr=6e-4)
+
+
+def cpu() -> Config:
+    """10M, dense: some minutes on two cores of a processor."""
+    large = config()
+    return dataclasses.replace(
+        large,
+        name="10m",
+        model=decoder.Config(layers=8, d=256, f=1024, heads=4),
+        data=dataclasses.replace(large.data, seq=256, batch=8, tokenizer="train:16384"),
+        optim=Optim(lr=2e-3, warmup=20),
+        train=Train(
+            steps=200,
+            log_every=5,
+            eval_every=100,
+            eval_batches=16,
+            monitor_every=0,
+            probe_every=0,
+            checkpoint_every=100,
+        ),
+    )
 
 
 def m350() -> Config:

@@ -33,6 +33,8 @@ class Config(base.Config):
     source: str = "/usr/src"
     """folder of a kernel, its tarball (.tar, .tar.gz, .tar.xz), or a folder with such a tarball; Debian's is
     in /usr/src after `apt-get install linux-source`"""
+    folders: tuple[str, ...] = ()
+    """folders of the kernel to take, such as fs or drivers/net; none for all"""
     piece: int = 65536
     """bytes of a record at most"""
     validation: float = 0.05
@@ -48,8 +50,15 @@ class Config(base.Config):
         place = found(Path(self.source).expanduser().resolve())
         files = taken_of(place) if place.is_dir() else [""]
         content = f"{fingerprint(place, files)}\0{self.piece}\0{self.validation}"
+        content += "".join(f"\0{folder}" for folder in self.folders)
         name = f"{place.name.split('.tar')[0]}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
-        config = LinuxConfig(name=name, folder=str(place), piece=self.piece, validation=self.validation)
+        config = LinuxConfig(
+            name=name,
+            folder=str(place),
+            piece=self.piece,
+            validation=self.validation,
+            folders=tuple(f"{folder.strip('/')}/" for folder in self.folders),
+        )
         builder = prepared(lambda: LinuxText(data_dir=str(Path(self.root).resolve()), config=config))
         return base.Records("linux", **sources(builder), fingerprint=name, folder=Path(builder.data_dir))
 
@@ -75,8 +84,9 @@ def found(place: Path) -> Path:
 
 @dataclasses.dataclass(eq=False)
 class LinuxConfig(TextConfig):
-    """Where the source is, and the share that is held out."""
+    """Where the source is, what of it is taken, and the share that is held out."""
 
+    folders: tuple[str, ...] = ()
     validation: float = 0.05
 
 
@@ -89,13 +99,16 @@ class LinuxText(TextFiles, skip_registration=True):
     def _generate_examples(self, split):
         config, any_file = self.builder_config, False
         for file, text in files_of(Path(config.folder)):
+            if config.folders and not file.startswith(config.folders):
+                continue
             if (place_of(file) < config.validation) == (split == "validation") and is_written(text):
                 for start, piece in pieces(text, config.piece):
                     any_file = True
                     yield f"{file}:{start}", {"text": piece, "path": file}
         if not any_file:
             raise UserError(
-                f"{config.folder} has no source files for {split}: is it the source of Linux, whole?"
+                f"{config.folder} has no source files for {split}: is it the source of Linux, whole? "
+                "--data.folders may also name too few of its folders."
             )
 
 

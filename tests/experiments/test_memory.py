@@ -22,10 +22,10 @@ from tests.experiments.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/memory.md").read_text()
 COMPARED = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| (.+) \|$", PAGE, re.M)
-SIZES = {"config": 110, "m350": 336, "m774": 750, "b1_3": 1275, "b7": 6744, "wide270": 268}
+SIZES = {"cpu": 10.5, "config": 110, "m350": 336, "m774": 750, "b1_3": 1275, "b7": 6744, "wide270": 268}
 
 
-@pytest.mark.parametrize("name", ["config", pytest.param("b7", marks=pytest.mark.slow), "wide270"])
+@pytest.mark.parametrize("name", ["cpu", "config", pytest.param("b7", marks=pytest.mark.slow), "wide270"])
 def test_parameters_of_the_configs(name):
     config = configs.load(f"configs/sizes.py:{name}")
     assert parameters(config) / 1e6 == pytest.approx(SIZES[name], rel=0.005)

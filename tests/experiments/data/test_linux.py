@@ -1,5 +1,6 @@
 """The source of Linux, of a few files here."""
 
+import dataclasses
 import tarfile
 
 import numpy as np
@@ -48,6 +49,10 @@ def test_what_is_taken_and_held_out(kernel, tmp_path):
     folders = [{"/".join(name.split("/")[:-1][:3]) for name in part} for part in (train, validation)]
     assert not folders[0] & folders[1] and len(folders[1]) > 1
     assert all(len(piece) <= 64 for part in (train, validation) for p in part.values() for piece in p)
+    some = dataclasses.replace(data, folders=("fs/",)).records()
+    chosen = texts_of(some.train).keys() | texts_of(some.validation).keys()
+    assert chosen == {name for name in taken if name.startswith("fs/")}
+    assert some.fingerprint != records.fingerprint
     (kernel / "fs/fs1/inode.c").write_text("another")
     assert data.records().fingerprint != records.fingerprint
     # The tarball holds the same.
