@@ -6,8 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jax_sparse24.methods.base import Method
+from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
 
 
@@ -32,6 +34,11 @@ class MoE(nnx.Module):
     and `s24.nn.arrange` treat each expert. A call takes x, (..., d), and returns ((..., d), `Routing`);
     `Routing` is zeros if there are no tokens.
 
+    With `expert_axis`, and over a mesh in the context, every device has its share of the experts. Each shard
+    of tokens routes its own, with the capacity of its number of tokens, and sends them to the devices of
+    their experts, which send back what they make of them: two all-to-alls forward, two backward. `Routing` is
+    that of all tokens.
+
     d, f: model and FFN width of every expert.
     experts: number of experts.
     top_k: number of experts that each token goes to.
@@ -40,6 +47,9 @@ class MoE(nnx.Module):
         nothing. None for dropless routing, where every expert has room for all tokens and compute grows with
         it.
     method: as in `FFN`.
+    expert_axis: name of the logical axis of the experts, such as "expert"; the rules of `s24.sharding` say
+        over which mesh axes it is cut. These must cut the tokens too. None to cut nothing.
+    tokens: name of the logical axis that comes first in the input.
     rngs: draws the initial parameters and noise keys.
     ffn: other arguments of each `FFN`, such as `activation` or `use_bias`.
 
@@ -55,6 +65,8 @@ class MoE(nnx.Module):
         top_k: int = 2,
         capacity_factor: float | None = 1.25,
         method: Method | None = None,
+        expert_axis: str | None = None,
+        tokens: str = "batch",
         rngs: nnx.Rngs,
         **ffn,
     ):
@@ -69,14 +81,18 @@ class MoE(nnx.Module):
             )
         if "axes" in ffn:
             raise ValueError(
-                f"MoE: axes={ffn['axes']!r} cannot be used yet, as experts are not cut over a mesh. Leave it "
-                "out."
+                f"MoE: axes={ffn['axes']!r} cannot be used, as the kernels of an expert are not cut. Leave "
+                "it out; expert_axis='expert' cuts the experts."
             )
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
         each = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
         graphdef = nnx.graphdef(each[0])
         self.experts = nnx.merge(graphdef, jax.tree.map(lambda *v: jnp.stack(v), *map(nnx.state, each)))
+        self.expert_axis, self.tokens = expert_axis, tokens
+        if expert_axis is not None:
+            for _, variable in nnx.to_flat_state(nnx.state(self.experts)):
+                variable.set_metadata(**sharding.metadata((expert_axis,)))
 
     def capacity(self, tokens: int) -> int:
         """How many tokens one expert takes at most.
@@ -91,32 +107,88 @@ class MoE(nnx.Module):
         return -(-min(most, tokens) // multiple) * multiple
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
-        d, experts = x.shape[-1], self.router.out_features
+        graphs, (router, experts) = zip(*map(nnx.split, (self.router, self.experts)), strict=True)
+        over, across = self._mesh_axes(x.shape)
+
+        def of_shard(x, router, experts):
+            return self._routed(x, nnx.merge(graphs[0], router), graphs[1], experts, over, across)
+
+        if not over:
+            return of_shard(x, router, experts)
+        mesh = jax.sharding.get_abstract_mesh()
+        batch, share = PartitionSpec(over), PartitionSpec(across or None)
+        operands = x, router, experts
+        specs = (
+            batch,
+            *(jax.tree.map(lambda _, s=s: s, v) for v, s in ((router, PartitionSpec()), (experts, share))),
+        )
+        if mesh.explicit_axes:
+            operands = jax.tree.map(jax.sharding.reshard, operands, specs)
+        manual = frozenset((*over, *mesh.explicit_axes))
+        results = batch, Routing(PartitionSpec(), PartitionSpec())
+        return jax.shard_map(of_shard, in_specs=specs, out_specs=results, axis_names=manual)(*operands)
+
+    def _mesh_axes(self, shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The mesh axes that cut tokens, and those that cut experts, which are some of these."""
+        if self.expert_axis is None:
+            return (), ()
+        over, across = sharding.mesh_axes(self.tokens), sharding.mesh_axes(self.expert_axis)
+        if missing := [axis for axis in across if axis not in over]:
+            raise ValueError(
+                f"MoE: mesh axis {missing[0]!r} cuts experts, but not tokens, so that its devices would all "
+                f"route the same ones; add it to the rule of {self.tokens!r}."
+            )
+        sizes = jax.sharding.get_abstract_mesh().shape
+        for what, size, axes in (
+            ("experts", self.router.out_features, across),
+            (f"rows of x of shape {shape}", shape[0], over),
+        ):
+            n = math.prod(sizes[axis] for axis in axes)
+            if size % n:
+                along = " * ".join(f"{axis} = {sizes[axis]}" for axis in axes)
+                raise ValueError(f"MoE: {size} {what} do not divide into {n} shards ({along}).")
+        return over, across
+
+    def _routed(self, x, router, graph, experts, over, across) -> tuple[jax.Array, Routing]:
+        """The call of one shard of tokens.
+
+        x: (..., d), the tokens of the shard.
+        router: the layer.
+        graph, experts: graph and state of the experts on this device.
+        over, across: the mesh axes that cut tokens and experts, () for none."""
+        d, count = x.shape[-1], router.out_features
         x_Td = x.reshape(-1, d)
         tokens = x_Td.shape[0]
         capacity = self.capacity(tokens)
-        p_TE = jax.nn.softmax(self.router(x_Td.astype(jnp.float32)))
+        p_TE = jax.nn.softmax(router(x_Td.astype(jnp.float32)))
         gates_Tk, chosen_Tk = jax.lax.top_k(p_TE, self.top_k)
         gates_Tk = gates_Tk / gates_Tk.sum(-1, keepdims=True)
 
         # Assignments are listed in the order of tokens, and each takes the next free slot of its expert.
         chosen = chosen_Tk.reshape(-1)
-        taken_AE = jax.nn.one_hot(chosen, experts, dtype=jnp.int32)
+        taken_AE = jax.nn.one_hot(chosen, count, dtype=jnp.int32)
         turn = jnp.take_along_axis(jnp.cumsum(taken_AE, axis=0), chosen[:, None], axis=1)[:, 0] - 1
-        slot = jnp.where(turn < capacity, chosen * capacity + turn, experts * capacity)
+        slot = jnp.where(turn < capacity, chosen * capacity + turn, count * capacity)
         token = jnp.arange(chosen.size) // self.top_k
-        source = jnp.full(experts * capacity + 1, tokens).at[slot].set(token)[:-1]
+        source = jnp.full(count * capacity + 1, tokens).at[slot].set(token)[:-1]
         padded = jnp.concatenate([x_Td, jnp.zeros_like(x_Td[:1])])
-        x_ECd = padded[source].reshape(experts, capacity, d)
+        x_ECd = padded[source].reshape(count, capacity, d)
 
-        graphdef, state = nnx.split(self.experts)
-        y_ECd = jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(state, x_ECd)
+        if across:  # all tokens of this device's experts
+            x_ECd = jax.lax.all_to_all(x_ECd, across, split_axis=0, concat_axis=1, tiled=True)
+        y_ECd = jax.vmap(lambda state, x: nnx.merge(graph, state)(x))(experts, x_ECd)
+        if across:
+            y_ECd = jax.lax.all_to_all(y_ECd, across, split_axis=1, concat_axis=0, tiled=True)
         zero_of_dropped = jnp.zeros((1, d), y_ECd.dtype)
-        y = jnp.concatenate([y_ECd.reshape(experts * capacity, d), zero_of_dropped])[slot]
+        y = jnp.concatenate([y_ECd.reshape(count * capacity, d), zero_of_dropped])[slot]
         y_Td = jnp.einsum("tk,tkd->td", gates_Tk.astype(y.dtype), y.reshape(tokens, self.top_k, d))
 
         if not tokens:
             return y_Td.reshape(x.shape), Routing(jnp.float32(0), jnp.float32(0))
-        share_E = taken_AE.mean(0, dtype=jnp.float32)
-        loss = experts * jnp.sum(share_E * p_TE.mean(0))
-        return y_Td.reshape(x.shape), Routing(loss, jnp.mean(turn >= capacity, dtype=jnp.float32))
+
+        def mean(shares):
+            return jax.lax.pmean(shares, over) if over else shares
+
+        share_E = mean(taken_AE.mean(0, dtype=jnp.float32))
+        loss = count * jnp.sum(share_E * mean(p_TE.mean(0)))
+        return y_Td.reshape(x.shape), Routing(loss, mean(jnp.mean(turn >= capacity, dtype=jnp.float32)))

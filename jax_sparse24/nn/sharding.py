@@ -13,12 +13,14 @@ from jax.sharding import PartitionSpec
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 # Logical axis -> mesh axes. "batch" is the first axis of the input; "embed" is the model width, which weights
-# are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention.
+# are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention;
+# "expert" is the axis of the experts of a mixture, whose mesh axes cut tokens too.
 RULES: Rules = (
     ("batch", ("dp", "fsdp")),
     ("embed", "fsdp"),
     ("mlp", "tp"),
     ("heads", "tp"),
+    ("expert", "fsdp"),
 )
 
 
@@ -56,6 +58,28 @@ def spec(*names: str | None) -> PartitionSpec | None:
                 f"rules for {known}. Add one, ({name!r}, None) for no mesh axis, to nnx.logical_axis_rules."
             )
     return PartitionSpec(*(None if name is None else rules[name] for name in names))
+
+
+def mesh_axes(name: str) -> tuple[str, ...]:
+    """The axes of the mesh in the context that cut a logical axis.
+
+    Axes of one device are left out, and those over which the caller is manual.
+
+    name: of the logical axis.
+
+    Returns: names of mesh axes; () without a mesh in the context.
+    Raises: ValueError for a name without a rule, or a rule with an axis that the mesh does not have."""
+    mesh, found = jax.sharding.get_abstract_mesh(), spec(name)
+    axes = found[0] if found else None
+    axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    for axis in axes:
+        if axis not in mesh.axis_names:
+            known = ", ".join(map(repr, mesh.axis_names))
+            raise ValueError(
+                f"sharding: the rule of {name!r} names mesh axis {axis!r}, but the mesh in the context has "
+                f"{known}."
+            )
+    return tuple(axis for axis in axes if mesh.shape[axis] > 1 and axis not in mesh.manual_axes)
 
 
 def specs(tokens: str, **weights: tuple[str | None, ...] | None) -> dict[str, PartitionSpec] | None:

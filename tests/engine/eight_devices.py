@@ -501,6 +501,65 @@ def check_layers_with_logical_axes():
         raise AssertionError("a name without a rule")
 
 
+def check_experts_over_an_axis_by_all_to_all():
+    """Dropless, values and gradients of one device; with a capacity, those of a call for each shard."""
+    from flax import nnx
+
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(16, 8, d)), jnp.float32)
+
+    def build(method, **options):
+        options |= {"experts": 8, "method": method, "implementation": KERNELS, "expert_axis": "expert"}
+        return nnx.split(s24.nn.MoE(d, f, rngs=nnx.Rngs(0), **options), nnx.Param, ...)
+
+    def call(params, rest, x, graph):
+        return nnx.merge(graph, params, rest)(x)
+
+    def loss(params, rest, x, graph):
+        y, routing = call(params, rest, x, graph)
+        return (y**2).mean() + routing.load_balancing_loss
+
+    def on_the_mesh(function, params, rest, explicit):
+        cut = mesh(2, 4, names=("dp", "fsdp"), explicit=explicit)
+        with jax.set_mesh(cut), nnx.logical_axis_rules(s24.sharding.rules_for(cut)):
+            places = nnx.get_named_sharding((params, rest), cut)
+            assert places[0]["experts"]["up"]["kernel"].get_value().spec == P("fsdp")
+            arguments = *jax.device_put((params, rest), places), jax.device_put(x, P(("dp", "fsdp")))
+            lowered = function.lower(*arguments, graph)
+        return lowered.as_text().count("stablehlo.all_to_all"), lowered.compile(), arguments
+
+    graph, *state = build(s24.methods.FST(mvue=None), capacity_factor=None)
+    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 2)), static_argnums=3)
+    exchanges, run, arguments = on_the_mesh(gradient, *state, explicit=False)
+    assert_near(run(*arguments), gradient(*state, x, graph))
+    assert exchanges == 4 and {kind for kind, _ in collectives(run)} == {"all-to-all", "all-reduce"}
+
+    graph, *state = build(s24.methods.STE(), capacity_factor=0.5)
+    forward = jax.jit(call, static_argnums=3)
+    calls = [forward(*state, part, graph) for part in np.split(np.asarray(x), 8)]
+    exchanges, run, arguments = on_the_mesh(forward, *state, explicit=True)
+    y, routing = run(*arguments)
+    assert exchanges == 2
+    assert_near(y, np.concatenate([y for y, _ in calls]))
+    np.testing.assert_allclose(routing.dropped, np.mean([found.dropped for _, found in calls]), rtol=1e-6)
+    assert routing.dropped > 0
+
+    for text, rules in (
+        ("mesh axis 'tp' cuts experts, but not tokens", {"batch": "dp", "expert": "tp"}),
+        ("the rule of 'expert' names mesh axis 'model'", {"batch": "dp", "expert": "model"}),
+        (
+            "12 rows of x of shape (12, 8, 32) do not divide into 8 shards",
+            {"batch": ("dp", "tp"), "expert": "tp"},
+        ),
+    ):
+        with jax.set_mesh(mesh(4, 2)), nnx.logical_axis_rules(tuple(rules.items())):
+            try:
+                jax.eval_shape(functools.partial(call, graph=graph), *state, x[:12])
+            except ValueError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(f"nothing raised {text!r}")
+
+
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
