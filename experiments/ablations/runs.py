@@ -19,6 +19,7 @@ import jax
 
 from experiments import config as configs
 from experiments import files
+from experiments.ablations import record as records
 from experiments.ablations.ablation import Named, folder_of
 from experiments.analysis.runs import Run, read_run
 from experiments.config import REPOSITORY, Config
@@ -54,19 +55,42 @@ class Job:
         return f"{self.claim} {self.label}".strip()
 
     @property
+    def record(self) -> Path:
+        """The file that stays of it, see record.py."""
+        return self.out.with_suffix(".json")
+
+    @property
     def ready(self) -> bool:
         """Whether the runs that it waits for are done."""
         return all(job.done for job in (self.needs, self.same_as) if job)
 
     @property
+    def stored(self) -> dict | None:
+        """What its record holds, where the run was made on another machine; else None."""
+        begun = (self.out / "config.json").exists()
+        return records.read(self.record) if self.record.exists() and not begun else None
+
+    @property
     def rows(self) -> list[dict]:
         """What the run has written; [] before its start."""
+        if stored := self.stored:
+            return [row for rows in stored["rows"].values() for row in rows]
         return rundir.read_metrics(self.out) if (self.out / "metrics.jsonl").exists() else []
 
     @property
+    def begun(self) -> Config | None:
+        """The config with which it was begun; None before its start."""
+        if stored := self.stored:
+            return stored["config"]
+        path = self.out / "config.json"
+        return configs.read(path) if path.exists() else None
+
+    @property
     def finished(self) -> bool:
-        """Whether the last checkpoint is complete: orbax renames it into place when it is."""
-        return (self.out / "checkpoints" / str(self.config.train.steps)).is_dir()
+        """Whether the last checkpoint is complete (orbax renames it into place when it is), or was on the
+        machine that the record comes from."""
+        last = self.out / "checkpoints" / str(self.config.train.steps)
+        return last.is_dir() or (self.stored is not None and not self.diverged)
 
     @property
     def diverged(self) -> bool:
@@ -75,6 +99,8 @@ class Job:
     @property
     def environment(self) -> dict:
         """What the run wrote of where it began; {} before that."""
+        if stored := self.stored:
+            return stored["environment"]
         path = self.out / "environment.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -90,6 +116,8 @@ class Job:
 
     def read(self) -> Run:
         """The run for reports."""
+        if stored := self.stored:
+            return Run(self.label, self.out, stored["config"], stored["rows"])
         return read_run(self.out, self.label)
 
 
@@ -118,7 +146,7 @@ def one_commit(jobs, now: str | None = None) -> str:
     """
     found = {} if now is None else {now: "the code here"}
     for job in jobs:
-        if (job.out / "config.json").exists():
+        if job.begun is not None:
             found.setdefault(job.commit, str(job.out))
     known = ", ".join(f"{commit or 'an unknown commit'} ({where})" for commit, where in found.items())
     require(
@@ -139,7 +167,7 @@ def register(named: Named, out: Path):
     path = out / "statement.json"
     if path.exists():
         return
-    begun = len(list(out.glob("*/seed*/config.json")))
+    begun = len({path.with_suffix("") for path in out.glob("*/seed*") if path.is_dir() or path.suffix == ".json"})
     words = named.ablation.statement | {
         "written": datetime.datetime.now().isoformat(timespec="seconds"),
         "commit": code_now(),
@@ -170,8 +198,8 @@ def check_folder(jobs, out: Path, resume: bool):
         occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
         require(not occupied, f"{out} is not empty. Continue it with --resume, or choose another --out.")
     for job in jobs:
-        if (job.out / "config.json").exists():
-            changed = configs.differences(configs.read(job.out / "config.json"), job.config)
+        if (before := job.begun) is not None:
+            changed = configs.differences(before, job.config)
             require(
                 not changed,
                 f"The run in {job.out} has another config, and runs of an ablation cannot be lengthened, "
@@ -206,13 +234,14 @@ def adopt(job: Job) -> bool:
 
 def _copy(job: Job, run: Path) -> bool:
     """Copy a finished run; False if the job was begun."""
-    if (job.out / "config.json").exists():
+    if job.begun is not None:
         return False
     partial = job.out.with_suffix(".copying")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(run, partial)
     configs.write(job.config, partial / "config.json")
     partial.rename(job.out)  # all of it or nothing, should this process be killed
+    records.write(job.out, job.record)
     return True
 
 
@@ -239,17 +268,17 @@ def interruptible():
 def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
     """Start or continue a run; returns finished or diverged. Raises KeyboardInterrupt when a signal asked to
     stop; the run is saved then."""
-    if job.done:
-        return "diverged" if job.diverged else "finished"
-    try:
-        resume = (job.out / "config.json").exists()
-        result = train(job.config, job.out, resume=resume, show=show, label=label or job.name)
-    except Diverged as error:
-        print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
-        return "diverged"
-    if result.stopped or not result.finished:
-        raise KeyboardInterrupt
-    return "finished"
+    if not job.done:
+        try:
+            resume = (job.out / "config.json").exists()
+            result = train(job.config, job.out, resume=resume, show=show, label=label or job.name)
+        except Diverged as error:
+            print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
+        else:
+            if result.stopped or not result.finished:
+                raise KeyboardInterrupt
+        records.write(job.out, job.record)
+    return "diverged" if job.diverged else "finished"
 
 
 def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float = math.inf) -> bool:

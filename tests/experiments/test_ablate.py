@@ -98,6 +98,12 @@ def done(shared, tmp_path_factory):
     return path, out
 
 
+def forget(run):
+    """Remove a run, its record too."""
+    shutil.rmtree(run)
+    run.with_suffix(".json").unlink()
+
+
 def run(capsys, *arguments):
     """(status, stdout + stderr) of the command in this process."""
     try:
@@ -204,7 +210,7 @@ def test_runs_of_two_commits_are_not_combined(done, tmp_path, capsys):
     status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
     assert status == 2 and "different commits" in printed and "0123456789ab" in printed
     assert (copy / "result.json").read_text() == before
-    shutil.rmtree(copy / "ste/seed0")  # nor is a run begun that could not be combined
+    forget(copy / "ste/seed0")  # nor is a run begun that could not be combined
     status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
     assert status == 2 and "different commits" in printed and not (copy / "ste/seed0").exists()
     status, printed = run(
@@ -320,12 +326,37 @@ def test_done_runs_are_kept(done, tmp_path, capsys):
     path, out = done
     copy = shutil.copytree(out, tmp_path / "copy")
     before = (copy / "ste/seed0/metrics.jsonl").read_bytes()
-    shutil.rmtree(copy / "ste" / "seed1")
+    forget(copy / "ste/seed1")
     status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
     assert status == 0
     assert "1/1 ste/1: finished" in printed and "dense/0" not in printed
     assert (copy / "ste/seed0/metrics.jsonl").read_bytes() == before
     assert stable(copy) == stable(out)
+
+
+def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path, capsys, monkeypatch):
+    path, out = done
+    copy = tmp_path / "copy"
+    for file in [out / "statement.json", *out.glob("*/seed*.json")]:
+        (copy / file.relative_to(out)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy / file.relative_to(out))
+    monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("all runs are done"))
+    assert run(capsys, f"{path}:smoke", "--out", copy, "--resume")[0] == 0
+    here, there = (json.loads((folder / "result.json").read_text()) for folder in (copy, out))
+    when = ("date", "load_before")
+    assert {k: v for k, v in here.items() if k not in when} == {
+        k: v for k, v in there.items() if k not in when
+    }
+    file = copy / "ste/seed1.json"
+    whole = file.read_text()
+    for text, words in (
+        (whole[:-9], "seed1.json is not the record of a run"),
+        (whole.replace('"format":1', '"format":9'), "has the format 9 and not 1"),
+        (whole.replace('"steps":150', '"steps":140'), "train.steps: 140 -> 150"),
+    ):
+        file.write_text(text)
+        status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
+        assert status == 2 and words in printed
 
 
 def test_killed_in_the_middle_and_resumed(done, tmp_path):
