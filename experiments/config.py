@@ -98,6 +98,8 @@ class Train:
     """steps between checkpoints (one more at the end)"""
     keep: int = 2
     """newest checkpoints to keep"""
+    least_speed: int = 0
+    """tokens per second; a run that is slower at its start is stopped"""
     tensorboard: bool = False
     """also write TensorBoard events (needs tensorboardX)"""
     wandb: str = ""
@@ -106,7 +108,7 @@ class Train:
     def __post_init__(self):
         for name in ("steps", "accumulate", "log_every", "eval_batches", "keep"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}.")
-        for name in ("eval_every", "monitor_every", "probe_every", "checkpoint_every"):
+        for name in ("eval_every", "monitor_every", "probe_every", "checkpoint_every", "least_speed"):
             require(
                 getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}."
             )

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_sparse24.dispatch import cusparselt, decision, hardware, native, table
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native
 from tests.ops import library
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
@@ -41,12 +41,12 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
     if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
         jax.config.update("jax_default_matmul_precision", "highest")
-    table.user_folder = lambda: GPU / "none"  # what was measured on this machine decides in no test
     config.pluginmanager.register(Durations(config), "durations of the slowest tests")
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this one
         return
     folder = tempfile.mkdtemp(prefix="jax_sparse24-compiled-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_CACHE_HOME"] = folder  # what was measured on this machine decides in no test
     for name, value in {
         "compilation_cache_dir": folder,
         "persistent_cache_min_compile_time_secs": 0.0,

@@ -167,7 +167,9 @@ def register(named: Named, out: Path):
     path = out / "statement.json"
     if path.exists():
         return
-    begun = len({path.with_suffix("") for path in out.glob("*/seed*") if path.is_dir() or path.suffix == ".json"})
+    begun = len(
+        {path.with_suffix("") for path in out.glob("*/seed*") if path.is_dir() or path.suffix == ".json"}
+    )
     words = named.ablation.statement | {
         "written": datetime.datetime.now().isoformat(timespec="seconds"),
         "commit": code_now(),

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from experiments.data.batches import (
     validation_batches,
 )
 from experiments.data.vocabulary import bits_per_byte
-from experiments.errors import UserError
+from experiments.errors import UserError, require
 from experiments.training import memory, rundir, speed, trackers
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
@@ -30,6 +31,8 @@ from experiments.training.optimiser import learning_rate
 from experiments.training.processes import first_process_first, wait_for_all
 from experiments.training.start import check_start, initial_state
 from experiments.training.step import Program
+
+SPEEDS = 5  # rows of speed, from the first on, whose median must reach train.least_speed
 
 
 class Diverged(UserError):
@@ -64,8 +67,8 @@ def train(
     Progress for `show`. begins: called once config, folder and text are found right, before compilation.
 
     Raises UserError for a mistake in config, folder or corpus (nothing is written then), also while another
-    process trains into that folder, and Diverged when the loss is no longer finite (metrics and earlier
-    checkpoints are kept).
+    process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss is
+    no longer finite (metrics and earlier checkpoints are kept then).
     """
     out = Path(out)
     rundir.check_new(out, config, resume)
@@ -172,7 +175,7 @@ class Loop:
         self.share_per_token = peak and speed.flops_per_token(config) / peak  # of a second of all devices
         self.rate = learning_rate(config.optim, config.train.steps)
         self.pending = None  # the step just dispatched, logged after the next one is dispatched
-        self.unlogged = 0
+        self.unlogged, self.speeds = 0, []
 
     def run(self, start: int, state):
         """(last step, whether the run is complete, last evaluation)."""
@@ -267,7 +270,7 @@ class Loop:
         self.unlogged += 1
         finite = math.isfinite(loss)
         if due(step, self.config.train.log_every) or not finite:
-            rate = self.clock.tick(self.unlogged)
+            rate, joules = self.clock.tick(self.unlogged)
             self.unlogged = 0
             tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
             share = tokens_per_s and self.share_per_token and tokens_per_s * self.share_per_token
@@ -277,10 +280,13 @@ class Loop:
                 bits = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
                 row["bits_per_byte"] = bits
             marks = self._marks("loss") if phase.sparse else {}
-            speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s} | ({"mfu": share} if share else {})
+            speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s}
+            more = {"mfu": share, "joules_per_step": joules}
+            speeds |= {name: value for name, value in more.items() if value}
             self.writer.write("train", step, {**row, **speeds, **marks})
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
             self.progress.update(step + 1, said, loss, tokens_per_s, bits, share)
+            self._check_speed(step, tokens_per_s)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(
@@ -288,6 +294,20 @@ class Loop:
                 f"run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
                 "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
             )
+
+    def _check_speed(self, step: int, tokens_per_s: float | None):
+        """UserError for a run that is slower than its config demands, as soon as that is seen."""
+        if tokens_per_s is None or len(self.speeds) == SPEEDS:
+            return
+        self.speeds.append(tokens_per_s)
+        least, median = self.config.train.least_speed, statistics.median(self.speeds)
+        require(
+            len(self.speeds) < SPEEDS or median >= least,
+            f"This run makes {median:,.0f} tokens/s, less than train.least_speed={least:,}, and was stopped "
+            f"at step {step}: such a run would take longer than was planned. See what else the device does "
+            "(nvidia-smi) and which options cost time (model.remat, model.scan, model.attention), or lower "
+            "--train.least_speed, and start it anew.",
+        )
 
 
 def due(step: int, every: int) -> bool:

@@ -11,6 +11,7 @@ import jax
 from tqdm import tqdm
 
 from experiments.errors import UserError
+from jax_sparse24.measure.nvml import gauge
 
 
 class Writer:
@@ -51,30 +52,44 @@ class Writer:
 
 
 class Clock:
-    """Training time: runs from the first `tick`, stands still while something else is done."""
+    """Time and energy of training: run from the first `tick`, stand still while something else is done."""
 
     def __init__(self):
         self._last, self._spent = None, {}
 
-    def tick(self, steps: int) -> float | None:
-        """Steps per second since the last tick; None the first time."""
-        now = time.perf_counter()
-        rate = steps / (now - self._last) if self._last is not None and steps else None
+    def tick(self, steps: int) -> tuple[float | None, float | None]:
+        """Steps per second since the last tick, and joules of the GPU per step. None the first time, joules
+        also where no GPU, or more than one, tells them."""
+        now, before = _now(), self._last
         self._last = now
-        return rate
+        if before is None or not steps:
+            return None, None
+        return steps / (now[0] - before[0]), None if now[1] is None else (now[1] - before[1]) / steps
 
     @contextlib.contextmanager
     def paused(self, kind: str = ""):
-        start = time.perf_counter()
+        start = _now()
         yield
-        spent = time.perf_counter() - start
-        self._spent[kind] = self.spent(kind) + spent
+        end = _now()
+        self._spent[kind] = self.spent(kind) + end[0] - start[0]
         if self._last is not None:
-            self._last += spent
+            self._last = tuple(
+                None if last is None else last + b - a
+                for last, a, b in zip(self._last, start, end, strict=True)
+            )
 
     def spent(self, kind: str) -> float:
         """Seconds paused for this kind since the last call."""
         return self._spent.pop(kind, 0.0)
+
+
+def _now() -> tuple[float, float | None]:
+    """Seconds, and joules where one GPU trains and its driver tells them."""
+    meter = gauge()[0] if jax.local_device_count() == 1 else None
+    if meter is None:
+        return time.perf_counter(), None
+    reading = meter.read()
+    return reading.at, reading.joules
 
 
 class Progress:

@@ -200,7 +200,10 @@ class Program:
         try:
             self._lowered[mode] = run.lower(self.abstract_state(), tokens)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"This training step cannot be built: {error}") from error
+            hint = (
+                " Write --model.attention xla where there is no NVIDIA GPU." if "cuDNN" in str(error) else ""
+            )
+            raise UserError(f"This training step cannot be built: {error}{hint}") from error
 
     def _objective(self, model, tokens_BL, teacher=None):
         if self.training.loss is None:

@@ -40,7 +40,8 @@ def versions() -> dict[str, str]:
 
 def user_folder() -> Path:
     """The folder in which `s24.tune` stores the table of this machine by default."""
-    return Path(os.path.expanduser("~/.cache/jax_sparse24/tuning"))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "jax_sparse24/tuning"
 
 
 @dataclasses.dataclass(frozen=True)

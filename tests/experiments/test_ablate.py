@@ -349,12 +349,12 @@ def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path
     }
     file = copy / "ste/seed1.json"
     whole = file.read_text()
-    for text, words in (
+    for damaged, words in (
         (whole[:-9], "seed1.json is not the record of a run"),
         (whole.replace('"format":1', '"format":9'), "has the format 9 and not 1"),
         (whole.replace('"steps":150', '"steps":140'), "train.steps: 140 -> 150"),
     ):
-        file.write_text(text)
+        file.write_text(damaged)
         status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
         assert status == 2 and words in printed
 

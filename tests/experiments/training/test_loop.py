@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import grain
 import jax
@@ -31,6 +32,7 @@ from experiments.training import metrics, rundir, speed, stored
 from experiments.training.checkpoint import Checkpoints, quiet_failure
 from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
+from jax_sparse24.measure.nvml import Reading
 from tests.experiments.conftest import REPOSITORY, python
 
 pytestmark = pytest.mark.slow
@@ -41,7 +43,8 @@ def rows(out, kind):
 
 
 def without_speed(row):
-    return {key: value for key, value in row.items() if key not in ("steps_per_s", "tokens_per_s", "seconds")}
+    speeds = ("steps_per_s", "tokens_per_s", "joules_per_step", "seconds")
+    return {key: value for key, value in row.items() if key not in speeds}
 
 
 @pytest.fixture
@@ -236,6 +239,33 @@ def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
         assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
 
 
+def test_a_run_that_is_too_slow_is_stopped_and_says_its_speed(config, tmp_path):
+    slow = dataclasses.replace(config, train=dataclasses.replace(config.train, least_speed=10**12))
+    with pytest.raises(
+        UserError, match=r"tokens/s, less than train.least_speed=1,000,000,000,000.* at step 5"
+    ):
+        train(slow, tmp_path / "run", show=False)
+    assert [row["step"] for row in rows(tmp_path / "run", "train")] == list(range(6))
+
+
+def test_energy_is_that_of_training_alone(monkeypatch):
+    at = [(10.0, 100.0)]
+    monkeypatch.setattr(
+        metrics, "gauge", lambda: (SimpleNamespace(read=lambda: Reading(at[0][0], 1.0, at[0][1])), "")
+    )
+    clock = metrics.Clock()
+    assert clock.tick(1) == (None, None)
+    at[0] = 12.0, 160.0
+    with clock.paused("monitor"):
+        at[0] = 15.0, 1000.0
+    at[0] = 16.0, 1060.0
+    assert clock.tick(4) == (4 / 3, 30.0) and clock.spent("monitor") == 3.0
+    monkeypatch.setattr(metrics, "gauge", lambda: (None, "no GPU"))
+    clock = metrics.Clock()
+    clock.tick(1)
+    assert clock.tick(1)[1] is None
+
+
 def test_evaluate_prints_both_losses(finished, capsys):
     evaluate.main([str(finished), "--batches", "2"])
     printed = capsys.readouterr().out
@@ -379,15 +409,20 @@ def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
 
 
 def test_large_recipe_made_small(shared, config, tmp_path):
-    """The accelerator config made small: bfloat16, scan, remat, accumulation, approximate MVUE."""
+    """The GPU's config made small: bfloat16, accumulation, approximate MVUE, and scan and remat."""
     large = configs.load("configs/fst/masked_decay.py")
+    model = {"layers": 2, "d": 16, "f": 32, "heads": 2, "scan": True, "remat": True}
     small = dataclasses.replace(
         large,
-        model=dataclasses.replace(large.model, layers=2, d=16, f=32, heads=2),
+        model=dataclasses.replace(large.model, **model),
         data=dataclasses.replace(config.data, batch=4),
         optim=dataclasses.replace(large.optim, warmup=1),
         train=dataclasses.replace(large.train, steps=3, accumulate=2, log_every=1, eval_batches=1),
     )
+    if jax.default_backend() == "cpu":
+        with pytest.raises(UserError, match=r"Write --model\.attention xla"):
+            train(small, tmp_path / "run", show=False)
+    small = dataclasses.replace(small, model=dataclasses.replace(small.model, attention="xla"))
     result = train(small, tmp_path / "run", show=False)
     assert result.finished and 4 < result.losses["dense"] < 7
     assert [row["phase"] for row in rows(result.out, "train")] == ["sparse", "sparse", "sparse"]
