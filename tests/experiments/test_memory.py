@@ -25,10 +25,15 @@ COMPARED = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d
 SIZES = {"cpu": 10.5, "config": 110, "m350": 336, "m774": 750, "b1_3": 1275, "b7": 6744, "wide270": 268}
 
 
-@pytest.mark.parametrize("name", ["cpu", "config", pytest.param("b7", marks=pytest.mark.slow), "wide270"])
+@pytest.mark.parametrize("name", SIZES)
 def test_parameters_of_the_configs(name):
+    """Of as many blocks as there are, from models of one and of two."""
     config = configs.load(f"configs/sizes.py:{name}")
-    assert parameters(config) / 1e6 == pytest.approx(SIZES[name], rel=0.005)
+    one, two = (
+        parameters(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=n)))
+        for n in (1, 2)
+    )
+    assert (one + (config.model.layers - 1) * (two - one)) / 1e6 == pytest.approx(SIZES[name], rel=0.005)
 
 
 def test_terms(config):
@@ -106,12 +111,13 @@ def test_what_cannot_fit_is_refused(config, monkeypatch):
 @pytest.mark.slow
 def test_the_command(shared, capsys):
     """XLA's arguments are the state and the tokens, to the byte."""
-    command.main([f"{shared / 'tiny.py'}:dense", "--devices", "2", "--xla", "--model.layers", "1"])
+    command.main([f"{shared / 'tiny.py'}:dense", "--devices", "2", "--model.layers", "1"])
     printed = capsys.readouterr().out
     assert "micro-batches of 4 x 32 tokens on 2 devices" in printed and "The largest part is" in printed
-    assert "| XLA, phase train: temps" in printed
     config = configs.load(f"{shared / 'tiny.py'}:dense")
-    program = Program(config)
+    program = Program(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=1)))
+    names = [f"XLA, phase train: {name}s" for name in ("argument", "output", "temp")]
+    assert [name for name, _ in command.xla_rows(program)] == names
     found = program.step(False).memory_analysis().argument_size_in_bytes
     tokens = np.dtype(np.int32).itemsize * config.data.batch * (config.data.seq + 1)
     assert found == memory.size_of(program.abstract_state()) + tokens

@@ -42,15 +42,6 @@ def test_weights_and_biases_go_on_with_a_run(config, tmp_path, calls):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_tensorboard(config, tmp_path):
-    pytest.importorskip("tensorboardX")
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
-    with Writer(tmp_path, trackers.opened(config, tmp_path)) as writer:
-        writer.write("train", 3, {"loss": 1.5, "phase": "sparse"})
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    assert b"train/loss" in events.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("option", "package"), [({"wandb": "words"}, "wandb"), ({"tensorboard": True}, "tensorboardX")]
 )
