@@ -2,7 +2,8 @@
 
 A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
 sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
-two cores, `gpu` is a model of 25M parameters that sees 16M bytes.
+two cores, `gpu` is a model of 25M parameters that sees 16M bytes. `124m` and `wide` (268M in four wide
+blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from experiments import config as configs
 from experiments.ablations.verdicts import Predicate
 from experiments.analysis.outcome import METRICS
 from experiments.config import REPOSITORY, Config, Optim, Train
-from experiments.data import text
+from experiments.data import linux, text
 from experiments.errors import UserError, require
 from experiments.models import decoder
 
@@ -60,6 +61,28 @@ class Size:
 
 def _size(name: str, decay: float, **parts) -> Size:
     return Size(name, Config(name=name, **parts), decay)
+
+
+def _on_linux(name: str, steps: int, least_speed: int, **model: int) -> Size:
+    """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step."""
+    return _size(
+        name,
+        6e-5,
+        model=decoder.Config(**model, dtype="bfloat16", attention="cudnn"),
+        data=linux.Config(seq=1024, batch=64, tokenizer="train:32768"),
+        optim=Optim(lr=6e-4, warmup=500),
+        train=Train(
+            steps=steps,
+            log_every=20,
+            eval_every=500,
+            eval_batches=16,
+            monitor_every=100,
+            probe_every=1000,
+            checkpoint_every=steps,
+            keep=1,
+            least_speed=least_speed,
+        ),
+    )
 
 
 SIZES = {
@@ -116,6 +139,8 @@ SIZES = {
                 keep=1,
             ),
         ),
+        _on_linux("124m", 7000, 350_000, layers=12, d=768, f=3072, heads=12),
+        _on_linux("wide", 4000, 150_000, layers=4, d=2048, f=8192, heads=16),
     )
 }
 

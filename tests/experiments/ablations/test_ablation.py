@@ -131,7 +131,7 @@ def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
         ({"seeds": ()}, "list of seeds is empty"),
         ({"seeds": (0, 0)}, "given twice"),
         ({"seeds": (0, -1)}, "must not be negative, got -1"),
-        ({"found": {"gpus": "Little."}}, "by size: smoke, cpu, gpu; got 'gpus'"),
+        ({"found": {"gpus": "Little."}}, "by size: smoke, cpu, gpu, 124m, wide; got 'gpus'"),
         (
             {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=text.Config(seq=16))}},
             "'fst' has other data .* than 'dense'",
@@ -152,18 +152,26 @@ def test_arms_at_equal_time_may_differ_in_steps():
         make(equal="loss")
 
 
+@pytest.mark.parametrize(
+    ("file", "shape", "size"),
+    [
+        ("nvidia-h200_train-step_2026-11-22-d.json", (4096, 14336), "cpu"),
+        ("nvidia-h100-80gb-hbm3_train-step_20261123T135733Z.json", (2048, 8192), "wide"),
+    ],
+)
 @pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
-def test_steps_at_equal_time_follow_from_the_measured_speed(name):
+def test_steps_at_equal_time_follow_from_the_measured_speed(name, file, shape, size):
     """The speeds that the config names are those of the stored results; one more step would take longer."""
-    results = json.loads((RESULTS / "nvidia-h200_train-step_2026-11-22-d.json").read_text())["rows"]
-    (row,) = [r for r in results if (r["method"], r["d"], r["f"]) == (name, 4096, 14336)]
-    assert equal_time.SPEED[name] == round(rows.ratio(row, "dense step", "step"), 2)
-    arms = ablations.load("configs/fst/equal_time.py:cpu").ablation.arms
+    results = json.loads((RESULTS / file).read_text())["rows"]
+    (row,) = [r for r in results if (r["method"], r["d"], r["f"]) == (name, *shape)]
+    speed = equal_time.SPEEDS[f"{shape[0]}, {shape[1]}"][name]
+    assert speed == round(rows.ratio(row, "dense step", "step"), 2)
+    arms = ablations.load(f"configs/fst/equal_time.py:{size}").ablation.arms
     config, dense = arms[name], arms["dense"].train.steps
 
     def time(steps):
         phases = config.method.schedule(steps).phases
-        return sum(p.steps / equal_time.SPEED[name] if p.sparse else p.steps for p in phases)
+        return sum(p.steps / speed if p.sparse else p.steps for p in phases)
 
     assert time(config.train.steps) <= dense < time(config.train.steps + 1)
 
@@ -172,7 +180,7 @@ def test_steps_at_equal_time_follow_from_the_measured_speed(name):
     ("spec", "parts"),
     [
         ("configs/fst/decay_gird.py", ["Did you mean configs/fst/decay_grid.py?"]),
-        ("configs/fst/decay_grid.py:cpus", ["'cpus'", "smoke, cpu, gpu", "decay_grid.py:cpu?"]),
+        ("configs/fst/decay_grid.py:cpus", ["'cpus'", "smoke, cpu, gpu, 124m, wide", "decay_grid.py:cpu?"]),
         ("configs/demo.py", ["defines no ablation(size)", "configs/fst/decay_grid.py"]),
     ],
 )
