@@ -114,11 +114,10 @@ def test_a_run_from_the_command_line(shared, tmp_path, capsys):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
     out = tmp_path / "run"
     chosen = ["--model", "qwen3", "--model.kv-heads", "1", "--model.head", "8", "--data=files"]
-    chosen += ["--model.layers", "1"]
     chosen += ["--data.files", str(tmp_path / "text.jsonl"), "--out", str(out), "--progress", "False"]
     launch.main([str(shared / "tiny.py"), *chosen, "--train.eval-every", "0", "--no-tune", *FEWER])
     config = configs.read(out / "config.json")
-    assert config.model == qwen3.Config(layers=1, d=16, f=32, heads=2, kv_heads=1, head=8)
+    assert config.model == qwen3.Config(layers=2, d=16, f=32, heads=2, kv_heads=1, head=8)
     assert (config.data.files, config.data.seq) == (str(tmp_path / "text.jsonl"), 32)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
