@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
-from jax_sparse24.engine.partition import Partition, Pieces, own_pieces, permute_shards, whole
+from jax_sparse24.engine.partition import Partition, permute_shards
+from jax_sparse24.engine.pieces import Pieces, own_pieces, whole
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
 from jax_sparse24.ops.compressed24 import Compressed24, compress
 from jax_sparse24.ops.features import ASCENDING, densest, set_columns

@@ -16,7 +16,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
-from jax_sparse24.engine.partition import whole
+from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of
 from jax_sparse24.ops.reference.saved import SLOPES

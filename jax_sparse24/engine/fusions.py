@@ -24,7 +24,7 @@ from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed, Request
-from jax_sparse24.engine.partition import whole
+from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
 from jax_sparse24.ops import gated
