@@ -233,12 +233,12 @@ static int64_t number_of(const Draws& d, int64_t n) {
   return row * (kKey[4] * d.width) + column;
 }
 
-// Arrays that are no shards, and shards: groups lie along rows if inner is 1, and a row is then a part of len.
+// Arrays that are no shards, and shards: if inner is 1, groups follow each other and rows may have any length.
 static std::vector<Draws> all_draws(const Groups& g) {
   std::vector<Draws> all = {draws_of(g, 0)};
   if (g.inner > 1) return all.push_back(draws_of(g, g.inner)), all;
-  for (const int64_t width : {4, 69, 5})
-    if (g.len / 4 % width == 0) all.push_back(draws_of(g, width));
+  for (const int64_t width : {3, 4, 5})
+    if (g.count() % width == 0) all.push_back(draws_of(g, width));
   return all;
 }
 
