@@ -16,7 +16,8 @@ class Config(base.Config):
 
     parts: tuple[str, ...] = ("text:stdlib=1",)
     """NAME:PLACE=WEIGHT of each: a dataset, its first option, and its share of the tokens, such as
-    linux:/usr/src=0.7 'files:/data/*.parquet=0.3'; other options of a part are its defaults"""
+    linux:/usr/src=0.7 'files:/data/*.parquet=0.3'; further options follow the place, such as
+    'files:/data/*.parquet,column=content,validation=0.01=0.3'"""
 
     def __post_init__(self):
         super().__post_init__()
@@ -45,7 +46,8 @@ class Config(base.Config):
 def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
     """The dataset and the weight of one part. Raises UserError where it names none."""
     dataset, _, share = spec.rpartition("=")
-    name, _, place = dataset.partition(":")
+    name, _, rest = dataset.partition(":")
+    place, *words = rest.split(",")
     try:
         weight = float(share)
     except ValueError:
@@ -61,6 +63,19 @@ def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
             kind = getattr(importlib.import_module(module), "Config", None)
     if kind is None or not issubclass(kind, base.Config) or kind is base.Config:
         raise UserError(f"data.parts: {spec!r} names no dataset that --data knows: {name!r}.")
-    common = [field.name for field in dataclasses.fields(base.Config)]
-    first = next(field.name for field in dataclasses.fields(kind) if field.name not in common)
-    return kind(**{field: getattr(mix, field) for field in common}, **{first: place}), weight
+    common = {field.name: getattr(mix, field.name) for field in dataclasses.fields(base.Config)}
+    own = {field.name: field.default for field in dataclasses.fields(kind) if field.name not in common}
+    return kind(
+        **common, **{next(iter(own)): place}, **dict(option(spec, word, own) for word in words)
+    ), weight
+
+
+def option(spec: str, word: str, own: dict) -> tuple[str, object]:
+    """The name and the value of an option of a part. Raises UserError for one that the dataset has not."""
+    name, equals, value = word.partition("=")
+    simple = {key: type(default) for key, default in own.items() if isinstance(default, str | int | float)}
+    try:
+        require(bool(equals) and name in simple, f"it has {', '.join(simple)}")
+        return name, simple[name](value)
+    except ValueError as error:
+        raise UserError(f"data.parts: {word!r} in {spec!r} is no option of that dataset: {error}.") from error

@@ -7,6 +7,7 @@ block is kept, 2 d, and one block's own. docs/memory.md compares this with what 
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,15 @@ class Estimate:
 
 
 def size_of(tree) -> int:
-    """Bytes of all arrays of a tree, of shapes alone too; a key is counted by its words."""
+    """Bytes on each device of all arrays of a tree, of shapes alone too, cut as their shardings say; a key is
+    counted by its words."""
 
     def one(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        return leaf.size * leaf.dtype.itemsize
+        sharding = getattr(leaf, "sharding", None)
+        shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
 
     return sum(one(leaf) for leaf in jax.tree.leaves(tree))
 

@@ -170,6 +170,27 @@ def test_a_mixture_in_tokens(mixed):
     assert corpus.statistics["tokens"] == sum(len(part["tokens"]) for part in corpus.train)
 
 
+def test_options_of_a_part(mixed):
+    spec = f"files:{mixed.root}/a.jsonl,column=body,validation=0.2,piece=64=2"
+    part, weight = mix.part_of(spec, mixed)
+    wanted = files.Config(
+        files=f"{mixed.root}/a.jsonl",
+        column="body",
+        validation=0.2,
+        piece=64,
+        root=mixed.root,
+        seq=15,
+        batch=4,
+    )
+    assert (part, weight) == (wanted, 2.0)
+    for word, words in (
+        ("colum=a", "it has files, column, piece, validation"),
+        ("piece=x", "invalid literal"),
+    ):
+        with pytest.raises(UserError, match=f"'{word}' in .* is no option of that dataset: {words}"):
+            mix.part_of(f"files:a,{word}=1", mixed)
+
+
 def test_parts_that_are_none(mixed):
     for spec, words in (
         ("text:stdlib", "is not NAME:PLACE=WEIGHT"),
