@@ -18,10 +18,10 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments import ablate
+from experiments import ablate, study
 from experiments import config as configs
 from experiments.ablations import ablation as ablations
-from experiments.ablations import reproduction, result, runs, text
+from experiments.ablations import evidence, reproduction, result, runs, text
 from experiments.ablations.leaks import leaking
 from experiments.analysis.outcome import METRICS
 from experiments.cli import STOPPED
@@ -357,6 +357,44 @@ def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path
         file.write_text(damaged)
         status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
         assert status == 2 and words in printed
+
+
+def test_a_study_of_the_records(done, tmp_path, capsys):
+    _, out = done
+    copy = tmp_path / "tiny"
+    for file in out.glob("*/seed*.json"):
+        (copy / file.relative_to(out)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy / file.relative_to(out))
+    study.main([str(copy), "--out", str(tmp_path / "page")])
+    page = (tmp_path / "page/evidence.md").read_text()
+    found = json.loads((out / "result.json").read_text())["metrics"]
+    losses = [[found[arm][seed]["val_dense"] for seed in "01"] for arm in ("ste", "dense")]
+    gap = sum(ste - dense for ste, dense in zip(*losses, strict=True)) / 2
+    side = "behind" if gap > 0 else "ahead of"
+    assert f"ste ends {abs(gap):.3f} nats per token {side} dense training (2 seeds" in page
+    assert f" {sum(losses[0]) / 2:.4f} |" in page and "not measured" in page
+    for name in ("tokens", "minutes", "trade"):
+        assert (tmp_path / f"page/tiny_{name}.png").read_bytes().startswith(b"\x89PNG")
+    run = evidence.read(copy).arms["ste"][0]
+    at, speeds = run.column("train", "steps_per_s")
+    assert evidence.seconds_at(run, [0, at[-1]]) == pytest.approx([0, (1 / speeds).sum()], rel=1e-6)
+
+    def refused(words):
+        with pytest.raises(UserError, match=words):
+            evidence.read(copy)
+
+    file = copy / "ste/seed1.json"
+    whole = file.read_text()
+    digest = re.search(r'"digest":"(\w+)"', whole)[1]
+    file.write_text(whole.replace(digest, "0" * len(digest)))
+    refused("different texts: ")
+    file.write_text(whole.replace('"step":[0,1,', '"step":[0,2,', 1))
+    refused("cannot be shown: ")
+    file.write_text(whole)
+    shutil.rmtree(copy / "dense")
+    refused("no arm 'dense'")
+    shutil.rmtree(copy)
+    refused("holds no ARM/seedN.json")
 
 
 def test_killed_in_the_middle_and_resumed(done, tmp_path):

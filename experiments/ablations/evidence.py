@@ -1,0 +1,187 @@
+"""What the runs of a study show: loss over tokens and over time, and what an arm's speed costs in loss.
+
+A study is a folder with the records of an ablation's runs, ARM/seedN.json (record.py).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.ablations import record
+from experiments.ablations.verdicts import Interval
+from experiments.analysis.runs import Run
+from experiments.analysis.tables import markdown
+from experiments.data.vocabulary import bits_per_byte
+from experiments.errors import require
+
+REPLICATE = "replicate"
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of a folder.
+
+    name: of the folder.
+    arms: arm -> seed -> run; the first arm is what the others are compared with."""
+
+    name: str
+    arms: dict[str, dict[int, Run]]
+
+    @property
+    def reference(self) -> str:
+        return next(iter(self.arms))
+
+    @property
+    def others(self) -> list[str]:
+        return [name for name in self.arms if name not in (self.reference, REPLICATE)]
+
+    def paired(self, arm: str, value) -> list[float]:
+        """A number of an arm's run less that of the reference, for every seed that both have.
+
+        value: what makes the number of a Run."""
+        first, own = self.arms[self.reference], self.arms[arm]
+        return [value(own[seed]) - value(first[seed]) for seed in own if seed in first]
+
+    def gap(self, arm: str) -> Interval:
+        """Final loss with every product dense, less that of the reference, nats per token."""
+        return Interval.of(self.paired(arm, final("dense")))
+
+    def run_speed(self, arm: str) -> Interval:
+        """Seconds per step of the reference's run over those of the arm's, everything but measurements."""
+        first, own = self.arms[self.reference], self.arms[arm]
+        return Interval.of([pace(first[s]) / pace(own[s]) for s in own if s in first])
+
+    def step_speed(self, arm: str) -> float | None:
+        """The same of sparse steps alone, medians; None for an arm without."""
+        ratios = []
+        for seed, run in self.arms[arm].items():
+            sparse = speeds(run, sparse=True)
+            if seed in self.arms[self.reference] and len(sparse):
+                ratios.append(np.median(sparse) / np.median(speeds(self.arms[self.reference][seed])))
+        return float(np.mean(ratios)) if ratios else None
+
+
+def read(folder: Path) -> Study:
+    """The study in a folder, its reference first.
+
+    folder: with ARM/seedN.json.
+
+    Raises: UserError if it has none, none of an arm "dense", or runs on different texts or devices."""
+    arms, devices, texts = {}, {}, {}
+    for path in sorted(folder.glob("*/seed*.json")):
+        content = record.read(path)
+        run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
+        require(
+            not run.gap,
+            f"{path} cannot be shown: {run.gap}. Take it out, or put the record of a complete run there.",
+        )
+        devices.setdefault(str(content["environment"].get("devices")), path)
+        texts.setdefault(str(run.corpus.get("digest")), path)
+        arms.setdefault(path.parent.name, {})[run.config.seed] = run
+    require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
+    for what, found in (("devices", devices), ("texts", texts)):
+        known = ", ".join(f"{value} ({path})" for value, path in found.items())
+        require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
+    require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
+    return Study(folder.name, {"dense": arms.pop("dense"), **arms})
+
+
+def tokens_per_step(run: Run) -> int:
+    return run.config.data.batch * run.config.data.seq
+
+
+def speeds(run: Run, sparse: bool | None = None):
+    """Steps per second of the rows that have them; sparse: only of phases that are, or are not."""
+    at, values = run.column("train", "steps_per_s")
+    if sparse is None:
+        return np.asarray(values)
+    inside = [any(b <= step < e and phase.sparse == sparse for b, e, phase in run.phases) for step in at]
+    return np.asarray(values)[np.asarray(inside, bool)]
+
+
+def seconds_at(run: Run, steps) -> np.ndarray:
+    """Seconds of training until each of some numbers of steps, measurements left out."""
+    at, values = run.column("train", "steps_per_s")
+    per_step = 1 / np.asarray(values)
+    taken = np.concatenate([[at[0] * per_step[0]], np.diff(at) * per_step[1:]])
+    ends, total = np.concatenate([[0], at]), np.concatenate([[0], np.cumsum(taken)])
+    beyond = np.maximum(np.asarray(steps) - at[-1], 0) * per_step[-1]
+    return np.interp(steps, ends, total) + beyond
+
+
+def pace(run: Run) -> float:
+    """Seconds per step of a whole run."""
+    steps = run.config.train.steps
+    return float(seconds_at(run, [steps])[0]) / steps
+
+
+def final(kind: str):
+    """What takes the last loss of a run, nats per token. kind: "dense" or "sparse"."""
+    return lambda run: run.last("eval", kind)
+
+
+def curve(run: Run, over: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bits per byte of evaluations with every product dense. over: "tokens" (millions) or "minutes"."""
+    steps, losses = run.column("eval", "dense")
+    at = steps * tokens_per_step(run) / 1e6 if over == "tokens" else seconds_at(run, steps) / 60
+    return at, np.array([bits_per_byte(loss, run.bytes_per_token) for loss in losses])
+
+
+def joules_per_token(run: Run) -> float | None:
+    """Of a whole run, from the energy of its GPU; None where that was not measured."""
+    values = run.column("train", "joules_per_step")[1]
+    return float(np.mean(values)) / tokens_per_step(run) if len(values) else None
+
+
+def table(study: Study) -> str:
+    """A line per arm."""
+    header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "loss, sparse", "behind dense"]
+    header += ["sparse step", "whole run", "tokens/s", "mJ per token"]
+    lines = [header]
+    for arm, runs in study.arms.items():
+        some = next(iter(runs.values()))
+        mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
+        energy = [joules_per_token(run) for run in runs.values()]
+        step = study.step_speed(arm)
+        lines.append(
+            [
+                arm,
+                str(len(runs)),
+                str(some.config.train.steps),
+                f"{mean(final('dense')):.4f}",
+                f"{mean(lambda run: bits_per_byte(final('dense')(run), run.bytes_per_token)):.4f}",
+                f"{mean(final('sparse')):.4f}",
+                "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
+                "-" if step is None else f"{step:.2f}x",
+                "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
+                f"{mean(lambda run: tokens_per_step(run) / pace(run)):,.0f}",
+                "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
+            ]
+        )
+    return markdown(lines)
+
+
+def interval(found: Interval, form: str, unit: str = "") -> str:
+    """A mean with its interval, if it has one."""
+    if found.mean is None:
+        return "-"
+    text = f"{found.mean:{form}}{unit}"
+    return text if found.low is None else f"{text} ({found.low:{form}} to {found.high:{form}})"
+
+
+def summary(study: Study) -> str:
+    """The first sentences of a page: who is behind dense training, and by how much."""
+    said = []
+    for arm in study.others:
+        gap, speed = study.gap(arm), study.run_speed(arm)
+        if gap.mean is None:
+            continue
+        side = "behind" if gap.mean > 0 else "ahead of"
+        seeds = f"{gap.n} seed{'s' * (gap.n != 1)}"
+        sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
+        said.append(
+            f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure}), its run "
+            f"{speed.mean:.2f} times as fast"
+        )
+    return "; ".join(said) + "." if said else "No arm can be compared with dense training yet."
