@@ -10,6 +10,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
 from jax_sparse24.engine.fusions import DENSE, product
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
+from jax_sparse24.engine.partition import partition
 from jax_sparse24.ops.features import densest
 from jax_sparse24.ops.order import inverse_of, permute
 
@@ -53,7 +54,23 @@ def activation_stats(
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)
-    execution = Execution("activation_stats", "ffn", plan, None, activation)
+    operands, blocks = {"x": tokens, "w1": w1}, method.token_blocks
+    cut = None if blocks == 1 else partition("activation_stats", "ffn", {}, operands, blocks)
+    execution = Execution("activation_stats", "ffn", plan, None, activation, cut)
+
+    def body(arrays, state, key, _):
+        return {}, _sums(execution, method, arrays["x"], arrays["w1"], state, key, b1)
+
+    _, sums = execution.run(body, operands, state, key, results=[])
+    if cut is not None:
+        sums = jax.tree.map(lambda of_blocks: of_blocks.sum(0), sums)
+    least = {"density": 0, "lost": 1, "energy": 1e-30}  # of the denominators
+    return {name: part / jnp.maximum(of, least[name.split("_")[-1]]) for name, (part, of) in sums.items()}
+
+
+def _sums(execution: Execution, method, tokens, w1, state, key, b1) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Of the statistics of one block of tokens: the numerators and the denominators."""
+    plan, activation = execution.plan, execution.activation
     route = method.router.route(tokens, w1, state["w1"]) if method.router else None
     real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
@@ -61,8 +78,10 @@ def activation_stats(
         tokens, real = (permute(x, route.order, back) for x in (tokens, real))
     y1_Tf = product(execution, "F1", {"x": tokens, "w1": w1}, state, key)
     y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
-    stats = {"density": jnp.mean(y2_Tf != 0, dtype=jnp.float32, where=real)}
+    non_zeros = jnp.sum(y2_Tf != 0, dtype=jnp.float32)
+    sums = {"density": (non_zeros, jnp.sum(real, dtype=jnp.float32) * y2_Tf.shape[1])}
     given, allowed = y2_Tf, None if route is None else route.allowed
+    over = execution.partition.tokens if execution.partition else ()
     for name in ("F2", "B2"):
         row = plan.row(name)
         if row is None or row.operand != "y2":
@@ -71,13 +90,13 @@ def activation_stats(
         kept = execution.cut(name, arrays, state, key, allowed=allowed, decision=DENSE).left
         uncut = row.arranged(given)
         if row.dense_share:
-            features = densest(uncut, row.dense_share, row.rank)
+            features = densest(uncut, row.dense_share, row.rank, over=over)
             kept = kept.at[:, features].set(uncut[:, features])
         lost = jnp.sum((uncut != 0) & (kept == 0), dtype=jnp.float32)
-        stats[f"{name}_lost"] = lost / jnp.maximum(jnp.sum(given != 0, dtype=jnp.float32), 1)
-        stats[f"{name}_lost_energy"] = _energy(uncut - kept) / jnp.maximum(_energy(given), 1e-30)
+        sums[f"{name}_lost"] = lost, jnp.sum(given != 0, dtype=jnp.float32)
+        sums[f"{name}_lost_energy"] = _energy(uncut - kept), _energy(given)
         given = kept if plan.save_packed else y2_Tf
-    return stats
+    return sums
 
 
 def _energy(x):

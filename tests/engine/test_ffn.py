@@ -308,3 +308,15 @@ def test_blocks_of_tokens_are_as_many_calls(method):
         np.testing.assert_array_equal(got, sum(parts))
     with pytest.raises(ValueError, match=r"has 30 tokens, which token_blocks=4 does not divide"):
         s24.sparse_ffn(x[:30], w1, w2, dataclasses.replace(method, token_blocks=4), state)
+
+
+def test_statistics_of_blocks_of_tokens():
+    method = s24.methods.Activation24(dense_share=0.0)
+    x, w1, *_ = oracle.matrices(1, "float32", (32, d), (d, f))
+    stats = jax.jit(lambda x, method: s24.activation_stats(x, w1, method), static_argnums=1)
+    halves = [stats(x[i:][:16], method) for i in (0, 16)]
+    both = stats(x, dataclasses.replace(method, token_blocks=2))
+    density, lost = ([half[name] for half in halves] for name in ("density", "F2_lost"))
+    np.testing.assert_allclose(both["density"], np.mean(density), rtol=1e-6)
+    np.testing.assert_allclose(both["F2_lost"], np.average(lost, weights=density), rtol=1e-6)
+    assert both.keys() == halves[0].keys() and 0 < both["F2_lost"] < 1
