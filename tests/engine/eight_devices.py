@@ -353,7 +353,8 @@ def check_draws_are_those_of_one_device():
     state = method.init(w)
 
     def gradient(x, w, state, dy, specs=None):
-        return jax.grad(lambda w: (s24.sparse_dot(x, w, method, state, KEY, specs=specs) * dy).sum())(w)
+        options = {"specs": specs, "implementation": KERNELS}
+        return jax.grad(lambda w: (s24.sparse_dot(x, w, method, state, KEY, **options) * dy).sum())(w)
 
     want = np.asarray(jax.jit(gradient)(jnp.eye(n), w, state, dy))
     assert (np.count_nonzero(want.reshape(n // 4, 4, out), axis=1) <= 2).all() and want.any()
@@ -531,9 +532,8 @@ def check_experts_over_an_axis_by_all_to_all():
 
     x = jnp.asarray(np.random.default_rng(2).normal(size=(16, 8, d)), jnp.float32)
 
-    def build(method, **options):
-        options |= {"experts": 8, "method": method, "implementation": KERNELS, "expert_axis": "expert"}
-        return nnx.split(s24.nn.MoE(d, f, rngs=nnx.Rngs(0), **options), nnx.Param, ...)
+    options = {"experts": 8, "capacity_factor": None, "expert_axis": "expert", "implementation": KERNELS}
+    moe = s24.nn.MoE(d, f, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options)
 
     def call(params, rest, x, graph):
         return nnx.merge(graph, params, rest)(x)
@@ -551,13 +551,14 @@ def check_experts_over_an_axis_by_all_to_all():
             lowered = function.lower(*arguments, graph)
         return lowered.as_text().count("stablehlo.all_to_all"), lowered.compile(), arguments
 
-    graph, *state = build(s24.methods.FST(mvue=None), capacity_factor=None)
+    graph, *state = nnx.split(moe, nnx.Param, ...)
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 2)), static_argnums=3)
     exchanges, run, arguments = on_the_mesh(gradient, *state, explicit=False)
     assert_near(run(*arguments), gradient(*state, x, graph))
     assert exchanges == 4 and {kind for kind, _ in collectives(run)} == {"all-to-all", "all-reduce"}
 
-    graph, *state = build(s24.methods.STE(), capacity_factor=0.5)
+    moe.capacity_factor = 0.5
+    graph, *state = nnx.split(moe, nnx.Param, ...)
     forward = jax.jit(call, static_argnums=3)
     calls = [forward(*state, part, graph) for part in np.split(np.asarray(x), 8)]
     exchanges, run, arguments = on_the_mesh(forward, *state, explicit=True)
