@@ -71,7 +71,7 @@ def overrides(model: decoder.Config) -> list[str]:
         value, option = getattr(model, field.name), field.name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--model.{option if value else f'no-{option}'}")
-        elif value is not None:
+        elif value not in (None, ""):
             words += [f"--model.{option}", str(value)]
     return words
 
