@@ -137,12 +137,13 @@ def joules_per_token(run: Run) -> float | None:
 def table(study: Study) -> str:
     """A line per arm."""
     header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "loss, sparse", "behind dense"]
-    header += ["sparse step", "whole run", "tokens/s", "mJ per token"]
+    header += ["sparse step", "whole run", "tokens/s", "mJ per token", "memory, GB"]
     lines = [header]
     for arm, runs in study.arms.items():
         some = next(iter(runs.values()))
         mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
         energy = [joules_per_token(run) for run in runs.values()]
+        memory = [run.last("eval", "peak_bytes") for run in runs.values()]
         step = study.step_speed(arm)
         lines.append(
             [
@@ -157,6 +158,7 @@ def table(study: Study) -> str:
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 f"{mean(lambda run: tokens_per_step(run) / pace(run)):,.0f}",
                 "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
+                "not measured" if None in memory else f"{max(memory) / 1e9:.1f}",
             ]
         )
     return markdown(lines)

@@ -226,7 +226,8 @@ class Loop:
                     losses = self.evaluator(state["params"], state["sparse"])
                     leak = self.leak(state["params"], state["sparse"]) if self.leak else {}
                     scored = {} if self._scores_bytes else {"bytes_per_token": self.bytes_per_token}
-                    self.writer.write("eval", done, losses | leak | scored | self._marks("sparse"))
+                    marks = self._marks("sparse")
+                    self.writer.write("eval", done, losses | leak | scored | peak_memory() | marks)
             if due(done, train.checkpoint_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
@@ -308,6 +309,12 @@ class Loop:
             "(nvidia-smi) and which options cost time (model.remat, model.scan, model.attention), or lower "
             "--train.least_speed, and start it anew.",
         )
+
+
+def peak_memory() -> dict:
+    """The most bytes that a device of this process had in use so far; {} where it does not tell."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return {"peak_bytes": max(peaks)} if all(peaks) else {}
 
 
 def due(step: int, every: int) -> bool:

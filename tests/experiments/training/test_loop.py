@@ -28,7 +28,7 @@ from experiments.analysis import comparison, sampling
 from experiments.cli import STOPPED
 from experiments.data import batches as datas
 from experiments.errors import UserError
-from experiments.training import metrics, rundir, speed, stored
+from experiments.training import loop, metrics, rundir, speed, stored
 from experiments.training.checkpoint import Checkpoints, quiet_failure
 from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
@@ -264,6 +264,14 @@ def test_energy_is_that_of_training_alone(monkeypatch):
     clock = metrics.Clock()
     clock.tick(1)
     assert clock.tick(1)[1] is None
+
+
+def test_memory_is_that_of_the_fullest_device(monkeypatch):
+    devices = [SimpleNamespace(memory_stats=lambda n=n: {"peak_bytes_in_use": n}) for n in (3, 5)]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert loop.peak_memory() == {"peak_bytes": 5}
+    devices.append(SimpleNamespace(memory_stats=lambda: None))
+    assert loop.peak_memory() == {}
 
 
 def test_evaluate_prints_both_losses(finished, capsys):
