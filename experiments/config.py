@@ -122,6 +122,25 @@ class Train:
         )
 
 
+@dataclass(frozen=True)
+class Mesh:
+    """How the devices of all processes are arranged, see docs/scaling.md. One of the sizes may be -1."""
+
+    dp: int = -1
+    """devices along which only the batch is cut; -1 for all that the other two leave"""
+    fsdp: int = 1
+    """devices along which the batch is cut, and parameters, moments and masks rest in pieces"""
+    tp: int = 1
+    """devices along which heads and the FFN width are cut"""
+
+    def __post_init__(self):
+        sizes = dataclasses.asdict(self)
+        for name, size in sizes.items():
+            require(size > 0 or size == -1, f"mesh.{name} must be positive, or -1 for the rest, got {size}.")
+        rest = [f"mesh.{name}" for name, size in sizes.items() if size == -1]
+        require(len(rest) <= 1, f"{' and '.join(rest)} are both -1; only one can be what the others leave.")
+
+
 DEFAULTS = {"model": decoder.Config(), "data": text.Config()}
 
 
@@ -137,6 +156,7 @@ class Config:
     data: datas.Config = DEFAULTS["data"]
     optim: Optim = Optim()
     train: Train = Train()
+    mesh: Mesh = Mesh()
     method: object = s24.methods.Dense()
 
     def __post_init__(self):
@@ -383,6 +403,7 @@ def component_class(field: str, name: str | None) -> type:
 PARTS = {
     "optim": lambda name: Optim,
     "train": lambda name: Train,
+    "mesh": lambda name: Mesh,
     "method": method_class,
     **{field: functools.partial(component_class, field) for field in ROOMS},
 }

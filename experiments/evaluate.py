@@ -13,6 +13,7 @@ from experiments.cli import command
 from experiments.data.batches import bytes_per_token, open_corpus, validation_batches
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import require
+from experiments.training import mesh as meshes
 from experiments.training import rundir
 from experiments.training.evaluator import Evaluator, mark, said
 from experiments.training.monitor import Leak
@@ -30,18 +31,19 @@ def main(argv=None):
     args = parser.parse_args(argv)
     require(args.batches > 0, f"--batches must be positive, got {args.batches}.")
     config, program, step, state = load_state(args.run, args.step)
+    meshes.check(config, program.mesh)
     corpus = open_corpus(config.data, rundir.vocabulary(args.run))
     batches = validation_batches(corpus, config.data, args.batches)
-    losses = Evaluator(config, program.graphdefs, batches, program.replicated)(
-        state["params"], state["sparse"]
-    )
+    losses = Evaluator(config, program, batches)(state["params"], state["sparse"])
     size = bytes_per_token(corpus.vocabulary, batches)
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
     for name, loss in losses.items():
         print(f"  {name:<7} {said(loss, size, ', ')}{mark(config.method, name)}")
     if not config.method.causal and len(batches) > 1:
-        found = Leak(program.graphdefs, batches)(state["params"], state["sparse"])
+        with program.inside():
+            placed = [meshes.place(batch, program.rows) for batch in batches]
+            found = Leak(program.graphdefs, placed)(state["params"], state["sparse"])
         error = "" if found["leak_error"] is None else f" ± {found['leak_error']:.4f}"
         print(
             f"  leak    {found['leak']:.4f}{error} nats by which the sparse loss is lower for knowing later "

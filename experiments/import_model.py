@@ -60,7 +60,7 @@ def read(folder: Path, out: Path, *, seq: int = 1024, name: str = "") -> Config:
     with rundir.alone(out):
         rundir.create(out, config, tokens)
         with Checkpoints(out / "checkpoints", keep=1) as checkpoints:
-            checkpoints.save(1, jax.device_put(state, program.replicated))
+            checkpoints.save(1, jax.device_put(state, program.shardings))
     return config
 
 

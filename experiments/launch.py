@@ -29,6 +29,8 @@ path/to/file.py:function. Every field can be overridden:
   python -m experiments.launch configs/dense.py:cpu --model qwen3 --data files --data.files 'text/*.jsonl'
                                           a file of experiments/models, and one of experiments/data
   python -m experiments.launch --resume runs/NAME                     continues an interrupted run
+  python -m experiments.launch CONFIG --resume                        the same, and its first start too: one
+                                          command for a job that is interrupted and begun again
   python -m experiments.launch --resume runs/NAME --train.steps 2000  lengthens it: from its checkpoint on,
                                           phases and learning rate are those of a run of 2000 steps
   python -m experiments.launch CONFIG --out sweep --array method=Dense,FST seed=0,1,2
@@ -50,7 +52,7 @@ class Launch:
     out: Path | None = None
     """run folder; None means runs/NAME"""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
-    """continue the run in that folder from its newest checkpoint"""
+    """continue the run in that folder from its newest checkpoint; with a CONFIG, start it if there is none"""
     progress: bool | None = None
     """show the progress bar even without a terminal (True), or show nothing (False)"""
     distributed: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -90,7 +92,8 @@ def parse(argv) -> Launch:
         folder, *overrides = overrides
         spec, default = f"--resume {folder}", Launch(open_run(Path(folder)), out=Path(folder), resume=True)
     else:
-        require(not spec.startswith("-"), f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
+        if spec.startswith("-"):  # the usage reads all configs
+            raise UserError(f"The first argument must be a CONFIG, got {spec!r}.\n\n{usage()}")
         default = Launch(configs.load(spec))
     chosen, overrides = components_of(overrides)
     for part, name in chosen.items():
@@ -187,11 +190,13 @@ def main(argv=None):
     from experiments.training.opening import (
         opening,  # after the processes are connected: no device may be touched
     )
+    from experiments.training.rundir import started
 
     def begins(config, corpus):
         opening(config, corpus, measure=launch.tune, show=launch.progress is not False)
 
-    result = train(launch.config, out, resume=launch.resume, show=launch.progress, begins=begins)
+    resume = launch.resume and started(out)
+    result = train(launch.config, out, resume=resume, show=launch.progress, begins=begins)
     if not result.finished:
         again = shlex.join(["python", "-m", "experiments.launch", "--resume", str(out)])
         print(f"Stopped and saved at step {result.step}. Continue with: {again}")

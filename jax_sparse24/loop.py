@@ -1,7 +1,7 @@
 """What a training loop must do in which order, once: phases, arrangement, refreshes, keys, masks, moments."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.view import Modules, Tree, View
@@ -47,6 +48,10 @@ class Loop:
     tx: an optax transformation, such as `s24.optim.for_method` makes, or an `nnx.Optimizer`.
     schedule: an `s24.Schedule`, or the number of optimiser steps, for the method's own schedule.
     accumulate: number of micro-batches of a step; the leading axis of each array of a batch is split.
+    sum_over: mesh axes over which gradients are summed once per step, after all micro-batches, such as
+        ("dp",); the examples of every micro-batch are cut over them, in the mesh in the context
+        (`jax.set_mesh`), in whose step noise and groups of tokens are those of each shard. Without micro-
+        batches it changes nothing.
     debug: whether every step is followed by `check`, which waits for the step to end.
     jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
     method: that of the layers whose phases, and order of neurons, the loop follows, where they have several;
@@ -64,6 +69,7 @@ class Loop:
         schedule: Schedule | int,
         *,
         accumulate: int = 1,
+        sum_over: Sequence[str] = (),
         debug: bool = False,
         jit: Callable | None = None,
         method: Method | None = None,
@@ -82,7 +88,7 @@ class Loop:
         self.method: Method = self.view.method
         self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(schedule)
         self.loss, self.tx = loss, optax.with_extra_args_support(tx)
-        self.accumulate, self.debug = accumulate, debug
+        self.accumulate, self.sum_over, self.debug = accumulate, tuple(sum_over), debug
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
         self._steps: dict[tuple[bool, bool], Callable] = {}
         self._refreshes: dict[frozenset[Method], Callable] = {}
@@ -230,14 +236,27 @@ class Loop:
             total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
             return jax.tree.map(lambda x: x / parts, total)
 
+        def mean_of_shards(state, params, own, batch):
+            mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]
+            over = tuple(axis for axis in self.sum_over if mesh.shape.get(axis, 1) > 1)
+            if parts == 1 or not over:
+                return mean_over(state, params, own, batch)
+
+            def local(*arguments):
+                return jax.lax.pmean(mean_over(*arguments), over)
+
+            specs = *(PartitionSpec(),) * 3, PartitionSpec(None, over)
+            options = {"out_specs": PartitionSpec(), "axis_names": set(over), "check_vma": False}
+            return jax.shard_map(local, in_specs=specs, **options)(state, params, own, batch)
+
         def step(state, batch):
             params, own = state["params"], state["sparse"]
             own = view.refresh(params, own, state["step"], sparse=sparse, due=sparse and self.within)
             masks = view.masks(params, own, sparse)
-            loss, (grads, seen) = mean_over(state, params, own, batch)
+            loss, (grads, seen) = mean_of_shards(state, params, own, batch)
             own = view.observe(own, seen) if sparse else own
             updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse)
-            predicted = optax.tree.vdot(grads, updates)
+            predicted = optax.tree.sum(jax.tree.map(_dot, grads, updates))
             state = state | {
                 "step": state["step"] + 1,
                 "params": optax.apply_updates(params, updates),
@@ -391,3 +410,8 @@ class Loop:
         if optimizer is not None:
             nnx.update(optimizer.opt_state, nnx.state(nnx.as_pure(jax.tree.map(jnp.copy, state["opt"]))))
             optimizer.step[...] = jnp.asarray(state["step"], optimizer.step.dtype)
+
+
+def _dot(a, b):
+    # optax.tree.vdot makes a row of each array, for which the pieces of one that is cut are gathered.
+    return jnp.tensordot(a, b, axes=a.ndim, precision=jax.lax.Precision.HIGHEST)

@@ -16,7 +16,18 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
-from experiments.models.parts import ROPE_BASE, look_up, rotate, slots
+from experiments.models.parts import (
+    ROPE_BASE,
+    embed,
+    gathered,
+    heads_in_shards,
+    laid,
+    named,
+    project,
+    rotate,
+    shards,
+    slots,
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,14 @@ class Config(base.Config):
         places = ["blocks"] if self.scan else [f"blocks/{n}" for n in range(self.layers)]
         own = weights_method(self.attention_method, method)
         rules = [s24.Rule(f"{place}/attention/{name}", own) for place in places for name in ("qkv", "out")]
-        return s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
+        model = s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
+        for block in [model.blocks] if self.scan else model.blocks:
+            for layer in (block.attention.qkv, block.attention.out):
+                layer.axes = layer.kernel.get_metadata()["out_sharding"]
+                for entry in layer.state.values():
+                    if entry.shape == layer.kernel.shape:
+                        entry.set_metadata(**named(*layer.axes))
+        return model
 
 
 def weights_method(name: str, of_run):
@@ -159,8 +177,9 @@ class Attention(nnx.Module):
             self.out = s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs)
         else:
             linear = partial(nnx.Linear, use_bias=False, dtype=dtype, rngs=rngs)
-            self.qkv = linear(model.d, (model.heads + 2 * kv_heads) * head)
-            self.out = linear(model.heads * head, model.d)
+            wide = (model.heads + 2 * kv_heads) * head
+            self.qkv = linear(model.d, wide, kernel_metadata=named("embed", None))
+            self.out = linear(model.heads * head, model.d, kernel_metadata=named("heads", "embed"))
         if model.qk_norm:
             norm = partial(nnx.RMSNorm, head, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
             self.query_norm, self.key_norm = norm(), norm()
@@ -169,12 +188,19 @@ class Attention(nnx.Module):
         """Queries (B, L, H, h), keys and values (B, L, K, h)."""
         batch, length, _ = x_BLd.shape
         heads, (kv_heads, head) = self.model.heads, self.model.own_shape
-        qkv = self.qkv(x_BLd)
-        if kv_heads == heads:
-            qkv = qkv.reshape(batch, length, 3, heads, head)
+        if shards("heads") > 1:
+            if not isinstance(self.qkv, nnx.Linear):
+                raise ValueError(
+                    "attention with model.rank or model.attention_method is not cut over tp: use --mesh.tp 1"
+                )
+            ends = (heads * head, (heads + kv_heads) * head)
+            kernels = jnp.split(gathered(self.qkv.kernel, self.qkv.dtype), ends, axis=1)
+            parts = iter(heads_in_shards(x_BLd, kernels, kv_heads, head))
+        elif kv_heads == heads:
+            qkv = project(self.qkv, x_BLd).reshape(batch, length, 3, heads, head)
             parts = (qkv[:, :, n] for n in range(3))
         else:
-            qkv = qkv.reshape(batch, length, heads + 2 * kv_heads, head)
+            qkv = project(self.qkv, x_BLd).reshape(batch, length, heads + 2 * kv_heads, head)
             parts = iter(jnp.split(qkv, (heads, heads + kv_heads), axis=2))
         norms = (self.query_norm, self.key_norm) if self.model.qk_norm else (lambda x: x,) * 2
         q_BLHh, k_BLKh = (rotate(norm(next(parts)), first, self.model.rope_base) for norm in norms)
@@ -187,11 +213,11 @@ class Attention(nnx.Module):
         if cache is None:
             options = {"is_causal": True, "implementation": self.model.attention}
             y_BLHh = jax.nn.dot_product_attention(q_BLHh, k_BLKh, v_BLKh, **options)
-            return self.out(y_BLHh.reshape(batch, length, -1))
+            return project(self.out, y_BLHh.reshape(batch, length, -1))
         places, visible_LS = slots(first, length, cache[0].shape[1])
         cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
         y_BLHh = jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None])
-        return self.out(y_BLHh.reshape(batch, length, -1)), cache
+        return project(self.out, y_BLHh.reshape(batch, length, -1)), cache
 
 
 class Block(nnx.Module):
@@ -200,7 +226,7 @@ class Block(nnx.Module):
     def __init__(self, model: Config, method, *, rngs):
         dtype = jnp.dtype(model.dtype)
         gated = model.ffn == "swiglu"
-        feed_forward = s24.nn.GatedFFN if gated else s24.nn.FFN
+        feed_forward = partial(s24.nn.GatedFFN if gated else s24.nn.FFN, axes=("embed", "mlp"))
         if model.rank:
             low_rank = {"rank": model.rank, "bottleneck": model.bottleneck, "gated": gated}
             feed_forward = partial(s24.nn.LowRankFFN, **low_rank)
@@ -245,13 +271,18 @@ class Decoder(base.LanguageModel):
         dtype = jnp.dtype(model.dtype)
         self.model = model
         self.embedding = nnx.Embed(
-            vocabulary, model.d, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs
+            *(vocabulary, model.d),
+            embedding_init=nnx.initializers.normal(0.02),
+            embedding_metadata=named("vocab", "embed"),
+            dtype=dtype,
+            rngs=rngs,
         )
         blocks = [Block(model, method, rngs=rngs) for _ in range(model.layers)]
         self.blocks = stack(blocks) if model.scan else nnx.List(blocks)
         self.norm = nnx.RMSNorm(model.d, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
         if not model.tied:
-            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+            options = {"kernel_metadata": named("embed", "vocab"), "dtype": dtype, "rngs": rngs}
+            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, **options)
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
@@ -259,11 +290,14 @@ class Decoder(base.LanguageModel):
         return self.norm(self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd))
 
     def _embedded(self, tokens_BL):
-        return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
+        return laid(embed(self.embedding, tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
+        if self.model.tied:
+            logits_BLV = jnp.dot(x_BLd, gathered(self.embedding.embedding, x_BLd.dtype).T)
+        else:
+            logits_BLV = project(self.head, x_BLd)
         return logits_BLV.astype(jnp.float32)
 
     def empty_cache(self, batch: int, size: int):
@@ -319,7 +353,7 @@ class Decoder(base.LanguageModel):
 
 def _run_block(model: Config, graphdef, state, x_BLd):
     def run(state, x):
-        return nnx.merge(graphdef, state)(x)
+        return laid(nnx.merge(graphdef, state)(x), "batch", None, None)
 
     return (jax.checkpoint(run) if model.remat else run)(state, x_BLd)
 

@@ -1,12 +1,18 @@
-"""What models of this folder share: looking up embeddings, rotary positions, a ring of keys and values.
+"""What models of this folder share: looking up embeddings, rotary positions, a ring of keys and values, and
+how arrays lie on a mesh.
 
 Shape suffixes: B sequences, L tokens, S slots of a cache, d width, H heads, h head width, V vocabulary.
 """
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import jax_sparse24 as s24
 
 ROPE_BASE = 10_000.0
 # Rows up to which accelerators sum gradients of a table by a product: its time grows with the rows.
@@ -77,3 +83,96 @@ def slots(first, length: int, size: int):
     last = first + length - 1
     position_S = last - (last - jnp.arange(size)) % size  # of the token in each slot
     return position_L % size, (position_S >= 0) & (position_S <= position_L[:, None])
+
+
+def named(*names) -> dict:
+    """The metadata of a parameter with these logical axes."""
+    return s24.sharding.metadata(names)
+
+
+def laid(x, *names):
+    """An array cut over the mesh in the context by the names of its logical axes; as it is without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec(names, mesh.manual_axes))
+
+
+def gathered(parameter, dtype):
+    """The value of a parameter as a product takes it: whole along the mesh axes that cut the batch, along
+    which it rests in pieces. Its gradient is summed and scattered."""
+    mesh, names = jax.sharding.get_abstract_mesh(), parameter.get_metadata().get("out_sharding")
+    value = parameter[...].astype(dtype)
+    if mesh.empty or not names:
+        return value
+    spec = _spec(names, {*mesh.manual_axes, *_axes("batch")})
+    return jax.lax.with_sharding_constraint(value, spec)
+
+
+def embed(embedding: nnx.Embed, tokens_BL):
+    """Rows of an embedding; each device looks up its own sequences.
+
+    Left to itself, XLA may gather the gradient of all tokens to sum it by rows."""
+    mesh, table_Vd = jax.sharding.get_abstract_mesh(), embedding.embedding[...].astype(embedding.dtype)
+    over = () if mesh.empty else tuple(axis for axis in _axes("batch") if axis not in mesh.manual_axes)
+    if not over:
+        return look_up(table_Vd, tokens_BL)
+    pieces = tuple(axis for axis in _axes("embed") if axis in over)
+
+    def local(table_Vd, tokens_BL):
+        if pieces:
+            table_Vd = jax.lax.all_gather(table_Vd, pieces, axis=1, tiled=True)
+        return look_up(table_Vd, tokens_BL)
+
+    specs = PartitionSpec(None, pieces or None), PartitionSpec(over)
+    options = {"out_specs": PartitionSpec(over), "axis_names": set(over), "check_vma": False}
+    return jax.shard_map(local, in_specs=specs, **options)(table_Vd, tokens_BL)
+
+
+def project(layer, x):
+    """`layer(x)`; of an `nnx.Linear`, which has no bias here, with its kernel gathered."""
+    if not isinstance(layer, nnx.Linear) or jax.sharding.get_abstract_mesh().empty:
+        return layer(x)
+    return jnp.dot(x.astype(layer.dtype), gathered(layer.kernel, layer.dtype))
+
+
+def shards(name: str) -> int:
+    """Into how many pieces a logical axis is cut over the mesh in the context; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return 1
+    return math.prod(mesh.shape[axis] for axis in _axes(name) if axis not in mesh.manual_axes)
+
+
+def heads_in_shards(x_BLd, kernels, heads: int, head: int):
+    """Queries (B, L, H, h), keys and values (B, L, K, h), each device those of its heads.
+
+    The kernels are one array for the product, in which the queries of a head of keys stand beside it, so that
+    the gradient of the input is one sum over the shards of heads, not three. Raises ValueError where heads do
+    not divide into shards.
+
+    kernels: of queries (d, H * h), keys and values (d, K * h); heads: K."""
+    n = shards("heads")
+    if heads % n:
+        raise ValueError(
+            f"{heads} heads of keys and values do not divide into {n} shards (tp {n}); choose a multiple of "
+            f"{n} for their number, or a smaller --mesh.tp"
+        )
+    kernel_dKGh = jnp.concatenate([w.reshape(len(w), heads, -1, head) for w in kernels], axis=2)
+    kernel_dKGh = laid(kernel_dKGh, None, "heads", None, None)
+    y_BLKGh = laid(jnp.einsum("bld,dkgh->blkgh", x_BLd, kernel_dKGh), "batch", None, "heads", None, None)
+    q_BLHh = y_BLKGh[..., :-2, :].reshape(*x_BLd.shape[:2], -1, head)
+    return q_BLHh, y_BLKGh[..., -2, :], y_BLKGh[..., -1, :]
+
+
+def _axes(name: str | None) -> tuple[str, ...]:
+    """The mesh axes that cut a logical axis."""
+    (found,) = s24.sharding.spec(name)
+    return (found,) if isinstance(found, str) else found or ()
+
+
+def _spec(names, without) -> PartitionSpec:
+    """How an array with these logical axes is cut, but for some mesh axes."""
+    return PartitionSpec(
+        *(tuple(axis for axis in _axes(name) if axis not in without) or None for name in names)
+    )

@@ -16,7 +16,17 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
-from experiments.models.parts import look_up, rotate, slots
+from experiments.models.parts import (
+    embed,
+    gathered,
+    heads_in_shards,
+    laid,
+    named,
+    project,
+    rotate,
+    shards,
+    slots,
+)
 
 EPSILON = 1e-6  # of every RMSNorm
 
@@ -82,30 +92,35 @@ class Attention(nnx.Module):
     def __init__(self, model: Config, *, rngs):
         dtype = jnp.dtype(model.dtype)
         linear = partial(nnx.Linear, use_bias=False, dtype=dtype, rngs=rngs)
+        by_heads = {"kernel_metadata": named("embed", "heads")}
         norm = partial(nnx.RMSNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.model = model
-        self.query = linear(model.d, model.heads * model.head)
-        self.key = linear(model.d, model.shared_heads * model.head)
-        self.value = linear(model.d, model.shared_heads * model.head)
-        self.out = linear(model.heads * model.head, model.d)
+        self.query = linear(model.d, model.heads * model.head, **by_heads)
+        self.key = linear(model.d, model.shared_heads * model.head, **by_heads)
+        self.value = linear(model.d, model.shared_heads * model.head, **by_heads)
+        self.out = linear(model.heads * model.head, model.d, kernel_metadata=named("heads", "embed"))
         self.query_norm, self.key_norm = norm(model.head), norm(model.head)
 
     def __call__(self, x_BLd, cache=None, first=0):
         """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
         batch, length, _ = x_BLd.shape
-        of_heads = lambda y: y.reshape(batch, length, -1, self.model.head)  # noqa: E731
+        layers = self.query, self.key, self.value
+        if shards("heads") > 1:
+            kernels = [gathered(layer.kernel, layer.dtype) for layer in layers]
+            parts = heads_in_shards(x_BLd, kernels, self.model.shared_heads, self.model.head)
+        else:
+            parts = [project(layer, x_BLd).reshape(batch, length, -1, self.model.head) for layer in layers]
         turned = partial(rotate, first=first, base=self.model.rope)
-        q_BLHh = turned(self.query_norm(of_heads(self.query(x_BLd))))
-        k_BLKh = turned(self.key_norm(of_heads(self.key(x_BLd))))
-        v_BLKh = of_heads(self.value(x_BLd))
+        q_BLHh, k_BLKh = turned(self.query_norm(parts[0])), turned(self.key_norm(parts[1]))
+        v_BLKh = parts[2]
         attend = jax.nn.dot_product_attention
         if cache is None:
             y_BLHh = attend(q_BLHh, k_BLKh, v_BLKh, is_causal=True, implementation=self.model.attention)
-            return self.out(y_BLHh.reshape(batch, length, -1))
+            return project(self.out, y_BLHh.reshape(batch, length, -1))
         places, visible_LS = slots(first, length, cache[0].shape[1])
         cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
         y_BLHh = attend(q_BLHh, *cache, mask=visible_LS[None, None])
-        return self.out(y_BLHh.reshape(batch, length, -1)), cache
+        return project(self.out, y_BLHh.reshape(batch, length, -1)), cache
 
 
 class Block(nnx.Module):
@@ -116,6 +131,7 @@ class Block(nnx.Module):
         norm = partial(nnx.RMSNorm, model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.norm1, self.attention = norm(), Attention(model, rngs=rngs)
         options = {"method": method, "dtype": dtype, "implementation": model.implementation}
+        options["axes"] = ("embed", "mlp")
         self.norm2, self.ffn = norm(), s24.nn.GatedFFN(model.d, model.f, **options, rngs=rngs)
 
     def __call__(self, x_BLd, cache=None, first=0):
@@ -135,19 +151,27 @@ class Qwen3(base.LanguageModel):
         dtype = jnp.dtype(model.dtype)
         self.model = model
         self.embedding = nnx.Embed(
-            vocabulary, model.d, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs
+            *(vocabulary, model.d),
+            embedding_init=nnx.initializers.normal(0.02),
+            embedding_metadata=named("vocab", "embed"),
+            dtype=dtype,
+            rngs=rngs,
         )
         self.blocks = nnx.List([Block(model, method, rngs=rngs) for _ in range(model.layers)])
         self.norm = nnx.RMSNorm(model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         if not model.tied:
-            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+            options = {"kernel_metadata": named("embed", "vocab"), "dtype": dtype, "rngs": rngs}
+            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, **options)
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
         x_BLd = self._embedded(tokens_BL)
         for block in self.blocks:
             graphdef, state = nnx.split(block)
-            run = lambda state, x, graphdef=graphdef: nnx.merge(graphdef, state)(x)  # noqa: E731
+
+            def run(state, x, graphdef=graphdef):
+                return laid(nnx.merge(graphdef, state)(x), "batch", None, None)
+
             x_BLd = (jax.checkpoint(run) if self.model.remat else run)(state, x_BLd)
         return self.norm(x_BLd)
 
@@ -166,9 +190,12 @@ class Qwen3(base.LanguageModel):
         return self.logits(self.norm(x_BLd)), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def _embedded(self, tokens_BL):
-        return look_up(self.embedding.embedding[...].astype(self.model.dtype), tokens_BL)
+        return laid(embed(self.embedding, tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
+        if self.model.tied:
+            logits_BLV = jnp.dot(x_BLd, gathered(self.embedding.embedding, x_BLd.dtype).T)
+        else:
+            logits_BLV = project(self.head, x_BLd)
         return logits_BLV.astype(jnp.float32)

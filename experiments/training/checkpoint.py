@@ -1,6 +1,7 @@
 """Checkpoints of a run, its state and its position in the data, through orbax; and the stop signal."""
 
 import contextlib
+import dataclasses
 import logging
 import signal
 import sys
@@ -48,6 +49,34 @@ def with_later(tree, template):
     return {key: entry(key, like) for key, like in template.items()}
 
 
+class PositionHandler(grain.checkpoint.CheckpointHandler):
+    """Stores the position in the data, which is one for all processes, in the file that grain's handler has
+    for a single process."""
+
+    FILE = "process_0-of-1.json"
+
+    def save(self, directory, item=None, args=None):
+        if jax.process_index() == 0:
+            (directory / self.FILE).write_text(args.item.get_state().decode())
+
+    def restore(self, directory, item=None, args=None):
+        args.item.set_state((directory / self.FILE).read_text().encode())
+        args.item.start_prefetch()
+        return args.item
+
+
+@ocp.args.register_with_handler(PositionHandler, for_save=True)
+@dataclasses.dataclass
+class SavePosition(ocp.args.CheckpointArgs):
+    item: object
+
+
+@ocp.args.register_with_handler(PositionHandler, for_restore=True)
+@dataclasses.dataclass
+class RestorePosition(ocp.args.CheckpointArgs):
+    item: object
+
+
 def _is_worth_printing(record) -> bool:
     """Not the traceback of a failure in one of orbax's threads, which is raised here as well."""
     return not record.exc_info and "exception was never retrieved" not in record.getMessage()
@@ -90,7 +119,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(max_to_keep=keep),
             item_handlers={
                 "state": ocp.StandardCheckpointHandler(),
-                "data": grain.checkpoint.CheckpointHandler(),
+                "data": PositionHandler(),
             },
         )
 
@@ -136,7 +165,7 @@ class Checkpoints:
         if self.latest != step:
             items = {"state": ocp.args.StandardSave(plain(state))}
             if iterator is not None:
-                items["data"] = grain.checkpoint.CheckpointSave(iterator)
+                items["data"] = SavePosition(iterator)
             with self._writing():
                 self.manager.save(step, args=ocp.args.Composite(**items))
 
@@ -147,7 +176,7 @@ class Checkpoints:
         for a damaged one.
         """
         template = plain(abstract)
-        items = {} if iterator is None else {"data": grain.checkpoint.CheckpointRestore(iterator)}
+        items = {} if iterator is None else {"data": RestorePosition(iterator)}
         where = self.folder / str(step)
         try:
             with quiet_failure():

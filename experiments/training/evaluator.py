@@ -9,14 +9,17 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.data.vocabulary import bits_per_byte
-from experiments.training.step import graphdefs_of, loss_of
+from experiments.training.mesh import place
+from experiments.training.step import Program, graphdefs_of, loss_of
 
 
 class Evaluator:
-    """`evaluator(params, sparse)` is {"dense": nats, "sparse": nats} over fixed batches int32 (B, L + 1)."""
+    """`evaluator(params, sparse)` is {"dense": nats, "sparse": nats} over fixed batches int32 (B, L + 1), the
+    same in every process, whose sequences are split over the mesh of the program."""
 
-    def __init__(self, config: Config, graphdefs: dict, batches, sharding):
-        self.batches = [jax.device_put(batch, sharding) for batch in batches]
+    def __init__(self, config: Config, program: Program, batches):
+        self.batches, self._inside = [place(batch, program.rows) for batch in batches], program.inside
+        graphdefs = program.graphdefs
         cut_once = not config.method.ffn_plan().rows
         if cut_once:
             top2 = config.train.monitor_mask == "top-2"
@@ -39,9 +42,10 @@ class Evaluator:
         self._losses = {"dense": jax.jit(dense_loss), "sparse": jax.jit(sparse_loss)}
 
     def __call__(self, params, sparse) -> dict:
-        losses = {
-            name: [loss(params, sparse, b) for b in self.batches] for name, loss in self._losses.items()
-        }
+        with self._inside():
+            losses = {
+                name: [loss(params, sparse, b) for b in self.batches] for name, loss in self._losses.items()
+            }
         return {name: float(np.mean(jax.device_get(values))) for name, values in losses.items()}
 
 

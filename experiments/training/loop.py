@@ -22,6 +22,7 @@ from experiments.data.batches import (
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError, require
 from experiments.training import memory, rundir, speed, trackers
+from experiments.training import mesh as meshes
 from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.evaluator import Evaluator
 from experiments.training.lengthen import lengthen
@@ -85,6 +86,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
     schedule = config.schedule
     program = Program(config)
+    meshes.check(config, program.mesh)
     memory.check(config, program)
     with first_process_first("corpus"):
         corpus = open_corpus(config.data, rundir.vocabulary(out) if resume else None)
@@ -107,7 +109,8 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
         start, events = 0, []
         if resume and checkpoints.latest is not None:
             start = checkpoints.latest
-        if resume and (before := rundir.open_run(out)) != config:
+        before = rundir.open_run(out) if resume else config
+        if before.train.steps != config.train.steps:
             changes = lengthen(before, config, start, out)
             events = [{"event": "lengthened", "from": before.train.steps, "to": config.train.steps}]
             if speaks:
@@ -117,7 +120,7 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
                 return Result(out, start, True, {})
             state = checkpoints.restore(start, program.abstract_state(), iterator)
         rundir.truncate_metrics(out, start)
-        if events and jax.process_index() == 0:
+        if before != config and jax.process_index() == 0:
             configs.write(config, out / "config.json")
         state = initial_state(program) if state is None else state
         with (
@@ -126,15 +129,17 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
             StopSignal(checkpoints.manager) as stop,
         ):
             begun = {"event": "resume" if resume else "start", "corpus": corpus.statistics}
+            begun |= {"mesh": dict(program.mesh.shape), "processes": jax.process_count()}
             for event in [begun, *events]:
                 writer.write("event", start, event)
-            evaluator = Evaluator(config, program.graphdefs, batches, program.replicated)
+            evaluator = Evaluator(config, program, batches)
             loop = Loop(
                 config,
                 schedule,
                 program,
                 iterator,
                 corpus.vocabulary,
+                batches,
                 evaluator,
                 checkpoints,
                 writer,
@@ -155,6 +160,7 @@ class Loop:
         program,
         iterator,
         vocabulary,
+        batches,
         evaluator,
         checkpoints,
         writer,
@@ -163,11 +169,12 @@ class Loop:
     ):
         self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
         self.vocabulary = vocabulary
-        self.bytes_per_token = bytes_per_token(vocabulary, jax.device_get(evaluator.batches))
+        self.bytes_per_token = bytes_per_token(vocabulary, batches)
         self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
         self.writer, self.progress = writer, progress
         self.clock, self.monitor = Clock(), Monitor(config)
-        self.probe = Probe(config, program.graphdefs, evaluator.batches[0])
+        micro = config.data.batch // config.train.accumulate
+        self.probe = Probe(config, program.graphdefs, meshes.place(batches[0][:micro], program.rows))
         self.leak = None
         if not config.method.causal and len(evaluator.batches) > 1:
             self.leak = Leak(program.graphdefs, evaluator.batches)
@@ -179,6 +186,10 @@ class Loop:
 
     def run(self, start: int, state):
         """(last step, whether the run is complete, last evaluation)."""
+        with self.program.inside():
+            return self._run(start, state)
+
+    def _run(self, start: int, state):
         train, losses = self.config.train, {}
         if self.schedule.phase_at(start).sparse and not self.program.loop.begins(start):
             self.program.check_arranged(state)
@@ -277,7 +288,7 @@ class Loop:
             share = tokens_per_s and self.share_per_token and tokens_per_s * self.share_per_token
             row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
             bits = None
-            if not self._scores_bytes:  # of this process's sequences, where there are several
+            if not self._scores_bytes:
                 bits = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
                 row["bits_per_byte"] = bits
             marks = self._marks("loss") if phase.sparse else {}

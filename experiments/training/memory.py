@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from experiments.config import Config
 from experiments.errors import UserError, require
+from experiments.training.mesh import TOKENS
 from experiments.training.step import Program, parts_of
 
 REMEDIES = {
@@ -58,7 +59,8 @@ def size_of(tree) -> int:
 
 
 def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
-    """What a step needs on each of so many devices, over which micro-batches are split and state is not.
+    """What a step needs on each device; so many cut micro-batches. The state, the widths of blocks and heads
+    are cut as the mesh of the program cuts them.
 
     Raises UserError for a model without the sizes of a decoder, and for a batch that the devices do not
     divide."""
@@ -78,8 +80,9 @@ def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
     state = program.abstract_state()
     tokens, wide = sequences // devices * data.seq, 2 if model.dtype == "float32" else 1
     gated = getattr(model, "ffn", "swiglu") == "swiglu"
-    block = wide * (16 * model.d + (8 if gated else 4) * model.f) * tokens
-    weights = 0 if model.attention == "cudnn" else (4 + 2 * wide) * model.heads * data.seq * tokens
+    tp = program.mesh.shape["tp"]
+    block = wide * (16 * model.d + (8 if gated else 4) * model.f // tp) * tokens
+    weights = 0 if model.attention == "cudnn" else (4 + 2 * wide) * (model.heads // tp) * data.seq * tokens
     remat = getattr(model, "remat", False)
     whole = 1 if remat else model.layers  # blocks whose activations stand in memory at once
     rows = state["params"]["embedding"]["embedding"].shape[0]
@@ -108,7 +111,7 @@ def check(config: Config, program: Program) -> None:
     if not limit:
         return
     try:
-        needed = estimate(config, program, jax.device_count())
+        needed = estimate(config, program, math.prod(program.mesh.shape[axis] for axis in TOKENS))
     except UserError:  # nothing is known of such a model
         return
     largest, least = needed.largest, needed.total

@@ -146,7 +146,6 @@ class Probe:
     """
 
     def __init__(self, config, graphdefs: dict, tokens_BL):
-        tokens_BL = tokens_BL[: config.data.batch // config.train.accumulate]
         watched = Watched(nnx.eval_shape(config.create_model))
 
         def gradient(graphdef, params, sparse):

@@ -12,6 +12,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.data.batches import Corpus
+from experiments.training.mesh import sizes
 from jax_sparse24.explain import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
@@ -37,20 +38,21 @@ class Block:
     """The feed-forward blocks of one shape that a method may make sparse."""
 
     shape: tuple[int, int, int]
-    """(T, d, f): tokens of a micro-batch, model width, FFN width"""
+    """(T, d, f): tokens of a micro-batch, model width, FFN width; on one device of the mesh"""
     dtype: str
     implementation: str | None
 
 
 def blocks_of(config: Config) -> list[Block]:
     """The `FFN` and `GatedFFN` blocks of the model, without two that are alike."""
-    tokens = config.data.batch // config.train.accumulate * config.data.seq
+    along = sizes(config.mesh, jax.device_count())
+    sequences = config.data.batch // config.train.accumulate // (along["dp"] * along["fsdp"])
     # Shapes are the same under every method, and Dense refuses none.
     model = nnx.eval_shape(dataclasses.replace(config, method=Dense()).create_model)
     layers = [m.up for _, m in nnx.iter_modules(model) if isinstance(m, s24.nn.FFN | s24.nn.GatedFFN)]
     found = [
         Block(
-            (tokens, v.in_features, v.out_features),
+            (sequences * config.data.seq, v.in_features, v.out_features // along["tp"]),
             jnp.dtype(v.dtype or v.param_dtype).name,
             v.implementation,
         )

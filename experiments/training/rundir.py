@@ -23,17 +23,16 @@ from experiments.training.environment import git, tree
 
 def check_new(out: Path, config: Config, resume: bool):
     """Raise UserError unless `out` can be started, or with `resume` continued, with this config, which may
-    have more steps."""
-    started = (out / "config.json").exists()
+    have more steps and another mesh."""
     if resume:
-        require(started, f"There is no run to resume in {out}. Leave out --resume to start one.")
+        require(started(out), f"There is no run to resume in {out}. Leave out --resume to start one.")
         old = open_run(out)
         config = with_own_tokenizer(out, config)
         before, after = old.train.steps, config.train.steps
         require(
             before <= after, f"The run in {out} has {before} steps and can only be lengthened, not {after}."
         )
-        longer = dataclasses.replace(old, train=dataclasses.replace(old.train, steps=after))
+        longer = dataclasses.replace(old, train=dataclasses.replace(old.train, steps=after), mesh=config.mesh)
         changed = configs.differences(longer, config)
         require(
             not changed,
@@ -43,7 +42,7 @@ def check_new(out: Path, config: Config, resume: bool):
         )
         return
     require(
-        not started,
+        not started(out),
         f"{out} already holds a run. Continue it with --resume, or start another one with --out "
         "OTHER_FOLDER.",
     )
@@ -51,6 +50,11 @@ def check_new(out: Path, config: Config, resume: bool):
     begun = {own_tokenizer(out), out / "environment.json"}
     occupied = out.exists() and (not out.is_dir() or bool(set(out.iterdir()) - begun))
     require(not occupied, f"{out} exists and is not an empty folder. Choose another folder with --out.")
+
+
+def started(out: Path) -> bool:
+    """Whether there is a run in a folder."""
+    return (out / "config.json").exists()
 
 
 @contextlib.contextmanager

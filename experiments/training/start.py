@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config
+from experiments.config import Config, Mesh
 from experiments.errors import UserError, require
 from experiments.training import rundir
 from experiments.training.step import Program
@@ -31,7 +31,7 @@ def _perturbed(state, program: Program):
         leaf * (1 + noise * jax.random.normal(key, leaf.shape, leaf.dtype))
         for leaf, key in zip(leaves, keys, strict=True)
     ]
-    return jax.device_put(state | {"params": jax.tree.unflatten(tree, moved)}, program.replicated)
+    return jax.device_put(state | {"params": jax.tree.unflatten(tree, moved)}, program.shardings)
 
 
 def _unperturbed(program: Program):
@@ -44,7 +44,7 @@ def _unperturbed(program: Program):
     s24.nn.reset(model)
     _, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
     state = state | {"params": params, "sparse": sparse} | teacher
-    return jax.device_put(state, program.replicated)
+    return jax.device_put(state, program.shardings)
 
 
 def check_start(config: Config, vocabulary) -> None:
@@ -77,7 +77,7 @@ def check_method(config: Config) -> None:
 
 def _fitted(source: str, program: Program, params):
     """`params` with the values of the run; adapters, which the run lacks, as they are."""
-    config, found = _parameters(Path(source))
+    config, found = _parameters(Path(source), program.config.mesh)
     found = dict(nnx.to_flat_state(found))
     wanted = nnx.to_flat_state(params)
     own = {path for path, _ in wanted if "adapters" in path and path not in found}
@@ -101,9 +101,9 @@ def _place(source: Path) -> tuple[Path, int | None]:
     return (source.parents[1], int(source.name)) if named else (source, None)
 
 
-def _parameters(source: Path) -> tuple[Config, nnx.State]:
+def _parameters(source: Path, mesh: Mesh) -> tuple[Config, nnx.State]:
     run, step = _place(source)
-    config, _, newest, state = load_state(run, step)
+    config, _, newest, state = load_state(run, step, mesh)
     require(
         step is not None or newest == config.train.steps,
         f"train.start_from: the run {run} has not finished, its newest checkpoint is of step {newest} of "

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.errors import UserError, require
 from experiments.models.base import LanguageModel
+from experiments.models.parts import shards
+from experiments.training import mesh as meshes
 from experiments.training.optimiser import optimiser
 from jax_sparse24.methods import Method
 from jax_sparse24.nn.view import Modules
@@ -37,7 +38,8 @@ def loss_of(model, tokens_BL):
     if not isinstance(model, LanguageModel):
         return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
     x_BLd = model.features(tokens_BL[:, :-1])
-    parts = parts_of(*jax.eval_shape(model.logits, x_BLd).shape)
+    batch, *rest = jax.eval_shape(model.logits, x_BLd).shape
+    parts = parts_of(batch // shards("batch"), *rest)
     if parts == 1:
         return cross_entropy(model.logits(x_BLd), tokens_BL)
 
@@ -88,7 +90,9 @@ def abstract_model(config: Config):
 class Program:
     """Everything of a run that is compiled: initial state and one training step per kind of phase.
 
-    Data-parallel over all devices of all processes: the state is replicated, micro-batches are split.
+    Over the mesh of all devices of all processes that `config.mesh` describes: `shardings` says where each
+    array of the state lies, `rows` where the sequences of a batch do. What is traced, here and by others, is
+    traced `inside()`, so that layers cut their products (docs/scaling.md).
     compiler_options: XLA's, for the steps.
     """
 
@@ -101,20 +105,18 @@ class Program:
             self._objective,
             optimiser(config),
             config.schedule,
+            sum_over=("dp",),
             jit=self._compile_refresh,
             method=config.method,
         )
         self.tx, self.graphdefs = self.loop.tx, {on: self.loop.view.graphdef(on) for on in (False, True)}
-        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-        self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.split = NamedSharding(mesh, PartitionSpec(None, "data"))
+        self.mesh = meshes.make(config.mesh)
+        self.rows, self.whole = meshes.rows(self.mesh), meshes.whole(self.mesh)
         self._lowered, self._compiled = {}, {}
-        micro = config.data.batch // config.train.accumulate
-        require(
-            micro % jax.device_count() == 0,
-            f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple "
-            f"of the number of devices, {jax.device_count()}.",
-        )
+
+    def inside(self):
+        """The context in which functions of this run are traced."""
+        return meshes.inside(self.mesh)
 
     def _initial(self, params=None):
         model = self.config.create_model()
@@ -130,15 +132,22 @@ class Program:
         """`() -> state` before the first step, by the seed alone (see start.py). Parameters are compiled by
         themselves: beside what a method computes from them, XLA may round them in another way, and all arms
         start from the same."""
-        params = jax.jit(lambda: self._initial()["params"], out_shardings=self.replicated)
-        state = jax.jit(self._initial, out_shardings=self.replicated)
+        params = jax.jit(lambda: self._initial()["params"], out_shardings=self.shardings["params"])
+        state = jax.jit(self._initial, out_shardings=self.shardings)
         return lambda: state(params())
+
+    @functools.cached_property
+    def shardings(self):
+        """Where each array of the state lies, a tree like the state. Raises UserError for a width that the
+        mesh does not divide."""
+        return meshes.shardings(jax.eval_shape(self._initial), self.mesh)
 
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated),
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             jax.eval_shape(self._initial),
+            self.shardings,
         )
 
     def prepare(self, state, step: int):
@@ -159,10 +168,10 @@ class Program:
         )
 
     def batch(self, tokens):
-        """This process's int32 (A * B, L + 1) as a global array (A, B, L + 1)."""
+        """int32 (A * B, L + 1), the same in every process, as a global array (A, B, L + 1)."""
         parts = self.config.train.accumulate
         tokens_ABL = tokens.reshape(parts, tokens.shape[0] // parts, tokens.shape[1])
-        return jax.make_array_from_process_local_data(self.split, tokens_ABL)
+        return meshes.place(tokens_ABL, meshes.rows(self.mesh, leading=1))
 
     def is_compiled(self, sparse: bool, adapters: bool = True) -> bool:
         return self._mode(sparse, adapters) in self._compiled
@@ -191,14 +200,15 @@ class Program:
         mode = self._mode(sparse, adapters)
         if mode in self._lowered or mode in self._compiled:
             return
+        meshes.check(self.config, self.mesh)
         data, parts = self.config.data, self.config.train.accumulate
-        tokens = jax.ShapeDtypeStruct(
-            (parts, data.batch // parts, data.seq + 1), jnp.int32, sharding=self.split
-        )
+        shape, rows = (parts, data.batch // parts, data.seq + 1), meshes.rows(self.mesh, leading=1)
+        tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
         step = self.loop.pure_step(*mode)
-        run = jax.jit(step, donate_argnums=0, out_shardings=self.replicated)
+        run = jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, self.whole))
         try:
-            self._lowered[mode] = run.lower(self.abstract_state(), tokens)
+            with self.inside():
+                self._lowered[mode] = run.lower(self.abstract_state(), tokens)
         except (ValueError, TypeError, RuntimeError) as error:
             hint = (
                 " Write --model.attention xla where there is no NVIDIA GPU." if "cuDNN" in str(error) else ""
@@ -216,12 +226,10 @@ class Program:
         return self.training.loss(cross_entropy(logits_BLV, tokens_BL), logits_BLV, taught_BLV)
 
     def _compile_refresh(self, refresh):
-        compiled = (
-            jax.jit(refresh, donate_argnums=0, out_shardings=self.replicated)
-            .lower(self.abstract_state())
-            .compile()
-        )
-        return lambda state: compiled(jax.device_put(state, self.replicated))
+        with self.inside():
+            run = jax.jit(refresh, donate_argnums=0, out_shardings=self.shardings)
+            compiled = run.lower(self.abstract_state()).compile()
+        return lambda state: compiled(jax.device_put(state, self.shardings))
 
     @functools.cached_property
     def loss(self):

@@ -1,16 +1,20 @@
 """The state that a run folder holds."""
 
+import dataclasses
 from pathlib import Path
 
+from experiments.config import Mesh
 from experiments.errors import require
 from experiments.training import rundir
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.step import Program
 
 
-def load_state(out: Path, step: int | None = None):
-    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none."""
-    config = rundir.open_run(out)
+def load_state(out: Path, step: int | None = None, mesh: Mesh = Mesh()):  # noqa: B008
+    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none.
+
+    mesh: takes the place of that of the run, whose devices need not be here."""
+    config = dataclasses.replace(rundir.open_run(out), mesh=mesh)
     rundir.vocabulary(out)
     folder = out / "checkpoints"
     require(folder.is_dir(), f"{out} has no checkpoints yet.")

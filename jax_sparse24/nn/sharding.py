@@ -13,13 +13,14 @@ from jax.sharding import PartitionSpec
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 # Logical axis -> mesh axes. "batch" is the first axis of the input; "embed" is the model width, which weights
-# are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention;
-# "expert" is the axis of the experts of a mixture, whose mesh axes cut tokens too.
+# are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention, "vocab"
+# the rows of an embedding; "expert" is the axis of the experts of a mixture, whose mesh axes cut tokens too.
 RULES: Rules = (
     ("batch", ("dp", "fsdp")),
     ("embed", "fsdp"),
     ("mlp", "tp"),
     ("heads", "tp"),
+    ("vocab", None),
     ("expert", "fsdp"),
 )
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 import traceback
+from pathlib import Path
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -224,15 +225,104 @@ def assert_near(got, want, tolerance=1e-6):
     jax.tree.map(compare, got, want)
 
 
-def collectives(compiled) -> list[tuple[str, int]]:
-    """Every collective of a compiled program and the number of elements that each device gets from it; what
-    XLA has combined counts as several. Scalars are left out."""
+def collectives(
+    compiled, kinds="all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+) -> list[tuple[str, int]]:
+    """Every collective of a compiled program, or its text, and the number of elements that each device gets
+    from it; what XLA has combined counts as several. Scalars are left out."""
     found = []
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    for types, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", compiled.as_text()):
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    for types, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
         for size in re.findall(r"\w+\[([\d,]+)\]", types):
             found.append((kind, math.prod(map(int, size.split(",")))))
     return sorted(found)
+
+
+def group_size(line: str) -> int:
+    """The number of devices that take part in each group of a collective, as XLA prints it."""
+    if axes := re.search(r"replica_groups=mesh\[(.*?)\].*?\{(.*?)\}", line):
+        sizes = dict(re.findall(r"('\w+')=(\d+)", axes[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'\w+'", axes[2]))
+    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(counted[1])
+    return len(re.search(r"replica_groups=\{\{(.*?)\}", line)[1].split(","))
+
+
+WIDTHS = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "pred": 1, "u8": 1, "s8": 1}
+
+
+def traffic(compiled) -> dict[str, float]:
+    """Bytes that each device sends, by kind of collective, along a ring: of an array of n bytes over g
+    devices (g - 1) / g * n to gather or scatter it, twice that to sum it. Scalars are left out."""
+    sent = {}
+    for line in compiled.as_text().splitlines():
+        if not (found := re.search(r"= (.*?) (all-reduce|all-gather|reduce-scatter)(?:-start)?\(", line)):
+            continue
+        n = group_size(line)
+        for kind, size in re.findall(r"(\w+)\[([\d,]+)\]", found[1]):
+            whole = math.prod(map(int, size.split(","))) * WIDTHS[kind]
+            share = {"all-reduce": 2 / n, "all-gather": 1 / n, "reduce-scatter": 1}[found[2]]
+            sent[found[2]] = sent.get(found[2], 0) + whole * share * (n - 1)
+    return sent
+
+
+TABLE_MESHES = {"dp 4, tp 2": {"dp": 4, "tp": 2}, "dp 2, fsdp 2, tp 2": {"dp": 2, "fsdp": 2, "tp": 2}}
+TABLED = ("FST", "SLoPe", "Activation24", "Venom")
+
+
+def by_xla(sizes):
+    """The dense block, cut in the same way, whose collectives XLA chooses."""
+    x, w1, w2 = draw(0, (T, d), (d, f), (f, d))
+    tokens = tuple(name for name in ("dp", "fsdp") if name in sizes)
+    fsdp = "fsdp" if "fsdp" in sizes else None
+    specs = P(tokens), P(fsdp, "tp"), P("tp", fsdp)
+
+    def loss(x, w1, w2):
+        y = jnp.square(jax.nn.relu(x @ w1)) @ w2
+        return jax.lax.with_sharding_constraint(y, P(tokens)).sum()
+
+    cut = mesh(*sizes.values(), names=tuple(sizes))
+    with jax.set_mesh(cut):
+        arguments = [jax.device_put(a, spec) for a, spec in zip((x, w1, w2), specs, strict=True)]
+        run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), out_shardings=(P(), specs))
+        return run.lower(*arguments).compile()
+
+
+@functools.cache
+def compiled_block(name, mesh_name):
+    """A method's block over a mesh of the table."""
+    run, arguments = partitioned(EXACT[name], TABLE_MESHES[mesh_name], activation="squared_relu")
+    return run.compile(), arguments
+
+
+def table() -> str:
+    """What blocks communicate, forward and backward, as docs/scaling.md shows it."""
+    kinds = ("all-reduce", "all-gather", "reduce-scatter")
+    lines = [
+        f"Of one block, forward and backward, {T} tokens, d = {d}, f = {f}, float32, in programs that XLA",
+        "compiles for eight devices of a CPU: kB that each device sends.",
+        "",
+        "| mesh | block | " + " | ".join(kinds) + " | together |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for mesh_name, sizes in TABLE_MESHES.items():
+        blocks = {"dense, by XLA": by_xla(sizes)}
+        blocks |= {f"`{name}`": compiled_block(name, mesh_name)[0] for name in TABLED}
+        for name, compiled in blocks.items():
+            sent = traffic(compiled)
+            cells = [f"{sent.get(kind, 0) / 1e3:.2f}" for kind in kinds] + [f"{sum(sent.values()) / 1e3:.2f}"]
+            lines.append(f"| {mesh_name} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+PAGE = Path(__file__).parents[2] / "docs/scaling.md"
+BEGIN, END = "<!-- collectives: python -m tests.engine.eight_devices --write -->\n", "\n<!-- end -->"
+
+
+def written(page: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + table() + END + rest.partition(END)[2]
 
 
 # Groups are those of one device. Features that stay dense are chosen in each shard of them, so none do here.
@@ -263,14 +353,25 @@ def check_a_block_over_dp_fsdp_and_tp_equals_one_device():
                 raise AssertionError(f"{name}, explicit={explicit}: {error}") from error
 
 
+def check_the_table_of_collectives():
+    """The page has it, and sparse blocks send no more than the dense one."""
+    assert PAGE.read_text() == written(PAGE.read_text()), "python -m tests.engine.eight_devices --write"
+    sent = {}
+    for line in table().splitlines()[5:]:
+        mesh_name, name, *_, together = line.strip("| ").split(" | ")
+        sent.setdefault(mesh_name, {})[name] = float(together)
+    for found in sent.values():
+        assert max(found.values()) == found["dense, by XLA"], found
+
+
 def check_collectives_of_a_block():
     """Two sums of activations over `tp`, one of each weight's gradient over `dp`, and nothing else; with
     `fsdp` each weight and mask is gathered forward and backward, and its gradient scattered."""
-    for name, method in EXACT.items():
-        run, _ = partitioned(method, {"dp": 4, "tp": 2}, activation="squared_relu")
+    for name in EXACT:
+        run, _ = compiled_block(name, "dp 4, tp 2")
         weight, tokens = d * f // 2, T // 4 * d
         want = [("all-reduce", n) for n in (weight, weight, tokens, tokens)]
-        found = collectives(run.compile())
+        found = collectives(run)
         assert found == sorted(want), (name, found, sorted(want))
 
 
@@ -585,10 +686,85 @@ def check_experts_over_an_axis_by_all_to_all():
                 raise AssertionError(f"nothing raised {text!r}")
 
 
+def program_on(mesh, method, **train):
+    """A program of the launcher whose model has widths by which arrays are told apart."""
+    from experiments.config import Config, Optim, Train
+    from experiments.data import text
+    from experiments.models import decoder
+    from experiments.training.step import Program
+
+    config = Config(
+        model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, implementation=KERNELS),
+        data=text.Config(seq=124, batch=16),
+        optim=Optim(warmup=1),
+        train=Train(steps=4, **train),
+        mesh=mesh,
+        method=method,
+    )
+    return Program(config)
+
+
+def check_a_training_step_on_a_mesh():
+    """Cut over all axes, of two micro-batches. Over `dp` each piece of a gradient is summed once, after both;
+    activations are summed four times in a block, twice of attention and twice of the feed-forward, and never
+    gathered."""
+    from experiments.config import Mesh
+
+    program = program_on(Mesh(dp=2, fsdp=2, tp=2), s24.methods.FST(dense_fraction=0.0), accumulate=2)
+    step = program.step(sparse=True)
+    (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
+    state = program.abstract_state()["params"]
+    pieces = [math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(state)]
+    assert "while(" in main
+    sums = [size for _, size in collectives(main, "all-reduce") if size != 64]  # of the checksum of a kernel
+    assert sums == sorted(pieces), sums
+    tokens = 16 // 4 // 2 * program.config.data.seq  # a multiple of 31, as no width is
+    with_tokens = [found for found in collectives(step) if found[1] % 31 == 0]
+    assert with_tokens == [("all-reduce", tokens * program.config.model.d)] * 4, with_tokens
+
+
+def check_a_checkpoint_goes_on_over_another_mesh():
+    """To the bit, moments and masks too, and every array lies as its own mesh has it."""
+    import tempfile
+
+    from experiments.config import Mesh
+    from experiments.training.checkpoint import Checkpoints
+
+    method = s24.methods.FST()
+    one, other = (program_on(mesh, method) for mesh in (Mesh(dp=2, fsdp=2, tp=2), Mesh(fsdp=-1, dp=1)))
+    rng = np.random.default_rng(0)
+
+    def filled(x):
+        return jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding)
+
+    state = jax.tree.map(filled, one.abstract_state())
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.manager.wait_until_finished()
+        found = checkpoints.restore(1, other.abstract_state())
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    kernel = found["opt"], found["sparse"]["blocks"][0]["ffn"]["up"]["state"]["mask"].get_value()
+    assert kernel[1].sharding.spec == P("fsdp", "tp") and dict(kernel[1].sharding.mesh.shape)["fsdp"] == 8
+    places = jax.tree.map(lambda x, like: x.sharding == like.sharding, found, other.abstract_state())
+    assert all(jax.tree.leaves(places))
+
+
+def check_the_page_on_several_devices_runs():
+    page = PAGE.read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(block, names)
+    assert names["y"].shape == names["x"].shape and names["y"].sharding.spec == P("dp")
+    assert names["state"]["up"]["kernel"].get_value().sharding.spec == P("fsdp", "tp")
+
+
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
 def main(names) -> None:
+    if names == ["--write"]:
+        PAGE.write_text(written(PAGE.read_text()))
+        return
     outcomes = {}
     for name in names or CHECKS:
         begun = time.process_time()

@@ -115,9 +115,9 @@ def test_folders(capsys, shared, finished, tmp_path):
     status, text = run(capsys, tiny, "--out", finished, "--resume", "--optim.lr", "1", "--method.decay", "0")
     assert status == 2
     assert "optim.lr: 0.001 -> 1.0" in text and "method.decay: 0.001 -> 0.0" in text
-    status, text = run(capsys, tiny, "--out", tmp_path / "new", "--resume")
+    status, text = run(capsys, "--resume", tmp_path / "new")
     assert status == 2
-    assert "no run to resume" in text
+    assert "There is no folder" in text
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     status, text = run(capsys, tiny, "--out", tmp_path / "other")

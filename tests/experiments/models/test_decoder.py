@@ -103,8 +103,7 @@ def test_causal_by_gradient(method, ffn):
     model = build(method, ffn=ffn)
     x_BLd = jax.random.normal(jax.random.key(0), (1, 8, 16))
     model._embedded = lambda x: x  # the probe enters where embeddings do
-    model.embedding = lambda x: x
-    model.embedding.attend = lambda x: x
+    model.logits = lambda x: x
 
     influence = jax.jit(jax.grad(lambda x, t: (model(x)[0, t] ** 2).sum()))
     for t in (0, 3, 7):

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -434,41 +433,6 @@ def test_large_recipe_made_small(shared, config, tmp_path):
     result = train(small, tmp_path / "run", show=False)
     assert result.finished and 4 < result.losses["dense"] < 7
     assert [row["phase"] for row in rows(result.out, "train")] == ["sparse", "sparse", "sparse"]
-
-
-def test_two_processes_share_one_run(shared, tmp_path):
-    """Data-parallel: one log, one checkpoint, a data position for each process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.launch",
-        str(shared / "tiny.py"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    command += ["--train.steps", "3", "--train.monitor-every", "0", "--train.eval-every", "0"]
-    command += ["--model.layers", "1", "--method.dense-fraction", "0", "--train.probe-every", "0"]
-    command += ["--no-tune", "--coordinator", address, "--processes", "2", "--process"]
-    processes = [
-        subprocess.Popen(
-            [*command, index], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for index in "01"
-    ]
-    try:
-        printed = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], printed
-    assert [row["step"] for row in rows(tmp_path / "run", "train")] == [0, 1, 2]
-    positions = sorted(
-        path.name for path in (tmp_path / "run" / "checkpoints" / "3" / "data").glob("process*")
-    )
-    assert positions == ["process_0-of-2.json", "process_1-of-2.json"]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_resume_before_at_and_after_the_move(whole, quiet, tmp_path, step):
 
 def test_moving_neurons_changes_no_loss(whole, venom):
     program, state = Program(venom), checkpoint(whole, 4)
-    losses = evaluator.Evaluator(venom, program.graphdefs, BATCHES, program.replicated)
+    losses = evaluator.Evaluator(venom, program, BATCHES)
     before = losses(state["params"], state["sparse"])["dense"]
     after = program.prepare(state, 4)
     np.testing.assert_allclose(losses(after["params"], after["sparse"])["dense"], before, rtol=1e-5)

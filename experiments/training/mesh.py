@@ -1,0 +1,108 @@
+"""How a run lies on its devices: the mesh, and where every array of the state and every row of a batch is."""
+
+import contextlib
+import dataclasses
+import math
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jax_sparse24 as s24
+from experiments.config import Config, Mesh
+from experiments.errors import UserError, require
+
+TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
+
+
+def sizes(mesh: Mesh, devices: int) -> dict[str, int]:
+    """Devices along each axis. Raises UserError unless they multiply to the number of devices."""
+    found = dataclasses.asdict(mesh)
+    known = math.prod(size for size in found.values() if size > 0)
+    rest = [name for name, size in found.items() if size == -1]
+    said = " * ".join(f"{name} {size}" for name, size in found.items() if size != -1)
+    if rest:
+        require(
+            devices % known == 0,
+            f"The mesh cannot be made: {said} = {known} does not divide the {devices} devices. Give --mesh."
+            f"{' and --mesh.'.join(name for name in found if name not in rest)} whose product does.",
+        )
+        return found | {rest[0]: devices // known}
+    require(
+        known == devices,
+        f"The mesh cannot be made: {said} = {known}, but there are {devices} devices. Write --mesh.dp -1 for "
+        "as many as the others leave, or sizes whose product is the number of devices.",
+    )
+    return found
+
+
+def make(mesh: Mesh) -> jax.sharding.Mesh:
+    """The mesh of all devices of all processes; neighbours along `tp` are neighbours on a host."""
+    found = sizes(mesh, jax.device_count())
+    return jax.make_mesh(tuple(found.values()), tuple(found), axis_types=(AxisType.Auto,) * len(found))
+
+
+def inside(mesh: jax.sharding.Mesh):
+    """The context in which functions of a run are traced, so that layers cut what they compute."""
+    return jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+
+
+def check(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """UserError for a batch that the mesh does not divide."""
+    parts = math.prod(mesh.shape[axis] for axis in TOKENS)
+    micro = config.data.batch // config.train.accumulate
+    along = " * ".join(f"{axis} {mesh.shape[axis]}" for axis in TOKENS)
+    require(
+        micro % parts == 0,
+        f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple of the "
+        f"{parts} devices that cut it ({along}). Change data.batch, train.accumulate or the mesh.",
+    )
+
+
+def shardings(tree, mesh: jax.sharding.Mesh):
+    """A sharding per leaf, by the logical axes that variables declare; leaves without any are whole on every
+    device. Raises UserError for an axis that its mesh axes do not divide."""
+
+    def of(path, leaf):
+        names = leaf.get_metadata().get("out_sharding") if isinstance(leaf, nnx.Variable) else None
+        value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        spec = PartitionSpec()
+        if names:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                own = s24.sharding.spec(*names)
+            spec = PartitionSpec(
+                *(None,) * (len(value.shape) - len(names)), *own
+            )  # stacked layers come first
+            _check_divides(jax.tree_util.keystr(path, simple=True, separator="."), value.shape, spec, mesh)
+        found = NamedSharding(mesh, spec)
+        return leaf.replace(found) if isinstance(leaf, nnx.Variable) else found
+
+    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def _check_divides(name: str, shape, spec, mesh) -> None:
+    for axis, (size, axes) in enumerate(zip(shape, spec, strict=True)):
+        axes = (axes,) if isinstance(axes, str) else axes or ()
+        parts = math.prod(mesh.shape[a] for a in axes)
+        if size % parts:
+            along = " * ".join(f"{a} {mesh.shape[a]}" for a in axes)
+            raise UserError(
+                f"The mesh does not divide {name} of shape {shape}: axis {axis}, of size {size}, into "
+                f"{parts} shards ({along}). Choose a width that is a multiple of {parts}, or a smaller "
+                f"--mesh.{axes[0]}."
+            )
+
+
+def whole(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Of what is the same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: jax.sharding.Mesh, leading: int = 0) -> NamedSharding:
+    """Of batches, whose rows, after `leading` axes, are cut by data index, whoever has the device."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * leading, TOKENS))
+
+
+def place(array, sharding: NamedSharding):
+    """A host array, the same in every process, as a global one: each process gives its devices their part."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

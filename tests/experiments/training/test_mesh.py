@@ -1,0 +1,137 @@
+"""How a run lies on several devices: errors that need none, and two processes of four devices each."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_sparse24 as s24
+from experiments import launch
+from experiments.cli import STOPPED
+from experiments.config import Config, Mesh, Train
+from experiments.data import text
+from experiments.errors import UserError
+from experiments.models import decoder
+from experiments.models.parts import heads_in_shards
+from experiments.training import loop
+from experiments.training import mesh as meshes
+from experiments.training.rundir import open_run
+from experiments.training.step import abstract_model
+from tests.experiments.conftest import REPOSITORY
+
+
+def test_sizes_of_a_mesh():
+    assert meshes.sizes(Mesh(), 8) == {"dp": 8, "fsdp": 1, "tp": 1}
+    assert meshes.sizes(Mesh(dp=2, fsdp=-1, tp=2), 8) == {"dp": 2, "fsdp": 2, "tp": 2}
+    with pytest.raises(UserError, match=r"dp 2 \* fsdp 3 \* tp 1 = 6, but there are 8 .*--mesh.dp -1"):
+        meshes.sizes(Mesh(dp=2, fsdp=3), 8)
+    with pytest.raises(UserError, match=r"fsdp 3 \* tp 1 = 3 does not divide the 8 devices"):
+        meshes.sizes(Mesh(fsdp=3), 8)
+    with pytest.raises(UserError, match=r"mesh.dp and mesh.tp are both -1"):
+        Mesh(tp=-1)
+    with pytest.raises(UserError, match=r"mesh.fsdp must be positive, or -1 for the rest, got 0"):
+        Mesh(fsdp=0)
+
+
+def test_the_mesh_on_the_command_line(capsys):
+    config = launch.parse(["configs/dense.py", "--mesh.fsdp", "4", "--mesh.dp", "1"]).config
+    assert config.mesh == Mesh(dp=1, fsdp=4)
+    with pytest.raises(SystemExit):
+        launch.parse(["configs/dense.py", "--mesh.pp", "2"])
+    assert "--mesh.tp" in capsys.readouterr().err  # the nearest
+
+
+def abstract(**sizes):
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def test_what_the_mesh_does_not_divide():
+    config = Config(
+        model=decoder.Config(layers=2, d=24, f=40, heads=2, scan=True),
+        data=text.Config(batch=8),
+        train=Train(accumulate=2),
+        method=s24.methods.FST(),
+    )
+    state = nnx.state(abstract_model(config))
+    found = meshes.shardings(state, abstract(dp=1, fsdp=4, tp=2))
+    ffn = found["blocks"]["ffn"]
+    assert ffn["up"]["kernel"].get_value().spec == P(None, "fsdp", "tp")  # stacked layers are not cut
+    assert ffn["down"]["state"]["mask"].get_value().spec == P(None, "tp", "fsdp")
+    assert ffn["up"]["key"].get_value().spec == found["norm"]["scale"].get_value().spec == P()
+    message = r"blocks.ffn.down.kernel of shape \(2, 40, 24\): axis 1, of size 40, into 3 .*--mesh.tp"
+    with pytest.raises(UserError, match=message):
+        meshes.shardings(state, abstract(dp=1, fsdp=1, tp=3))
+    with pytest.raises(UserError, match=r"= 4 sequences\) must be a multiple of the 8 .*dp 4 \* fsdp 2"):
+        meshes.check(config, abstract(dp=4, fsdp=2, tp=1))
+    with jax.sharding.use_abstract_mesh(abstract(dp=1, fsdp=1, tp=4)):
+        x, kernels = jnp.zeros((1, 4, 24)), [jnp.zeros((24, 24))] * 3
+        with pytest.raises(ValueError, match=r"2 heads .* do not divide into 4 shards .* --mesh.tp"):
+            heads_in_shards(x, kernels, heads=2, head=12)
+
+
+OPTIONS = [
+    *("--method", "FST", "--method.mvue", "None", "--method.dense-fraction", "0", "--model.layers", "1"),
+    *("--train.steps", "100000", "--train.eval-every", "3", "--train.probe-every", "0", "--no-tune"),
+    *("--train.monitor-every", "0", "--train.checkpoint-every", "0", "--train.eval-batches", "1"),
+]
+
+
+def losses(out):
+    """Of all steps and evaluations, by kind and step."""
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return {(row["kind"], row["step"]): row.get("loss", row.get("sparse")) for row in rows}
+
+
+@pytest.mark.slow
+def test_two_processes_are_stopped_and_one_goes_on(shared, tmp_path, monkeypatch):
+    """A run of two processes with four devices each, cut over all axes of the mesh, and its second half on
+    one device, has the losses of one that was always on one device."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments.launch", f"{shared / 'tiny.py'}:dense", *OPTIONS]
+    command += ["--out", str(out), "--resume", "--mesh.fsdp", "2", "--mesh.tp", "2"]
+    command += ["--coordinator", address, "--processes", "2", "--process"]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    options = {"cwd": REPOSITORY, "env": os.environ | {"XLA_FLAGS": flags}, "text": True}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = [subprocess.Popen([*command, index], **options) for index in "01"]
+    try:
+        deadline = time.time() + 300
+        while not ((out / "metrics.jsonl").exists() and ("train", 3) in losses(out)):
+            ended = [process.poll() for process in processes]
+            assert ended == [None, None] and time.time() < deadline, processes[0].communicate()
+            time.sleep(0.1)
+        processes[1].send_signal(signal.SIGTERM)  # one is enough: all agree on a step
+        printed = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [STOPPED, STOPPED], printed
+    (saved,) = [int(path.name) for path in (out / "checkpoints").iterdir()]
+    assert f"Stopped and saved at step {saved}" in printed[0]
+
+    config = dataclasses.replace(open_run(out), mesh=Mesh())
+    monkeypatch.setattr(loop, "Program", functools.cache(loop.Program))
+    monkeypatch.setattr(loop.StopSignal, "at", lambda self, step: step == saved + 4)
+    resumed = loop.train(config, out, resume=True, show=False)
+    whole = loop.train(config, tmp_path / "one", show=False)
+    assert resumed.step == whole.step == saved + 4
+    (one, other) = (losses(path) for path in (out, tmp_path / "one"))
+    assert one.keys() - {("event", saved)} == other.keys() and ("eval", 3) in one
+    for place in other.keys() - {("event", 0)}:
+        np.testing.assert_allclose(one[place], other[place], rtol=1e-5, err_msg=str(place))
