@@ -113,8 +113,7 @@ def embed(embedding: nnx.Embed, tokens_BL):
     """Rows of an embedding; each device looks up its own sequences.
 
     Left to itself, XLA may gather the gradient of all tokens to sum it by rows."""
-    mesh, table_Vd = jax.sharding.get_abstract_mesh(), embedding.embedding[...].astype(embedding.dtype)
-    over = () if mesh.empty else tuple(axis for axis in _axes("batch") if axis not in mesh.manual_axes)
+    table_Vd, over = embedding.embedding[...].astype(embedding.dtype), _over()
     if not over:
         return look_up(table_Vd, tokens_BL)
     pieces = tuple(axis for axis in _axes("embed") if axis in over)
@@ -163,6 +162,28 @@ def heads_in_shards(x_BLd, kernels, heads: int, head: int):
     y_BLKGh = laid(jnp.einsum("bld,dkgh->blkgh", x_BLd, kernel_dKGh), "batch", None, "heads", None, None)
     q_BLHh = y_BLKGh[..., :-2, :].reshape(*x_BLd.shape[:2], -1, head)
     return q_BLHh, y_BLKGh[..., -2, :], y_BLKGh[..., -1, :]
+
+
+def summed_over_rows(function, parameters, *arrays):
+    """The sum of `function(parameters, *arrays)` over the rows of arrays (B, ...); each device takes its own.
+
+    So what a loop within adds to the gradient of a parameter is summed over devices once, after the loop."""
+    over = _over()
+    if not over:
+        return function(parameters, *arrays)
+
+    def local(parameters, *arrays):
+        return jax.lax.psum(function(parameters, *arrays), over)
+
+    specs = PartitionSpec(), *(PartitionSpec(over) for _ in arrays)
+    options = {"out_specs": PartitionSpec(), "axis_names": set(over), "check_vma": False}
+    return jax.shard_map(local, in_specs=specs, **options)(parameters, *arrays)
+
+
+def _over() -> tuple[str, ...]:
+    """The mesh axes that cut the batch in the context, without those that are manual."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty else tuple(axis for axis in _axes("batch") if axis not in mesh.manual_axes)
 
 
 def _axes(name: str | None) -> tuple[str, ...]:

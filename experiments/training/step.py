@@ -19,7 +19,7 @@ import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.errors import UserError, require
 from experiments.models.base import LanguageModel
-from experiments.models.parts import shards
+from experiments.models.parts import shards, summed_over_rows
 from experiments.training import mesh as meshes
 from experiments.training.optimiser import optimiser
 from jax_sparse24.methods import Method
@@ -43,16 +43,34 @@ def loss_of(model, tokens_BL):
     if parts == 1:
         return cross_entropy(model.logits(x_BLd), tokens_BL)
 
-    @jax.checkpoint
-    def part(x_BCd, targets_BC):
-        return optax.softmax_cross_entropy_with_integer_labels(model.logits(x_BCd), targets_BC).sum()
+    # Parameters that the logits are made of are arguments, so that their gradients are summed after the loop.
+    graphdef, leaves, rest = nnx.split(model, nnx.Param, ...)
+    leaves, tree = jax.tree.flatten(leaves)
 
-    def in_parts(array):  # (B, L, ...) to (parts, B, L / parts, ...); the batch may lie on several devices
+    def logits(leaves, x_BCd):
+        return nnx.merge(graphdef, jax.tree.unflatten(tree, leaves), rest).logits(x_BCd)
+
+    jaxpr = jax.make_jaxpr(logits)(leaves, x_BLd).jaxpr
+    read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+    used = [n for n in range(len(leaves)) if id(jaxpr.invars[n]) in read]
+
+    def in_parts(array):  # (B, L, ...) to (parts, B, L / parts, ...)
         shape = (len(array), parts, -1, *array.shape[2:])
         return jnp.moveaxis(array.reshape(shape), 1, 0)
 
-    sums = jax.lax.map(lambda one: part(*one), (in_parts(x_BLd), in_parts(tokens_BL[:, 1:])))
-    return sums.sum() / tokens_BL[:, 1:].size
+    def total(own, x_BLd, targets_BL):
+        now = list(leaves)
+        for n, leaf in zip(used, own, strict=True):
+            now[n] = leaf
+
+        @jax.checkpoint
+        def part(x_BCd, targets_BC):
+            return optax.softmax_cross_entropy_with_integer_labels(logits(now, x_BCd), targets_BC).sum()
+
+        return jax.lax.map(lambda one: part(*one), (in_parts(x_BLd), in_parts(targets_BL))).sum()
+
+    own = [leaves[n] for n in used]
+    return summed_over_rows(total, own, x_BLd, tokens_BL[:, 1:]) / tokens_BL[:, 1:].size
 
 
 def parts_of(batch: int, length: int, vocabulary: int) -> int:

@@ -707,9 +707,11 @@ def program_on(mesh, method, **train):
 def check_a_training_step_on_a_mesh():
     """Cut over all axes, of two micro-batches. Over `dp` each piece of a gradient is summed once, after both;
     activations are summed four times in a block, twice of attention and twice of the feed-forward, and never
-    gathered."""
+    gathered; the gradient of the embedding is summed after the loop over parts of the loss."""
     from experiments.config import Mesh
+    from experiments.training import step as steps
 
+    steps.VOCABULARY_AT_ONCE, steps.LOGITS_AT_ONCE = 256, 2**15  # two parts
     program = program_on(Mesh(dp=2, fsdp=2, tp=2), s24.methods.FST(dense_fraction=0.0), accumulate=2)
     step = program.step(sparse=True)
     (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
@@ -721,6 +723,9 @@ def check_a_training_step_on_a_mesh():
     tokens = 16 // 4 // 2 * program.config.data.seq  # a multiple of 31, as no width is
     with_tokens = [found for found in collectives(step) if found[1] % 31 == 0]
     assert with_tokens == [("all-reduce", tokens * program.config.model.d)] * 4, with_tokens
+    functions = [text for text in step.as_text().split("\n\n") if "= f32[257," in text]
+    summing = [text for text in functions if re.search(r"f32\[257,.* (all-reduce|reduce-scatter)\(", text)]
+    assert summing and all(" while(" in text for text in summing), "within the loop over parts"
 
 
 def check_a_checkpoint_goes_on_over_another_mesh():
