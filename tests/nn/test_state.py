@@ -383,7 +383,7 @@ def test_wrong_calls_change_nothing_and_say_so():
         with pytest.raises(ValueError, match=r"refresh: step=.* must be the number of the optimiser step"):
             s24.refresh(model, step)
     for due in ("no", 1):
-        with pytest.raises(TypeError, match=r"refresh: due=.* must be True, False or None"):
+        with pytest.raises(TypeError, match=r"refresh: due=.* must be True, False, None, or a frozenset"):
             s24.refresh(model, 2, due=due)
     for call, name in ((s24.nn.set_sparse, "sparse"), (s24.nn.set_adapting, "adapting")):
         with pytest.raises(TypeError, match=rf"{name} must be True or False, got 'dense'"):
