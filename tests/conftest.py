@@ -24,7 +24,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 # Compilers take most of the suite's time. LLVM optimises only in tests that are marked `optimised`; a session
 # that leaves these out also does without XLA's slower emitters, a flag that XLA reads once in a process.
 PLAINLY = "jax_disable_most_optimizations"
-QUICKLY = "--xla_cpu_use_fusion_emitters=false"
+QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 gc.set_threshold(50_000, 20, 100)  # what tracing leaves behind is looked through less often
 
 

@@ -10,7 +10,7 @@ import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.data.vocabulary import bits_per_byte
 from experiments.training.mesh import place
-from experiments.training.step import Program, graphdefs_of, loss_of
+from experiments.training.step import Program, abstract_model, graphdefs_of, loss_of
 
 
 class Evaluator:
@@ -26,7 +26,7 @@ class Evaluator:
             masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
             cut = dataclasses.replace(config, method=masked)
             cut_graphdefs = graphdefs_of(cut)
-            model = nnx.eval_shape(cut.create_model)
+            model = abstract_model(cut)
             _, _, blank = nnx.split(model, nnx.Param, s24.nn.SparseState)
 
         def dense_loss(params, sparse, tokens_BL):

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.training.step import loss_of, losses_of
+from experiments.training.step import abstract_model, loss_of, losses_of
 
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
@@ -54,7 +54,7 @@ class Monitor:
 
     def __init__(self, config, method=None):
         method = method or config.method
-        watched = Watched(nnx.eval_shape(config.create_model))
+        watched = Watched(abstract_model(config))
 
         def fresh(w):
             mask = method.fresh_mask(w)
@@ -146,7 +146,7 @@ class Probe:
     """
 
     def __init__(self, config, graphdefs: dict, tokens_BL):
-        watched = Watched(nnx.eval_shape(config.create_model))
+        watched = Watched(abstract_model(config))
 
         def gradient(graphdef, params, sparse):
             grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)

@@ -13,6 +13,7 @@ import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.data.batches import Corpus
 from experiments.training.mesh import sizes
+from experiments.training.step import abstract_model
 from jax_sparse24.explain import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
@@ -48,7 +49,7 @@ def blocks_of(config: Config) -> list[Block]:
     along = sizes(config.mesh, jax.device_count())
     sequences = config.data.batch // config.train.accumulate // (along["dp"] * along["fsdp"])
     # Shapes are the same under every method, and Dense refuses none.
-    model = nnx.eval_shape(dataclasses.replace(config, method=Dense()).create_model)
+    model = abstract_model(dataclasses.replace(config, method=Dense()))
     layers = [m.up for _, m in nnx.iter_modules(model) if isinstance(m, s24.nn.FFN | s24.nn.GatedFFN)]
     found = [
         Block(
@@ -67,7 +68,7 @@ def projections_of(config: Config) -> list[tuple[Block, Method]]:
     if not getattr(config.model, "attention_method", ""):
         return []
     tokens = config.data.batch // config.train.accumulate * config.data.seq
-    layers = [m for _, m in s24.nn.sparse_layers(nnx.eval_shape(config.create_model)) if m.role == "w"]
+    layers = [m for _, m in s24.nn.sparse_layers(abstract_model(config)) if m.role == "w"]
     found = [
         (
             Block((tokens, v.in_features, v.out_features), jnp.dtype(v.dtype).name, v.implementation),
@@ -136,5 +137,5 @@ def text(config: Config, corpus: Corpus) -> str:
 
 def parameters(config: Config) -> int:
     """How many the model has."""
-    params = nnx.state(nnx.eval_shape(config.create_model), nnx.Param)
+    params = nnx.state(abstract_model(config), nnx.Param)
     return sum(leaf.size for leaf in jax.tree.leaves(params))

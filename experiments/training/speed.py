@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from experiments.config import Config
+from experiments.training.step import abstract_model
 
 # Dense products of 16-bit floats, in FLOP/s, by the name of the device (the manufacturer's data sheets);
 # float32 runs as TF32, at half of that.
@@ -25,7 +26,7 @@ NO_PRODUCTS = {"scale", "bias"}
 def flops_per_token(config: Config) -> float:
     """Of forward and backward pass, of a token in a sequence of `data.seq`."""
     model = config.model
-    flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(config.create_model), nnx.Param))
+    flat = nnx.to_flat_state(nnx.state(abstract_model(config), nnx.Param))
     sizes = {path: leaf.size for path, leaf in flat if path[-1] not in NO_PRODUCTS}
     if any(path[0] == "head" for path in sizes):  # else the embedding is the head, too
         sizes = {path: size for path, size in sizes.items() if path[-1] != "embedding"}

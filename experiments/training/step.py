@@ -100,9 +100,15 @@ def abstract_model(config: Config):
     """The model with shapes in place of values; UserError if it cannot be built."""
     _ = config.data.vocabulary  # its own mistakes are not those of the model
     try:
-        return nnx.eval_shape(config.create_model)
+        return nnx.merge(*_parts(config))
     except (ValueError, TypeError) as error:
         raise UserError(f"This model cannot be built: {error}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _parts(config: Config):
+    """Structure and shapes of a model, which many ask for."""
+    return nnx.split(nnx.eval_shape(config.create_model))
 
 
 class Program:
@@ -158,13 +164,17 @@ class Program:
     def shardings(self):
         """Where each array of the state lies, a tree like the state. Raises UserError for a width that the
         mesh does not divide."""
-        return meshes.shardings(jax.eval_shape(self._initial), self.mesh)
+        return meshes.shardings(self._shapes, self.mesh)
+
+    @functools.cached_property
+    def _shapes(self):
+        return jax.eval_shape(self._initial)
 
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""
         return jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(self._initial),
+            self._shapes,
             self.shardings,
         )
 
