@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 help:
 	@echo "make demo   train a small language model dense and sparse, with a report (some minutes)"
 	@echo "make test-fast  run the tests that are cheap to compile (4 minutes on two cores)"
-	@echo "make test   run all tests (15 minutes on two cores); build/durations*.txt have the slowest"
+	@echo "make test   run all tests (17 minutes on two cores); build/durations*.txt have the slowest"
 	@echo "make lint   check style;  make format  apply it"
 	@echo "make clean  remove .venv and everything built"
 
