@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.ablations import record
+from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.verdicts import Interval
 from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import require
-
-REPLICATE = "replicate"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.ablations.evidence import REPLICATE, Study, curve
+from experiments.ablations.ablation import REPLICATE
+from experiments.ablations.evidence import Study, curve
 from experiments.analysis.curves import COLOURS, STYLE, plt, save
 
 END = 0.15  # share of a run that has a panel of its own

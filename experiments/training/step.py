@@ -100,14 +100,14 @@ def abstract_model(config: Config):
     """The model with shapes in place of values; UserError if it cannot be built."""
     _ = config.data.vocabulary  # its own mistakes are not those of the model
     try:
-        return nnx.merge(*_parts(config))
+        return nnx.merge(*_structure_and_shapes(config))
     except (ValueError, TypeError) as error:
         raise UserError(f"This model cannot be built: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)
-def _parts(config: Config):
-    """Structure and shapes of a model, which many ask for."""
+def _structure_and_shapes(config: Config):
+    """Of the model, traced once for all who ask."""
     return nnx.split(nnx.eval_shape(config.create_model))
 
 
