@@ -1,163 +1,17 @@
 """Builds the native modules `jax_sparse24._cpu` and, where nvcc is found, `jax_sparse24._cuda`
-(ffi/build_cuda.py). Project metadata are in pyproject.toml.
+(ffi/build_modules.py). Project metadata are in pyproject.toml."""
 
-The CPU kernels are compiled several times with different instruction sets; the module picks one at run time.
-The XLA FFI headers come from the jaxlib of the build environment: the oldest supported one, because a handler
-runs on the FFI version it was built with and on newer ones, never on older ones.
-"""
-
-import importlib.util
-import os
-import platform
-import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
+from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).parent / "ffi"))
 import build_cuda
+import build_modules
 
-CALL, CPU = Path("ffi/call"), Path("ffi/cpu")
-# A file's suffix says how it is compiled: *.simd.cc once per instruction set with every rounding as written;
-# *.fma.cc once per instruction set, where a product and a sum may be rounded once; every other *.cc once.
-SIMD, FUSED = ".simd.cc", ".fma.cc"
-AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
-AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-VARIANTS = {"generic": []}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS |= {"avx2": AVX2, "avx512": AVX512}
-# Without the assumption that comparisons trap, conditionals become vector selections.
-OPTIMISE = ["-O3", "-fno-trapping-math"]
-COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-
-
-def jaxlib_include():
-    """Folder of the XLA FFI headers, found without importing jaxlib."""
-    spec = importlib.util.find_spec("jaxlib")
-    if spec is None:
-        raise SystemExit("jax_sparse24: building needs jaxlib (its FFI headers): pip install jaxlib==0.10.2")
-    include = Path(spec.origin).parent / "include"
-    if not (include / "xla/ffi/api/ffi.h").is_file():
-        raise SystemExit(f"jax_sparse24: no xla/ffi/api/ffi.h under {include}; install jaxlib==0.10.2")
-    return str(include)
-
-
-def cpu_units():
-    """Yield (sources, name of the object, flags): the handlers together, and every kernel by itself."""
-    isas = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in VARIANTS)}"
-    kernels = {source for source in CPU.glob("*.cc") if source.name.endswith((SIMD, FUSED))}
-    module = CPU / "module.cc"
-    yield sorted({*CALL.glob("*.cc"), *CPU.glob("*.cc")} - kernels - {module}), "cpu/handlers", ["-O1", isas]
-    yield [module], "cpu/module", ["-O1", isas]
-    for source in sorted(kernels):
-        contract = "fast" if source.name.endswith(FUSED) else "off"
-        for isa, arch in VARIANTS.items():
-            flags = [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
-            yield [source], f"{isa}/{source.stem}", flags
-
-
-class BuildNative(build_ext):
-    """Compiles each translation unit with its own flags, as many at a time as there are cores, and only what
-    is out of date. Of a unit with several sources the compiler reads the headers that they share once."""
-
-    def build_extension(self, ext):
-        self._require_cpp17()
-        root = Path(__file__).parent.resolve()
-        own = [Path(__file__).resolve(), root / "ffi/build_cuda.py"]
-        headers = [p for kind in ("*.h", "*.cuh") for p in (root / "ffi").rglob(kind)]
-        newest = max(p.stat().st_mtime for p in [*headers, *own])
-        includes = [flag for folder in ext.include_dirs + self.include_dirs for flag in ("-isystem", folder)]
-
-        def compile_one(unit):
-            sources, name, command = unit
-            target = Path(self.build_temp) / f"{name}.o"
-            newer = max(newest, *((root / source).stat().st_mtime for source in sources))
-            if not self.force and target.exists() and target.stat().st_mtime > newer:
-                return str(target)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = sources[0]
-            if len(sources) > 1:
-                source = target.with_suffix(".cc")
-                source.write_text("".join(f'#include "{root / part}"\n' for part in sources))
-            self._run([*command, "-c", str(source), "-o", str(target)])
-            return str(target)
-
-        host = [*self._compiler(), *COMMON]
-        units = [(sources, name, [*host, *flags, *includes]) for sources, name, flags in ext.host_units]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_one, [*ext.kernel_units, *units]))
-        output = self.get_ext_fullpath(ext.name)
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(
-            [*objects, *ext.extra_objects],
-            output,
-            libraries=ext.libraries,
-            extra_postargs=ext.extra_link_args,
-            target_lang="c++",
-        )
-
-    def _compiler(self):
-        # CXX as the user set it, else what Python was built with.
-        return (os.environ.get("CXX") or self.compiler.compiler_so_cxx[0]).split()
-
-    @staticmethod
-    def _run(command):
-        try:
-            subprocess.run(command, check=True)
-        except subprocess.CalledProcessError as e:
-            text = f"jax_sparse24: the compiler failed ({e.returncode}): {' '.join(command)}"
-            raise SystemExit(text) from None
-
-    def _require_cpp17(self):
-        compiler = self._compiler()
-        with tempfile.TemporaryDirectory() as folder:
-            probe = Path(folder) / "probe.cc"
-            probe.write_text("#include <type_traits>\nstatic_assert(std::is_invocable_v<int (*)()>);\n")
-            try:
-                command = [*compiler, "-std=c++17", "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
-                done = subprocess.run(command, capture_output=True, text=True)
-                why = done.stderr.strip()[-400:] if done.returncode else None
-            except OSError as e:
-                why = str(e)
-        if why is not None:
-            raise SystemExit(
-                f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). "
-                "Install g++ >= 9 or clang >= 10 (Debian, Ubuntu: apt-get install g++), or name one in CXX."
-            )
-
-
-class NativeExtension(Extension):
-    """A module of `host_units`, (sources, name of the object, flags) for the C++ compiler, and of
-    `kernel_units`, (sources, name of the object, command) for nvcc."""
-
-    def __init__(self, name, host_units, kernel_units=(), include_dirs=(), **options):
-        import pybind11
-
-        self.host_units, self.kernel_units = list(host_units), list(kernel_units)
-        units = [*self.host_units, *self.kernel_units]
-        sources = sorted({str(source) for sources, *_ in units for source in sources})
-        headers = sorted(str(p) for kind in ("*.h", "*.cuh") for p in Path("ffi").rglob(kind))
-        include_dirs = [jaxlib_include(), pybind11.get_include(), *include_dirs]
-        super().__init__(name, sources, include_dirs=include_dirs, depends=headers, language="c++", **options)
-
-
-def extensions():
-    yield NativeExtension("jax_sparse24._cpu", cpu_units())
-    toolkit = build_cuda.wanted()
-    if toolkit is not None:
-        yield NativeExtension(
-            "jax_sparse24._cuda",
-            build_cuda.handler_units(),
-            build_cuda.kernel_units(toolkit),
-            include_dirs=[str(toolkit / "include")],
-            extra_objects=[build_cuda.runtime(toolkit)],
-            libraries=["dl", "rt", "pthread"],
-            extra_link_args=["-Wl,--exclude-libs,ALL"],
-        )
-
-
-setup(ext_modules=list(extensions()), cmdclass={"build_ext": BuildNative})
+modules = [build_modules.cpu("jax_sparse24._cpu")]
+toolkit = build_cuda.wanted()
+if toolkit is not None:
+    modules.append(build_modules.cuda("jax_sparse24._cuda", toolkit))
+setup(ext_modules=modules, cmdclass={"build_ext": build_modules.BuildNative})

@@ -9,7 +9,7 @@ from experiments.config import Config
 
 
 def config() -> Config:
-    """GPT-2 size (124M), dense: for an NVIDIA GPU (`--model.attention xla` elsewhere)."""
+    """GPT-2 size, the dense arm of FST's recipe; its 300,000 steps take days."""
     return _without_sparsity(masked_decay.config(), "dense-124m")
 
 

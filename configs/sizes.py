@@ -3,11 +3,11 @@
 They are trained on the Linux source (`--data text --data.corpus FOLDER` for another text). But for the
 smallest, attention is cuDNN's, so that they need an NVIDIA GPU (`--model.attention xla` elsewhere).
 Micro-batches and `remat` suit one of 80 GB, but for the largest:
-`python -m experiments.memory configs/sizes.py:b7 --devices 8`."""
+`python -m experiments.memory configs/sizes.py:b7 --mesh.fsdp 8`."""
 
 import dataclasses
 
-from experiments.config import Config, Optim, Train
+from experiments.config import Config, Mesh, Optim, Train
 from experiments.data import linux
 from experiments.models import decoder
 
@@ -29,7 +29,7 @@ def cpu() -> Config:
         train=Train(
             steps=200,
             log_every=5,
-            eval_every=100,
+            eval_every=200,
             eval_batches=16,
             monitor_every=0,
             probe_every=0,
@@ -54,9 +54,11 @@ def b1_3() -> Config:
 
 
 def b7() -> Config:
-    """7B, the shape of Llama 2: its state of 108 GB needs several GPUs that share it."""
+    """7B, the shape of Llama 2: its state of 108 GB needs several GPUs that share it. Whole parameters,
+    masks and gradients, 88 GB, fit into none, so that weights are gathered for each product."""
     shape = {"ffn": "swiglu", "tied": False, "remat": True, "scan": True}
-    return _sized("7b", 32, 4096, f=11008, lr=1.5e-4, heads=32, accumulate=8, **shape)
+    sized = _sized("7b", 32, 4096, f=11008, lr=1.5e-4, heads=32, accumulate=8, **shape)
+    return dataclasses.replace(sized, mesh=Mesh(gather="product"))
 
 
 def wide270() -> Config:

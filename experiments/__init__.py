@@ -7,7 +7,7 @@ def _require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"experiments needs {', '.join(missing)}, which the extra `train` brings: pip install '.[train]'"
+            f"experiments needs {', '.join(missing)}, of the extra `train`: pip install -e '.[train]'"
         )
 
 

@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
         "--jobs",
         type=int,
         default=1,
-        help="runs at a time, each in its own process; several may share a GPU (default: 1)",
+        help="runs at a time, each in its own process; 0 for one on each GPU, arms rotating over them from "
+        "seed to seed; several may share a GPU (default: 1, over all GPUs)",
     )
     p.add_argument("--minutes", type=float, help="stop after this time; complete seeds are reported")
     p.add_argument("--until", metavar="HH:MM", help="the same, at this time of the local day")
@@ -73,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help="with --jobs: cores that each run has for itself; small runs need one (default: all share all)",
     )
-    p.add_argument("--only", metavar="ARM/SEED", help="train this run and write no report")
+    p.add_argument(
+        "--only", metavar="ARM/SEED,...", help="train these runs, one after the other, and write no report"
+    )
     p.add_argument(
         "--array",
         action="store_true",
@@ -133,7 +136,7 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        image, problem = None, "The curves need matplotlib: pip install '.[plots]', then --resume."
+        image, problem = None, "The curves need matplotlib: pip install -e '.[plots]', then --resume."
     else:
         arms = {arm: [job.read() for job in jobs if job.arm == arm] for arm in named.ablation.all_arms}
         plots.write(named, arms, out / image)
@@ -245,9 +248,9 @@ class Reports:
 
 
 def start(args, again: str) -> int:
-    require(args.jobs > 0, f"--jobs must be positive, got {args.jobs}.")
+    require(args.jobs >= 0, f"--jobs must be positive, or 0 for one on each GPU, got {args.jobs}.")
     require(args.cores >= 0, f"--cores must not be negative, got {args.cores}.")
-    require(args.jobs > 1 or not args.cores, "--cores is for several runs at a time: give --jobs too.")
+    require(args.jobs != 1 or not args.cores, "--cores is for several runs at a time: give --jobs too.")
     until = deadline(args)
     require(not (args.seeds and args.more_seeds), "Give --seeds or --more-seeds, not both.")
     claims = claims_of(args)
@@ -258,10 +261,12 @@ def start(args, again: str) -> int:
     if args.only:
         require(len(claims) == 1, "--only is for one ablation.")
         labels = {job.label: job for job in claims[0].jobs}
-        require(args.only in labels, f"There is no run {args.only!r}; there are: {', '.join(labels)}.")
+        for label in (wanted := args.only.split(",")):
+            require(label in labels, f"There is no run {label!r}; there are: {', '.join(labels)}.")
         runs.register(claims[0].named, claims[0].out)
         runs.share_compilations(compiled)
-        runs.run_one(labels[args.only])
+        for label in wanted:
+            runs.run_one(labels[label], claims[0].jobs)
         return 0
     for claim in claims:
         runs.check_folder(claim.jobs, claim.out, args.resume or bool(args.more_seeds))
@@ -271,7 +276,7 @@ def start(args, again: str) -> int:
     first = {claim.out: set(claim.seeds[:ROUND]) for claim in claims}
     jobs.sort(key=lambda job: job.seed not in first[job.out.parents[1]])  # more of any after the first of all
     jobs = runs.in_common(jobs)
-    slots = runs.slots(args.jobs, args.cores) if args.jobs > 1 else []
+    slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
     copied = runs.reuse(jobs, args.reuse) if args.reuse else []
     for claim in claims:
         runs.register(claim.named, claim.out)

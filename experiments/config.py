@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import jax
 from flax import nnx
 
 import jax_sparse24 as s24
@@ -100,6 +101,12 @@ class Train:
     """newest checkpoints to keep"""
     least_speed: int = 0
     """tokens per second; a run that is slower at its start is stopped"""
+    second_text: str = ""
+    """a text of another kind, on whose held-out part the run is evaluated too as it ends: `stdlib` (the
+    Python standard library's own source files) or a folder of text files; "" for none"""
+    prompts: tuple[str, ...] = ()
+    """texts that the dense weights continue as a run of an ablation ends: its record holds, for each, the
+    tokens that are likeliest in turn"""
     tensorboard: bool = False
     """also write TensorBoard events (needs tensorboardX)"""
     wandb: str = ""
@@ -132,13 +139,37 @@ class Mesh:
     """devices along which the batch is cut, and parameters, moments and masks rest in pieces"""
     tp: int = 1
     """devices along which heads and the FFN width are cut"""
+    gather: Literal["product", "step"] = "step"
+    """when weights that rest in pieces over `fsdp` are gathered, and their gradients summed, with
+    train.accumulate > 1: once per optimiser step, which needs room for whole parameters, masks and gradients,
+    or for each product of each micro-batch, which sends more"""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices along each axis."""
+        return {name: getattr(self, name) for name in ("dp", "fsdp", "tp")}
 
     def __post_init__(self):
-        sizes = dataclasses.asdict(self)
-        for name, size in sizes.items():
+        for name, size in self.sizes.items():
             require(size > 0 or size == -1, f"mesh.{name} must be positive, or -1 for the rest, got {size}.")
-        rest = [f"mesh.{name}" for name, size in sizes.items() if size == -1]
+        rest = [f"mesh.{name}" for name, size in self.sizes.items() if size == -1]
         require(len(rest) <= 1, f"{' and '.join(rest)} are both -1; only one can be what the others leave.")
+
+
+def _check_fixed(config, place: str = "") -> None:
+    """UserError for a value that can change, such as a list: what a run is must stay what it was."""
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{place}{field.name}"
+        if dataclasses.is_dataclass(value):
+            _check_fixed(value, f"{name}.")
+            continue
+        try:
+            hash(value)
+        except TypeError:
+            kind = type(value).__name__
+            raise UserError(
+                f"{name} is a {kind}, which can change after the config is made; write a tuple."
+            ) from None
 
 
 DEFAULTS = {"model": decoder.Config(), "data": text.Config()}
@@ -160,6 +191,7 @@ class Config:
     method: object = s24.methods.Dense()
 
     def __post_init__(self):
+        _check_fixed(self)
         require(
             self.name not in ("", ".", "..") and not set(self.name) & set("/\\\0"),
             f"name must be that of one folder, without slashes, got {self.name!r}. --out names any folder.",
@@ -174,10 +206,15 @@ class Config:
             f"optim.warmup must be shorter than train.steps, got {self.optim.warmup} and {self.train.steps}.",
         )
 
-    def create_model(self) -> models.LanguageModel:
-        """The model, initialised from the seed."""
-        # Noise keys of a method come from the default stream, so they do not shift the parameters.
-        rngs = nnx.Rngs(params=self.seed, default=self.seed + 1)
+    @property
+    def keys(self) -> dict:
+        """From which the model is initialised. A method's noise has its own, so that it does not shift the
+        parameters."""
+        return {"params": jax.random.key(self.seed), "default": jax.random.key(self.seed + 1)}
+
+    def create_model(self, keys: dict | None = None) -> models.LanguageModel:
+        """The model, initialised from the seed, or from `keys`, which then are another seed's."""
+        rngs = nnx.Rngs(**(keys or self.keys))
         tokens = self.data.vocabulary
         require(
             self.model.vocabulary == 0 or self.model.vocabulary >= tokens.tokens,

@@ -139,9 +139,10 @@ def main(argv=None):
         table = comparison.write_report(
             [out / arm for arm in ARMS], out, title="Dense, FST and Venom, the same start", extra=text
         )
+        report = out / "report.html"
     except UserError as error:  # the table without plots
-        table = str(error)
-    print(f"\n{table}\n{text}\nReport and curves: {out / 'report.md'}  ({time.perf_counter() - begin:.0f} s)")
+        table, report = str(error), out / "report.md"
+    print(f"\n{table}\n{text}\nReport and curves: {report}  ({time.perf_counter() - begin:.0f} s)")
     if args.record:
         print("\n".join(map(str, record(found, out))))
 

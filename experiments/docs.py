@@ -35,8 +35,9 @@ The first line that fits is the answer.
 
 1. The model must be 2:4 for inference: `AST` from a trained dense model; from scratch `SSTE`, which has no
    decay to tune, or `SLoPe` if masks must not move. `SRSTE`, `STEP` and `STE` are there to compare with.
-2. The model is narrower than d = 2048, or the GPU is older than Ampere: **stay dense**. Steps are hardly
-   faster, as the table shows, and the loss is higher.
+2. You train on a GPU, and the model is narrower than d = 2048, or the GPU is older than Ampere: **stay
+   dense**. Steps are hardly faster, as the table shows (below d = 2048 only d = 768 was measured),
+   and the loss is higher.
 3. What counts is the loss at equal steps, or the last thousandth of a nat: **stay dense**.
 4. A dense model is to be trained faster, and its feed-forward blocks have gates, or another activation than
    squared ReLU: `FST`.
@@ -52,8 +53,10 @@ DECISION = """\
 Whole training steps, dense time / time with the method, and what a run pays for it. Above 1 is faster. A step
 that is s times as fast leaves time for s times as many steps, and these have to win back the loss at equal
 steps. The loss at equal *time* is that of a small model with the steps for which each method has the time at
-d, f = 4096, 14336 on an H200 (the claim `equal_time` of FST); no loss was measured at the widths of the first
-table. What is marked * is an older measurement, in an order that rotates."""
+d, f = 4096, 14336 on an H200; that each method ends at the loss of dense training or below in this time is a
+claim that came out refuted ([`equal_time`](reproduction.md)). Behind a difference of losses stand the least
+and the most over seeds. No loss was measured at the widths of the first table. What is marked * is an older
+measurement, whose programs ran in a fixed cyclic order and not in a random one."""
 GLOSSARY = """## Words
 
 - **2:4**: of every four neighbouring elements along an axis, two are kept. Tensor cores multiply such an

@@ -34,7 +34,7 @@ def main(argv=None):
     meshes.check(config, program.mesh)
     corpus = open_corpus(config.data, rundir.vocabulary(args.run))
     batches = validation_batches(corpus, config.data, args.batches)
-    losses = Evaluator(config, program, batches)(state["params"], state["sparse"])
+    losses = Evaluator(program, batches)(state["params"], state["sparse"])
     size = bytes_per_token(corpus.vocabulary, batches)
     tokens = len(batches) * config.data.batch * config.data.seq
     print(f"{args.run}, step {step}, {tokens:,} validation tokens of {corpus.name}")
@@ -43,7 +43,7 @@ def main(argv=None):
     if not config.method.causal and len(batches) > 1:
         with program.inside():
             placed = [meshes.place(batch, program.rows) for batch in batches]
-            found = Leak(program.graphdefs, placed)(state["params"], state["sparse"])
+            found = Leak(program.graphdefs)(state["params"], state["sparse"], placed)
         error = "" if found["leak_error"] is None else f" ± {found['leak_error']:.4f}"
         print(
             f"  leak    {found['leak']:.4f}{error} nats by which the sparse loss is lower for knowing later "

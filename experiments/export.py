@@ -6,6 +6,7 @@ norms of queries and keys besides a Qwen3ForCausalLM; docs/data.md has an exampl
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from flax import nnx
@@ -20,10 +21,11 @@ from experiments.training.stored import load_state
 
 def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dtype="float32") -> dict:
     """Export a checkpoint of a run; the shapes of the tensors. Raises UserError where that cannot be done."""
+    rundir.open_run(run)
     try:
         from jax_sparse24.huggingface import export
     except ModuleNotFoundError as error:
-        raise UserError("Exporting needs the package safetensors: pip install '.[huggingface]'.") from error
+        raise UserError("Exporting needs safetensors: pip install -e '.[huggingface]'.") from error
     require(not out.exists(), f"{out} exists already. Name another folder with --out.")
     config, program, _, state = load_state(run, step)
     model, vocabulary = config.model, rundir.vocabulary(run)
@@ -36,6 +38,12 @@ def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dty
         f"The run was trained by {type(config.method).__name__}, so it has no sparse weights. "
         "Write --weights dense.",
     )
+    if weights == "dense" and ends_sparse(config):
+        print(
+            f"warning: {type(config.method).__name__} kept weights sparse to the end of this run, so the "
+            "trained model is what its sparse products multiply: export with --weights sparse.",
+            file=sys.stderr,
+        )
     rows = state["params"]["embedding"]["embedding"].shape[0]
     described = huggingface.description(model, rows, config.data.seq, vocabulary.separator)
     described["torch_dtype"] = dtype
@@ -63,6 +71,12 @@ def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dty
     )
 
 
+def ends_sparse(config) -> bool:
+    """Whether a whole run ends with products of sparse weights, which its kernels alone do not tell."""
+    row = config.method.linear_plan().row("fwd")
+    return config.schedule.phases[-1].sparse and row is not None and row.operand == "w"
+
+
 def _end_of(vocabulary) -> str | None:
     """The name of the token that ends a record, where the tokenizer has one."""
     added = json.loads(vocabulary.text)["added_tokens"]
@@ -83,7 +97,7 @@ def main(argv=None):
         choices=("dense", "sparse"),
         default="dense",
         help="dense: the kernels as they are; sparse: what the method's forward products multiply, "
-        "such as kernels cut to 2:4 (default: %(default)s)",
+        "such as kernels cut to 2:4, the model of a run that ends sparse (default: %(default)s)",
     )
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     args = parser.parse_args(argv)

@@ -29,9 +29,13 @@ def read(folder: Path, out: Path, *, seq: int = 1024, name: str = "") -> Config:
     try:
         from jax_sparse24.huggingface import read_tensors
     except ModuleNotFoundError as error:
-        raise UserError("Importing needs the package safetensors: pip install '.[huggingface]'.") from error
+        raise UserError("Importing needs safetensors: pip install -e '.[huggingface]'.") from error
     path = folder / "config.json"
-    require(path.is_file(), f"{folder} is no folder of Hugging Face: it has no config.json.")
+    require(
+        path.is_file(),
+        f"{folder} is no folder of Hugging Face: it has no config.json. Give one that save_pretrained of "
+        "transformers wrote, or a downloaded snapshot.",
+    )
     try:
         model = huggingface.model_of(json.loads(path.read_text()))
         tensors = read_tensors(folder)

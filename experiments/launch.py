@@ -1,9 +1,15 @@
 """Train one config: `python -m experiments.launch CONFIG [overrides]`."""
 
+import ast
 import dataclasses
+import functools
+import inspect
 import itertools
+import math
+import re
 import shlex
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +19,7 @@ import tyro
 from experiments import config as configs
 from experiments.cli import STOPPED, command
 from experiments.config import Config
+from experiments.data import text
 from experiments.errors import UserError, require
 from experiments.training.evaluator import mark, said
 
@@ -40,8 +47,12 @@ path/to/file.py:function. Every field can be overridden:
 Exit status: 0 when the run is complete; 75 when a signal (SIGTERM, Ctrl-C) stopped it: it was saved, and
 --resume continues it; 2 for a mistake, a full disk or a run that diverged: one sentence says which.
 
-Configs in this repository:
+Configs in this repository, each with its parameters and what it needs: a CPU (or anything else), an NVIDIA
+GPU, for cuDNN's attention, or several GPUs of 80 GB that share parameters, gradients and moments
+(--mesh.fsdp). A claim is several runs, of the size shown or of another: `python -m experiments.ablate CONFIG`
+runs it, and `--list` says what came out.
 """
+GPU_BYTES = 80e9
 
 
 @dataclass(frozen=True)
@@ -71,12 +82,73 @@ class Launch:
 
 def usage() -> str:
     """The general help: what a CONFIG is and which there are."""
-    lines = []
-    for file in configs.listing():
-        for name, function in configs.functions_of(configs.REPOSITORY / file).items():
-            spec = str(file) if name == "config" else f"{file}:{name}"
-            lines.append(f"  {spec:<42} {(function.__doc__ or '').strip().split(chr(10))[0]}")
-    return USAGE + "\n".join(lines)
+    lines, above = [USAGE], None
+    for file in sorted(configs.listing(), key=lambda file: (len(file.parts), file)):
+        if above != (above := heading(file)):
+            lines.append(f"\n{above}")
+        for spec, config, words in offered(file):
+            count = parameters(config.model, config.data.tokenizer)
+            what = first_sentence(words, 72)
+            lines.append(f"  {spec:<40} {rounded(count):>5}  {needs(config, count):<7}  {what}")
+    return "\n".join(lines)
+
+
+def offered(file: Path):
+    """Yield (name, config, what it is) for the configs of a file and for the claim that it may have, whose
+    config is that of its largest model at the size cpu."""
+    from experiments.ablations import ablation as ablations
+
+    for name, function in configs.functions_of(configs.REPOSITORY / file).items():
+        yield str(file) if name == "config" else f"{file}:{name}", function(), inspect.getdoc(function) or ""
+    if "ablation" in configs.public_functions(configs.REPOSITORY / file):
+        arms = ablations.load(str(file)).ablation.arms.values()
+        largest = max(arms, key=lambda arm: parameters(arm.model, arm.data.tokenizer))
+        yield f"{file}:cpu", largest, f"claim: {documentation(file)}"
+
+
+def documentation(file: Path) -> str:
+    return ast.get_docstring(ast.parse((configs.REPOSITORY / file).read_text())) or ""
+
+
+def heading(file: Path) -> str:
+    """What the configs of a file belong to: the paper of their folder, or, in no paper's folder, the file."""
+    folder = len(file.parts) > 2
+    return first_sentence(documentation(file.parent / "__init__.py" if folder else file), 120)
+
+
+def first_sentence(words: str, width: int) -> str:
+    return textwrap.shorten(re.split(r"\.(\s|$)", words)[0], width, placeholder=" ...")
+
+
+@functools.cache
+def parameters(model, tokenizer: str) -> int:
+    """How many parameters a model has, without adapters. Its blocks are alike, so that a model of one block
+    and one of two tell it."""
+    from experiments.training import opening
+
+    def count(model) -> int:
+        return opening.parameters(Config(model=model, data=text.Config(tokenizer=tokenizer)))
+
+    if not hasattr(model, "layers"):
+        return count(model)
+    one, two = (count(dataclasses.replace(model, layers=n)) for n in (1, 2))
+    return one + (model.layers - 1) * (two - one)
+
+
+def rounded(count: int) -> str:
+    """A number of parameters to two digits, such as 85M."""
+    scale, unit = (1e9, "B") if count >= 1e9 else (1e6, "M")
+    return f"{count / scale:.{0 if count >= 10 * scale else 1}f}{unit}"
+
+
+def needs(config: Config, count: int) -> str:
+    """What a config with so many parameters trains on: "CPU" for any device, "GPU", or at least how many."""
+    # In float32: parameters, two moments, and gradients, of which accumulation has two.
+    state = count * (16 if config.train.accumulate == 1 else 20)
+    gpus = math.ceil(state / GPU_BYTES)
+    if gpus > 1:
+        return f"{gpus}+ GPUs"
+    return "GPU" if getattr(config.model, "attention", "xla") == "cudnn" else "CPU"
 
 
 def parse(argv) -> Launch:
@@ -192,7 +264,10 @@ def main(argv=None):
     )
     from experiments.training.rundir import started
 
+    known = {}  # about the text
+
     def begins(config, corpus):
+        known.update(corpus.statistics)
         opening(config, corpus, measure=launch.tune, show=launch.progress is not False)
 
     resume = launch.resume and started(out)
@@ -206,6 +281,8 @@ def main(argv=None):
     for name, loss in result.losses.items():
         loss = said(loss, result.bytes_per_token)
         print(f"validation loss, {name:<6} {loss}{mark(launch.config.method, name)}")
+    if result.losses and "xz_bits" in known:
+        print(f"xz compresses the training text to {known['xz_bits']:.4f} bits per byte")
     print(f"Next: python -m experiments.report {out} --out {out}")
 
 

@@ -34,7 +34,8 @@ def flip_rates(config: Config, watched, corpus, steps: int, every: int):
 
     watched: the method whose fresh masks are compared.
     """
-    program, monitor = Program(config), Monitor(config, watched)
+    program = Program(config)
+    monitor = Monitor(program, watched)
     state, batches = initial_state(program), datas.train_batches(corpus, config.data, config.seed)
     measured, rates, metrics = [], [], None
     for step in range(steps):
@@ -94,21 +95,25 @@ def table(measured, choice, rows: int = 10) -> str:
 
 def draw(measured, choice, path: Path):
     """mu(t) of every candidate, and the feasible range."""
-    from experiments.analysis.curves import COLOURS, STYLE, plt, save, smooth
+    from experiments.analysis.curves import smooth
+    from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
 
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.5))
         window = max(len(measured) // 8, 1)
         base = smooth(np.array(choice.dense), window)
-        axes.axhspan(*FEASIBLE, color="grey", alpha=0.15, label=f"feasible, {FEASIBLE[0]} to {FEASIBLE[1]}")
-        axes.axvline(measured[len(measured) // 2], color="grey", linestyle=":", label="mean from here on")
-        for index, (decay, rates) in enumerate(choice.sparse.items()):
+        axes.axhspan(*FEASIBLE, color="grey", alpha=0.15)
+        middle = measured[len(measured) // 2]
+        axes.axvline(middle, color="grey", linestyle=":", label="_middle")
+        for colour, (decay, rates) in zip(colours(choice.sparse), choice.sparse.items(), strict=True):
             if rates is not None:
                 ratio = smooth(np.array(rates), window) / np.where(base > 0, base, np.nan)
-                axes.plot(measured, ratio, color=COLOURS[index % len(COLOURS)], label=f"decay {decay:g}")
+                axes.plot(measured, ratio, color=colour, label=f"decay {decay:g}")
         axes.set(xlabel="optimiser step", ylabel="mu: flip rate / dense flip rate")
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=9)
+        axes.annotate(f"feasible, {FEASIBLE[0]} to {FEASIBLE[1]}", (measured[0], FEASIBLE[0]), fontsize=8)
+        axes.annotate("mean from here on", (middle, 0), fontsize=8)
+        name_at_end(axes)
         save(figure, path)
 
 

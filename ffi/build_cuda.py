@@ -1,7 +1,7 @@
 """How `jax_sparse24._cuda` is compiled: kernels by nvcc to plain objects, FFI handlers by the C++ compiler.
 
-Used by setup.py alone. The CUDA runtime is linked statically and cuSPARSELt is opened at run time, so the
-module imports on a machine without a GPU or driver."""
+Used by build_modules.py alone. The CUDA runtime is linked statically and cuSPARSELt is opened at run time, so
+that the module imports on a machine without a GPU or driver."""
 
 import importlib.util
 import os
@@ -10,7 +10,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-CALL, CUDA = Path("ffi/call"), Path("ffi/cuda")
+# Relative to the folder that is built, as setuptools wants sources: the repository, or its folder cuda13.
+FFI = Path(os.path.relpath(Path(__file__).parent))
+ROOT = FFI.parent
+CALL, CUDA = FFI / "call", FFI / "cuda"
 # A file's suffix says how it is compiled: *.cc are handlers, for the C++ compiler; *.cu are kernels in which
 # every rounding is as written; in *.fma.cu a product and a sum may be rounded once.
 FUSED = ".fma.cu"
@@ -32,14 +35,21 @@ INSTALL = (
 
 
 def wanted() -> Path | None:
-    """Folder of the CUDA toolkit to build with, or None. S24_CUDA: 1 insists, 0 leaves CUDA out; without it
-    CUDA is built where nvcc is found."""
+    """Folder of the CUDA toolkit to build `jax_sparse24._cuda` with, or None. S24_CUDA: 1 insists, 0 leaves
+    CUDA out; without it CUDA is built where nvcc is found."""
     switch = os.environ.get("S24_CUDA", "")
     if switch not in ("", "0", "1"):
         raise SystemExit(f"jax_sparse24: S24_CUDA={switch!r} is not understood; use 1, 0, or leave it unset.")
-    toolkit = None if switch == "0" else _toolkit()
-    if switch == "1" and toolkit is None:
-        raise SystemExit(f"jax_sparse24: S24_CUDA=1, but there is no nvcc: {INSTALL}.")
+    if switch == "1":
+        return required("S24_CUDA=1")
+    return None if switch == "0" else _toolkit()
+
+
+def required(why: str) -> Path:
+    """Folder of the CUDA toolkit. Raises SystemExit, which names who needs it, where there is none."""
+    toolkit = _toolkit()
+    if toolkit is None:
+        raise SystemExit(f"jax_sparse24: {why}, but there is no nvcc: {INSTALL}.")
     return toolkit
 
 
@@ -65,7 +75,7 @@ def kernel_units(toolkit: Path):
     nvcc = str(toolkit / "bin" / "nvcc")
     for source in sorted(CUDA.rglob("*.cu")):
         fused = "true" if source.name.endswith(FUSED) else "false"
-        yield [source], str(source.relative_to("ffi").with_suffix("")), [nvcc, *COMMON, f"-fmad={fused}"]
+        yield [source], str(source.relative_to(FFI).with_suffix("")), [nvcc, *COMMON, f"-fmad={fused}"]
 
 
 def handler_units():

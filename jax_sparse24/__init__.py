@@ -1,7 +1,11 @@
 """Hardware sparsity for pre-training transformers in JAX."""
 
 import importlib
+import typing
 
+from jax_sparse24 import versions as versions  # first, before anything asks jax for what it may not have
+
+# isort: split
 from jax_sparse24 import measure as measure
 from jax_sparse24 import methods as methods
 from jax_sparse24 import patterns as patterns
@@ -36,8 +40,22 @@ from jax_sparse24.ops.transposable import transposable_pack24 as transposable_pa
 from jax_sparse24.schedule import Phase as Phase
 from jax_sparse24.schedule import Schedule as Schedule
 from jax_sparse24.schedule import due as due
+from jax_sparse24.versions import __version__ as __version__
 
-__version__ = "0.1.0"
+if typing.TYPE_CHECKING:  # the names of _LAZY, as a type checker finds them
+    from jax_sparse24 import linen as linen
+    from jax_sparse24 import nn as nn
+    from jax_sparse24 import optim as optim
+    from jax_sparse24.huggingface import export as export
+    from jax_sparse24.loop import Loop as Loop
+    from jax_sparse24.nn import refresh as refresh
+    from jax_sparse24.nn import sharding as sharding
+    from jax_sparse24.nn.function import Function as Function
+    from jax_sparse24.nn.view import Tree as Tree
+    from jax_sparse24.surgery import Rule as Rule
+    from jax_sparse24.surgery import densify as densify
+    from jax_sparse24.surgery import sparsify as sparsify
+    from jax_sparse24.verification import verify as verify
 
 # Loaded on first use, so that the functional core needs neither flax nor optax.
 _LAZY = {
@@ -48,6 +66,7 @@ _LAZY = {
     "refresh": ("jax_sparse24.nn", "refresh"),
     "Loop": ("jax_sparse24.loop", "Loop"),
     "Tree": ("jax_sparse24.nn.view", "Tree"),
+    "Function": ("jax_sparse24.nn.function", "Function"),
     "Rule": ("jax_sparse24.surgery", "Rule"),
     "sparsify": ("jax_sparse24.surgery", "sparsify"),
     "densify": ("jax_sparse24.surgery", "densify"),
@@ -56,19 +75,21 @@ _LAZY = {
 }
 
 
-def __getattr__(name):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'jax_sparse24' has no attribute {name!r}")
-    module_name, attribute = _LAZY[name]
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name in ("flax", "optax", "safetensors"):
-            raise ModuleNotFoundError(
-                f"s24.{name} needs {error.name}: pip install {error.name}", name=error.name
-            ) from error
-        raise
-    return getattr(module, attribute) if attribute else module
+if not typing.TYPE_CHECKING:  # a checker that sees it would accept any name
+
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'jax_sparse24' has no attribute {name!r}")
+        module_name, attribute = _LAZY[name]
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name in ("flax", "optax", "safetensors"):
+                raise ModuleNotFoundError(
+                    f"s24.{name} needs {error.name}: pip install {error.name}", name=error.name
+                ) from error
+            raise
+        return getattr(module, attribute) if attribute else module
 
 
 def __dir__():

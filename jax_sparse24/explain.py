@@ -1,13 +1,16 @@
 """`explain` shows which products of a method or model are sparse, what runs each of them, and why."""
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import Decision, decide, library_obstacle
+from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.float8 import Float8
-from jax_sparse24.engine.fusions import SAMPLED_B1, decide_eight_bits
+from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.engine.stats import saved_bytes
@@ -23,11 +26,18 @@ _SYMBOLS = {
 _AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "dy1": "Tf", "dy3": "Td"}
 
 
-def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None = None) -> None:
+def explain(
+    what: Any,
+    *,
+    shape: tuple[int, int, int] | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    implementation: str | None = None,
+) -> None:
     """Prints which operand of which product becomes sparse, by which implementation it runs, and why.
 
-    what: a method from `s24.methods`, or a layer or model, whose sparse layers are listed with the table of
-        each method, and its dense linear layers with the reason.
+    what: a method from `s24.methods`, or a layer or model of NNX or Equinox, whose sparse layers are listed
+        with the table of each method, and its dense linear layers with the reason; or a `s24.Function`, whose
+        parameters are.
     shape: (T, d, f), tokens, model width and FFN width; prints the decision for each product of an FFN of
         that shape, with the measurements behind it, instead of the table.
     dtype: of the products.
@@ -46,15 +56,22 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
         return
     from flax import nnx
 
-    if not isinstance(what, nnx.Module):
-        raise TypeError(
-            f"explain: needs a method from s24.methods or an nnx.Module, got {type(what).__name__}."
-        )
     from jax_sparse24.nn import sparse_layers
+    from jax_sparse24.nn.function import Function
+    from jax_sparse24.nn.state import equinox_of
     from jax_sparse24.surgery import left_dense
 
+    if isinstance(what, Function):
+        print(what.explain())
+        return
+    library = equinox_of(what)
+    if library is None and not isinstance(what, nnx.Module):
+        raise TypeError(
+            "explain: needs a method from s24.methods, an nnx.Module or an equinox.Module, got "
+            f"{type(what).__name__}."
+        )
     by_method = {}
-    for path, layer in sparse_layers(what):
+    for path, layer in sparse_layers(library.products(what) if library else what):
         by_method.setdefault((layer.method, layer.implementation), []).append((path, layer))
     if not by_method:
         print("No sparse layers: every product is dense.")
@@ -62,14 +79,14 @@ def explain(what, *, shape=None, dtype=jnp.float32, implementation: str | None =
         print(f"{len(layers)} layers with {method}:")
         for path, layer in layers:
             mode = "" if layer.sparse else "   (dense mode)"
-            print(f"  {'.'.join(map(str, path)) or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
+            path = "/".join(map(str, path)).replace("/", ".")
+            print(f"  {path or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
         print(text(method, chosen))
     methods = {method for method, _ in by_method}
     dense = left_dense(what, methods.pop() if len(methods) == 1 else None)
     if dense:
         print("Dense linear layers:")
-    for path, layer, reason in dense:
-        shape = tuple(layer.kernel.shape)
+    for path, shape, reason in dense:
         print(f"  {path.replace('/', '.') or '(the model)'}: kernel {shape}: {reason}")
 
 
@@ -151,28 +168,28 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
     Raises: as `explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
-    decision = decide("explain", jnp.dtype(dtype), implementation)
-    name, reason = decision.runs, decision.reason
+    dtype, plan = jnp.dtype(dtype), method.ffn_plan()
+    decide("explain", dtype, implementation)  # whether the name is known and can run here
+    T, d, f = shape
+    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
+    execution = Execution("explain", "ffn", plan, implementation)
+    decisions = execution.decisions(FFN, shapes, dtype)
+    at_entries = SAMPLED_B1.decide(execution, (T, d, f), dtype, decisions["B1"])
     found = []
-    for product in FFN:
-        row = method.ffn_plan().row(product)
-        if row is None or (isinstance(row.by, DenseValues) and not row.eight_bits):
+    for product, decision in decisions.items():
+        row = plan.row(product)
+        if product == "B1" and at_entries.sparse:
+            found.append(Choice(product, "only at entries of Y2", at_entries.reason, at_entries))
+        elif row is None or (isinstance(row.by, DenseValues) and not row.eight_bits):
             found.append(Choice(product, "XLA dense product", "as the method says"))
-            continue
-        place = product_of(product, row.operand, *shape)
-        if row.eight_bits:
-            decision = decide_eight_bits(place.key(dtype), implementation)
+        elif row.eight_bits:
             runs = "cuSPARSELt, e4m3" if decision.sparse else "simulated, dense"
-            found.append(Choice(product, runs, decision.reason))
-        elif implementation is not None:
-            found.append(Choice(product, name, reason))
-        else:
-            decision = decide(place.key(dtype, row.by.pattern))
-            runs = "packed" if decision.sparse else "masked dense"
-            at = SAMPLED_B1.decide(method.ffn_plan(), jnp.dtype(dtype), shape)
-            if product == "B1" and at.sparse:
-                decision, runs = at, "only at entries of Y2"
             found.append(Choice(product, runs, decision.reason, decision))
+        else:
+            runs = "packed" if decision.sparse else "masked dense"
+            found.append(
+                Choice(product, runs if implementation is None else decision.runs, decision.reason, decision)
+            )
     return found
 
 

@@ -23,7 +23,7 @@ SHARD_BYTES = 5 * 10**9
 
 def export(
     model: nnx.Module,
-    folder,
+    folder: str | Path,
     *,
     config: dict,
     rename: Callable[[dict], dict] = dict,

@@ -8,6 +8,7 @@ import jax
 
 from jax_sparse24.dispatch import cusparselt, native, table
 from jax_sparse24.dispatch.decision import library_obstacle
+from jax_sparse24.versions import __version__
 
 
 def info() -> None:
@@ -29,9 +30,7 @@ def _dotted(version) -> str:
 
 
 def _info_lines() -> list[str]:
-    lines = [
-        f"jax_sparse24 {_version('jax_sparse24')}, Python {platform.python_version()}, {platform.platform()}"
-    ]
+    lines = [f"jax_sparse24 {__version__}, Python {platform.python_version()}, {platform.platform()}"]
     lines.append("packages:")
     for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets"):
         lines.append(f"  {package:20} {_version(package)}")

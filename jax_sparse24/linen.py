@@ -37,7 +37,7 @@ class Weight(linen.Module):
     role: str = "w"
 
     @linen.compact
-    def __call__(self, width: int):
+    def __call__(self, width: int) -> tuple[jax.Array, jax.Array | None, dict[str, jax.Array]]:
         """Kernel, bias (None without one) and state of a layer.
 
         width: of the input."""
@@ -84,7 +84,7 @@ class Dense(linen.Module):
     bias_init: jax.nn.initializers.Initializer = _BIAS_INIT
     implementation: str | None = None
 
-    def setup(self):
+    def setup(self) -> None:
         self.weight = Weight(
             self.features,
             self.method,
@@ -223,7 +223,7 @@ def _method(op: str, method, implementation) -> Method:
         raise ValueError(
             f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
         )
-    if type(method).adapters is not Method.adapters and method.adapters(jnp.ones((4, 4))):
+    if method.trains_adapters:
         raise ValueError(f"{op}: {method} trains low-rank adapters; use s24.nn, or the method without them.")
     return method
 

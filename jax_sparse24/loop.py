@@ -1,7 +1,8 @@
 """What a training loop must do in which order, once: phases, arrangement, refreshes, keys, masks, moments."""
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +12,10 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from jax_sparse24.dispatch.shards import TOKENS
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.view import Modules, Tree, View
+from jax_sparse24.nn.sharding import rests
+from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import permute_moments, settled
 from jax_sparse24.patterns import check_flag, check_size
 from jax_sparse24.schedule import Phase, Schedule, due
@@ -40,18 +43,21 @@ class Loop:
     "params", "sparse" (masks, keys, modes, ages) and "opt" (the optimiser's state). Entries that a user adds
     are carried along and handed to the loss. The mode of a phase is static: one step is compiled for each.
 
-    model: an NNX module with layers of `s24.nn`, which is left as it is; or a `s24.Tree` of parameters
-        without a module. With shapes in place of values (`nnx.eval_shape`) all but
-        `init` works.
+    model: an NNX module with layers of `s24.nn`, or an Equinox module of `s24.sparsify`, which is left as it
+        is; or a `s24.Tree` of parameters without a module, or a `s24.Function` of parameters of any library.
+        With shapes in place of values (`nnx.eval_shape`) all but `init` works.
     loss: a function of (model, micro-batch) that returns a scalar; what other entries the state has, it takes
-        by name. The model is an NNX module, or for a tree a `TreeModel`.
+        by name. The model is an NNX or Equinox module, for a tree a `TreeModel`, and for a function a
+        `FunctionModel`.
     tx: an optax transformation, such as `s24.optim.for_method` makes, or an `nnx.Optimizer`.
     schedule: an `s24.Schedule`, or the number of optimiser steps, for the method's own schedule.
     accumulate: number of micro-batches of a step; the leading axis of each array of a batch is split.
     sum_over: mesh axes over which gradients are summed once per step, after all micro-batches, such as
-        ("dp",); the examples of every micro-batch are cut over them, in the mesh in the context
-        (`jax.set_mesh`), in whose step noise and groups of tokens are those of each shard. Without micro-
-        batches it changes nothing.
+        ("dp", "fsdp"); the examples of every micro-batch are cut over them, in the mesh in the context
+        (`jax.set_mesh`). Noise is that of one device, and groups of tokens are those of each shard.
+        Parameters that rest in pieces over one of them, by the logical axes that they declare, are gathered
+        once, before the first micro-batch, and their gradients are scattered. Without micro-batches it
+        changes nothing.
     debug: whether every step is followed by `check`, which waits for the step to end.
     jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
     method: that of the layers whose phases, and order of neurons, the loop follows, where they have several;
@@ -63,9 +69,9 @@ class Loop:
 
     def __init__(
         self,
-        model,
+        model: Any,
         loss: Callable[..., jax.Array],
-        tx,
+        tx: optax.GradientTransformation,
         schedule: Schedule | int,
         *,
         accumulate: int = 1,
@@ -84,7 +90,7 @@ class Loop:
             raise TypeError(
                 f"Loop: tx must be an optax transformation or an nnx.Optimizer, got {type(tx).__name__}."
             )
-        self.view: View = model if isinstance(model, Tree) else Modules(model, method)
+        self.view: View = view_of(model, method)
         self.method: Method = self.view.method
         self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(schedule)
         self.loss, self.tx = loss, optax.with_extra_args_support(tx)
@@ -96,11 +102,13 @@ class Loop:
     # ---- what a step consists of
 
     def init(self) -> State:
-        """The state before the first step, with copies of the model's arrays."""
+        """Makes the state before the first step.
+
+        Returns: the state, with copies of the model's arrays."""
         params, sparse = self.view.split()
         return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
 
-    def advance(self, state: State, batch, step: int) -> tuple[State, dict[str, jax.Array]]:
+    def advance(self, state: State, batch: Any, step: int) -> tuple[State, dict[str, jax.Array]]:
         """One optimiser step, with all that is due before it. The state is donated: use what is returned.
 
         state: of `init`, of a step, or from a checkpoint.
@@ -135,7 +143,11 @@ class Loop:
         return state, phase
 
     def due_at(self, step: int) -> frozenset[Method]:
-        """The methods of the model's layers whose masks are due at a step."""
+        """Which methods of the model's layers have masks that are due at a step.
+
+        step: number of the step, an int.
+
+        Returns: the methods."""
         return frozenset(method for method in self.view.methods if due(method, step))
 
     @functools.cached_property
@@ -144,7 +156,13 @@ class Loop:
         return self.due_at(0) & self.due_at(1)
 
     def phase(self, state: State, step: int) -> Phase:
-        """The phase of a step; one that is `until_settled` asks the optimiser's state."""
+        """The phase of a step; one that is `until_settled` asks the optimiser's state.
+
+        state: as in `advance`.
+        step: number of the step, an int.
+
+        Returns: the phase.
+        Raises: ValueError for a step outside the schedule."""
         phase = self.schedule.phase_at(step)
         if phase.until_settled:
             phase = self.schedule.phase_at(step, settled=bool(settled(state["opt"])))
@@ -162,7 +180,9 @@ class Loop:
 
     def begins(self, step: int) -> bool:
         """Whether `prepare` calls `begin` at this step: there a sparse phase begins after other steps or with
-        neurons to be put in order, or the period of the order is over."""
+        neurons to be put in order, or the period of the order is over.
+
+        step: number of the step, an int."""
         starts = [start for start, _, phase in self.schedule.boundaries() if phase.sparse]
         again = self.schedule.phase_at(step).sparse and due(self.method, step, "arrange")
         return again or (step in starts and bool(step or self.arranges))
@@ -173,6 +193,10 @@ class Loop:
         Masks are computed anew, which were left alone while products were dense. Neurons are put into the
         method's order together with their moments, if they are not in one yet, or `again`.
 
+        state: as in `advance`; it is donated.
+        again: whether neurons that are in an order already are put into a new one.
+
+        Returns: the new state.
         Raises: ValueError for weights with NaN or Inf, if neurons are to be put in order."""
         if self.arranges and (again or not self.arranged(state)):
             params, sparse, moves = self.view.arrange(state["params"], state["sparse"])
@@ -181,7 +205,9 @@ class Loop:
         return self.refreshed(state)
 
     def arranged(self, state: State) -> bool:
-        """Whether the neurons of every block are in an order of the method."""
+        """Whether the neurons of every block are in an order of the method.
+
+        state: as in `advance`."""
         flags = self.view.entries(state["sparse"], "arranged")
         return bool(flags) and all(bool(flag.all()) for flag in flags.values())
 
@@ -191,7 +217,11 @@ class Loop:
         return self.jit(self.pure_refresh)
 
     def refreshing(self, methods: frozenset[Method]) -> Callable[[State], State]:
-        """Compiled `state -> state` with the masks of some methods computed anew; the state is donated."""
+        """Compiles a refresh of the masks of some methods, once.
+
+        methods: whose masks are computed anew.
+
+        Returns: a function `state -> state`, which donates the state."""
         if methods == self.due_at(0):
             return self.refreshed
         if methods not in self._refreshes:
@@ -199,7 +229,12 @@ class Loop:
         return self._refreshes[methods]
 
     def pure_refresh(self, state: State, methods: frozenset[Method] | None = None) -> State:
-        """The state with masks computed anew, all or those of some methods."""
+        """Computes masks anew, in a function that can be compiled.
+
+        state: as in `advance`.
+        methods: whose masks are computed anew; None for all.
+
+        Returns: the state with these masks."""
         due = True if methods is None else methods
         own = self.view.refresh(state["params"], state["sparse"], state["step"], sparse=True, due=due)
         return state | {"sparse": own}
@@ -242,12 +277,23 @@ class Loop:
             if parts == 1 or not over:
                 return mean_over(state, params, own, batch)
 
+            cuts = jax.tree.map(lambda x, spec: _dividing(x.shape, spec, mesh), params, rests(params))
+
             def local(*arguments):
-                return jax.lax.pmean(mean_over(*arguments), over)
+                with TOKENS(over):
+                    loss, (grads, seen) = mean_over(*arguments)
+                grads = jax.tree.map(lambda x, spec: _mean_of_piece(x, spec, over, mesh), grads, cuts)
+                return jax.lax.pmean(loss, over), (grads, jax.lax.pmean(seen, over))
 
             specs = *(PartitionSpec(),) * 3, PartitionSpec(None, over)
-            options = {"out_specs": PartitionSpec(), "axis_names": set(over), "check_vma": False}
-            return jax.shard_map(local, in_specs=specs, **options)(state, params, own, batch)
+            pieces = jax.tree.map(lambda spec: _along(spec, over), cuts)
+            results = PartitionSpec(), (pieces, PartitionSpec())
+            options = {"out_specs": results, "axis_names": set(over), "check_vma": False}
+            run = jax.shard_map(local, in_specs=specs, **options)
+            if mesh.explicit_axes:  # along those that the shard_map leaves alone it would gather
+                results = PartitionSpec(), (cuts, PartitionSpec())
+                run = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=results)
+            return run(state, params, own, batch)
 
         def step(state, batch):
             params, own = state["params"], state["sparse"]
@@ -267,9 +313,12 @@ class Loop:
 
         return step
 
-    def micro_batches(self, batch):
-        """The batch with a leading axis of micro-batches.
+    def micro_batches(self, batch: Any) -> Any:
+        """Splits a batch into micro-batches.
 
+        batch: a pytree of arrays (examples, ...).
+
+        Returns: the batch with arrays (accumulate, examples / accumulate, ...).
         Raises: ValueError if their number does not divide the examples."""
 
         def split(x):
@@ -278,13 +327,17 @@ class Loop:
                     f"Loop: a batch of {x.shape[0]} examples does not split into "
                     f"accumulate={self.accumulate} micro-batches of one size."
                 )
-            return x.reshape(self.accumulate, x.shape[0] // self.accumulate, *x.shape[1:])
+            shape = self.accumulate, x.shape[0] // self.accumulate, *x.shape[1:]
+            there = jax.typeof(x).sharding
+            if not there.mesh.explicit_axes:
+                return x.reshape(shape)
+            return jnp.reshape(x, shape, out_sharding=PartitionSpec(None, *there.spec))
 
         return jax.tree.map(split, batch)
 
     # ---- evaluation, checkpoints, the finished model
 
-    def evaluate(self, state: State, batches, loss: Callable | None = None) -> dict[str, float]:
+    def evaluate(self, state: State, batches: Iterable, loss: Callable | None = None) -> dict[str, float]:
         """The mean loss with dense and with sparse products, at masks computed for the weights as they are.
 
         The state stays as it is. The sparse loss is no language model's where `method.causal` is False.
@@ -386,13 +439,13 @@ class Loop:
                 "Loop: neurons are not in the order that the method asks for; see s24.nn.arrange."
             )
 
-    def model(self, state: State, sparse: bool = False):
+    def model(self, state: State, sparse: bool = False) -> Any:
         """The model with the values of a state, for generation or export.
 
         state: as in `advance`.
         sparse: whether products run as the method says, with masks computed for the weights as they are.
 
-        Returns: an NNX module, or for a tree a `TreeModel`."""
+        Returns: what the loss gets."""
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
@@ -414,4 +467,45 @@ class Loop:
 
 def _dot(a, b):
     # optax.tree.vdot makes a row of each array, for which the pieces of one that is cut are gathered.
+    if jax.typeof(a).sharding.mesh.explicit_axes:
+        return jnp.sum(a * b)
     return jnp.tensordot(a, b, axes=a.ndim, precision=jax.lax.Precision.HIGHEST)
+
+
+def _names(axes) -> tuple[str, ...]:
+    """The mesh axes of one entry of a `PartitionSpec`."""
+    return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def _dividing(shape, spec: PartitionSpec, mesh) -> PartitionSpec:
+    """How an array is cut; it is whole along axes that their mesh axes do not divide."""
+    found = []
+    for size, axes in zip(shape, spec, strict=False):
+        axes = [axis for axis in _names(axes) if mesh.shape[axis] > 1 and axis not in mesh.manual_axes]
+        divides = size % math.prod(mesh.shape[axis] for axis in axes) == 0
+        found.append(tuple(axes) if axes and divides else None)
+    return PartitionSpec(*found)
+
+
+def _along(spec: PartitionSpec, over) -> PartitionSpec:
+    """How an array is cut over some of the mesh axes of a spec."""
+    return PartitionSpec(*(tuple(axis for axis in _names(axes) if axis in over) or None for axes in spec))
+
+
+def _mean_of_piece(x, spec: PartitionSpec, over: tuple[str, ...], mesh):
+    """The mean over the shards along some mesh axes; of a parameter that is cut by `spec` over these, only
+    this shard's piece."""
+
+    def reduced(x):
+        left = over
+        for axis, axes in enumerate(_along(spec, over)):
+            if axes:
+                x = jax.lax.psum_scatter(x, axes, scatter_dimension=axis, tiled=True)
+                left = tuple(name for name in left if name not in _names(axes))
+        return jax.lax.psum(x, left) if left else x
+
+    others = {axis for axes in spec for axis in _names(axes)} - set(over)
+    if others:  # left to XLA, they are gathered before, and with jaxlib 0.10.2 the pieces were wrong
+        cut = _along(spec, others)
+        reduced = jax.shard_map(reduced, in_specs=cut, out_specs=cut, axis_names=others, check_vma=False)
+    return reduced(x) / math.prod(mesh.shape[axis] for axis in over)

@@ -1,10 +1,12 @@
 """Quantities that tell whether sparse training is healthy."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 
-def flip_rate(old, new) -> jax.Array:
+def flip_rate(old: Any, new: Any) -> jax.Array:
     """Share of mask entries that differ between two trees of masks, over all leaves.
 
     Give it freshly computed masks (`method.fresh_mask(w)`) of two steps, not the stored ones.
@@ -26,11 +28,16 @@ def flip_rate(old, new) -> jax.Array:
                 f"flip_rate: masks must be bool of equal shape, got {a.dtype} {a.shape} "
                 f"and {b.dtype} {b.shape}."
             )
-    flips = sum(jnp.sum(a ^ b, dtype=jnp.float32) for a, b in zip(old_leaves, new_leaves, strict=True))
+    flips = sum(_count(a ^ b) for a, b in zip(old_leaves, new_leaves, strict=True))
     return flips / max(sum(a.size for a in old_leaves), 1)
 
 
-def density(x) -> jax.Array:
+def _count(x) -> jax.Array:
+    """How many are True, a float32 scalar; exact for each matrix, so that its shards do not change it."""
+    return jnp.sum(jnp.sum(x, axis=tuple(range(-min(x.ndim, 2), 0)), dtype=jnp.int32), dtype=jnp.float32)
+
+
+def density(x: jax.typing.ArrayLike) -> jax.Array:
     """Share of elements that are not zero; NaN counts as not zero.
 
     x: an array of any shape and dtype.
@@ -40,7 +47,7 @@ def density(x) -> jax.Array:
     return jnp.mean(x != 0, dtype=jnp.float32) if x.size else jnp.zeros((), jnp.float32)
 
 
-def kept_share(w, mask) -> jax.Array:
+def kept_share(w: Any, mask: Any) -> jax.Array:
     """Share of magnitude that masks keep: `sum |w| mask / sum |w|`, over all leaves.
 
     w: a tree of weights.

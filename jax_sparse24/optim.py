@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,7 @@ def for_method(
     b1: float = 0.9,
     b2: float = 0.999,
     weight_decay: float = 1e-4,
-    mask=None,
+    mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW with clipping, and with what a method adds to it: its masked decay, or a frozen second moment.
 
@@ -218,7 +218,7 @@ def for_method(
     return optax.chain(*first, decay, adam, *after)
 
 
-def permute_moments(tx: optax.GradientTransformation, opt_state, params, moves):
+def permute_moments(tx: optax.GradientTransformation, opt_state: Any, params: Any, moves: Any) -> Any:
     """Moves the entries of an optimiser's state as `s24.nn.arrange` has moved neurons.
 
     Everything in the state with the parameters' tree is moved, such as Adam's moments.
@@ -294,7 +294,7 @@ def step_adamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 1e-4,
-    mask=None,
+    mask: Any = None,
     *,
     settles: Literal["arithmetic", "geometric"] | None = "arithmetic",
     earliest: int = 0,
@@ -374,7 +374,7 @@ def step_adamw(
     )
 
 
-def settled(opt_state) -> jax.Array:
+def settled(opt_state: Any) -> jax.Array:
     """Whether the second moment of the `step_adamw` in an optimiser's state has settled.
 
     opt_state: the state of a transformation that holds `step_adamw`.

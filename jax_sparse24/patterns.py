@@ -11,6 +11,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def _valid_tiles():
 TILES = _valid_tiles()  # 90 tuples: index into PAIRS for row 0, ..., row 3
 
 
-def as_array(op: str, name: str, x, also: tuple = ()) -> jax.Array:
+def as_array(op: str, name: str, x: Any, also: tuple = ()) -> jax.Array:
     """An argument as a JAX array.
 
     op, name: the operation and the argument, for messages.
@@ -57,7 +58,7 @@ def as_array(op: str, name: str, x, also: tuple = ()) -> jax.Array:
     return x
 
 
-def as_mask(op: str, mask, x: jax.Array) -> jax.Array:
+def as_mask(op: str, mask: Any, x: jax.Array) -> jax.Array:
     """An argument as a mask of x.
 
     op: the operation, for messages.
@@ -79,7 +80,7 @@ def _converts(x) -> bool:
     return hasattr(x, "dtype") and dense and not hasattr(x, "todense")
 
 
-def check_dtype(op: str, name: str, dtype, also: tuple = ()) -> None:
+def check_dtype(op: str, name: str, dtype: jax.typing.DTypeLike, also: tuple = ()) -> None:
     """Raises TypeError for a dtype other than `FLOATS`, those of `also`, and float64.
 
     op, name: the operation and its argument, for the message.
@@ -93,7 +94,7 @@ def check_dtype(op: str, name: str, dtype, also: tuple = ()) -> None:
         )
 
 
-def check_flag(op: str, name: str, value) -> None:
+def check_flag(op: str, name: str, value: Any) -> None:
     """Raises TypeError unless an option is True or False; any other word would count as true.
 
     op, name: the operation and its option, for the message.
@@ -102,7 +103,7 @@ def check_flag(op: str, name: str, value) -> None:
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
-def check_size(op: str, name: str, value, least: int = 1) -> None:
+def check_size(op: str, name: str, value: Any, least: int = 1) -> None:
     """Raises TypeError or ValueError unless an option is a whole number of at least `least`.
 
     op, name: the operation and its option, for the message.
@@ -238,7 +239,12 @@ class VNM:
         return f"{self.v}:{self.n}:{self.m}"
 
     def check(
-        self, op: str, shape: tuple[int, ...], axis: int, what: str = "array", along=("rows", "columns")
+        self,
+        op: str,
+        shape: tuple[int, ...],
+        axis: int,
+        what: str = "array",
+        along: tuple[str, str] = ("rows", "columns"),
     ) -> int:
         """Checks that blocks with their M columns along `axis` fit an array.
 

@@ -1,7 +1,7 @@
 """Phases of training, in each of which products run alike, and the steps at which a method's state is due."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -72,7 +72,9 @@ class Schedule:
         return sum(phase.steps for phase in self.phases)
 
     def boundaries(self) -> tuple[tuple[int, int, Phase], ...]:
-        """The first step, the step after the last, and the phase itself, for every phase."""
+        """Where every phase begins and ends.
+
+        Returns: for every phase its first step, the step after its last, and the phase itself."""
         out, start = [], 0
         for phase in self.phases:
             out.append((start, start + phase.steps, phase))
@@ -85,6 +87,7 @@ class Schedule:
         step: number of the step, an int from 0.
         settled: whether `s24.optim.settled` is True; a phase that then ends gives way to the next.
 
+        Returns: a `Phase`.
         Raises: ValueError outside the schedule, TypeError for a step that is no int or is traced."""
         if isinstance(step, jax.core.Tracer) or not hasattr(step, "__index__"):
             raise TypeError(
@@ -96,7 +99,9 @@ class Schedule:
         raise ValueError(f"Schedule: step {step} is outside [0, {self.total_steps}).")
 
 
-def due(method, step, what: Literal["refresh", "arrange"] = "refresh"):
+def due(
+    method: Any, step: jax.typing.ArrayLike, what: Literal["refresh", "arrange"] = "refresh"
+) -> bool | jax.Array:
     """Whether a method's state is to be recomputed before an optimiser step of a sparse phase.
 
     It is at step 0 and at multiples of the method's period; without a period, never. No other function

@@ -6,6 +6,8 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import jax
 from flax import nnx
@@ -13,9 +15,10 @@ from flax import nnx
 from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
 from jax_sparse24.engine.operand import check_activation
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.fitting import REPLACEMENTS, Unfit, check_layer, name_of, needs_block, replaced_block
+from jax_sparse24.nn import fitting
+from jax_sparse24.nn.fitting import Unfit, needs_block, replaced_block
 from jax_sparse24.nn.linear import Linear, check_method
-from jax_sparse24.nn.replaced import restored
+from jax_sparse24.nn.state import equinox_of
 from jax_sparse24.ops.mvue import key_words
 
 # Layers after which no matrix product of the model follows, or whose result chooses experts.
@@ -96,14 +99,14 @@ class Rule:
 
 
 def sparsify(
-    model: nnx.Module,
+    model: Any,
     method: Method | Sequence[Rule],
     where: str | None = None,
     *,
     key: jax.Array | None = None,
     implementation: str | None = None,
-) -> nnx.Module:
-    """Makes the products of a model's layers sparse, in place.
+) -> Any:
+    """Makes the products of a model's layers sparse, in place if it is an NNX module.
 
     Layers of the types `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` are replaced by layers of `s24.nn`
     that have the very same `nnx.Param` objects under the same names, so that outputs of dense steps,
@@ -112,103 +115,111 @@ def sparsify(
     numbers to find out whether it computes `down(act(up(x)))`, and with which activation. Layers may be
     stacked along their first axis, as `nnx.vmap` makes them for `nnx.scan`.
 
+    A model of Equinox stays as it is. In its copy, layers `eqx.nn.Linear` are replaced by layers with the
+    very same arrays, whose masks and noise keys are leaves of the model beside them; what `jax.vmap` maps
+    them over are the tokens of one product.
+
     Embeddings and norms are left alone, and so is the head, which is a layer with a name such as "head", or
     whose output is as wide as an embedding; a rule that is the whole path of such a layer takes it. A layer
     that does not fit its method stays dense, with a warning that says why; `s24.explain(model)` lists all.
 
-    model: an NNX module. If it is itself a layer, use what is returned.
+    model: an NNX module, or an Equinox module. If it is itself a layer, use what is returned.
     method: from `s24.methods`; or a list of `s24.Rule`, of which only one may take a layer.
     where: for one method, as in `s24.Rule`; None for every layer.
     key: a PRNG key for the noise of methods that draw; None for `jax.random.key(0)`.
     implementation: as in `s24.nn.Linear`.
 
-    Returns: the model.
+    Returns: the model, or its copy.
     Raises: TypeError for arguments of other types; ValueError for rules that match nothing or of which two
-        take one layer, a method that needs a block on single layers, and a layer that is sparse already."""
-    _check_model("sparsify", model)
+        take one layer, a method that needs a block on single layers, or in a model of Equinox, and a layer
+        that is sparse already."""
+    library = _library("sparsify", model)
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"sparsify: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
         )
     rules = _rules(method, where)
     words = key_words("sparsify", jax.random.key(0) if key is None else key)
-    sites = _sites(model)
-    chosen = _chosen(model, sites, rules)
+    sites = library.sites(model)
+    chosen = _chosen(library, sites, rules)
     new, unfit = {}, {}
     known: list = []
-    for path, (module, rule) in chosen.items():
+    for path, rule in chosen.items():
         noise = jax.random.fold_in(jax.random.wrap_key_data(words), zlib.crc32(path.encode()) & 0x7FFFFFFF)
         try:
             if rule.of_blocks:
                 options = rule.names, rule.activation, implementation, noise, known
-                made = replaced_block(module, rule.method, *options)
+                new[path] = replaced_block(sites[path], rule.method, *options)
             else:
-                check_layer(module, rule.method)
-                made = REPLACEMENTS[type(module)](module, rule.method, "w", implementation, noise)
-            new[id(module)] = made
+                library.check_layer(sites[path], rule.method)
+                new[path] = library.replacement(sites[path], rule.method, implementation, noise, path)
         except Unfit as reason:
             unfit[path] = str(reason)
     listed = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in unfit.items())
     if not new:
         raise ValueError(f"sparsify: none of the layers that the rules take fits its method. {listed}.")
     if where is None and isinstance(method, Method):
-        unfit = {path: reason for path, reason in unfit.items() if not chosen[path][1].of_blocks}
+        unfit = {path: reason for path, reason in unfit.items() if not chosen[path].of_blocks}
     if unfit:
         warnings.warn(
             f"sparsify: {len(unfit)} of the layers that the rules take stay dense. {listed}.", stacklevel=2
         )
-    return _replace(model, new)
+    return library.replaced(model, new)
 
 
-def densify(model: nnx.Module) -> nnx.Module:
-    """Undoes `s24.sparsify`, in place: every layer is again of the type that it was, with its present values.
+def densify(model: Any) -> Any:
+    """Undoes `s24.sparsify`, in place if it is an NNX module: every layer is again of the type that it was,
+    with its present values.
 
-    Parameters stay the very `nnx.Param` objects, of dense values; masks and noise keys are gone. Of a method
-    that puts neurons into an order (`Venom`) they stay in that order, in which the model computes the same.
+    Parameters stay the very `nnx.Param` objects, or arrays, of dense values; masks and noise keys are gone.
+    Of a method that puts neurons into an order (`Venom`) they stay in that order, in which the model computes
+    the same.
 
     model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
 
-    Returns: the model; use it if the model was itself a layer.
-    Raises: TypeError if `model` is no NNX module; ValueError if it holds no layer that `s24.sparsify` made,
+    Returns: the model, of Equinox a copy; use it if the model was itself a layer.
+    Raises: TypeError if `model` is no such module; ValueError if it holds no layer that `s24.sparsify` made,
         or one with low-rank adapters, which would be lost."""
-    _check_model("densify", model)
+    library = _library("densify", model)
     found = {}
-    for path, module in nnx.iter_modules(model):
+    for path, module in library.sites(model).items():
         if isinstance(module, Linear) and jax.tree.leaves(nnx.state(module.adapters)):
             raise ValueError(
-                f"densify: {'.'.join(map(str, path)) or 'the model'} has low-rank adapters, which would be "
+                f"densify: {path.replace('/', '.') or 'the model'} has low-rank adapters, which would be "
                 "lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
             )
-        if (old := restored(module)) is not None:
-            found[id(module)] = old
+        if (old := library.original(module)) is not None:
+            found[path] = old
     if not found:
         raise ValueError("densify: the model holds no layer that s24.sparsify made.")
-    return _replace(model, found)
+    return library.replaced(model, found)
 
 
-def left_dense(model: nnx.Module, method: Method | None = None) -> list[tuple[str, nnx.Module, str]]:
+def left_dense(model: Any, method: Method | None = None) -> list[tuple[str, tuple[int, ...], str]]:
     """The linear layers of a model that are dense, and why.
 
-    model: an NNX module.
+    model: an NNX module, or an Equinox module.
     method: that of the model's sparse layers, with whose groups widths are compared; None to leave that out.
 
-    Returns: (path, layer, reason) of every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`, and of every
-        layer of `s24.nn` without a sparse method."""
-    sites = _sites(model)
+    Returns: (path, shape of the kernel, reason) of every linear layer, such as `nnx.Einsum` or
+        `eqx.nn.Linear`, and of every layer of this package without a sparse method."""
+    library = _library("explain", model)
+    sites = library.sites(model)
     found = []
     for path, layer in sites.items():
-        if isinstance(layer, Linear) and not layer.method.ffn_plan().rows:
-            found.append((path, layer, "its method is Dense"))
-        if type(layer) not in REPLACEMENTS:
-            continue
-        reason = "no rule of s24.sparsify has taken it"
-        if is_head(path, sites):
-            reason = "it is left alone as a head; a rule with its whole path takes it"
-        try:
-            check_layer(layer, None if method is None or needs_block(method) else method)
-        except Unfit as unfit:
-            reason = str(unfit)
-        found.append((path, layer, reason))
+        reason = None
+        if type(layer) in library.PLAIN:
+            reason = "no rule of s24.sparsify has taken it"
+            if is_head(path, sites):
+                reason = "it is left alone as a head; a rule with its whole path takes it"
+            try:
+                library.check_layer(layer, None if method is None or needs_block(method) else method)
+            except Unfit as unfit:
+                reason = str(unfit)
+        elif (own := library.sparse_method(layer)) is not None and not own.ffn_plan().rows:
+            reason = "its method is Dense"
+        if reason:
+            found.append((path, library.kernel_shape(layer), reason))
     return found
 
 
@@ -233,18 +244,19 @@ def _rules(method, where) -> list[Rule]:
     return list(method)
 
 
-def _check_model(op: str, model) -> None:
-    if not isinstance(model, nnx.Module):
+def _library(op: str, model) -> ModuleType:
+    """What knows the layers of a model: `nn.fitting` for NNX, or `nn.equinox`."""
+    library = equinox_of(model)
+    if library is None and not isinstance(model, nnx.Module):
         got = type(model).__name__
-        raise TypeError(f"{op}: needs the model, an nnx.Module, got {got}.")
+        raise TypeError(
+            f"{op}: needs the model, an nnx.Module or an equinox.Module, got {got}; for models of other "
+            "libraries there is s24.Function."
+        )
+    return library or fitting
 
 
-def _sites(model) -> dict[str, nnx.Module]:
-    """All modules by their paths."""
-    return {name_of(path): module for path, module in nnx.iter_modules(model)}
-
-
-def is_head(path: str, sites: dict[str, nnx.Module]) -> bool:
+def is_head(path: str, sites: dict[str, Any]) -> bool:
     """Whether `s24.sparsify` leaves a layer alone because of its place in the model.
 
     path: of a linear layer, with "/" between names.
@@ -253,21 +265,31 @@ def is_head(path: str, sites: dict[str, nnx.Module]) -> bool:
         return True
     width = getattr(sites[path], "out_features", None)
     ends = getattr(sites[path], "in_features", None), width
-    embeddings = [(m.features, m.num_embeddings) for m in sites.values() if isinstance(m, nnx.Embed)]
+    embeddings = [
+        (getattr(m, "features", getattr(m, "embedding_size", None)), m.num_embeddings)  # of NNX, of Equinox
+        for m in sites.values()
+        if hasattr(m, "num_embeddings")
+    ]
     # A layer beside one that takes as many features as it gives is one of a block, whatever its width.
     above = path.rpartition("/")[0]
     beside = [m for other, m in sites.items() if other != path and other.rpartition("/")[0] == above]
     return ends in embeddings and width not in [getattr(m, "in_features", None) for m in beside]
 
 
-def _chosen(model, sites, rules) -> dict[str, tuple[nnx.Module, Rule]]:
-    """The modules that rules take, each with its rule."""
-    plain = {path: m for path, m in sites.items() if type(m) in REPLACEMENTS}
-    ours = {path: m for path, m in sites.items() if isinstance(m, Linear)}
+def _chosen(library: ModuleType, sites, rules) -> dict[str, Rule]:
+    """The rules that take modules, by the paths of these."""
+    plain = [path for path, m in sites.items() if type(m) in library.PLAIN]
+    ours = {path: library.sparse_method(m) for path, m in sites.items()}
     without = [rule for rule in rules if rule.method is None]
-    chosen: dict[str, tuple[nnx.Module, Rule]] = {}
+    chosen: dict[str, Rule] = {}
     by: dict[str, Rule] = {}  # the rule that takes a linear layer, alone or in its block
     for rule in rules:
+        if rule.of_blocks and library is not fitting:
+            raise ValueError(
+                f"sparsify: where={rule.where!r} with {rule.method} is for feed-forward blocks, which are "
+                "only found in NNX modules; use a method with sparse weights, such as FST(), and name single "
+                "layers."
+            )
         places = _blocks(sites, plain) if rule.of_blocks else {path: [path] for path in plain}
         matched = [path for path in places if rule.takes(path)]
         _check_sparse_already(rule, ours)
@@ -287,7 +309,7 @@ def _chosen(model, sites, rules) -> dict[str, tuple[nnx.Module, Rule]]:
                         "narrower, or exclude layers by s24.Rule(where, None)."
                     )
                 by[layer] = rule
-            chosen[path] = sites[path], rule
+            chosen[path] = rule
     if not chosen:
         raise ValueError(
             "sparsify: the rules take nothing but layers that are left alone, such as the head, or that "
@@ -310,10 +332,10 @@ def _blocks(sites, plain) -> dict[str, list[str]]:
 
 
 def _check_sparse_already(rule: Rule, ours) -> None:
-    for path, layer in ours.items():
-        if rule.method is not None and layer.method.ffn_plan().rows and rule.takes(path):
+    for path, method in ours.items():
+        if None not in (method, rule.method) and method.ffn_plan().rows and rule.takes(path):
             raise ValueError(
-                f"sparsify: {path or 'the model'} is sparse already, with {layer.method}; the rule where="
+                f"sparsify: {path or 'the model'} is sparse already, with {method}; the rule where="
                 f"{rule.where!r} would make it {rule.method}. Call s24.densify(model) first, or make "
                 "the rule narrower."
             )
@@ -337,26 +359,3 @@ def _nothing(rule: Rule, places, plain) -> str:
         f"sparsify: where={rule.where!r} matches no {what}; the nearest path is {near!r}. The whole path "
         "must match: write '.*' for any text."
     )
-
-
-def _replace(model, new: dict[int, nnx.Module]) -> nnx.Module:
-    """Puts modules in place of others wherever these stand in the model, a dict by their `id`."""
-
-    def changed(value):
-        if id(value) in new:
-            return new[id(value)]
-        if type(value) in (list, tuple):
-            inside = [changed(inner) for inner in value]
-            same = all(a is b for a, b in zip(inside, value, strict=True))
-            return value if same else type(value)(inside)
-        if type(value) is dict:
-            inside = {name: changed(inner) for name, inner in value.items()}
-            return value if all(inside[name] is value[name] for name in value) else inside
-        return value
-
-    modules = [module for _, module in nnx.iter_modules(model)]
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if not name.startswith("_pytree__") and (there := changed(value)) is not value:
-                setattr(module, name, there if isinstance(there, nnx.Module) else nnx.data(there))
-    return changed(model)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.engine.sparsifiers import DenseValues, Masked
 from jax_sparse24.nn.ffn import FFN
 from jax_sparse24.nn.linear import Linear, checksum
-from jax_sparse24.nn.state import layers_of
+from jax_sparse24.nn.state import equinox_of, layers_of
 
 DRAWS = 64  # of an estimate, to compare their mean with what they estimate
 TOKENS = 32  # at least so many run through a product
@@ -58,7 +59,7 @@ class Report:
         return "\n".join(map(str, self.lines))
 
 
-def verify(model: nnx.Module, *, raises: bool = True) -> Report:
+def verify(model: Any, *, raises: bool = True) -> Report:
     """Checks every claim of a model's sparse layers, outside of jit.
 
     Of each layer in sparse mode these are that its sparse weights have no more non-zeros in a group than the
@@ -68,12 +69,14 @@ def verify(model: nnx.Module, *, raises: bool = True) -> Report:
     the mean of many draws of an unbiased estimate is what it estimates. A feed-forward block whose layers are
     all sparse is compared with the reference as a whole. Stacked layers are checked one by one.
 
-    model: an NNX module with layers of `s24.nn`.
+    model: an NNX module with layers of `s24.nn`, or an Equinox module of `s24.sparsify`.
     raises: whether claims that do not hold raise; False to find them in the report.
 
     Returns: a `Report`; print it.
-    Raises: TypeError if `model` is no NNX module; ValueError if it has no layer of `s24.nn`, or if a claim
+    Raises: TypeError if `model` is no such module; ValueError if it has no layer of `s24.nn`, or if a claim
         does not hold."""
+    library = equinox_of(model)
+    model = library.products(model) if library else model
     layers = layers_of("verify", model)
     blocks = {
         ".".join(map(str, path)) or "the model": block

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch import decision, native
 from jax_sparse24.ops.reference import mvue, packed24, select, soft, transposable
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
@@ -54,19 +55,92 @@ def test_mismatch_registers_nothing(monkeypatch):
     assert not registered
 
 
-def test_missing_module_says_how_to_build(monkeypatch):
-    monkeypatch.setitem(
-        native._MODULES, "cpu", ("jax_sparse24._absent", "cpu", "build it with `pip install`")
-    )
+def test_missing_module_says_how_to_get_it(monkeypatch):
+    absent = native._MODULES["cpu"]._replace(names=("jax_sparse24._absent", "no_such_package._absent"))
+    monkeypatch.setitem(native._MODULES, "cpu", absent)
     module, reason = native._load("cpu")
     assert module is None
-    assert "not built" in reason and "pip install" in reason
+    assert "jax_sparse24._absent is not installed" in reason and "`pip install -e .`" in reason
     for platform in native.PLATFORMS:
         monkeypatch.setitem(native._loaded, platform, (None, reason))
     assert native.available() == (False, reason)
     assert native.versions()["built"] is False
-    with pytest.raises(RuntimeError, match=r"cannot call s24_prune: .*not built"):
+    with pytest.raises(RuntimeError, match=r"cannot call s24_prune: .*not installed"):
         native.call("s24_prune", jax.ShapeDtypeStruct((4,), jnp.float32), jnp.zeros(4), trailing=0)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """The kernels of CUDA are looked for in a package of a wheel alone, `tests_of_cuda13`."""
+    wheel = native._MODULES["cuda"]._replace(names=("tests_of_cuda13._cuda",))
+    monkeypatch.setitem(native._MODULES, "cuda", wheel)
+    monkeypatch.setattr(native, "_WHEEL", "tests_of_cuda13")
+
+
+def test_kernels_of_cuda_come_from_a_wheel_of_the_same_release(no_cuda, monkeypatch, tmp_path):
+    assert native._load("cuda")[1].startswith(
+        "the native module tests_of_cuda13._cuda is not installed; with"
+    )
+    package = tmp_path / "tests_of_cuda13"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_cuda.py").write_text(
+        "def ffi_api_version(): return 0, 3\ndef registrations(): return {'s24_test': 1}\n"
+    )
+    info = tmp_path / "tests_of_cuda13-0.0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tests_of_cuda13\nVersion: 0.0.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registered = []
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append((a, k)))
+    own = re.escape(native.releases.__version__)
+    rule = rf"jax_sparse24 is {own} and tests_of_cuda13 0\.0\.9, .* both wheels .* uninstall tests_of"
+    with pytest.raises(ImportError, match=rule):
+        native._load("cuda")
+    assert not registered
+    monkeypatch.setattr(native.releases, "__version__", "0.0.9")
+    module, reason = native._load("cuda")
+    assert module.__name__ == "tests_of_cuda13._cuda" and reason is None
+    assert registered == [(("s24_test", 1), {"platform": "CUDA"})]
+
+
+def test_a_module_that_does_not_load_leaves_the_reference(monkeypatch, tmp_path):
+    """As one that was built for a newer system."""
+    package = tmp_path / "tests_of_cpu"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_cpu.py").write_text("raise ImportError('version GLIBC_2.99 not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    built = native._MODULES["cpu"]._replace(names=("tests_of_cpu._cpu",))
+    monkeypatch.setitem(native._MODULES, "cpu", built)
+    module, reason = native._load("cpu")
+    assert module is None
+    assert re.match(
+        r"the native module tests_of_cpu\._cpu does not load \(version GLIBC_2\.99 not found\); ", reason
+    )
+    monkeypatch.setitem(native._loaded, "cpu", (None, reason))
+    monkeypatch.setattr(decision, "platform", lambda: "cpu")
+    assert decision.decide("prune24", jnp.float32) == decision.Decision("reference", reason)
+    with pytest.raises(RuntimeError, match=re.escape(f"cannot run: {reason}")):
+        decision.decide("prune24", jnp.float32, "ffi")
+
+
+def test_a_gpu_without_kernels_is_told_once(monkeypatch):
+    reason = (
+        native._load("cuda")[1] if native.module("cuda") is None else "there is no module; pip install it"
+    )
+    monkeypatch.setitem(native._loaded, "cuda", (None, reason))
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            found = decision.decide("prune24", jnp.float32)
+    assert found.runs == "reference" and found.reason == reason
+    assert [str(one.message) for one in told] == [
+        f"jax uses a GPU, on which jax_sparse24 has no kernels: {reason}."
+    ]
+    with pytest.raises(RuntimeError, match=rf"cannot run: {re.escape(reason)}"):
+        decision.decide("prune24", jnp.float32, "ffi")
 
 
 def test_philox_known_answers():

@@ -1,13 +1,17 @@
 """`info`, also as a command: what it prints of the installation."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import jax
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24 import versions
 from jax_sparse24.dispatch import native
 
 
@@ -73,7 +77,7 @@ def test_info_when_no_device_answers():
 
 def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):
 
-    reason = "the native module jax_sparse24._cpu is not built; build it with `pip install -e .`"
+    reason = "the native module jax_sparse24._cpu is not installed; `pip install -e .` builds it"
     monkeypatch.setattr(native, "_loaded", dict.fromkeys(native.PLATFORMS, (None, reason)))
     s24.info()
     assert re.search(rf"^  ffi +off +{re.escape(reason)}", capsys.readouterr().out, re.MULTILINE)
@@ -81,3 +85,47 @@ def test_info_says_why_the_kernels_are_off(capsys, monkeypatch):
     assert reason in capsys.readouterr().out
     with pytest.raises(RuntimeError, match="pip install"):
         s24.explain(s24.methods.FST(), implementation="ffi")
+
+
+@pytest.mark.parametrize(
+    ("package", "found", "how"),
+    [
+        ("jax", "0.10.1", "old"),
+        ("jax", "0.13.0.dev20261101", "new"),
+        ("jax", "1.0", "new"),
+        ("jaxlib", "0.9.9", "old"),
+        ("jaxlib", "0.13", "new"),
+    ],
+)
+def test_another_jax_is_refused_before_it_is_imported(package, found, how, tmp_path):
+    """In one sentence: what runs, what is there, and the fix."""
+    metadata = tmp_path / f"{package}-{found}.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {found}\n")
+    root = Path(versions.__file__).parent.parent
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]\nimport jax_sparse24"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    *_, last = done.stderr.strip().splitlines()
+    assert last == (
+        f"ImportError: jax_sparse24 {versions.__version__} runs with {package}>=0.10.2,<0.13, and {package} "
+        f'{found} is too {how}: pip install "jax>=0.10.2,<0.13" "jaxlib>=0.10.2,<0.13".'
+    )
+
+
+@pytest.mark.parametrize("found", ["0.10.2", "0.11.3", "0.12.0.1", "0.12.99rc1"])
+def test_a_jax_in_the_range_is_taken(found, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: found)
+    versions.check()
+
+
+def test_the_range_is_that_of_the_project():
+    """pyproject.toml has it for pip, and takes the version of the package from it."""
+    root = Path(versions.__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert f"jax>={versions.OLDEST},<{versions.BELOW}" in project["project"]["dependencies"]
+    wheel = tomllib.loads((root / "cuda13/pyproject.toml").read_text())
+    assert wheel["build-system"] == project["build-system"]
+    for table in (project["build-system"], wheel["build-system"]):
+        assert f"jaxlib=={versions.OLDEST}" in table["requires"]
+    assert s24.__version__ == versions.__version__

@@ -108,6 +108,16 @@ def test_a_linen_model_is_taken_by_its_paths():
         np.testing.assert_allclose(s24.intercept(Net().apply, STE, where)(variables, x), want, rtol=1e-5)
 
 
+def test_several_arrays_that_pass_through_one_operation_keep_their_own_paths():
+    def both(params, x):
+        x, a, b = jax.lax.optimization_barrier((x, params["a"], params["b"]))
+        return x @ a @ b
+
+    params = {"a": jnp.ones((d, f)), "b": jnp.ones((f, d))}
+    lines = s24.intercept(both, STE).explain(params, jnp.ones((T, d)))
+    assert lines.count("sparse by") == 2, lines
+
+
 def test_what_stays_dense_is_told():
     def product(params, x):
         batched = jnp.einsum("bi,bio->bo", x, params["batch"])
@@ -137,6 +147,26 @@ def test_what_stays_dense_is_told():
         s24.intercept(product, STE, "god")(params, jnp.ones((T, 6)))
     with pytest.raises(ValueError, match="no product of the function multiplies by 'two'"):
         s24.intercept(product, STE, "two")(params, jnp.ones((T, 6)))
+
+
+def test_a_parameter_that_an_inner_function_returns_is_followed_or_told():
+    """Through an inner `jit` it stays the parameter; what other transformations return is an array, and the
+    products with it that stay dense are told."""
+
+    def through(transform):
+        return lambda params, x: x @ transform(lambda w: w.astype(jnp.bfloat16))(params["w"])
+
+    x, params = TOKENS[0, :, None] * jnp.ones(d), {"w": PARAMS["mlp"]["up"][0]}
+    sparse = s24.intercept(through(jax.jit), STE, ".*")
+    want = x @ s24.prune24(params["w"].astype(jnp.bfloat16), 0)
+    np.testing.assert_allclose(sparse(params, x), want, rtol=1e-2)
+    for transform, name in (
+        (jax.checkpoint, "checkpoint"),
+        (lambda cast: lambda w: jax.lax.cond(x.sum() > 0, cast, lambda w: cast(-w), w), "cond"),
+        (lambda cast: lambda w: jax.lax.map(cast, w.reshape(1, d, f))[0], "scan"),
+    ):
+        with pytest.raises(ValueError, match=f"w: it passes through {name}, behind which it is not followed"):
+            s24.intercept(through(transform), STE, ".*")(params, x)
 
 
 def test_wrong_arguments_are_named():

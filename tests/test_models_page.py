@@ -36,6 +36,7 @@ def test_the_page_runs(capsys):
     assert np.isfinite(trained(scope["tokens"])).all()
     assert scope["y"].shape == scope["dense"].shape
     assert all((leaf != 0).any() for leaf in jax.tree.leaves(scope["gradient"]))
+    assert jax.tree.structure(scope["trained_params"]) == jax.tree.structure(scope["params"])
 
 
 def test_the_script_is_short():

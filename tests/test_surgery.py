@@ -427,7 +427,7 @@ def test_a_block_that_computes_something_else_stays_dense(make, rule, reason):
 def test_wrong_arguments_are_named_with_the_rule_and_the_fix(mixed):
     model, graphdef, *_ = mixed
     for error, text, call in (
-        (TypeError, "needs the model, an nnx.Module, got dict", lambda: s24.sparsify({}, FST)),
+        (TypeError, "an nnx.Module or an equinox.Module, got dict", lambda: s24.sparsify({}, FST)),
         (TypeError, r"got the class; call it: FST\(\)", lambda: s24.sparsify(model, s24.methods.FST)),
         (TypeError, "must be one of s24.methods, such as FST.*got 'FST'", lambda: s24.sparsify(model, "FST")),
         (TypeError, r"rules must be s24.Rule\(where, method\), got 3", lambda: s24.sparsify(model, [3])),

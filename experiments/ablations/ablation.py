@@ -26,6 +26,12 @@ from experiments.errors import UserError, require
 from experiments.models import decoder
 
 REPLICATE = "replicate"
+# What runs on the source of Linux continue: a function, a comment, and text of the second kind.
+PROMPTS = (
+    "static int __init ",
+    "/*\n * This function returns the number of ",
+    "def __repr__(self):\n",
+)
 # Programs that differ in the order of their sums differ by the rounding of float32 (6e-8) times the root of
 # the number of summands, some hundred here: about 1e-6 of a value. Another compiler, another number of
 # threads or another commit changes as much.
@@ -81,6 +87,8 @@ def _on_linux(name: str, steps: int, least_speed: int, **model: int) -> Size:
             checkpoint_every=steps,
             keep=1,
             least_speed=least_speed,
+            second_text="stdlib",
+            prompts=PROMPTS,
         ),
     )
 

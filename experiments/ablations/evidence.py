@@ -18,6 +18,28 @@ from experiments.errors import require
 
 
 @dataclass(frozen=True)
+class Paper:
+    """What a paper says of a method.
+
+    name: of the method and the model.
+    source: where it says so.
+    gap: loss less that of dense training, nats per token; 0 where it finds none.
+    speed: of the whole run, dense time / time, lowest and highest; None where only parts were timed."""
+
+    name: str
+    source: str
+    gap: float
+    speed: tuple[float, float] | None = None
+
+
+PAPERS = (
+    Paper("FST, GPT-2 124M", "arXiv 2404.01847", 0.045),
+    Paper("Activation24", "arXiv 2503.16672", 0.0),
+    Paper("Venom", "arXiv 2602.06183", 0.0, (1.4, 1.7)),
+)
+
+
+@dataclass(frozen=True)
 class Study:
     """The runs of a folder.
 
@@ -67,7 +89,7 @@ def read(folder: Path) -> Study:
     folder: with ARM/seedN.json.
 
     Raises: UserError if it has none, none of an arm "dense", or runs on different texts or devices."""
-    arms, devices, texts = {}, {}, {}
+    arms, devices, texts, seconds = {}, {}, {}, {}
     for path in sorted(folder.glob("*/seed*.json")):
         content = record.read(path)
         run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
@@ -75,11 +97,14 @@ def read(folder: Path) -> Study:
             not run.gap,
             f"{path} cannot be shown: {run.gap}. Take it out, or put the record of a complete run there.",
         )
+        machines = {row["place"]["machine"] for row in run.rows.get("event", []) if "place" in row}
+        require(len(machines) < 2, f"{path} is of a run on several machines: {', '.join(sorted(machines))}.")
         devices.setdefault(str(content["environment"].get("devices")), path)
         texts.setdefault(str(run.corpus.get("digest")), path)
+        seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
         arms.setdefault(path.parent.name, {})[run.config.seed] = run
     require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
-    for what, found in (("devices", devices), ("texts", texts)):
+    for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
         known = ", ".join(f"{value} ({path})" for value, path in found.items())
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
@@ -120,11 +145,32 @@ def final(kind: str):
     return lambda run: run.last("eval", kind)
 
 
+def second_bits(run: Run) -> float | None:
+    """Bits per byte of the second text at the end, every product dense; None where there is none."""
+    loss, size = (run.last("second", name) for name in ("dense", "bytes_per_token"))
+    return None if loss is None else bits_per_byte(loss, size)
+
+
+def samples(study: Study) -> str:
+    """What the dense weights of each arm make of the prompts, with the lowest seed, as Markdown."""
+    parts = []
+    for arm, runs in study.arms.items():
+        for row in runs[min(runs)].rows.get("sample", []) if arm != REPLICATE else ():
+            text = (row["prompt"] + row["text"]).expandtabs(4).replace("```", "~~~").rstrip()
+            parts.append((row["prompt"], f"{arm}:\n\n```text\n{text}\n```"))
+    prompts = list(dict.fromkeys(prompt for prompt, _ in parts))
+    return "\n\n".join(text for prompt in prompts for own, text in parts if own == prompt)
+
+
 def curve(run: Run, over: str) -> tuple[np.ndarray, np.ndarray]:
     """Bits per byte of evaluations with every product dense. over: "tokens" (millions) or "minutes"."""
     steps, losses = run.column("eval", "dense")
-    at = steps * tokens_per_step(run) / 1e6 if over == "tokens" else seconds_at(run, steps) / 60
-    return at, np.array([bits_per_byte(loss, run.bytes_per_token) for loss in losses])
+    return places(run, over, steps), np.array([bits_per_byte(loss, run.bytes_per_token) for loss in losses])
+
+
+def places(run: Run, over: str, steps) -> np.ndarray:
+    """Where numbers of steps lie on an axis of `curve`."""
+    return np.asarray(steps) * tokens_per_step(run) / 1e6 if over == "tokens" else seconds_at(run, steps) / 60
 
 
 def joules_per_token(run: Run) -> float | None:
@@ -135,7 +181,8 @@ def joules_per_token(run: Run) -> float | None:
 
 def table(study: Study) -> str:
     """A line per arm."""
-    header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "loss, sparse", "behind dense"]
+    header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "of the second text"]
+    header += ["loss, sparse", "behind dense"]
     header += ["sparse step", "whole run", "tokens/s", "mJ per token", "memory, GB"]
     lines = [header]
     for arm, runs in study.arms.items():
@@ -143,6 +190,7 @@ def table(study: Study) -> str:
         mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
         energy = [joules_per_token(run) for run in runs.values()]
         memory = [run.last("eval", "peak_bytes") for run in runs.values()]
+        second = [second_bits(run) for run in runs.values()]
         step = study.step_speed(arm)
         lines.append(
             [
@@ -151,6 +199,7 @@ def table(study: Study) -> str:
                 str(some.config.train.steps),
                 f"{mean(final('dense')):.4f}",
                 f"{mean(lambda run: bits_per_byte(final('dense')(run), run.bytes_per_token)):.4f}",
+                "-" if None in second else f"{np.mean(second):.4f}",
                 f"{mean(final('sparse')):.4f}",
                 "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
                 "-" if step is None else f"{step:.2f}x",

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.ablations.ablation import REPLICATE
-from experiments.ablations.evidence import Study, curve
-from experiments.analysis.curves import COLOURS, STYLE, plt, save
+from experiments.ablations.evidence import PAPERS, Paper, Study, curve, final, places
+from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
 
 END = 0.15  # share of a run that has a panel of its own
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
@@ -23,61 +23,89 @@ def write(study: Study, folder: Path) -> list[str]:
 
 
 def _losses(study: Study, over: str, path: Path) -> str:
-    figure, (whole, end, pairs) = plt.subplots(
-        1, 3, figsize=(12, 4.2), gridspec_kw={"width_ratios": (5, 3, 2)}
-    )
-    last = max(curve(run, over)[0][-1] for runs in study.arms.values() for run in runs.values())
+    """Curves of all arms; in insets the end and what is paired by seed, below which steps were sparse."""
     arms = [arm for arm in study.arms if arm != REPLICATE]
+    figure, (whole, phases) = plt.subplots(
+        2, 1, figsize=(9, 5.4), sharex=True, gridspec_kw={"height_ratios": (8, 0.35 * len(arms) + 0.3)}
+    )
+    end, pairs = (whole.inset_axes(place) for place in ((0.2, 0.56, 0.36, 0.38), (0.72, 0.56, 0.27, 0.38)))
+    last = max(curve(run, over)[0][-1] for runs in study.arms.values() for run in runs.values())
     for axes in (whole, end):
-        for colour, arm in zip(_colours(arms), arms, strict=True):
-            curves = [curve(run, over) for run in study.arms[arm].values()]
-            _band(axes, curves, colour, arm)
-        axes.set(xlabel=UNITS[over])
-    whole.set(ylabel="validation loss, every product dense (bits per byte)", xlim=(0, last * 1.01))
-    whole.set_title(f"{study.name}: mean and range of seeds", loc="left", fontsize=10)
-    whole.legend(frameon=False, fontsize=9)
-    end.set(xlim=((1 - END) * last, last * 1.005))
-    end.set_title(f"the last {END:.0%}", loc="left", fontsize=10)
-    for axes, first in ((whole, 0.1), (end, 1 - END)):
-        shown = [
-            (x, y)
-            for line in axes.get_lines()
-            for x, y in zip(*line.get_data(), strict=True)
-            if x >= first * last
+        for colour, arm in zip(colours(arms), arms, strict=True):
+            _band(axes, [curve(run, over) for run in study.arms[arm].values()], colour, arm)
+    whole.set(ylabel="validation loss, every product dense\n(bits per byte)", xlim=(0, last))
+    whole.set_title(f"{study.name}: mean and range of seeds")
+    end.set(xlim=((1 - END) * last, last))
+    end.set_title(f"the last {END:.0%}", fontsize=8)
+    for axes, first, room in ((whole, 0.1, 1.6), (end, 1 - END, 0.08)):
+        values = [
+            y for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if x >= first * last
         ]
-        heights = [y for _, y in shown]
-        if heights:
-            margin = 0.05 * (max(heights) - min(heights)) or 0.01
-            axes.set_ylim(min(heights) - margin, max(heights) + margin)
-    for place, (colour, arm) in enumerate(zip(_colours(arms), arms, strict=True)):
+        if values:
+            height = max(values) - min(values) or 0.01
+            axes.set_ylim(min(values) - 0.08 * height, max(values) + room * height)
+    figure.canvas.draw()  # so that labels know the height of the axes
+    name_at_end(whole)
+    _pairs(study, arms, pairs)
+    _phases(study, arms, over, phases)
+    for axes in (end, pairs):
+        axes.tick_params(labelsize=7)
+    return save(figure, path)
+
+
+def _pairs(study: Study, arms, axes):
+    """What each arm is behind the reference, a mark for each seed and the mean with its interval."""
+    for place, (colour, arm) in enumerate(zip(colours(arms), arms, strict=True)):
         gap = study.gap(arm)
         if arm == study.reference or gap.mean is None:
             continue
-        values = study.paired(arm, lambda run: run.last("eval", "dense"))
-        pairs.plot([place] * len(values), values, "o", color=colour, alpha=0.5, markersize=4)
+        values = study.paired(arm, final("dense"))
+        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.4, markersize=3)
         low, high = (gap.mean, gap.mean) if gap.low is None else (gap.low, gap.high)
-        pairs.errorbar(
-            place, gap.mean, [[gap.mean - low], [high - gap.mean]], color=colour, marker="_", capsize=4
-        )
-    pairs.axhline(0, color="grey", linewidth=0.8)
-    pairs.set_xticks(range(1, len(arms)), arms[1:], rotation=60, ha="right", fontsize=9)
-    pairs.set_title("behind dense, nats per token", loc="left", fontsize=10)
-    figure.tight_layout()
-    return save(figure, path)
+        bar = [[gap.mean - low], [high - gap.mean]]
+        axes.errorbar(gap.mean, place, xerr=bar, color=colour, marker="|", markersize=8, capsize=2)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(1, len(arms)), arms[1:])
+    for label, colour in zip(axes.get_yticklabels(), colours(arms)[1:], strict=True):
+        label.set_color(colour)
+    axes.set_ylim(len(arms) - 0.4, 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_title("behind dense, nats per token", fontsize=8)
+
+
+def _phases(study: Study, arms, over: str, axes):
+    """A bar for each arm: dense steps pale, sparse steps in its colour."""
+    for place, (colour, arm) in enumerate(zip(colours(arms), arms, strict=True)):
+        run = study.arms[arm][min(study.arms[arm])]
+        spans = [(places(run, over, [start, end]), phase.sparse) for start, end, phase in run.phases]
+        longest = spans[-1][0][1]
+        for (start, end), sparse in spans:
+            alpha = 0.6 if sparse else 0.12
+            axes.barh(place, end - start, 0.75, start, color=colour, alpha=alpha, linewidth=0)
+            if end - start > 0.08 * longest:
+                words = {"ha": "center", "va": "center", "fontsize": 7}
+                axes.text((start + end) / 2, place, "sparse" if sparse else "dense", **words)
+    axes.set_yticks(range(len(arms)), arms)
+    for label, colour in zip(axes.get_yticklabels(), colours(arms), strict=True):
+        label.set_color(colour)
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.set_xlabel(UNITS[over])
 
 
 def _band(axes, curves, colour, label):
     """The mean of curves, and the band between the lowest and the highest, at the places of the first."""
     places = curves[0][0]
     values = np.array([np.interp(places, *one) for one in curves])
-    axes.plot(places, values.mean(0), color=colour, label=label, linewidth=1.4)
+    axes.plot(places, values.mean(0), color=colour, label=label)
     axes.fill_between(places, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 
 def _trade(study: Study, path: Path) -> str:
-    figure, axes = plt.subplots(figsize=(6.5, 4.2))
+    figure, axes = plt.subplots(figsize=(7.5, 4.6))
     arms = [arm for arm in study.arms if arm != REPLICATE]
-    for colour, arm in zip(_colours(arms), arms, strict=True):
+    for colour, arm in zip(colours(arms), arms, strict=True):
         gap, speed = study.gap(arm), study.run_speed(arm)
         if gap.mean is None or speed.mean is None:
             continue
@@ -87,16 +115,28 @@ def _trade(study: Study, path: Path) -> str:
         }
         axes.errorbar(speed.mean, gap.mean, **bars, color=colour, marker="o", capsize=3)
         axes.annotate(arm, (speed.mean, gap.mean), xytext=(6, 5), textcoords="offset points", color=colour)
+    for paper in PAPERS:
+        _paper(axes, paper)
+    axes.margins(y=0.12)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set(
         xlabel="speed of the whole run, dense time / time",
         ylabel="final loss less that of dense training, nats per token",
     )
-    axes.set_title(f"{study.name}: below 0 and right of 1 sparsity wins", loc="left", fontsize=10)
-    figure.tight_layout()
+    axes.set_title(f"{study.name}: below 0 and right of 1 sparsity wins; hollow: papers")
     return save(figure, path)
 
 
-def _colours(arms):
-    return [COLOURS[index % len(COLOURS)] for index in range(len(arms))]
+def _paper(axes, paper: Paper):
+    """A hollow mark; at the left edge where the paper gives no speed of a whole run."""
+    style = {"marker": "o", "markerfacecolor": "none", "color": "#444444", "linewidth": 0.8}
+    if paper.speed:
+        axes.plot(paper.speed, [paper.gap] * 2, **style)
+        at, frame = (np.mean(paper.speed), paper.gap), axes.transData
+    else:
+        at, frame = (0.02, paper.gap), axes.get_yaxis_transform()
+        axes.plot(*[[value] for value in at], transform=frame, **style)
+    words = {"textcoords": "offset points", "color": "#444444", "fontsize": 7}
+    centred = {"ha": "center", "xytext": (0, 5)} if paper.speed else {"xytext": (6, -9)}
+    axes.annotate(f"{paper.name}, {paper.source}", at, xycoords=frame, **centred, **words)

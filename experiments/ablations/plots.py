@@ -1,11 +1,16 @@
-"""The curves of an ablation as one PNG: loss and mechanism of every arm, with the spread of its seeds."""
+"""An ablation as PNGs: curves of its runs, and what its arms reached, which needs the result alone."""
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
 
-from experiments.analysis.curves import COLOURS, STYLE, plt, save, smooth
+from experiments.ablations.leaks import leaking, marked
+from experiments.analysis.curves import smooth
+from experiments.analysis.outcome import LOSSES
+from experiments.analysis.style import LONGEST, STYLE, colours, name_at_end, plt, save
 
+PANELS = 3  # metrics of a figure of arms at most
 LABELS = {
     ("monitor", "flip_rate"): "flip rate per step",
     ("probe", "noise"): "share of |g|² that the cut adds",
@@ -30,16 +35,16 @@ def write(named, runs: dict, path: Path):
         right.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
         seeds = max(map(len, runs.values()))
         band = "" if seeds == 1 else f"; bands: lowest to highest of {seeds} seeds"
-        left.set_title(f"{named.claim}, {named.size}{band}", loc="left", fontsize=10)
-        left.legend(frameon=False, fontsize=9)
+        left.set_title(f"{named.claim}, {named.size}{band}")
         _focus(left)
-        figure.tight_layout()
+        for axes in (left, right):
+            name_at_end(axes)
         return save(figure, path)
 
 
 def _curves(axes, runs, kind, name, windows, labels):
     """Mean over seeds and the band between the lowest and the highest, smoothed over a share of the curve."""
-    for index, (arm, own) in enumerate(runs.items()):
+    for colour, (arm, own) in zip(colours(runs), runs.items(), strict=True):
         curves = [run.column(kind, name) for run in own]
         length = min(len(steps) for steps, _ in curves)
         if not length:
@@ -47,8 +52,8 @@ def _curves(axes, runs, kind, name, windows, labels):
         steps = curves[0][0][:length]
         window = max(length // windows, 1) if windows else 1
         values = np.array([smooth(v[:length], window) for _, v in curves])
-        colour, marker = COLOURS[index % len(COLOURS)], "" if windows else "."
-        axes.plot(steps, values.mean(0), color=colour, label=labels[arm], linewidth=1.3, marker=marker)
+        marker = "" if windows else "."
+        axes.plot(steps, values.mean(0), color=colour, label=labels[arm], marker=marker)
         axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 
@@ -58,3 +63,49 @@ def _focus(axes):
     heights = np.array([y for curve in curves for y in curve[len(curve) // 8 :] if np.isfinite(y)])
     if len(heights):
         axes.set_ylim(heights.min() - 0.05, heights.max() + 0.05)
+
+
+def arms(result: dict, path: Path) -> str:
+    """Draw what every arm of a recorded result reached, in the metrics that its claim compares: a row for an
+    arm, a dot for a seed, a line for the mean.
+
+    Losses are differences from the first arm with the same seed, because seeds differ by more than arms do.
+    Returns the file name."""
+    names, leaks = list(result["metrics"]), leaking(result)
+    compared = dict.fromkeys(found["metric"] for found in result["findings"])
+    measured = [metric for metric in compared if any(_reached(result, name, metric) for name in names)]
+    metrics = measured[:PANELS] or ["val_loss"]
+    with plt.rc_context(STYLE):
+        size = (3.1 * len(metrics) + 1.4, 0.27 * len(names) + 1.1)
+        figure, panels = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False)
+        for axes, metric in zip(panels[0], metrics, strict=True):
+            for row, (colour, name) in enumerate(zip(colours(names), names, strict=True)):
+                values = _reached(result, name, metric)
+                axes.plot(values, [row] * len(values), ".", color=colour, alpha=0.6, markersize=7)
+                if values:
+                    mark = marked(name, metric, leaks)
+                    axes.plot(np.mean(values), row, "|", color=colour, markersize=14, markeredgewidth=1.8)
+                    axes.annotate(mark, (max(values), row), (5, -3), textcoords="offset points")
+            paired = metric in LOSSES
+            axes.set_xlabel(f"{metric} minus {names[0]}, nats per token" if paired else metric)
+            axes.locator_params(axis="x", nbins=5)
+            axes.margins(x=0.1)
+            if paired:
+                axes.axvline(0, color="#888888", linewidth=0.8)
+        first = panels[0, 0]
+        first.set_yticks(range(len(names)), [textwrap.shorten(n, LONGEST, placeholder="…") for n in names])
+        first.set_ylim(len(names) - 0.5, -0.5)
+        seeds = len(result["seeds"])
+        first.set_title(
+            f"{result['name']}, {result['size']}: {seeds} seed{'s' * (seeds > 1)} and mean", loc="left"
+        )
+        return save(figure, path)
+
+
+def _reached(result: dict, arm: str, metric: str) -> list[float]:
+    """A metric for each seed of an arm; of a loss, its difference from the first arm with that seed."""
+    own, first = result["metrics"][arm], next(iter(result["metrics"].values()))
+    if metric not in LOSSES:
+        return [seed[metric] for seed in own.values() if seed.get(metric) is not None]
+    pairs = [(own[seed].get(metric), first[seed].get(metric)) for seed in own if seed in first]
+    return [one - other for one, other in pairs if None not in (one, other)]

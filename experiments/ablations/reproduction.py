@@ -1,9 +1,11 @@
 """Recorded results: docs/reproduction/PAPER/CLAIM_SIZE_HARDWARE.json (with .csv and .png), and the page.
 
-They are small enough to be committed; run folders with their checkpoints are not.
+The .png has the curves, which are drawn while runs are there; `_arms.png` is drawn from the .json. They are
+small enough to be committed; run folders with their checkpoints are not.
 """
 
 import ast
+import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -31,7 +33,11 @@ A claim is one function, `ablation(size)`, in `configs/PAPER/CLAIM.py`; `configs
 short one. Write down what is expected, run the size `smoke`, commit, then run `cpu` (some minutes on two
 cores) or `gpu`, and record what came out; claim, expectation and comparisons are stored before the first run.
 A claim that does not reproduce stays, with its verdict. A size that is not listed here was not measured.
-[Verdicts before and after](verdicts.md) says what the present rules changed."""
+[Verdicts before and after](verdicts.md) says what the present rules changed.
+
+Figures are drawn from the recorded numbers: a row is an arm, a dot a seed, a line the mean, and losses are
+differences from the first arm with the same seed. Curves over steps are images of when the runs ended, and
+look as plots looked then: the rows of metrics.jsonl that they were drawn from are not committed."""
 COMPARISON = """# Verdicts before and after
 
 The first column is what was recorded under rules that called a difference of exactly zero refuted, corrected
@@ -100,11 +106,14 @@ def page(found) -> str:
         if r["paper"] != paper:
             paper = r["paper"]
             parts.append(f"## {_docstring(REPOSITORY / 'configs' / paper / '__init__.py').rstrip('.')}")
-        image = path.with_suffix(".png").relative_to(path.parents[2])
+        figure, curves = _figure(path), path.with_suffix(".png")
+        link, others = (lambda file, base=path.parents[2]: str(file.relative_to(base))), ""
+        if curves.exists():
+            others = f", [curves of its runs, as they were drawn then]({link(curves)})"
         parts += [
             f"### {_heading(r)}",
-            text.body(r, str(image) if path.with_suffix(".png").exists() else None, _found(r), shared[path]),
-            f"[Numbers]({image.with_suffix('.csv')})",
+            text.body(r, link(figure) if figure.exists() else None, _found(r), shared[path]),
+            f"[Numbers]({link(path.with_suffix('.csv'))}){others}",
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -118,10 +127,12 @@ def count(found) -> str:
     claims = {(r["paper"], r["name"]) for _, r in found}
     results = Counter(text.long(r["verdict"]) for _, r in found)
     comparisons = Counter(text.long(f["verdict"]) for _, r in found for f in r["findings"])
+    without = sum(not (r.get("noise") or {}).get("val_loss") for _, r in found)
     return (
         f"This page has {len(claims)} claims with {len(found)} results ({_counted(results)}), each corrected "
         f"for its own comparisons alone: among so many, {0.05 * len(found):.1f} may hold a wrong decision. "
-        f"They have {comparisons.total()} comparisons ({_counted(comparisons)})."
+        f"They have {comparisons.total()} comparisons ({_counted(comparisons)}). "
+        f"Of {without} of the results the noise floor was not measured."
     )
 
 
@@ -236,9 +247,19 @@ def _anchor(result: dict) -> str:
     return _heading(result).lower().replace(" ", "-")
 
 
+def _figure(path: Path) -> Path:
+    """What the arms of a recorded result reached, beside its file."""
+    return path.with_name(f"{path.stem}_arms.png")
+
+
 def write_docs() -> list[str]:
-    """Write the pages; their paths."""
+    """Write the pages and, where matplotlib is installed, their figures; the paths of the pages."""
     found = recorded()
+    if importlib.util.find_spec("matplotlib"):
+        from experiments.ablations import plots
+
+        for path, result in found:
+            plots.arms(result, _figure(path))
     files.write(PAGE, page(found))
     files.write(COMPARED, comparison(found))
     return [str(PAGE), str(COMPARED)]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
@@ -22,12 +23,14 @@ from experiments import files
 from experiments.ablations import record as records
 from experiments.ablations.ablation import Named, folder_of
 from experiments.analysis.runs import Run, read_run
+from experiments.analysis.sampling import Sampler
 from experiments.config import REPOSITORY, Config
 from experiments.errors import require
 from experiments.training import rundir
 from experiments.training.environment import git, tree
 from experiments.training.loop import Diverged, train
 
+SAMPLE_TOKENS = 48  # of each continuation: enough to see, few enough for a record
 TABLE_EVERY = 2.0  # seconds: a table reads the metrics of every run
 
 
@@ -45,6 +48,8 @@ class Job:
     """a run of another ablation with the same config, of which this one becomes a copy"""
     claim: str = ""
     """the ablation, where there are several"""
+    turn: tuple[int, int, int] = (0, 0, 1)
+    """which arm it is and which seed, counted from 0, and of how many arms"""
 
     @property
     def label(self) -> str:
@@ -123,9 +128,11 @@ class Job:
 
 def jobs_of(ablation, seeds, out: Path) -> list[Job]:
     """Every run of an ablation, below `out`."""
-    jobs, starts = [], {}
-    for arm, seed, config in ablation.runs(seeds):
-        job = Job(arm, seed, config, out / folder_of(arm) / f"seed{seed}", starts.get(seed))
+    jobs, starts, arms = [], {}, list(ablation.all_arms)
+    for number, (arm, seed, config) in enumerate(ablation.runs(seeds)):
+        place = out / folder_of(arm) / f"seed{seed}"
+        turn = (arms.index(arm), number // len(arms), len(arms))
+        job = Job(arm, seed, config, place, starts.get(seed), turn=turn)
         if arm == ablation.start:
             starts[seed] = job
         elif job.needs:
@@ -247,6 +254,56 @@ def _copy(job: Job, run: Path) -> bool:
     return True
 
 
+def check_place(job: Job) -> None:
+    """UserError for a run that was begun on another machine: what it tells of speed, and how it rounds, would
+    be of two."""
+    names = [row["place"]["machine"] for row in job.rows if "place" in row]
+    here = rundir.place()["machine"]
+    require(
+        set(names) <= {here},
+        f"The run in {job.out} was begun on another machine ({(names or [''])[0]}, this one is {here}), and "
+        "one run of an ablation is of one machine. Continue it there, or delete its folder to begin it here.",
+    )
+
+
+LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-3}
+"""by how much of itself the dense loss of equal parameters on equal tokens may differ between arms: programs
+order their sums in other ways, and 16-bit activations are rounded at other places"""
+
+
+def check_alike(job: Job, first: dict, others) -> None:
+    """UserError unless a run begins as the other arms of its seed did: with the same tokens, and where model
+    and start are the same, with the same dense loss.
+
+    first: what `train` found before the first step, as it says.
+    others: runs of the same ablation, in their order.
+    """
+    config = job.config
+    for other in others:
+        rows = [row["first"] for row in other.rows if "first" in row]
+        if other is job or other.seed != job.seed or other.config.data != config.data or not rows:
+            continue
+        theirs = rows[-1]
+        require(
+            first["batch"] == theirs["batch"],
+            f"{job.name} was stopped before its first step: its first batch of tokens ({first['batch']}) is "
+            f"not that of {other.label} ({theirs['batch']}), so that the two could not be compared. Train "
+            "both on the same text with the same code.",
+        )
+        models = [(c.model, c.train.start_from) for c in (config, other.config)]
+        if models[0] != models[1] or first["parameters"] != theirs["parameters"]:
+            continue  # adapters, which one of them may have, need not start from zero
+        relative = LOSS_TOLERANCE.get(getattr(config.model, "dtype", "float32"), 1e-3)
+        ours, expected = first["dense_loss"], theirs["dense_loss"]
+        require(
+            abs(ours - expected) <= relative * abs(expected),
+            f"{job.name} was stopped before its first step: its dense loss on the first batch is {ours:.6f} "
+            f"nats and that of {other.label} {expected:.6f}, which differ by more than {relative:g} of "
+            "themselves, though both have the same model, seed and start. Look for what differs in their "
+            "initial parameters, and delete the folder of the wrong one.",
+        )
+
+
 def share_compilations(out: Path):
     """Seeds of an arm run the same programs: the first one's are kept below `out` and read by the others."""
     jax.config.update("jax_compilation_cache_dir", str((out / "compiled").resolve()))
@@ -267,20 +324,38 @@ def interruptible():
         signal.signal(signal.SIGTERM, before)
 
 
-def run_one(job: Job, show: bool | None = None, label: str = "") -> str:
+def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> str:
     """Start or continue a run; returns finished or diverged. Raises KeyboardInterrupt when a signal asked to
-    stop; the run is saved then."""
+    stop; the run is saved then, and UserError where it does not begin as others of its seed did.
+
+    others: the runs of its ablation."""
     if not job.done:
         try:
             resume = (job.out / "config.json").exists()
-            result = train(job.config, job.out, resume=resume, show=show, label=label or job.name)
+            check_place(job)
+            own = {"show": show, "label": label or job.name}
+            compare = functools.partial(check_alike, job, others=others)
+            result = train(job.config, job.out, resume=resume, on_first_batch=compare, **own)
         except Diverged as error:
             print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
         else:
             if result.stopped or not result.finished:
                 raise KeyboardInterrupt
+            write_samples(job)
         records.write(job.out, job.record)
     return "diverged" if job.diverged else "finished"
+
+
+def write_samples(job: Job) -> None:
+    """Add to the rows of a finished run what its dense weights make of `train.prompts`."""
+    if not job.config.train.prompts:
+        return
+    sampler, rows = Sampler(job.out), job.rows
+    for prompt in job.config.train.prompts:
+        text = "".join(sampler(prompt, tokens=SAMPLE_TOKENS, temperature=0.0, seed=0))
+        rows.append({"kind": "sample", "step": job.config.train.steps, "prompt": prompt, "text": text})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    files.write(job.out / "metrics.jsonl", lines)
 
 
 def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float = math.inf) -> bool:
@@ -294,7 +369,9 @@ def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float
         if time.time() + longest > until:
             return False
         started = time.perf_counter()
-        state = "copied" if adopt(job) else run_one(job, bar, label=f"{number + 1}/{len(todo)} {job.name}")
+        others = [other for other in jobs if other.out.parents[1] == job.out.parents[1]]
+        named = f"{number + 1}/{len(todo)} {job.name}"
+        state = "copied" if adopt(job) else run_one(job, others, bar, named)
         longest = max(longest, time.perf_counter() - started)
         if show is not False:
             spent = time.perf_counter() - begin
@@ -365,11 +442,14 @@ class Slot:
     environment: dict
     cores: tuple[int, ...] = ()
     """() for any"""
+    gpus: int = 0
+    """of this machine, over which arms rotate; 0 for none"""
 
 
 def slots(count: int, each: int = 0) -> list[Slot]:
     """A slot for each of `count` runs at a time, with `each` cores of its own (0: all share all). GPUs are
-    dealt round-robin, and runs that share one do not reserve its memory.
+    dealt round-robin, and runs that share one do not reserve its memory; `place` says who gets which. With a
+    `count` of 0 each GPU has one slot.
 
     Raises UserError if there are fewer cores than that.
     """
@@ -385,8 +465,14 @@ def slots(count: int, each: int = 0) -> list[Slot]:
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
     require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
     backend, devices = asked.stdout.split()
+    require(
+        count or backend != "cpu", "--jobs 0 is one run per GPU, and jax finds no GPU here: give a number."
+    )
     if backend != "cpu":
-        return [Slot(environment) for environment in shares(count, int(devices))]
+        return [
+            Slot(environment, gpus=int(devices))
+            for environment in shares(count or int(devices), int(devices))
+        ]
     return [Slot({}, tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
 
 
@@ -397,33 +483,47 @@ def shares(count: int, devices: int) -> list[dict]:
     return [{"CUDA_VISIBLE_DEVICES": visible[i % devices], **shared} for i in range(count)]
 
 
+def slot_of(job: Job, slots: int, gpus: int) -> int:
+    """In which of some slots a run is trained. Runs are dealt to slots in their order, and where an arm would
+    have the same slot, or the same GPU, for every seed, those of each seed begin one further.
+
+    slots, gpus: how many there are of each, 1 or more."""
+    arm, seed, arms = job.turn
+    always_one = lambda step: any(n > 1 and step % n == 0 for n in (slots, gpus))  # noqa: E731
+    step = next((step for step in range(arms, arms + slots) if not always_one(step)), arms)
+    return (arm + seed * step) % slots
+
+
 def run_in_parallel(
     jobs, command, slots, show: bool | None = None, ended=lambda: None, until: float = math.inf
 ) -> list[Job]:
     """Each run in its own process, as many at a time as there are slots; returns those that failed or were
-    not run to their end.
+    not run to their end. On GPUs each run has its own slot (`slot_of`), else the first that is free.
 
     `command(job)` is the command line that `--only LABEL` is added to. Output goes to a .log file next to
     each run folder. ended: called after each run. until: as time.time() counts; then what runs is asked to
     save and stop, as it is when this process is interrupted.
     """
     waiting = [job for job in jobs if not job.done]
-    free, running, failed = list(slots), {}, []
+    free, running, failed = list(range(len(slots))), {}, []
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if job.ready]
+            may = lambda job, slot: not slots[slot].gpus or slot_of(job, len(slots), slots[slot].gpus) == slot  # noqa: E731
             if time.time() > until or (not running and not ready):  # what they wait for has failed
                 return failed + waiting + [job for job, _ in running.values()]
-            while ready and free:
-                job = ready.pop(0)
+            for job in ready:
+                slot = next((slot for slot in free if may(job, slot)), None)
+                if slot is None:
+                    continue
                 waiting.remove(job)
                 job.out.parent.mkdir(parents=True, exist_ok=True)
                 if adopt(job):
                     ended()
                     continue
-                slot = free.pop(0)
-                running[_begin(job, command(job), slot)] = job, slot
+                free.remove(slot)
+                running[_begin(job, command(job), slots[slot])] = job, slot
             time.sleep(0.5)
             for child in [child for child in running if child.poll() is not None]:
                 job, slot = running.pop(child)

@@ -19,7 +19,8 @@ count or commit ends elsewhere. Every ablation has an arm `replicate`: one of it
 and text, from parameters that are off by 1e-6 of their size, as reordered float32 sums are. The root mean
 square of the differences from its base is the standard deviation of a paired difference that has no cause,
 and the noise floor of a comparison is t times that over sqrt(n). An interval is at least that wide on
-either side. Where no replicate was run, the page says that the floor was not measured.
+either side. The replicate was added after most results were recorded; where none was run, the floor was
+not measured, and the page says so.
 
 **Verdicts.** The p-values are of Student's t test against the bound of the range, the larger of the one
 from the spread over seeds and the one from the replicate, corrected by Holm and Bonferroni for the number
@@ -62,7 +63,7 @@ def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
         lacking = "; ".join(f"{label}: {rows}" for label, rows in result["incomplete"].items())
         parts.append(f"Rows are missing, so that these runs count for nothing: {lacking}.")
     if image:
-        parts.append(f"![{result['name']}: curves of every arm]({image})")
+        parts.append(f"![{result['name']}: every arm]({image})")
     parts += [
         arms(result),
         f"Expected before the run: {result['expects']}",

@@ -11,6 +11,7 @@ from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
 
 LEAKS = " *"  # beside a loss that is no language model's
+PICTURES = {"loss.png": "Losses by optimiser step", "flip_rate.png": "Flip rates by optimiser step"}
 EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
 
 
@@ -64,7 +65,7 @@ def text(runs) -> str:
     lines = [table(runs), ""]
     lines += [f"{run.label} is not a whole run: {run.gap}.\n" for run in runs if run.gap]
     if not all(run.config.method.causal for run in runs):
-        lines.append(f"{LEAKS.strip()} No language-model loss: it depends on later tokens.\n")
+        lines.append(f"Marked {LEAKS.strip()}: no language-model loss; it depends on later tokens.\n")
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
         lines.append(
@@ -92,26 +93,27 @@ steps/s is the median, without evaluation, measurement and checkpoints."""
 
 
 def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:
-    """Write report.md (and the plots, if matplotlib is there) for these run folders; return the table.
+    """Write report.md, plots, and report.html that holds all, for these run folders; return the table.
 
-    Raises UserError after writing the table when matplotlib is missing.
+    Raises UserError after writing report.md when what draws is missing (the extra plots).
     """
     runs = read_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        from experiments.analysis import curves
+        from experiments.analysis import curves, html
 
         images = curves.write(runs, out)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if error.name not in ("matplotlib", "markdown_it"):
             raise
         images = None
-    pictures = "".join(f"\n![{name}]({name})\n" for name in images or ())
+    pictures = "".join(f"\n![{PICTURES[name]}]({name})\n" for name in images or ())
     files.write(out / "report.md", f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
     if images is None:
         raise UserError(
             f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip "
-            "install '.[plots]' "
+            "install -e '.[plots]' "
             "and run the report again."
         )
+    html.write(out / "report.md")
     return text(runs)

@@ -2,25 +2,10 @@
 
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 
-from experiments import files
+from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
 from experiments.data.vocabulary import bits_per_byte
-from experiments.training.evaluator import mark
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-# Distinguishable also with colour-blindness and in grey (Okabe and Ito's palette).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 10,
-}
 
 
 def write(runs, out: Path) -> list[str]:
@@ -32,16 +17,8 @@ def write(runs, out: Path) -> list[str]:
     return names
 
 
-def save(figure, path: Path) -> str:
-    """Write a figure as PNG, and close it; its file name."""
-    with files.replacing(path) as partial:
-        figure.savefig(partial, dpi=130, bbox_inches="tight")
-    plt.close(figure)
-    return path.name
-
-
 def _axes(axes, runs, title: str, ylabel: str):
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(title)
     axes.set_ylabel(ylabel)
     axes.set_xlabel("optimiser step")
     axes.set_xlim(0, max(run.config.train.steps for run in runs) * 1.01)
@@ -50,17 +27,22 @@ def _axes(axes, runs, title: str, ylabel: str):
 
 def _phases(axes, runs):
     """Shade the dense phase that ends a run; a run with one phase has nothing to mark."""
-    for colour, run in zip(_cycle(runs), runs, strict=True):
+    for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         for (start, end, phase), earlier in zip(run.phases[1:], run.phases, strict=False):
-            axes.axvline(start, color=colour, linestyle="--", linewidth=1)
+            axes.axvline(start, color=colour, linestyle="--", linewidth=1, label="_phase")
             if earlier[2].sparse and not phase.sparse:
-                axes.axvspan(
-                    start, end, color=colour, alpha=0.10, linewidth=0, label=f"{run.label}: dense phase"
+                axes.axvspan(start, end, color=colour, alpha=0.08, linewidth=0)
+                axes.annotate(
+                    f"{run.label}: dense phase",
+                    (start, 1),
+                    xycoords=("data", "axes fraction"),
+                    xytext=(3, -3),
+                    textcoords="offset points",
+                    rotation=90,
+                    va="top",
+                    color=colour,
+                    fontsize=8,
                 )
-
-
-def _cycle(runs):
-    return [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
 
 
 def smooth(values, window: int):
@@ -70,46 +52,47 @@ def smooth(values, window: int):
 
 
 def _loss(runs):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     # Losses of several kinds of tokens compare only per byte of their text.
     per_byte = any(run.bytes_per_token != 1 for run in runs)
     _axes(left, runs, "training", "loss, bits per byte" if per_byte else "loss, nats per byte")
-    _axes(right, runs, "validation: dense weights (solid) and sparse weights (dashed)", "")
+    leak = "" if all(run.config.method.causal for run in runs) else "; *: no language-model loss"
+    _axes(right, runs, f"validation: dense products (solid), sparse (dashed){leak}", "")
     heights = []
-    for colour, run in zip(_cycle(runs), runs, strict=True):
+    for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         scale = bits_per_byte(1.0, run.bytes_per_token) if per_byte else 1.0
         steps, losses = run.column("train", "loss")
         losses = scale * np.asarray(losses)
         if len(steps):
-            left.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8)
+            left.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8, label="_raw")
             left.plot(steps, smooth(losses, max(len(losses) // 40, 1)), color=colour, label=run.label)
             heights += list(losses)
         for name, line in (("dense", "o-"), ("sparse", "v--")):
             steps, values = run.column("eval", name)
             values = scale * np.asarray(values)
-            label = f"{run.label}, {name}{mark(run.config.method, name)}"
+            leaks = name == "sparse" and not run.config.method.causal
+            label = f"{run.label}, {name}{' *' if leaks else ''}"
             right.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
             heights += list(values)
     for order1 in sorted({run.order1 for run in runs if run.order1}):
         order1 = bits_per_byte(order1) if per_byte else order1
         for axes in (left, right):
-            axes.axhline(order1, color="grey", linestyle=":", label=f"order-1 byte entropy {order1:.2f}")
+            axes.axhline(order1, color="grey", linestyle=":", label=f"order-1 entropy {order1:.2f}")
         heights.append(order1)
     if heights:
         low, high = np.min(heights), np.percentile(heights, 95)
         left.set_ylim(low - 0.1, max(high, low + 0.5) + 0.3)
     for axes in (left, right):
-        axes.legend(frameon=False, fontsize=9)
-    figure.tight_layout()
+        name_at_end(axes)
     return figure
 
 
 def _flip_rate(runs):
-    figure, axes = plt.subplots(figsize=(8, 4.5))
+    figure, axes = plt.subplots(figsize=(7, 3.6))
     _axes(axes, runs, "flip rate: share of FFN mask entries that one step changes", "flip rate per step")
-    for colour, run in zip(_cycle(runs), runs, strict=True):
+    for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         steps, values = run.column("monitor", "flip_rate")
-        axes.plot(steps, values, color=colour, marker=".", markersize=4, linewidth=1.2, label=run.label)
+        axes.plot(steps, values, color=colour, marker=".", label=run.label)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    name_at_end(axes)
     return figure

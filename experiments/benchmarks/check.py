@@ -18,7 +18,7 @@ def tolerance(dtype, depth: int) -> float:
     return 16 * roundoff(dtype) * math.sqrt(depth) + float(jnp.finfo(dtype).eps)
 
 
-def drawn(tolerance: float) -> float:
+def tolerance_of_estimate(tolerance: float) -> float:
     """The tolerance of a product with a random operand drawn from values that carry an error of `tolerance`.
 
     A uniform number falls between the two running sums that differ in about 4 x the error's share of all
@@ -26,7 +26,7 @@ def drawn(tolerance: float) -> float:
     return math.sqrt(8 * tolerance)
 
 
-def selected(tolerance: float) -> float:
+def tolerance_of_selection(tolerance: float) -> float:
     """The tolerance of a product with an operand cut by magnitude from values that carry an error of
     `tolerance`.
 

@@ -52,7 +52,8 @@ def block(file: str, result: dict) -> str:
 What `make demo` drew on {where}:
 {model} on the Python standard library ({text}),
 {dense.train.steps} steps dense, with FST (2:4 weights from step 0, dense in the last sixth) and with Venom
-(2:4 weights and V:N:M activations in the middle, dense before and after), same start, same data, one seed.
+(2:4 weights and V:N:M activations in the middle, dense before and after), one seed.
+The three runs (arms) share start and data.
 
 {table}
 

@@ -4,39 +4,98 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-import matplotlib
-
-from experiments.benchmarks import rows, select
+from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
+from experiments.benchmarks import lead, rows, select, stored
 from experiments.benchmarks.suites import ffn
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-# Distinguishable also with colour-blindness and in grey (Okabe and Ito's palette).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREYS = ("#000000", "#888888")
-PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 10,
+KINDS = {
+    "-": "solid: block, forward + backward",
+    "--": "dashed: packed product alone, median",
+    ":": "dotted: PyTorch",
 }
+PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
 
 
 def write(suites: dict, path: Path) -> Path:
     """Draw the plot that the end of the file name says."""
-    draw = {"width": _width, "tokens": _tokens, "cost": _cost}[path.stem.rpartition("-")[2]]
+    draw = {"lead": _lead, "width": _width, "tokens": _tokens, "cost": _cost}[path.stem.rpartition("-")[2]]
     with plt.rc_context(STYLE):
-        figure = draw(suites)
-        figure.savefig(path, dpi=120, bbox_inches="tight")
-        plt.close(figure)
+        save(draw(suites), path)
     return path
 
 
 def _title(suites: dict) -> str:
     return next(iter(suites.values()))["hardware"]["description"]
+
+
+def _lead(suites: dict):
+    """Methods by place with their 95 % intervals, blocks and whole steps side by side."""
+    places = lead.places(suites)
+    columns = [what for what in lead.WHAT if any(place.what == what for place in places)]
+    methods = dict(zip(lead.METHODS, colours(lead.METHODS), strict=True))
+    heights = [sum(len(own) + 1.6 for place, own in places.items() if place.what == w) for w in columns]
+    figure, panels = plt.subplots(
+        1, len(columns), squeeze=False, sharex=True, figsize=(4.6 * len(columns), 0.7 + 0.2 * max(heights))
+    )
+    old, ends = False, [0.95, 1.05]
+    for what, axes in zip(columns, panels[0], strict=True):
+        at, names = 0.0, []
+        for place, found in places.items():
+            if place.what != what:
+                continue
+            names.append((at, str(place)))
+            for method, colour in methods.items():
+                if method not in found:
+                    continue
+                at += 1
+                row = found[method]
+                pair = rows.paired(row, *lead.PROGRAMS[what])
+                hollow = stored.is_old(row)
+                old = old or hollow
+                bar = None if pair.low is None else [[pair.ratio - pair.low], [pair.high - pair.ratio]]
+                axes.errorbar(
+                    pair.ratio,
+                    at,
+                    xerr=bar,
+                    color=colour,
+                    marker="o",
+                    capsize=2,
+                    markerfacecolor="white" if hollow else colour,
+                )
+                low, end = (pair.ratio, pair.ratio) if pair.low is None else (pair.low, pair.high)
+                ends += [low, end]
+                axes.annotate(
+                    f"{method}  {pair.ratio:.2f}x",
+                    (end, at),
+                    xytext=(6, 0),
+                    textcoords="offset points",
+                    va="center",
+                    color=colour,
+                    fontsize=8,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )
+            at += 1.6
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_ylim(max(heights) - 0.6, -0.8)
+        axes.set_yticks([])
+        for y, name in names:
+            axes.annotate(
+                name,
+                (0.005, y),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8,
+                fontweight="bold",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
+        axes.grid(axis="y", visible=False)
+        axes.set_title(lead.WHAT[what])
+        axes.set_xlabel("dense time / time; right of 1 is faster")
+    room = max(ends) - min(ends)
+    panels[0][0].set_xlim(min(ends) - 0.03 * room, max(ends) + 0.5 * room)
+    hint = "; hollow: an older measurement, in rotating order" if old else ""
+    figure.suptitle(f"{_title(suites)}; bars: 95 % intervals{hint}", fontsize=10)
+    return figure
 
 
 def _dtypes(suites: dict) -> list[str]:
@@ -49,7 +108,7 @@ def _panels(suites: dict, names, **size):
     figure, axes = plt.subplots(1, len(names), sharey=True, squeeze=False, **size)
     for panel, name in zip(axes[0], names, strict=True):
         panel.set_title(name)
-    figure.suptitle(_title(suites))
+    figure.suptitle(_title(suites), fontsize=10)
     return figure, dict(zip(names, axes[0], strict=True))
 
 
@@ -67,78 +126,102 @@ def _tokens(suites: dict):
 
 
 def _speedup(suites: dict, cases, names, label: str):
-    """Methods' forward and backward passes as lines, the median packed product dashed, PyTorch dotted."""
+    """Methods' forward and backward passes as lines with the range of their 95 % interval, the median packed
+    product dashed, PyTorch dotted."""
     dtypes = _dtypes(suites)
-    figure, panels = _panels(suites, dtypes, figsize=(5.2 * len(dtypes), 4.2))
+    figure, panels = _panels(suites, dtypes, figsize=(4.9 * len(dtypes), 4.2))
     for dtype, axes in panels.items():
-        for text, found, gain, style in _curves(suites):
+        for text, found, pair, style in _curves(suites):
             points = []
             for at, case in enumerate(cases):
-                gains = [
-                    gain(row)
-                    for row in found
-                    if (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype)
-                ]
-                gains = [value for value in gains if value is not None]
-                if gains:
-                    points.append((at, statistics.median(gains)))
+                own = [r for r in found if (r["T"], r["d"], r["f"], r["dtype"]) == (*case, dtype)]
+                pairs = [one for row in own if (one := pair(row)) is not None]
+                if pairs:
+                    middle = statistics.median(one.ratio for one in pairs)
+                    low, high = (pairs[0].low, pairs[0].high) if len(pairs) == 1 else (None, None)
+                    points.append(
+                        (at, middle, middle if low is None else low, middle if low is None else high)
+                    )
             if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=text, **style)
-        axes.axhline(1, color="black", linewidth=1)
+                x, y, low, high = zip(*points, strict=True)
+                axes.plot(x, y, marker="o", label=text, **style)
+                axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.axhline(1, color="black", linewidth=1, label="_dense")
         axes.set_xticks(range(len(cases)), names)
         axes.set_xlabel(label)
     first = next(iter(panels.values()))
     first.set_ylabel("dense time / time")
     first.set_ylim(bottom=0)
-    lines, labels = first.get_legend_handles_labels()
-    last = list(panels.values())[-1]
-    last.legend(lines, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.canvas.draw()
+    for axes in panels.values():
+        name_at_end(axes)
+    lines = [line for axes in panels.values() for line in axes.get_lines()]
+    drawn = {line.get_linestyle() for line in lines if not line.get_label().startswith("_")}
+    figure.supxlabel("; ".join(words for kind, words in KINDS.items() if kind in drawn), fontsize=8)
     return figure
 
 
 def _curves(suites: dict):
-    """(label, rows, speed-up of a row, style), those of a kind in different colours."""
-    kinds = {"-": [], "--": [], ":": []}
+    """(label, rows, speed-up of a row, style), the style of one of `KINDS`."""
+    curves = []
     for method, found in select.by_method(select.current(suites, "ffn")).items():
         kind = ":" if method.startswith("torch") else "-"
-        gain = partial(rows.ratio, base="dense both", name="both")
-        kinds[kind].append((f"FFN forward + backward, {method}", found, gain))
+        curves.append((method, found, partial(rows.paired, base="dense both", name="both"), kind))
     for name, found in select.by_format(select.current(suites, "gemm")).items():
-        gain = partial(rows.ratio, base="dense", name=name)
-        kinds["--"].append((f"packed {name} product alone, median", found, gain))
-    for kind, curves in kinds.items():
-        colours = GREYS if kind == ":" else COLOURS
-        for index, curve in enumerate(curves):
-            yield *curve, {"linestyle": kind, "color": colours[index % len(colours)]}
+        curves.append((f"product {name}", found, partial(rows.paired, base="dense", name=name), "--"))
+    for colour, (*curve, kind) in zip(colours([name for name, *_ in curves]), curves, strict=True):
+        yield *curve, {"linestyle": kind, "color": colour}
 
 
 def _cost(suites: dict):
     """Stacked shares of the dense block's time: producers, products, rest."""
     found = select.with_parts(suites)
     dtypes = list(dict.fromkeys(row["dtype"] for row in found))
-    figure, panels = _panels(suites, dtypes, figsize=(6.5 * len(dtypes), 4.2))
     cases = select.widths({"ffn": {"rows": found}})
+    bars = max(
+        sum((r["T"], r["d"], r["f"], r["dtype"]) in [(*c, t) for c in cases] for r in found) for t in dtypes
+    )
+    figure, panels = _panels(suites, dtypes, figsize=(5.2 * len(dtypes), 1.2 + 0.2 * bars))
     for dtype, axes in panels.items():
-        labels, at = [], 0
+        labels, at = [], 0.0
         for case in cases:
+            axes.annotate(
+                f"d = {case[1]}, f = {case[2]}",
+                (0.01, at - 1),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8,
+                fontweight="bold",
+            )
             for row in found:
                 parts = ffn.part(row, "producer"), ffn.part(row, "product"), ffn.rest(row)
                 there = (row["T"], row["d"], row["f"], row["dtype"]) == (*case, dtype) and None not in parts
                 if not there or rows.ratio(row, "dense both", "both") is None:
                     continue
-                whole, bottom = row["ms"]["dense both"]["median"], 0.0
-                for part, height in zip(PARTS, parts, strict=True):
-                    label = part if not labels else None
-                    axes.bar(at, height / whole, bottom=bottom, color=PARTS[part], label=label)
-                    bottom += height / whole
-                labels.append((at, f"{row['method']}, {case[1]} x {case[2]}"))
+                whole, left = row["ms"]["dense both"]["median"], 0.0
+                for part, width in zip(PARTS, parts, strict=True):
+                    axes.barh(at, width / whole, left=left, color=PARTS[part])
+                    left += width / whole
+                labels.append((at, row["method"]))
                 at += 1
-            at += 0.6
-        axes.axhline(1, color="black", linewidth=1)
-        axes.set_xticks([x for x, _ in labels], [text for _, text in labels], rotation=90, fontsize=7)
-        axes.grid(axis="x", visible=False)
+            at += 1.4
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=8)
+        axes.set_ylim(at - 1.6, -1.8)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("share of the dense block's time, forward + backward")
     first = next(iter(panels.values()))
-    first.set_ylabel("FFN forward + backward, share of dense time")
-    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    list(panels.values())[-1].legend(*first.get_legend_handles_labels(), frameon=False, fontsize=8, **beside)
+    x = 0.0
+    for part, colour in PARTS.items():
+        first.annotate(
+            part,
+            (x, 1.0),
+            xycoords="axes fraction",
+            xytext=(70, 4),
+            textcoords="offset points",
+            color=colour,
+            fontsize=9,
+            fontweight="bold",
+        )
+        x += 0.22
     return figure

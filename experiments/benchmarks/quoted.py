@@ -1,4 +1,4 @@
-"""Numbers in README.md, docs/gpu.md and docs/cpu-kernels.md, from stored results and nothing else.
+"""Numbers and plots in README.md and the pages of docs/, from stored results and nothing else.
 
 They stand between the markers `<!-- bench: NAME -->` and `<!-- end of bench: NAME -->`; `write` replaces what
 is between these."""
@@ -10,11 +10,19 @@ from typing import NamedTuple
 
 from experiments import files
 from experiments.benchmarks import rows, select, stored
+from experiments.benchmarks.shown import gpus_first, hardware, images
 from experiments.benchmarks.suites import producers
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
 
-PAGES = ("README.md", "docs/gpu.md", "docs/cpu-kernels.md")
+PAGES = (
+    "README.md",
+    "docs/index.md",
+    "docs/gallery.md",
+    "docs/gpu.md",
+    "docs/gpu-log.md",
+    "docs/cpu-kernels.md",
+)
 METHODS = ("FST", "Activation24", "Venom")
 DTYPE = "bfloat16"
 # Paper, claim and arm whose loss is compared with the dense arm's of the same claim, by method.
@@ -54,9 +62,8 @@ def gpus(results: dict) -> dict:
     """Description -> suites, of the GPUs."""
     found = {}
     for suites in results.values():
-        hardware = next(iter(suites.values()))["hardware"]
-        if hardware["platform"] == "gpu":
-            found[hardware["description"]] = suites
+        if hardware(suites)["platform"] == "gpu":
+            found[hardware(suites)["description"]] = suites
     return found
 
 
@@ -110,6 +117,89 @@ def loss_of(recorded: list, paper: str, claim: str, arm: str) -> Change | None:
 
 
 # ---- blocks
+
+
+def first(results: dict, recorded: list, here: str) -> str:
+    """README's first screen: what three methods give and cost, and the plot, on the GPU measured last."""
+    measured = [
+        (max(source["began"] for source in suites["train-step"]["sources"]), name, suites)
+        for name, suites in gpus(results).items()
+        if "train-step" in suites
+    ]
+    if not measured:
+        return "Nothing was measured on a GPU."
+    _, name, suites = max(measured, key=lambda item: item[:2])
+    places = of_methods(suites, "train-step")
+    new = {
+        place: there
+        for place, there in places.items()
+        if all(m in there and not stored.is_old(there[m]) for m in METHODS)
+    }
+    places = new or places
+    header = ["method", "what it makes sparse", *(f"step, d = {d}, f = {f}" for _, _, d, f in places)]
+    lines = []
+    for method, sparse in SPARSE.items():
+        cells = [cell(there.get(method), "dense step", "step") for there in places.values()]
+        found = loss_of(recorded, *LOSSES[method])
+        loss = (
+            "not measured"
+            if found is None
+            else f"{found.mean:+.3f} ({found.least:+.3f} to {found.most:+.3f})"
+        )
+        lines.append([f"`{method}`", sparse, *cells, loss])
+    old = any(stored.is_old(there[m]) for there in places.values() for m in METHODS if m in there)
+    blocks = ", ".join(sorted({str(layers) for layers, *_ in places}))
+    plot = f"bench-{hardware(suites)['name']}-lead.png"
+    models = loss_models(recorded)
+    table, older = rows.table([*header, "loss at equal steps"], lines), " (* older)" if old else ""
+    return f"""{table}
+
+Whole training steps of {blocks} blocks on an {name} in {DTYPE}, everything counted: time of the fastest dense
+program over the method's, with the 95 % interval{older}. Loss: nats per byte above dense training, mean
+and range of seeds, of small models in short runs.{models}{equal_time(recorded, here)}
+
+![Speed-up of blocks and of whole steps on an {name}]({here}images/{plot})"""
+
+
+def equal_time(recorded: list, here: str) -> str:
+    """Sentences on what is left of the gain where dense training gets as much time, and on the verdict."""
+    found = {method: loss_of(recorded, *EQUAL_TIME, method) for method in METHODS}
+    found = {method: change for method, change in found.items() if change is not None}
+    if not found:
+        return ""
+    result = next(iter(found.values())).result
+    width = result["config"]["model"]["d"]
+    losses = ", ".join(f"`{method}` {change.mean:+.3f}" for method, change in found.items())
+    return (
+        f"\n\nWith as much time as dense training has, small models (d = {width}) end at: {losses}."
+        f"\nThe claim that each ends at the loss of dense training or below: "
+        f"[{result['verdict']}]({here}reproduction.md)."
+    )
+
+
+def loss_models(recorded: list) -> str:
+    """A sentence on a line of its own that names the model of each loss, where they are not one."""
+    found = {method: loss_of(recorded, *LOSSES[method]) for method in METHODS}
+    widths = {
+        method: f"d = {model['d']} with {model['layers']} blocks"
+        for method, change in found.items()
+        if change is not None
+        for model in [change.result["config"]["model"]]
+    }
+    if len(set(widths.values())) < 2:
+        return ""
+    named = [
+        " and ".join(f"`{method}`" for method, own in widths.items() if own == width) + f" at {width}"
+        for width in dict.fromkeys(widths.values())
+    ]
+    return f"\nThe rows are of different models, so their losses do not compare: {', '.join(named)}."
+
+
+SPARSE = {
+    "FST": "weights, and gradients of outputs",
+    "Activation24": "activations of squared ReLU",
+    "Venom": "weights, and activations of squared ReLU",
+}
 
 
 def speed(results: dict, recorded: list, here: str) -> str:
@@ -207,12 +297,23 @@ def table(results: dict, suites: tuple[str, ...], here: str) -> str:
         " * An older measurement, in an order that rotates: biased (benchmarks.md says how)." if old else ""
     )
     folder = "experiments/benchmarks/results" if here else "../experiments/benchmarks/results"
-    names = sorted({f["file"] for f in files_of if any(row is own for row in used for own in f["rows"])})
+    files_of = [f for f in files_of if any(row is own for row in used for own in f["rows"])]
+    names = sorted({f["file"] for f in files_of})
     links = ", ".join(f"[`{name}`]({folder}/{name})" for name in names)
     return (
         f"Time of the fastest dense program over that of the method, in {DTYPE}, everything counted, with "
-        f"the 95 % interval; J: energy over the dense program's.{note}\n\n{shown}\n\nFrom {links}."
+        f"the 95 % interval; J: energy over the dense program's.{note}\n\n{shown}\n\n"
+        f"From {links}. {uncommitted(files_of)}".rstrip()
     )
+
+
+def uncommitted(results) -> str:
+    """Which of some results ran code that differed from the commit that they name; "" if none did."""
+    names = sorted({result["file"] for result in results if result["tree"] not in ("clean", None)})
+    if not names:
+        return ""
+    listed = ", ".join(f"`{name.removesuffix('.json')}`" for name in names)
+    return f"Measured with changes that were not committed, and not kept: {listed}."
 
 
 def torch(results: dict, recorded: list, here: str) -> str:
@@ -263,8 +364,7 @@ def of_a_copy(results: dict, recorded: list, here: str) -> str:
     parts = []
     for suites in results.values():
         found = [row for row in select.rows_of(suites, "producers") if "copy" in row["ms"]]
-        hardware = next(iter(suites.values()))["hardware"]
-        if hardware["platform"] != "cpu" or not found:
+        if hardware(suites)["platform"] != "cpu" or not found:
             continue
         places = sorted(
             {(row["dtype"], row["T"], row["f"]) for row in found}, key=lambda p: (p[0] != "float32", p)
@@ -278,10 +378,19 @@ def of_a_copy(results: dict, recorded: list, here: str) -> str:
         files_of = ", ".join(f"`{source['file']}`" for source in suites["producers"]["sources"])
         old = "; in rotating order" if any(map(stored.is_old, found)) else ""
         parts.append(
-            f"Speed as a share of a copy's of the same bytes, {hardware['description']} ({files_of}{old}):"
-            f"\n\n{rows.table(header, cells)}"
+            f"Speed as a share of a copy's of the same bytes, {hardware(suites)['description']} "
+            f"({files_of}{old}):\n\n{rows.table(header, cells)}"
         )
     return "\n\n".join(parts) or "Nothing was measured on a CPU."
+
+
+def gallery(results: dict, recorded: list, here: str) -> str:
+    """docs/gallery.md: every plot, GPUs first."""
+    parts = []
+    for suites in gpus_first(results):
+        parts.append(f"## {hardware(suites)['description']}")
+        parts += [f"### {alt}\n\n![{alt}]({here}images/{name})" for name, alt in images(suites).items()]
+    return "\n\n".join(parts) or "Nothing was measured."
 
 
 PRODUCTS = {
@@ -296,4 +405,11 @@ BLOCKS_BESIDE = {
     "FST-dense-wgrad": "the same products here (`FST-dense-wgrad`)",
 }
 STEPS_BESIDE = {"torch dense": "dense optimiser step, two blocks", "FST": "the step with `FST` here"}
-BLOCKS = {"speed": speed, "blocks": blocks, "torch": torch, "producers": of_a_copy}
+BLOCKS = {
+    "first": first,
+    "speed": speed,
+    "blocks": blocks,
+    "torch": torch,
+    "producers": of_a_copy,
+    "gallery": gallery,
+}

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 import secrets
 import zlib
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import tyro
 
 import jax_sparse24 as s24
-from experiments.config import REPOSITORY
+from experiments.config import REPOSITORY, Mesh
 from experiments.errors import UserError, require
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import PATTERNS
@@ -75,6 +76,7 @@ class Settings:
                   activations
       ffn         forward, and forward with backward, per method, with everything counted
       train-step  whole steps of a language model, with the share of the FFN
+      mesh        whole steps over several devices of this host, beside one; only where it is named
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
     Ratios are medians of paired samples with 95 % intervals, against the fastest dense program: XLA's by
@@ -85,7 +87,9 @@ class Settings:
     if packing and multiplying took less time than multiplying alone, by more than noise: then the measurement
     is unsound."""
 
-    suites: tyro.conf.Positional[tuple[Literal["gemm", "producers", "ffn", "train-step", "report"], ...]] = ()
+    suites: tyro.conf.Positional[
+        tuple[Literal["gemm", "producers", "ffn", "train-step", "mesh", "report"], ...]
+    ] = ()
     """what to run"""
     shape: Annotated[tuple[str, ...], tyro.conf.arg(metavar="D,F|PRESET"), tyro.conf.UseAppendAction] = ()
     """model and FFN width, as 512,2048 or as a preset: demo, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1.5b,
@@ -105,8 +109,11 @@ class Settings:
     SSTE, Activation24, Venom. Dense is always there"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
+    mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
+    """for mesh: devices along dp, fsdp and tp, as dp=2 or dp=2,tp=2. Default: dp and fsdp over all devices,
+    and tp=2"""
     layers: int = 2
-    """for train-step: blocks of the model"""
+    """for train-step and mesh: blocks of the model"""
     repeats: int = 9
     """samples of each program: rounds, in each of which all programs take their turn in random order"""
     seconds: float = 4.0
@@ -146,6 +153,8 @@ class Settings:
         for name in self.method:
             method(name)
         _ = self.patterns
+        if "mesh" in self.suites:
+            _ = self.meshes
 
     @functools.cached_property
     def first_seed(self) -> int:
@@ -167,6 +176,17 @@ class Settings:
     @property
     def patterns(self) -> tuple[VNM, ...]:
         return tuple(pattern(text) for text in self.vnm) or PATTERNS
+
+    @property
+    def meshes(self) -> dict[str, Mesh]:
+        """By name. Raises UserError for one with more devices than there are."""
+        count = jax.device_count()
+        require(
+            count > 1,
+            "The suite mesh needs several devices, and there is one. On a CPU write "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=4 before the command.",
+        )
+        return dict(mesh_of(text, count) for text in self.mesh or (f"dp={count}", f"fsdp={count}", "tp=2"))
 
     @property
     def methods(self) -> dict:
@@ -215,6 +235,17 @@ def widths(shape: str) -> tuple[int, int]:
         f"--shape {shape}: both widths must be positive multiples of 4.",
     )
     return d, f
+
+
+def mesh_of(text: str, count: int) -> tuple[str, Mesh]:
+    """Name and mesh of "dp=2,tp=2"; UserError for anything else, and for more than `count` devices."""
+    parts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    good = parts and set(parts) <= {"dp", "fsdp", "tp"} and all(size.isdigit() for size in parts.values())
+    require(good, f"--mesh {text!r} is not devices along dp, fsdp or tp, such as dp=2,tp=2.")
+    found = {"dp": 1} | {axis: int(size) for axis, size in parts.items()}
+    needed = math.prod(found.values())
+    require(0 < needed <= count, f"--mesh {text} is of {needed} devices, but there are {count}.")
+    return ", ".join(f"{axis} {size}" for axis, size in found.items() if size > 1) or "dp 1", Mesh(**found)
 
 
 def pattern(text: str) -> VNM:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from experiments import files
+from experiments.data import text as texts
 from experiments.data import tokens
 from experiments.data.base import Config, Mixture
 from experiments.data.vocabulary import Untrained
@@ -189,6 +190,16 @@ def validation_batches(corpus: Corpus, data: Config, count: int) -> list[np.ndar
         "Add text, or lower data.batch or data.seq.",
     )
     return batches
+
+
+def second_batches(text: str, data: Config, vocabulary, count: int) -> list[np.ndarray]:
+    """At most `count` batches int32 (B, L + 1) of the held-out part of another text than a run's own, in the
+    tokens of the run.
+
+    text: `stdlib`, or a folder of text files. Raises UserError where there is none, or too little."""
+    records = texts.Config(corpus=text, root=data.root, piece=65536).records()
+    corpus = Corpus(records.name, records.train, records.validation, vocabulary, {})
+    return validation_batches(corpus, data, count)
 
 
 def bytes_per_token(vocabulary, batches) -> float:

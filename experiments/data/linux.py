@@ -74,10 +74,15 @@ def found(place: Path) -> Path:
             "then --data.source PATH.",
         )
         return tarballs[-1]
-    require(place.exists(), f"data.source {str(place)!r} does not exist.")
+    require(
+        place.exists(),
+        f"data.source {str(place)!r} does not exist. Give a tarball of kernel.org, a folder of the source, "
+        "or leave it out for the one that Debian's linux-source puts into /usr/src.",
+    )
     require(
         place.is_dir() or tarfile.is_tarfile(place),
-        f"data.source {place} is neither a folder nor a tarball.",
+        f"data.source {place} is neither a folder nor a tarball. Give a tarball of kernel.org, or the folder "
+        "into which it was unpacked.",
     )
     return place
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib
 import math
+import pkgutil
 from pathlib import Path
 
 from experiments.data import base
@@ -43,6 +44,14 @@ class Config(base.Config):
         )
 
 
+def _kinds() -> dict[str, type]:
+    """What a part may be: the datasets of this package by name, but for mixtures."""
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
+    modules = {name: f"{__package__}.{name}" for name in names if f"{__package__}.{name}" != __name__}
+    kinds = {n: getattr(importlib.import_module(m), "Config", base.Config) for n, m in modules.items()}
+    return {n: kind for n, kind in kinds.items() if issubclass(kind, base.Config) and kind is not base.Config}
+
+
 def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
     """The dataset and the weight of one part. Raises UserError where it names none."""
     dataset, _, share = spec.rpartition("=")
@@ -56,13 +65,12 @@ def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
         bool(place) and 0 < weight < math.inf,
         f"data.parts: {spec!r} is not NAME:PLACE=WEIGHT with a positive weight, such as text:stdlib=0.5.",
     )
-    kind = None
-    if name.isidentifier() and name != __name__.rpartition(".")[2]:
-        module = f"{__package__}.{name}"
-        if importlib.util.find_spec(module) is not None:
-            kind = getattr(importlib.import_module(module), "Config", None)
-    if kind is None or not issubclass(kind, base.Config) or kind is base.Config:
-        raise UserError(f"data.parts: {spec!r} names no dataset that --data knows: {name!r}.")
+    kind = _kinds().get(name)
+    require(
+        kind is not None,
+        f"data.parts: {spec!r} names no dataset that --data knows: {name!r}. Use one of "
+        f"{', '.join(_kinds())}.",
+    )
     common = {field.name: getattr(mix, field.name) for field in dataclasses.fields(base.Config)}
     own = {field.name: field.default for field in dataclasses.fields(kind) if field.name not in common}
     return kind(

@@ -72,7 +72,8 @@ def opened(name: str, folder: Path) -> tfds.core.DatasetBuilder:
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"data.name {name!r} is neither the folder of a prepared dataset nor one that "
-            f"tensorflow-datasets can open here ({reason})."
+            f"tensorflow-datasets can open here ({reason}). Give a name of its catalogue, such as lm1b or "
+            "wiki40b/en, or the folder with its dataset_info.json, such as ~/tensorflow_datasets/lm1b/1.1.0."
         ) from error
     require(
         builder.is_prepared(),

@@ -188,7 +188,7 @@ def library():
         import tokenizers
     except ModuleNotFoundError as error:
         raise UserError(
-            "data.tokenizer needs the package tokenizers: pip install '.[tokenizers]', or set it to bytes."
+            "data.tokenizer needs the package tokenizers: pip install -e '.[tokenizers]', or set it to bytes."
         ) from error
     return tokenizers
 

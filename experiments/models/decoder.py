@@ -18,15 +18,18 @@ from experiments.errors import require
 from experiments.models import base
 from experiments.models.parts import (
     ROPE_BASE,
+    by_heads,
+    check_heads,
     embed,
     gathered,
-    heads_in_shards,
+    heads_of,
     laid,
     named,
     project,
     rotate,
     shards,
     slots,
+    with_columns,
 )
 
 
@@ -158,12 +161,11 @@ class LowRankQKV(nnx.Module):
     """Queries, keys and values by a low-rank layer each."""
 
     def __init__(self, model: Config, *, rngs):
-        self.parts = nnx.List(
-            s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs) for _ in range(3)
-        )
+        options = {**_factors(model), "axes": ("embed", "heads"), "rngs": rngs}
+        self.parts = nnx.List(s24.nn.LowRank(model.d, model.d, **options) for _ in range(3))
 
     def __call__(self, x_BLd):
-        return jnp.concatenate([part(x_BLd) for part in self.parts], axis=-1)
+        return [part(x_BLd) for part in self.parts]
 
 
 class Attention(nnx.Module):
@@ -174,7 +176,8 @@ class Attention(nnx.Module):
         self.model, (kv_heads, head) = model, model.own_shape
         if model.rank:
             self.qkv = LowRankQKV(model, rngs=rngs)
-            self.out = s24.nn.LowRank(model.d, model.d, **_factors(model), rngs=rngs)
+            options = {**_factors(model), "axes": ("heads", "embed"), "rngs": rngs}
+            self.out = s24.nn.LowRank(model.d, model.d, **options)
         else:
             linear = partial(nnx.Linear, use_bias=False, dtype=dtype, rngs=rngs)
             wide = (model.heads + 2 * kv_heads) * head
@@ -188,14 +191,11 @@ class Attention(nnx.Module):
         """Queries (B, L, H, h), keys and values (B, L, K, h)."""
         batch, length, _ = x_BLd.shape
         heads, (kv_heads, head) = self.model.heads, self.model.own_shape
-        if shards("heads") > 1:
-            if not isinstance(self.qkv, nnx.Linear):
-                raise ValueError(
-                    "attention with model.rank or model.attention_method is not cut over tp: use --mesh.tp 1"
-                )
-            ends = (heads * head, (heads + kv_heads) * head)
-            kernels = jnp.split(gathered(self.qkv.kernel, self.qkv.dtype), ends, axis=1)
-            parts = iter(heads_in_shards(x_BLd, kernels, kv_heads, head))
+        if self.model.rank:
+            check_heads(heads)
+            parts = (y_BLd.reshape(batch, length, heads, head) for y_BLd in self.qkv(x_BLd))
+        elif shards("heads") > 1:
+            parts = iter(heads_of(self._in_shards(x_BLd), kv_heads, head))
         elif kv_heads == heads:
             qkv = project(self.qkv, x_BLd).reshape(batch, length, 3, heads, head)
             parts = (qkv[:, :, n] for n in range(3))
@@ -205,6 +205,18 @@ class Attention(nnx.Module):
         norms = (self.query_norm, self.key_norm) if self.model.qk_norm else (lambda x: x,) * 2
         q_BLHh, k_BLKh = (rotate(norm(next(parts)), first, self.model.rope_base) for norm in norms)
         return q_BLHh, k_BLKh, next(parts)
+
+    def _in_shards(self, x_BLd):
+        """What `parts.heads_of` takes; each device computes its own heads."""
+        qkv, heads, (kv_heads, head) = self.qkv, self.model.heads, self.model.own_shape
+
+        def moved(columns):
+            ends = heads * head, (heads + kv_heads) * head
+            return by_heads(jnp.split(columns, ends, axis=1), kv_heads, head)
+
+        if isinstance(qkv, s24.nn.Linear) and qkv.active:
+            return with_columns(qkv, x_BLd, moved, head)
+        return jnp.dot(x_BLd.astype(qkv.dtype), moved(gathered(qkv.kernel, qkv.dtype)))
 
     def __call__(self, x_BLd, cache=None, first=0):
         """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
@@ -226,7 +238,7 @@ class Block(nnx.Module):
     def __init__(self, model: Config, method, *, rngs):
         dtype = jnp.dtype(model.dtype)
         gated = model.ffn == "swiglu"
-        feed_forward = partial(s24.nn.GatedFFN if gated else s24.nn.FFN, axes=("embed", "mlp"))
+        feed_forward = s24.nn.GatedFFN if gated else s24.nn.FFN
         if model.rank:
             low_rank = {"rank": model.rank, "bottleneck": model.bottleneck, "gated": gated}
             feed_forward = partial(s24.nn.LowRankFFN, **low_rank)
@@ -241,6 +253,7 @@ class Block(nnx.Module):
             activation=activation,
             dtype=dtype,
             implementation=model.implementation,
+            axes=("embed", "mlp"),
             rngs=rngs,
         )
 

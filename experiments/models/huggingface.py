@@ -62,9 +62,10 @@ def model_of(described: dict) -> decoder.Config:
     kind = (described.get("architectures") or ["none"])[0]
     known = {(name, act): key for key, (name, _, act) in CLASSES.items()}
     act = described.get("hidden_act", "relu2" if kind == "ArceeForCausalLM" else "silu")
+    named = f" with hidden_act {act!r}" if "hidden_act" in described else ""
     require(
         (kind, act) in known,
-        f"config.json names the architecture {kind} with hidden_act {act!r}. Our decoder computes the same "
+        f"config.json names the architecture {kind}{named}. Our decoder computes the same "
         f"as {', '.join(f'{name} with {act!r}' for name, act in known)}; others cannot be read.",
     )
     rope = described.get("rope_parameters") or {}

@@ -143,25 +143,71 @@ def shards(name: str) -> int:
     return math.prod(mesh.shape[axis] for axis in _axes(name) if axis not in mesh.manual_axes)
 
 
-def heads_in_shards(x_BLd, kernels, heads: int, head: int):
-    """Queries (B, L, H, h), keys and values (B, L, K, h), each device those of its heads.
-
-    The kernels are one array for the product, in which the queries of a head of keys stand beside it, so that
-    the gradient of the input is one sum over the shards of heads, not three. Raises ValueError where heads do
-    not divide into shards.
-
-    kernels: of queries (d, H * h), keys and values (d, K * h); heads: K."""
+def check_heads(heads: int) -> None:
+    """Raises ValueError where heads of keys and values do not divide into the shards of heads."""
     n = shards("heads")
     if heads % n:
         raise ValueError(
             f"{heads} heads of keys and values do not divide into {n} shards (tp {n}); choose a multiple of "
             f"{n} for their number, or a smaller --mesh.tp"
         )
-    kernel_dKGh = jnp.concatenate([w.reshape(len(w), heads, -1, head) for w in kernels], axis=2)
-    kernel_dKGh = laid(kernel_dKGh, None, "heads", None, None)
-    y_BLKGh = laid(jnp.einsum("bld,dkgh->blkgh", x_BLd, kernel_dKGh), "batch", None, "heads", None, None)
-    q_BLHh = y_BLKGh[..., :-2, :].reshape(*x_BLd.shape[:2], -1, head)
+
+
+def by_heads(parts, heads: int, head: int):
+    """Columns (d, K * (G + 2) * h) of queries, keys and values in which the queries of a head of keys stand
+    beside it, cut over shards of heads. One product with them has a gradient of the input that is one sum
+    over shards, not three. Raises ValueError where heads do not divide into shards.
+
+    parts: columns of queries (d, H * h), keys and values (d, K * h); heads: K; G: H / K."""
+    check_heads(heads)
+    columns_dKGh = jnp.concatenate([w.reshape(len(w), heads, -1, head) for w in parts], axis=2)
+    return laid(columns_dKGh.reshape(len(columns_dKGh), -1), None, "heads")
+
+
+def heads_of(y_BLn, heads: int, head: int):
+    """Queries (B, L, H, h), keys and values (B, L, K, h) from a product with the columns of `by_heads`."""
+    y_BLKGh = laid(y_BLn.reshape(*y_BLn.shape[:2], heads, -1, head), "batch", None, "heads", None, None)
+    q_BLHh = y_BLKGh[..., :-2, :].reshape(*y_BLn.shape[:2], -1, head)
     return q_BLHh, y_BLKGh[..., -2, :], y_BLKGh[..., -1, :]
+
+
+def with_columns(layer: s24.nn.Linear, x_BLd, moved, head: int):
+    """What a sparse layer without bias gives, with its columns moved and cut over shards of heads.
+
+    Masks move with the columns, in blocks of a head, in which tiles of 4x4 weights stay whole, and an order
+    of columns, as `BiMask` keeps it, names the columns by their new places. Raises
+    ValueError for heads that do not, and for adapters of as many columns as the layer has.
+
+    moved: moves the columns of an array like the kernel."""
+    layer.check_current()
+    wide = layer.out_features
+    if head % 4:
+        raise ValueError(
+            f"a sparse projection in heads of width {head} is not cut over tp, as tiles of four columns "
+            "would be; choose a width of heads that is a multiple of 4, or --mesh.tp 1"
+        )
+
+    def with_them(value):
+        if value.shape == (wide,):
+            return jnp.argsort(moved(jnp.arange(wide)[None])[0])[value]
+        return moved(value) if value.shape == layer.kernel.shape else value
+
+    state = jax.tree.map(with_them, layer.method_state())
+    specs = {"x": s24.sharding.spec("batch"), "w": s24.sharding.spec(layer.axes[0], "heads")}
+    options = {"implementation": layer.implementation, "specs": specs}
+    x_BLd, w = x_BLd.astype(layer.dtype), moved(layer.weight.astype(layer.dtype))
+    y_BLn = s24.sparse_dot(x_BLd, w, layer.method, state, layer.noise_key(), **options)
+    if not layer.adapted:
+        return y_BLn
+    adapters = {name: value[...].astype(x_BLd.dtype) for name, value in layer.adapters.items()}
+    last = [name for name, value in adapters.items() if value.shape[-1] == wide]
+    if len(last) != 1:
+        raise ValueError(
+            f"adapters {sorted(last)} of a sparse projection have {wide} columns each, so that it is not cut "
+            "over tp; choose a smaller rank, or --mesh.tp 1"
+        )
+    adapters[last[0]] = moved(adapters[last[0]])
+    return y_BLn + layer.method.adapt(x_BLd, adapters)
 
 
 def summed_over_rows(function, parameters, *arrays):

@@ -17,9 +17,10 @@ import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
 from experiments.models.parts import (
+    by_heads,
     embed,
     gathered,
-    heads_in_shards,
+    heads_of,
     laid,
     named,
     project,
@@ -106,8 +107,9 @@ class Attention(nnx.Module):
         batch, length, _ = x_BLd.shape
         layers = self.query, self.key, self.value
         if shards("heads") > 1:
-            kernels = [gathered(layer.kernel, layer.dtype) for layer in layers]
-            parts = heads_in_shards(x_BLd, kernels, self.model.shared_heads, self.model.head)
+            own = self.model.shared_heads, self.model.head
+            columns = by_heads([gathered(layer.kernel, layer.dtype) for layer in layers], *own)
+            parts = heads_of(jnp.dot(x_BLd, columns), *own)
         else:
             parts = [project(layer, x_BLd).reshape(batch, length, -1, self.model.head) for layer in layers]
         turned = partial(rotate, first=first, base=self.model.rope)

@@ -7,7 +7,6 @@ import numpy as np
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config
 from experiments.data.vocabulary import bits_per_byte
 from experiments.training.mesh import place
 from experiments.training.step import Program, abstract_model, graphdefs_of, loss_of
@@ -17,29 +16,10 @@ class Evaluator:
     """`evaluator(params, sparse)` is {"dense": nats, "sparse": nats} over fixed batches int32 (B, L + 1), the
     same in every process, whose sequences are split over the mesh of the program."""
 
-    def __init__(self, config: Config, program: Program, batches):
+    def __init__(self, program: Program, batches):
         self.batches, self._inside = [place(batch, program.rows) for batch in batches], program.inside
-        graphdefs = program.graphdefs
-        cut_once = not config.method.ffn_plan().rows
-        if cut_once:
-            top2 = config.train.monitor_mask == "top-2"
-            masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
-            cut = dataclasses.replace(config, method=masked)
-            cut_graphdefs = graphdefs_of(cut)
-            model = abstract_model(cut)
-            _, _, blank = nnx.split(model, nnx.Param, s24.nn.SparseState)
-
-        def dense_loss(params, sparse, tokens_BL):
-            return loss_of(nnx.merge(graphdefs[False], params, sparse), tokens_BL)
-
-        def sparse_loss(params, sparse, tokens_BL):
-            if cut_once:
-                sparse = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), blank)
-            model = nnx.merge((cut_graphdefs if cut_once else graphdefs)[True], params, sparse)
-            s24.refresh(model)  # on this copy only: the run keeps its masks
-            return loss_of(model, tokens_BL)
-
-        self._losses = {"dense": jax.jit(dense_loss), "sparse": jax.jit(sparse_loss)}
+        self._rows = program.rows
+        self._losses = program.once("losses", lambda: _losses(program))
 
     def __call__(self, params, sparse) -> dict:
         with self._inside():
@@ -48,10 +28,43 @@ class Evaluator:
             }
         return {name: float(np.mean(jax.device_get(values))) for name, values in losses.items()}
 
+    def dense(self, params, sparse, batch) -> float:
+        """The loss of another batch (B, L + 1) with every product dense, nats."""
+        with self._inside():
+            return float(self._losses["dense"](params, sparse, place(batch, self._rows)))
+
+
+def _losses(program: Program) -> dict:
+    """The two losses of (params, sparse, tokens), compiled."""
+    config, graphdefs = program.config, program.graphdefs
+    cut_once = not config.method.ffn_plan().rows
+    if cut_once:
+        top2 = config.train.monitor_mask == "top-2"
+        masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
+        cut = dataclasses.replace(config, method=masked)
+        cut_graphdefs = graphdefs_of(cut)
+        _, _, blank = nnx.split(abstract_model(cut), nnx.Param, s24.nn.SparseState)
+
+    def dense_loss(params, sparse, tokens_BL):
+        return loss_of(nnx.merge(graphdefs[False], params, sparse), tokens_BL)
+
+    def sparse_loss(params, sparse, tokens_BL):
+        if cut_once:
+            sparse = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), blank)
+        model = nnx.merge((cut_graphdefs if cut_once else graphdefs)[True], params, sparse)
+        s24.refresh(model)  # on this copy only: the run keeps its masks
+        return loss_of(model, tokens_BL)
+
+    return {"dense": jax.jit(dense_loss), "sparse": jax.jit(sparse_loss)}
+
 
 def mark(method, name: str) -> str:
-    """What has to stand beside a method's loss "dense" or "sparse": "" for a language model's."""
-    return "" if name == "dense" or method.causal else " (no language-model loss: it depends on later tokens)"
+    """What has to stand beside a method's loss "dense" or "sparse": "" where the name says it all."""
+    if name == "dense":
+        return ""
+    if not method.causal:
+        return " (no language-model loss: it depends on later tokens)"
+    return " (its weights cut to 2:4 after training)" if isinstance(method, s24.methods.Dense) else ""
 
 
 def said(nats: float, bytes_per_token: float, joined: str = " = ") -> str:

@@ -1,14 +1,16 @@
 """The training loop. Everything that can be wrong is found before the run folder is made."""
 
 import contextlib
+import hashlib
 import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from experiments import config as configs
 from experiments.config import Config
@@ -16,10 +18,11 @@ from experiments.data.batches import (
     Corpus,
     bytes_per_token,
     open_corpus,
+    second_batches,
     train_batches,
     validation_batches,
 )
-from experiments.data.vocabulary import bits_per_byte
+from experiments.data.vocabulary import Bytes, Subwords, bits_per_byte
 from experiments.errors import UserError, require
 from experiments.training import memory, rundir, speed, trackers
 from experiments.training import mesh as meshes
@@ -63,9 +66,13 @@ def train(
     show: bool | None = None,
     label: str = "",
     begins: Callable[[Config, Corpus], None] = lambda config, corpus: None,
+    on_first_batch: Callable[[dict], None] | None = None,
 ) -> Result:
     """Train a config into a run folder, or continue it, lengthened if it has more steps there now; see
     Progress for `show`. begins: called once config, folder and text are found right, before compilation.
+    on_first_batch: called before the first step with what must be equal in runs that are compared,
+    {"batch": fingerprint of its tokens, "parameters": how many, "dense_loss": nats of the initial ones on
+    these tokens}, which is also written down.
 
     Raises UserError for a mistake in config, folder or corpus (nothing is written then), also while another
     process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss is
@@ -76,10 +83,12 @@ def train(
     with rundir.alone(out):
         rundir.check_new(out, config, resume)  # another process may have begun, and ended, meanwhile
         config = rundir.with_own_tokenizer(out, config) if resume else config
-        return _train_alone(config, out, resume, show, label or config.name, begins)
+        return _train_alone(config, out, resume, show, label or config.name, begins, on_first_batch)
 
 
-def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, label: str, begins) -> Result:
+def _train_alone(
+    config: Config, out: Path, resume: bool, show: bool | None, label: str, begins, on_first_batch
+) -> Result:
     trackers.check(config.train)
     speaks = show is not False and jax.process_index() == 0
     if speaks:
@@ -91,6 +100,10 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
     with first_process_first("corpus"):
         corpus = open_corpus(config.data, rundir.vocabulary(out) if resume else None)
     batches = validation_batches(corpus, config.data, config.train.eval_batches)
+    second, named = [], config.train.second_text
+    if named:
+        with first_process_first("second text"):
+            second = second_batches(named, config.data, corpus.vocabulary, config.train.eval_batches)
     iterator = train_batches(corpus, config.data, config.seed)
     check_start(config, corpus.vocabulary)
     if resume:
@@ -129,55 +142,56 @@ def _train_alone(config: Config, out: Path, resume: bool, show: bool | None, lab
             StopSignal(checkpoints.manager) as stop,
         ):
             begun = {"event": "resume" if resume else "start", "corpus": corpus.statistics}
-            begun |= {"mesh": dict(program.mesh.shape), "processes": jax.process_count()}
+            begun |= {
+                "place": rundir.place(),
+                "mesh": dict(program.mesh.shape),
+                "processes": jax.process_count(),
+            }
             for event in [begun, *events]:
                 writer.write("event", start, event)
-            evaluator = Evaluator(config, program, batches)
             loop = Loop(
-                config,
-                schedule,
                 program,
                 iterator,
                 corpus.vocabulary,
                 batches,
-                evaluator,
-                checkpoints,
-                writer,
-                progress,
-                stop,
+                second,
+                checkpoints=checkpoints,
+                writer=writer,
+                progress=progress,
+                stop=stop,
+                on_first_batch=on_first_batch,
             )
             step, finished, losses = loop.run(start, state)
             return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
 
 
+@dataclass
 class Loop:
-    """The steps of one run from `start` to its end or to a stop signal."""
+    """The steps of one run from `start` to its end or to a stop signal. batches: for validation; second: of
+    `train.second_text`, for one evaluation at the end. on_first_batch: see `train`."""
 
-    def __init__(
-        self,
-        config,
-        schedule,
-        program,
-        iterator,
-        vocabulary,
-        batches,
-        evaluator,
-        checkpoints,
-        writer,
-        progress,
-        stop,
-    ):
-        self.config, self.schedule, self.program, self.iterator = config, schedule, program, iterator
-        self.vocabulary = vocabulary
-        self.bytes_per_token = bytes_per_token(vocabulary, batches)
-        self.evaluator, self.checkpoints, self.stop = evaluator, checkpoints, stop
-        self.writer, self.progress = writer, progress
-        self.clock, self.monitor = Clock(), Monitor(config)
+    program: Program
+    iterator: Iterator
+    vocabulary: Bytes | Subwords
+    batches: Sequence[np.ndarray]
+    second: Sequence[np.ndarray]
+    checkpoints: Checkpoints
+    writer: Writer
+    progress: Progress
+    stop: StopSignal
+    on_first_batch: Callable[[dict], None] | None = None
+
+    def __post_init__(self):
+        program, batches = self.program, self.batches
+        self.config = config = program.config
+        self.bytes_per_token = bytes_per_token(self.vocabulary, batches)
+        self.evaluator = Evaluator(program, batches)
+        self.clock, self.monitor = Clock(), Monitor(program)
         micro = config.data.batch // config.train.accumulate
-        self.probe = Probe(config, program.graphdefs, meshes.place(batches[0][:micro], program.rows))
+        self.probe = Probe(program, meshes.place(batches[0][:micro], program.rows))
         self.leak = None
-        if not config.method.causal and len(evaluator.batches) > 1:
-            self.leak = Leak(program.graphdefs, evaluator.batches)
+        if not config.method.causal and len(batches) > 1:
+            self.leak = program.once("leak", lambda: Leak(program.graphdefs))
         peak = speed.peak(config)
         self.share_per_token = peak and speed.flops_per_token(config) / peak  # of a second of all devices
         self.rate = learning_rate(config.optim, config.train.steps)
@@ -191,7 +205,7 @@ class Loop:
 
     def _run(self, start: int, state):
         train, losses = self.config.train, {}
-        if self.schedule.phase_at(start).sparse and not self.program.loop.begins(start):
+        if self.config.schedule.phase_at(start).sparse and not self.program.loop.begins(start):
             self.program.check_arranged(state)
         first_masks = self._first_masks(state) if train.monitor_every else None
         for step in range(start, train.steps):
@@ -213,6 +227,9 @@ class Loop:
                 with self.clock.paused("monitor"):
                     before = jax.block_until_ready(self.monitor.masks(state["params"]))
             tokens = next(self.iterator)["tokens"]
+            if step == 0 and self.on_first_batch is not None:
+                with self.clock.paused():
+                    self._first(state, tokens)
             batch = self.program.batch(tokens)
             state, metrics = self.program.step(phase.sparse, phase.adapters)(state, batch)
             previous, self.pending = self.pending, (step, phase, metrics, tokens)
@@ -235,15 +252,30 @@ class Loop:
                 self._flush()
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
-                    leak = self.leak(state["params"], state["sparse"]) if self.leak else {}
+                    leak = self._leak(state)
                     scored = {} if self._scores_bytes else {"bytes_per_token": self.bytes_per_token}
                     marks = self._marks("sparse")
                     self.writer.write("eval", done, losses | leak | scored | peak_memory() | marks)
+                    if self.second and done == train.steps:
+                        self.writer.write("second", done, self._second(state) | marks)
             if due(done, train.checkpoint_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
+
+    def _first(self, state, tokens):
+        loss = self.evaluator.dense(state["params"], state["sparse"], tokens)
+        count = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+        values = {"batch": fingerprint([tokens]), "parameters": count, "dense_loss": loss}
+        self.writer.write("event", 0, {"event": "first batch", "first": values})
+        self.on_first_batch(values)
+
+    def _second(self, state) -> dict:
+        losses = Evaluator(self.program, self.second)(state["params"], state["sparse"])
+        size = bytes_per_token(self.vocabulary, self.second)
+        tokens = sum(batch[:, 1:].size for batch in self.second)
+        return losses | {"bytes_per_token": size, "tokens": tokens, "digest": fingerprint(self.second)}
 
     def _write(self, kind, step, values):
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
@@ -260,6 +292,11 @@ class Loop:
             self._flush()
             with self.clock.paused():
                 self.program.step(phase.sparse, phase.adapters)
+
+    def _leak(self, state) -> dict:
+        if self.leak is None:
+            return {}
+        return self.leak(state["params"], state["sparse"], self.evaluator.batches)
 
     @property
     def _scores_bytes(self) -> bool:
@@ -320,6 +357,14 @@ class Loop:
             "(nvidia-smi) and which options cost time (model.remat, model.scan, model.attention), or lower "
             "--train.least_speed, and start it anew.",
         )
+
+
+def fingerprint(batches) -> str:
+    """Of the tokens in batches (B, L + 1): runs with the same one saw the same tokens in the same order."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        digest.update(np.ascontiguousarray(batch, np.int32).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def peak_memory() -> dict:

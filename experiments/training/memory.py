@@ -14,14 +14,12 @@ import jax.numpy as jnp
 
 from experiments.config import Config
 from experiments.errors import UserError, require
-from experiments.training.mesh import TOKENS
+from experiments.training import mesh as meshes
 from experiments.training.step import Program, parts_of
 
 REMEDIES = {
-    "parameters": "a smaller model",
-    "gradients": "a smaller model",
-    "moments": "a smaller model",
-    "masks and other state": "another method",
+    **dict.fromkeys(("parameters", "gradients", "moments"), "a larger mesh.fsdp, or a smaller model"),
+    "masks and other state": "another method, or a larger mesh.fsdp",
     "teacher": "a method without a teacher",
     "activations": "a larger train.accumulate, or model.remat",
     "attention weights": "model.attention cudnn, which keeps none, a larger train.accumulate, or model.remat",
@@ -31,9 +29,11 @@ REMEDIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes on each device by what they are for."""
+    """Bytes on each device by what they are for; whether whole weights stand there while micro-batches are
+    added up."""
 
     terms: dict[str, int]
+    gathers: bool = False
 
     @property
     def total(self) -> int:
@@ -42,6 +42,12 @@ class Estimate:
     @property
     def largest(self) -> str:
         return max(self.terms, key=self.terms.get)
+
+    @property
+    def remedy(self) -> str:
+        """What makes the largest term smaller."""
+        whole = self.gathers and self.largest in ("gathered parameters", "gradients")
+        return "mesh.gather product" if whole else REMEDIES[self.largest]
 
 
 def size_of(tree) -> int:
@@ -58,12 +64,12 @@ def size_of(tree) -> int:
     return sum(one(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
-    """What a step needs on each device; so many cut micro-batches. The state, the widths of blocks and heads
-    are cut as the mesh of the program cuts them.
+def estimate(config: Config, program: Program) -> Estimate:
+    """What a step needs on each device of the program's mesh, which cuts the state, micro-batches, the widths
+    of blocks, and heads.
 
-    Raises UserError for a model without the sizes of a decoder, and for a batch that the devices do not
-    divide."""
+    Raises UserError for a model without the sizes of a decoder, and for a batch or a width that the mesh does
+    not divide."""
     model, data = config.model, config.data
     needed = ("layers", "d", "f", "heads", "attention")
     missing = [name for name in needed if not hasattr(model, name)]
@@ -71,14 +77,11 @@ def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
         not missing,
         f"The formula needs the model's {', '.join(missing)}, which {type(model).__module__} does not have.",
     )
+    meshes.check(config, program.mesh)
     sequences = data.batch // config.train.accumulate
-    require(
-        sequences % devices == 0,
-        f"A micro-batch of {sequences} sequences (data.batch / train.accumulate) is no multiple of {devices} "
-        "devices.",
-    )
+    sequences //= math.prod(program.mesh.shape[axis] for axis in meshes.TOKENS)  # of each device
     state = program.abstract_state()
-    tokens, wide = sequences // devices * data.seq, 2 if model.dtype == "float32" else 1
+    tokens, wide = sequences * data.seq, 2 if model.dtype == "float32" else 1
     gated = getattr(model, "ffn", "swiglu") == "swiglu"
     tp = program.mesh.shape["tp"]
     block = wide * (16 * model.d + (8 if gated else 4) * model.f // tp) * tokens
@@ -88,11 +91,15 @@ def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
     rows = state["params"]["embedding"]["embedding"].shape[0]
     at_once = tokens * rows
     if program.training.loss is None:  # one of a method's own sees all logits, and may see a teacher's
-        at_once //= parts_of(sequences // devices, data.seq, rows)
+        at_once //= parts_of(sequences, data.seq, rows)
     params = size_of(state["params"])
+    once = config.mesh.gather == "step" and config.train.accumulate > 1
+    whole_params = params * program.mesh.shape["fsdp"] if once else params
+    masks = size_of(state["sparse"]) * (program.mesh.shape["fsdp"] - 1) if once else 0
     terms = {
         "parameters": params,
-        "gradients": params * (2 if config.train.accumulate > 1 else 1),
+        "gathered parameters": whole_params + masks if whole_params > params else 0,
+        "gradients": whole_params * (2 if config.train.accumulate > 1 else 1),
         "moments": size_of(state["opt"]),
         "masks and other state": size_of(state["sparse"]),
         "teacher": size_of(state.get("teacher", ())),
@@ -101,7 +108,7 @@ def estimate(config: Config, program: Program, devices: int = 1) -> Estimate:
         # In float32, their gradient, and both as they are multiplied.
         "logits": at_once * (8 + 2 * 2 * wide + (4 if "teacher" in state else 0)),
     }
-    return Estimate({name: bytes_ for name, bytes_ in terms.items() if bytes_})
+    return Estimate({name: bytes_ for name, bytes_ in terms.items() if bytes_}, whole_params > params)
 
 
 def check(config: Config, program: Program) -> None:
@@ -111,7 +118,7 @@ def check(config: Config, program: Program) -> None:
     if not limit:
         return
     try:
-        needed = estimate(config, program, math.prod(program.mesh.shape[axis] for axis in TOKENS))
+        needed = estimate(config, program)
     except UserError:  # nothing is known of such a model
         return
     largest, least = needed.largest, needed.total
@@ -121,5 +128,5 @@ def check(config: Config, program: Program) -> None:
         least < 1.1 * limit,  # the formula is some percent above what was measured
         f"A step of this run needs about {needed.total / 1e9:.1f} GB on each device, which have "
         f"{limit / 1e9:.1f} GB. The largest part is {largest}, {needed.terms[largest] / 1e9:.1f} GB: "
-        f"give {REMEDIES[largest]}. `python -m experiments.memory CONFIG` lists all parts.",
+        f"give {needed.remedy}. `python -m experiments.memory CONFIG` lists all parts.",
     )

@@ -1,12 +1,12 @@
 """How a run lies on its devices: the mesh, and where every array of the state and every row of a batch is."""
 
 import contextlib
-import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jax_sparse24 as s24
 from experiments.config import Config, Mesh
@@ -17,7 +17,7 @@ TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both i
 
 def sizes(mesh: Mesh, devices: int) -> dict[str, int]:
     """Devices along each axis. Raises UserError unless they multiply to the number of devices."""
-    found = dataclasses.asdict(mesh)
+    found = mesh.sizes
     known = math.prod(size for size in found.values() if size > 0)
     rest = [name for name, size in found.items() if size == -1]
     said = " * ".join(f"{name} {size}" for name, size in found.items() if size != -1)
@@ -36,10 +36,14 @@ def sizes(mesh: Mesh, devices: int) -> dict[str, int]:
     return found
 
 
-def make(mesh: Mesh) -> jax.sharding.Mesh:
-    """The mesh of all devices of all processes; neighbours along `tp` are neighbours on a host."""
-    found = sizes(mesh, jax.device_count())
-    return jax.make_mesh(tuple(found.values()), tuple(found), axis_types=(AxisType.Auto,) * len(found))
+def make(mesh: Mesh, devices: int | Sequence[jax.Device] | None = None) -> jax.sharding.Mesh | AbstractMesh:
+    """The mesh of some devices, or of all of all processes; neighbours along `tp` are neighbours on a host.
+    For a number of devices it is one without any, which says what lies where and runs nothing."""
+    devices = jax.devices() if devices is None else devices
+    abstract = isinstance(devices, int)
+    found = sizes(mesh, devices if abstract else len(devices))
+    shape, kinds = (tuple(found.values()), tuple(found)), {"axis_types": (AxisType.Auto,) * len(found)}
+    return AbstractMesh(*shape, **kinds) if abstract else jax.make_mesh(*shape, devices=devices, **kinds)
 
 
 def inside(mesh: jax.sharding.Mesh):
@@ -63,25 +67,20 @@ def shardings(tree, mesh: jax.sharding.Mesh):
     """A sharding per leaf, by the logical axes that variables declare; leaves without any are whole on every
     device. Raises UserError for an axis that its mesh axes do not divide."""
 
-    def of(path, leaf):
-        names = leaf.get_metadata().get("out_sharding") if isinstance(leaf, nnx.Variable) else None
-        value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-        spec = PartitionSpec()
-        if names:
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                own = s24.sharding.spec(*names)
-            spec = PartitionSpec(
-                *(None,) * (len(value.shape) - len(names)), *own
-            )  # stacked layers come first
-            _check_divides(jax.tree_util.keystr(path, simple=True, separator="."), value.shape, spec, mesh)
-        found = NamedSharding(mesh, spec)
-        return leaf.replace(found) if isinstance(leaf, nnx.Variable) else found
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        specs = s24.sharding.rests(tree)
 
-    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    def of(path, leaf, spec):
+        if isinstance(leaf, nnx.Variable):
+            return leaf.replace(of(path, leaf.get_value(), spec.get_value()))
+        _check_divides(jax.tree_util.keystr(path, simple=True, separator="."), leaf.shape, spec, mesh)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(of, tree, specs, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def _check_divides(name: str, shape, spec, mesh) -> None:
-    for axis, (size, axes) in enumerate(zip(shape, spec, strict=True)):
+    for axis, (size, axes) in enumerate(zip(shape, spec, strict=False)):
         axes = (axes,) if isinstance(axes, str) else axes or ()
         parts = math.prod(mesh.shape[a] for a in axes)
         if size % parts:

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.training.step import abstract_model, loss_of, losses_of
+from experiments.training.step import Program, abstract_model, loss_of, losses_of
 
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
@@ -28,19 +28,29 @@ class Watched:
     dense, so that arms of every method are measured alike."""
 
     def __init__(self, model: nnx.Module):
-        layers = {path for path, _ in s24.nn.sparse_layers(model)}
+        layers = dict(s24.nn.sparse_layers(model))
         for path, block in nnx.iter_modules(model):
             if isinstance(block, FEED_FORWARD):
                 own = nnx.iter_modules(block)
-                layers |= {(*path, *inner) for inner, layer in own if isinstance(layer, s24.nn.Linear)}
-        self.paths = {(*path, "kernel") for path in layers}
+                layers |= {(*path, *inner): m for inner, m in own if isinstance(m, s24.nn.Linear)}
+        self.layers = {(*path, "kernel"): layer for path, layer in layers.items()}
 
     def __call__(self, params) -> list:
+        return [leaf for _, leaf in self._found(params)]
+
+    def by_tiles(self, function, size, params) -> list:
+        """`s24.sharding.by_tiles` of a function of each kernel."""
+        found = self._found(params)
+        return [s24.sharding.by_tiles(function, size, layer.rests, leaf) for layer, leaf in found]
+
+    def _found(self, params) -> list:
+        """Layer and kernel of each."""
+
         def name(path):
             return tuple(key.key for key in path if hasattr(key, "key"))
 
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        return [leaf for path, leaf in leaves if name(path) in self.paths]
+        return [(self.layers[name(path)], leaf) for path, leaf in leaves if name(path) in self.layers]
 
 
 def _floats(values) -> dict:
@@ -50,26 +60,11 @@ def _floats(values) -> dict:
 class Monitor:
     """Measures one optimiser step: `masks` before and after it, then `compare` and `descent`.
 
-    method: whose fresh masks are compared; the config's own by default."""
+    method: whose fresh masks are compared; the program's own by default."""
 
-    def __init__(self, config, method=None):
-        method = method or config.method
-        watched = Watched(abstract_model(config))
-
-        def fresh(w):
-            mask = method.fresh_mask(w)
-            return RULERS[config.train.monitor_mask](w) if mask is None else mask
-
-        def compare(before, after, first, params):
-            since = {} if first is None else {"flipped_since_start": s24.flip_rate(first, after)}
-            return {
-                "flip_rate": s24.flip_rate(before, after),
-                "kept_share": s24.kept_share(watched(params), after),
-                **since,
-            }
-
-        self.masks = jax.jit(lambda params: [fresh(w) for w in watched(params)])
-        self._compare = jax.jit(compare)
+    def __init__(self, program: Program, method=None):
+        method = method or program.config.method
+        self.masks, self._compare = program.once(("masks", method), lambda: _of_masks(program.config, method))
 
     def compare(self, before, after, first, params) -> dict:
         """How far masks moved in this step and since the first one (if that is given), and the share of |w|
@@ -89,25 +84,44 @@ class Monitor:
         }
 
 
+def _of_masks(config, method):
+    """Fresh masks of parameters, and how masks before and after a step differ: two compiled functions."""
+    watched = Watched(abstract_model(config))
+
+    def masks(params):
+        found = watched.by_tiles(method.fresh_mask, method.tiles, params)
+        if any(mask is None for mask in found):
+            found = watched.by_tiles(RULERS[config.train.monitor_mask], (4, 4), params)
+        return found
+
+    def compare(before, after, first, params):
+        since = {} if first is None else {"flipped_since_start": s24.flip_rate(first, after)}
+        return {
+            "flip_rate": s24.flip_rate(before, after),
+            "kept_share": s24.kept_share(watched(params), after),
+            **since,
+        }
+
+    return jax.jit(masks), jax.jit(compare)
+
+
 class Leak:
-    """`leak(params, sparse)`: how much the sparse forward pass knows of tokens that are still to come.
+    """How much the sparse forward pass knows of tokens that are still to come, by calls of (params, sparse,
+    batches), batches being at least two arrays int32 (B, L + 1).
 
     Every second batch lends its text to the one before it: up to some position all tokens stay, and from the
     next on they are replaced by the other batch's. What is then predicted at that position knows of no later
     token; the masks are chosen from the prefix and from text that says nothing about it. `leak`: by how many
     nats the loss there is higher than with the true continuation, mean over the sequences and over `CUTS`
     positions; `leak_error`: its standard error over the pairs of batches, None for one pair; `leak_share`:
-    the share of the logits up to there that change at all. All are 0, exactly, for a causal method. batches:
-    int32 (B, L + 1), at least two."""
+    the share of the logits up to there that change at all. All are 0, exactly, for a causal method."""
 
     CUTS = 4
 
-    def __init__(self, graphdefs: dict, batches):
-        self.pairs = list(zip(batches[::2], batches[1::2], strict=False))
-        length = batches[0].shape[1] - 1
-        cuts = jnp.asarray([length * (2 * n + 1) // (2 * self.CUTS) for n in range(self.CUTS)])
-
+    def __init__(self, graphdefs: dict):
         def measure(params, sparse, tokens_BL, other_BL):
+            length = tokens_BL.shape[1] - 1
+            cuts = jnp.asarray([length * (2 * n + 1) // (2 * self.CUTS) for n in range(self.CUTS)])
             model = nnx.merge(graphdefs[True], params, sparse)
             s24.refresh(model)  # on this copy only: the run keeps its masks
             graphdef, variables = nnx.split(model)
@@ -127,8 +141,9 @@ class Leak:
 
         self._measure = jax.jit(measure)
 
-    def __call__(self, params, sparse) -> dict:
-        found = jax.device_get([self._measure(params, sparse, *pair) for pair in self.pairs])
+    def __call__(self, params, sparse, batches) -> dict:
+        pairs = zip(batches[::2], batches[1::2], strict=False)
+        found = jax.device_get([self._measure(params, sparse, *pair) for pair in pairs])
         nats, shares = (np.array([float(one[name]) for one in found]) for name in ("leak", "leak_share"))
         error = float(nats.std(ddof=1) / np.sqrt(len(nats))) if len(nats) > 1 else None
         return {"leak": float(nats.mean()), "leak_error": error, "leak_share": float(shares.mean())}
@@ -145,34 +160,43 @@ class Probe:
     without a draw.
     """
 
-    def __init__(self, config, graphdefs: dict, tokens_BL):
-        watched = Watched(abstract_model(config))
-
-        def gradient(graphdef, params, sparse):
-            grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
-            return watched(grads)
-
-        def gradients(params, sparse):
-            draws = jnp.arange(2 if config.method.stochastic else 1)
-            both = jax.lax.map(lambda i: gradient(graphdefs[True], params, s24.nn.fold_key(sparse, i)), draws)
-            one, other = [g[0] for g in both], [g[-1] for g in both]
-            dense = gradient(graphdefs[False], params, sparse)
-            norm, dot = optax.tree.norm, optax.tree.vdot
-            squares = norm(one, squared=True) + norm(other, squared=True)
-            return {
-                "cosine": dot(one, dense) / (norm(one) * norm(dense)),
-                "noise": norm(optax.tree.sub(one, other), squared=True) / squares,
-            }
-
-        def activations(params, sparse):
-            layers = nnx.merge(graphdefs[False], params, sparse).activation_stats(tokens_BL[:, :-1])
-            each = {f"{name}_{n}": x for name, values in layers.items() for n, x in enumerate(values)}
-            return each | {name: values.mean() for name, values in layers.items()}
-
-        self._gradients, self._activations = jax.jit(gradients), jax.jit(activations)
+    def __init__(self, program: Program, tokens_BL):
+        self.tokens_BL = tokens_BL
+        self._gradients, self._activations = program.once("probe", lambda: _probes(program))
 
     def __call__(self, params, sparse, sparse_phase: bool) -> dict:
-        values = self._activations(params, sparse)
+        values = self._activations(params, sparse, self.tokens_BL)
         if sparse_phase:
-            values |= self._gradients(params, sparse)
+            values |= self._gradients(params, sparse, self.tokens_BL)
         return _floats(values)
+
+
+def _probes(program: Program):
+    """What a probe says of gradients and of activations: two compiled functions."""
+    config, graphdefs = program.config, program.graphdefs
+    watched = Watched(abstract_model(config))
+
+    def gradient(graphdef, params, sparse, tokens_BL):
+        grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
+        return watched(grads)
+
+    def gradients(params, sparse, tokens_BL):
+        def gradients_of_draw(i):
+            return gradient(graphdefs[True], params, s24.nn.fold_key(sparse, i), tokens_BL)
+
+        both = jax.lax.map(gradients_of_draw, jnp.arange(2 if config.method.stochastic else 1))
+        one, other = [g[0] for g in both], [g[-1] for g in both]
+        dense = gradient(graphdefs[False], params, sparse, tokens_BL)
+        norm, dot = optax.tree.norm, optax.tree.vdot
+        squares = norm(one, squared=True) + norm(other, squared=True)
+        return {
+            "cosine": dot(one, dense) / (norm(one) * norm(dense)),
+            "noise": norm(optax.tree.sub(one, other), squared=True) / squares,
+        }
+
+    def activations(params, sparse, tokens_BL):
+        layers = nnx.merge(graphdefs[False], params, sparse).activation_stats(tokens_BL[:, :-1])
+        each = {f"{name}_{n}": x for name, values in layers.items() for n, x in enumerate(values)}
+        return each | {name: values.mean() for name, values in layers.items()}
+
+    return jax.jit(gradients), jax.jit(activations)

@@ -46,14 +46,13 @@ class Block:
 
 def blocks_of(config: Config) -> list[Block]:
     """The `FFN` and `GatedFFN` blocks of the model, without two that are alike."""
-    along = sizes(config.mesh, jax.device_count())
-    sequences = config.data.batch // config.train.accumulate // (along["dp"] * along["fsdp"])
+    tokens, tp = _one_device(config)
     # Shapes are the same under every method, and Dense refuses none.
     model = abstract_model(dataclasses.replace(config, method=Dense()))
     layers = [m.up for _, m in nnx.iter_modules(model) if isinstance(m, s24.nn.FFN | s24.nn.GatedFFN)]
     found = [
         Block(
-            (sequences * config.data.seq, v.in_features, v.out_features // along["tp"]),
+            (tokens, v.in_features, v.out_features // tp),
             jnp.dtype(v.dtype or v.param_dtype).name,
             v.implementation,
         )
@@ -62,20 +61,28 @@ def blocks_of(config: Config) -> list[Block]:
     return list(dict.fromkeys(found))
 
 
+def _one_device(config: Config) -> tuple[int, int]:
+    """Tokens of a micro-batch on one device of the mesh, and the devices that cut a layer's width."""
+    along = sizes(config.mesh, jax.device_count())
+    sequences = config.data.batch // config.train.accumulate // (along["dp"] * along["fsdp"])
+    return sequences * config.data.seq, along["tp"]
+
+
 def projections_of(config: Config) -> list[tuple[Block, Method]]:
     """The projections of attention that a method makes sparse, without two that are alike, each as a block
     of its widths, with its method."""
     if not getattr(config.model, "attention_method", ""):
         return []
-    tokens = config.data.batch // config.train.accumulate * config.data.seq
-    layers = [m for _, m in s24.nn.sparse_layers(abstract_model(config)) if m.role == "w"]
-    found = [
-        (
-            Block((tokens, v.in_features, v.out_features), jnp.dtype(v.dtype).name, v.implementation),
-            v.method,
-        )
-        for v in layers
-    ]
+    tokens, tp = _one_device(config)
+    found = []
+    for path, layer in s24.nn.sparse_layers(abstract_model(config)):
+        if layer.role == "w" and "attention" in path:
+            wide_in, wide_out = layer.in_features, layer.out_features
+            shape = (
+                (tokens, wide_in // tp, wide_out) if path[-1] == "out" else (tokens, wide_in, wide_out // tp)
+            )
+            block = Block(shape, jnp.dtype(layer.dtype).name, layer.implementation)
+            found.append((block, layer.method))
     return list(dict.fromkeys(found))
 
 

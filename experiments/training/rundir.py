@@ -4,6 +4,7 @@ tokens are not bytes."""
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -173,15 +174,14 @@ def vocabulary(out: Path):
         f"{path} is gone, without which nobody knows what the tokens of this run are. Put it back; its "
         f"fingerprint is {known}.",
     )
-    wanted = vocabularies.named(config.data.tokenizer)
-    found = vocabularies.read(path, rows=wanted.size)
+    found = vocabularies.read(path)
     require(
         known in (None, found.fingerprint),
         f"{path} is not the tokenizer that this run was trained with: its fingerprint is "
         f"{found.fingerprint}, not {known}. Put that one back, or start another run with "
         f"--data.tokenizer {path}.",
     )
-    return found
+    return vocabularies.read(path, rows=vocabularies.named(config.data.tokenizer).size)
 
 
 def _tokenizer_of(out: Path) -> str | None:
@@ -213,6 +213,17 @@ def environment() -> dict:
         "processes": jax.process_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: version(name) for name in names},
+    }
+
+
+def place() -> dict:
+    """Where this process runs: "machine", eight digits that differ between machines and are no name, and
+    "gpu", which of its GPUs it may see, None for all."""
+    identity = Path("/etc/machine-id")
+    words = platform.node() + (identity.read_text() if identity.is_file() else "")
+    return {
+        "machine": hashlib.sha256(words.encode()).hexdigest()[:8],
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
 
 

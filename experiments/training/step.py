@@ -8,7 +8,9 @@ module compiles them for the devices of a run.
 Shapes: A micro-batches, B sequences per micro-batch, L tokens.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +18,12 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.config import Config
+from experiments.config import Config, Train
 from experiments.errors import UserError, require
 from experiments.models.base import LanguageModel
 from experiments.models.parts import shards, summed_over_rows
 from experiments.training import mesh as meshes
 from experiments.training.optimiser import optimiser
-from jax_sparse24.methods import Method
 from jax_sparse24.nn.view import Modules
 
 # Above this vocabulary, logits of a micro-batch that are more than so many are made in parts of a sequence.
@@ -111,39 +112,76 @@ def _structure_and_shapes(config: Config):
     return nnx.split(nnx.eval_shape(config.create_model))
 
 
+@functools.lru_cache(maxsize=8)
+def _made(config: Config, tokens: int, options: tuple, devices: int | tuple | None) -> dict:
+    """What programs share, see `Program.once`."""
+    return {}
+
+
+def _compiled_alike(config: Config) -> Config:
+    """The config with defaults in all fields that no compiled function reads; runs whose configs are then
+    equal share what is compiled."""
+    fields = ("steps", "accumulate", "dense_first", "monitor_mask")
+    train = Train(**{name: getattr(config.train, name) for name in fields})
+    return dataclasses.replace(config, name="run", seed=0, train=train)
+
+
 class Program:
-    """Everything of a run that is compiled: initial state and one training step per kind of phase.
+    """Everything of a run that is compiled: initial state and one training step per kind of phase. Runs of
+    one process that differ in their seed, their start or in what is recorded alone share it, so that seeds of
+    an arm are compiled once.
 
     Over the mesh of all devices of all processes that `config.mesh` describes: `shardings` says where each
     array of the state lies, `rows` where the sequences of a batch do. What is traced, here and by others, is
     traced `inside()`, so that layers cut their products (docs/scaling.md).
     compiler_options: XLA's, for the steps.
+    devices: those of the mesh, in place of all; for a number of them nothing can be compiled.
     """
 
-    def __init__(self, config: Config, compiler_options: dict | None = None):
+    def __init__(
+        self,
+        config: Config,
+        compiler_options: dict | None = None,
+        *,
+        devices: int | Sequence[jax.Device] | None = None,
+    ):
         self.config, self.compiler_options = config, compiler_options
+        over = devices if isinstance(devices, int | None) else tuple(devices)
+        options, tokens = tuple((compiler_options or {}).items()), config.data.vocabulary.size
+        self._made = _made(_compiled_alike(config), tokens, options, over)
         self.training = config.method.training(config.train.steps)
-        model = abstract_model(config)
-        self.loop = s24.Loop(
-            model,
-            self._objective,
-            optimiser(config),
-            config.schedule,
-            sum_over=("dp",),
-            jit=self._compile_refresh,
-            method=config.method,
-        )
-        self.tx, self.graphdefs = self.loop.tx, {on: self.loop.view.graphdef(on) for on in (False, True)}
-        self.mesh = meshes.make(config.mesh)
+        self.mesh = meshes.make(config.mesh, devices)
         self.rows, self.whole = meshes.rows(self.mesh), meshes.whole(self.mesh)
-        self._lowered, self._compiled = {}, {}
+        self.loop = self.once("loop", self._loop)
+        self.tx, self.graphdefs = self.loop.tx, {on: self.loop.view.graphdef(on) for on in (False, True)}
+        self._lowered, self._compiled = self.once("lowered", dict), self.once("compiled", dict)
+
+    def once(self, name, make: Callable):
+        """`make()`, called once for all programs of this process that are compiled alike, of which it keeps
+        the eight used last. What is measured later changes no product of a program that is compiled.
+
+        name: hashable, of what is made."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _loop(self) -> s24.Loop:
+        return s24.Loop(
+            abstract_model(self.config),
+            self._objective,
+            optimiser(self.config),
+            self.config.schedule,
+            sum_over=meshes.TOKENS if self.config.mesh.gather == "step" else ("dp",),
+            jit=self._compile_refresh,
+            method=self.config.method,
+        )
 
     def inside(self):
         """The context in which functions of this run are traced."""
         return meshes.inside(self.mesh)
 
-    def _initial(self, params=None):
-        model = self.config.create_model()
+    def _initial(self, keys=None, params=None):
+        model = self.config.create_model(keys)
         if params is not None:
             nnx.update(model, params)
             s24.nn.reset(model)
@@ -151,24 +189,29 @@ class Program:
         state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
         return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.training.teacher else {})
 
-    @functools.cached_property
     def initial_state(self):
-        """`() -> state` before the first step, by the seed alone (see start.py). Parameters are compiled by
+        """The state before the first step, by the seed alone (see start.py). Parameters are compiled by
         themselves: beside what a method computes from them, XLA may round them in another way, and all arms
         start from the same."""
-        params = jax.jit(lambda: self._initial()["params"], out_shardings=self.shardings["params"])
-        state = jax.jit(self._initial, out_shardings=self.shardings)
-        return lambda: state(params())
 
-    @functools.cached_property
+        def compiled():
+            params = jax.jit(
+                lambda keys: self._initial(keys)["params"], out_shardings=self.shardings["params"]
+            )
+            state = jax.jit(self._initial, out_shardings=self.shardings)
+            return lambda keys: state(keys, params(keys))
+
+        return self.once("initial state", compiled)(self.config.keys)
+
+    @property
     def shardings(self):
         """Where each array of the state lies, a tree like the state. Raises UserError for a width that the
         mesh does not divide."""
-        return meshes.shardings(self._shapes, self.mesh)
+        return self.once("shardings", lambda: meshes.shardings(self._shapes, self.mesh))
 
-    @functools.cached_property
+    @property
     def _shapes(self):
-        return jax.eval_shape(self._initial)
+        return self.once("shapes", lambda: jax.eval_shape(self._initial))
 
     def abstract_state(self):
         """Shapes, dtypes and shardings of the state; computes nothing."""
@@ -205,7 +248,7 @@ class Program:
         return self._mode(sparse, adapters) in self._compiled
 
     def _mode(self, sparse: bool, adapters: bool) -> tuple[bool, bool]:
-        return sparse, adapters or type(self.config.method).adapters is Method.adapters
+        return sparse, adapters or not self.config.method.trains_adapters
 
     def step(self, sparse: bool, adapters: bool = True):
         """The compiled `(state, tokens_ABL) -> (state, metrics)` with masks as they are, but for those of a
@@ -259,7 +302,7 @@ class Program:
             compiled = run.lower(self.abstract_state()).compile()
         return lambda state: compiled(jax.device_put(state, self.shardings))
 
-    @functools.cached_property
+    @property
     def loss(self):
         """Compiled `(sparse, state, tokens_ABL)` -> the loss that a step from this state would report."""
 
@@ -275,4 +318,4 @@ class Program:
 
             return jax.lax.map(one, tokens_ABL).mean()
 
-        return jax.jit(run, static_argnums=0)
+        return self.once("loss", lambda: jax.jit(run, static_argnums=0))

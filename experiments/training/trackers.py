@@ -74,7 +74,7 @@ def summary_writer():
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError as error:
         raise UserError(
-            "train.tensorboard needs tensorboardX: pip install '.[tensorboard]', or set it to False."
+            "train.tensorboard needs tensorboardX: pip install -e '.[tensorboard]', or set it to False."
         ) from error
     return SummaryWriter
 
@@ -85,6 +85,6 @@ def wandb():
         import wandb
     except ModuleNotFoundError as error:
         raise UserError(
-            "train.wandb needs wandb: pip install '.[wandb]', or leave the option out."
+            "train.wandb needs wandb: pip install -e '.[wandb]', or leave the option out."
         ) from error
     return wandb

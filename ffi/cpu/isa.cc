@@ -25,7 +25,7 @@ static bool supported(const std::string& isa) {
 
 static std::vector<int> find_supported() {
   std::vector<int> found;
-  for (size_t i = std::size(kNames); i-- > 0;)  // setup.py lists the best last
+  for (size_t i = std::size(kNames); i-- > 0;)  // ffi/build_modules.py lists the best last
     if (supported(kNames[i])) found.push_back(int(i));
   return found;
 }

@@ -67,6 +67,24 @@ struct Values {
 #endif
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <>
+struct Values<F32> {
+  Vec four;  // in each block of 128 bits
+  S24_HD Values(const uint32_t* from, int n) {
+    double two;
+    __builtin_memcpy(&two, from, sizeof two);
+    four = n == 4 ? (Vec)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from)) : (Vec)_mm256_set1_pd(two);
+  }
+  S24_HD Vec splat(int j) const {
+    return (Vec)(j == 0   ? _mm256_permute_ps((__m256)four, 0x00)
+                 : j == 1 ? _mm256_permute_ps((__m256)four, 0x55)
+                 : j == 2 ? _mm256_permute_ps((__m256)four, 0xaa)
+                          : _mm256_permute_ps((__m256)four, 0xff));
+  }
+};
+#endif
+
 // Four offsets by one load, for the same reason.
 struct Offsets {
   uint64_t four;

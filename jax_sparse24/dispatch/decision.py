@@ -1,6 +1,7 @@
 """The decision what runs an operation or a product, and why; `decide` makes it, once per call."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -75,6 +76,41 @@ def decide(
     return _operation(what, dtype, implementation, missing)
 
 
+def decide_eight_bits(product: Product, implementation: str | None) -> Decision:
+    """What runs a product whose operands may be rounded to 8 bits.
+
+    That is cuSPARSELt where it is asked for and can, or where a measured table says so; otherwise a dense
+    product simulates 8 bits.
+
+    product: its dtype is that of the operands before rounding.
+    implementation: as the caller named it, or None.
+
+    Returns: a decision, whose form is "dense" where 8 bits are simulated."""
+    if implementation not in (None, "cusparselt"):
+        return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
+    rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=float8_sums(product.dtype))
+    obstacle = library_obstacle() or cusparselt.Descriptor.of(rounded).misfit()
+    if obstacle:
+        return Decision("dense", obstacle)
+    decision = decide(rounded, implementation=implementation)
+    by_library = decision.runs == "cusparselt"
+    return decision if by_library else dataclasses.replace(decision, runs="dense", form="dense")
+
+
+def unless_slower(found: Decision, other: Decision | None) -> Decision:
+    """One way to make a result, unless another way was measured to be faster.
+
+    found: the decision for the one way.
+    other: the decision for the other way; None if there is none.
+
+    Returns: `found`, or a decision that is not sparse, with the reason."""
+    if not (found.sparse and other is not None and other.sparse and found.entry and other.entry):
+        return found
+    if found.entry["packed_us"] <= other.entry["packed_us"]:
+        return found
+    return Decision("dense", f"slower than packed weights; {other.reason}", entry=found.entry)
+
+
 def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str, str]) -> Decision:
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -146,6 +182,8 @@ def _obstacle(op: str, dtype, where: str, missing: Mapping[str, str] = MappingPr
         return f"the kernels run on CPU and CUDA and the default backend is {where}"
     built, reason = native.available(where)
     if not built:
+        if where == "cuda" and platform() == "cuda":  # Python shows it once
+            warnings.warn(f"jax uses a GPU, on which jax_sparse24 has no kernels: {reason}.", stacklevel=2)
         return reason
     if dtype == jnp.float64:
         return "the kernels have no float64"
@@ -174,8 +212,3 @@ def float8_sums(dtype) -> jnp.dtype:
 
     dtype: of the result after scaling back."""
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else jnp.dtype(dtype)
-
-
-def product_obstacle(product: Product) -> str | None:
-    """Why cuSPARSELt cannot run a product, or None."""
-    return library_obstacle() or cusparselt.Descriptor.of(product).misfit() or None

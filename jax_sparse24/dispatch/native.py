@@ -1,23 +1,49 @@
 """The native kernels as JAX calls them; no other file uses `jax.ffi`.
 
-Importing this file registers the targets of `jax_sparse24._cpu` and `jax_sparse24._cuda`, as far as they are
-built, under the same names for their platforms. A handler built with newer FFI headers than the running
-jaxlib would make the backend fail to start, so the versions are compared first."""
+Importing this file registers the targets of the CPU's module and of CUDA's, as far as they are installed,
+under the same names for their platforms. A handler built with newer FFI headers than the running jaxlib would
+make the backend fail to start, so the versions are compared first."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
+from jax_sparse24 import versions as releases
 from jax_sparse24.dispatch import shards
 
-# Platform, as in jax.lax.platform_dependent -> (module, platform of its targets, how to build it).
-_BUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inplace`) in the source folder"
+
+class _Module(NamedTuple):
+    """Where the kernels of a platform may be.
+
+    names: of the module; the first that is found is taken.
+    registered_for: the platform of its targets, in JAX's words.
+    remedy: what to do where none is found."""
+
+    names: tuple[str, ...]
+    registered_for: str
+    remedy: str
+
+
+_BUILD = "`pip install -e .` in a clone of the repository builds it"
+_WHEEL = "jax_sparse24_cuda13"  # the distribution, and its package
+# Platform, as in jax.lax.platform_dependent -> its module. What was built from source comes first.
 _MODULES = {
-    "cpu": ("jax_sparse24._cpu", "cpu", _BUILD),
-    "cuda": ("jax_sparse24._cuda", "CUDA", f"with nvcc on PATH, {_BUILD}"),
+    "cpu": _Module(
+        ("jax_sparse24._cpu",),
+        "cpu",
+        f"{_BUILD} with a C++17 compiler, and the wheel of `make wheels` has it",
+    ),
+    "cuda": _Module(
+        ("jax_sparse24._cuda", f"{_WHEEL}._cuda"),
+        "CUDA",
+        "with nvcc on PATH, `S24_CUDA=1 pip install -e '.[cuda13]'` (or cuda12) in a clone of "
+        f"the repository builds it, and the wheel {_WHEEL} of `make wheels` has it for jax with CUDA 13",
+    ),
 }
 PLATFORMS = tuple(_MODULES)
 
@@ -52,15 +78,33 @@ def _jaxlib_version():
     return importlib.import_module("jaxlib").__version__
 
 
+def _check_release(found):
+    """Raise ImportError unless the wheel with the CUDA kernels is of the release of this package."""
+    own = releases.__version__
+    if found != own:
+        raise ImportError(
+            f"jax_sparse24 is {own} and {_WHEEL} {found}, but they must be of one release: "
+            f"install both wheels of one `make wheels` by their paths, or uninstall {_WHEEL}."
+        )
+
+
+def _is_there(name):
+    package = name.rpartition(".")[0]
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(name) is not None
+
+
 def _load(platform="cpu"):
-    """(module, None), or (None, reason) if the native module is not built."""
-    name, registered_for, build = _MODULES[platform]
-    if importlib.util.find_spec(name) is None:
-        return None, f"the native module {name} is not built; {build}"
+    """(module, None), or (None, reason) if the native module is not installed."""
+    names, registered_for, remedy = _MODULES[platform]
+    name = next(filter(_is_there, names), None)
+    if name is None:
+        return None, f"the native module {names[0]} is not installed; {remedy}"
+    if name.startswith(_WHEEL):
+        _check_release(importlib.metadata.version(_WHEEL))
     try:
         module = importlib.import_module(name)
     except ImportError as e:
-        return None, f"the native module {name} does not load ({e}); re{_BUILD}"
+        return None, f"the native module {name} does not load ({e}); install it again: {remedy}"
     check_versions(module.ffi_api_version(), _runtime_version(), name)
     for target, handler in module.registrations().items():
         jax.ffi.register_ffi_target(target, handler, platform=registered_for)
@@ -76,7 +120,7 @@ def module(platform):
 
 
 def available(platform="cpu"):
-    """(True, "") if the native kernels of a platform can be called, else (False, what to do)."""
+    """(True, "") if the native kernels of a platform can be called, else (False, why not and what to do)."""
     loaded, reason = _loaded[platform]
     return loaded is not None, reason or ""
 
@@ -108,7 +152,7 @@ def call(name, out_types, *args, **attrs):
     a foreign call for equal in all shards.
 
     Returns: one array or a list of arrays, as `out_types`.
-    Raises: RuntimeError if no native module is built."""
+    Raises: RuntimeError if no native module is installed."""
     if all(loaded is None for loaded, _ in _loaded.values()):
         raise RuntimeError(f"jax_sparse24: cannot call {name}: {_loaded['cpu'][1]}")
     fn = jax.ffi.ffi_call(name, out_types, vmap_method="expand_dims")

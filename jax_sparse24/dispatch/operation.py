@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.dispatch import decision, native, shards
 from jax_sparse24.dispatch.decision import Decision
+from jax_sparse24.dispatch.hardware import platform
 
 
 def like(x: jax.Array, *_, **__) -> jax.ShapeDtypeStruct:
@@ -128,6 +129,18 @@ class Operation:
         if implementation is None and self.measured is not None and not self.measured(dtype, **options):
             return Decision("reference", "XLA fuses it, and no kernel was measured to be faster here")
         return decision.decide(self.name, dtype, implementation, missing=self._missing)
+
+    def in_one_pass(self, *operands, implementation: str | None = None, **options) -> bool:
+        """Whether a call with these arguments runs `cuda`, one pass in place of several, on this machine.
+
+        operands, options: those of the call; of operands only shapes and dtypes matter.
+        implementation: as of the call.
+
+        Returns: whether it does.
+        Raises: as `decision.decide`."""
+        if self.cuda is None or platform() != "cuda" or not self.fits(*operands, **options):
+            return False
+        return self.decide(operands[0].dtype, implementation, **options).runs != "reference"
 
     @property
     def _missing(self) -> Mapping[str, str]:

@@ -8,6 +8,9 @@ import math
 import jax
 from jax.sharding import PartitionSpec
 
+# Within a shard_map in which every call has its shard of the tokens: the manual axes that cut them, in order.
+TOKENS = jax.make_user_context(())
+
 
 def alike(tree):
     """Arrays that all vary over the same manual axes, the union of theirs, with the same values.
@@ -59,7 +62,8 @@ def fold_shard(key: jax.Array, tree) -> jax.Array:
     """A key of its own for every shard in which other arrays may differ.
 
     With the check of `jax.shard_map` these are the shards along the axes over which the arrays vary; without
-    it nothing tells which arrays are equal in all shards, so that every shard gets its own key.
+    it nothing tells which arrays are equal in all shards, so that every shard gets its own key. Along
+    `TOKENS` all have one key, because draws know the place of the shard.
 
     key: uint32 (2,).
     tree: the arrays.
@@ -68,9 +72,32 @@ def fold_shard(key: jax.Array, tree) -> jax.Array:
     over = varying(tree)
     for axis in jax.sharding.get_abstract_mesh().manual_axes:
         index = jax.lax.axis_index(axis)
+        if axis in TOKENS.value:
+            continue
         if axis in over or not varying(index):
             key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), index))
     return key
+
+
+def manual_over(used) -> frozenset[str]:
+    """The mesh axes over which a `jax.shard_map` in the context is manual that uses some of them.
+
+    These are explicit ones and those of one device besides. XLA may cut along the rest as it likes.
+
+    used: names of mesh axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    of_one = [axis for axis in mesh.axis_names if mesh.shape[axis] == 1 and axis not in mesh.manual_axes]
+    return frozenset((*used, *mesh.explicit_axes, *of_one))
+
+
+def under_jit(function, operands):
+    """A function with a `jax.shard_map` that leaves mesh axes to XLA, as it can be called where it is called:
+    outside of jit, where jax 0.10 refuses to run it, under a jit of its own.
+
+    function: of the operands.
+    operands: arrays in any structure."""
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(operands))
+    return function if traced else jax.jit(function)
 
 
 def check_whole(op: str, tree) -> None:
@@ -88,6 +115,34 @@ def check_whole(op: str, tree) -> None:
             f"explicit axes ({names}), which kernels do not see. Call {op} inside jax.shard_map, where every "
             f"device has its own shard: jax.shard_map({op}, in_specs=..., out_specs=...)."
         )
+
+
+def mesh_axes(op: str, what: str, spec: PartitionSpec, rank: int) -> tuple[tuple[str, ...], ...]:
+    """The axes of the mesh in the context that cut each axis of an array.
+
+    Mesh axes of one device are left out, and those over which the caller is manual.
+
+    op, what: the function, and what is cut, for messages.
+    spec: how it is cut.
+    rank: number of axes of the array.
+
+    Returns: names of mesh axes for each axis.
+    Raises: ValueError for a `spec` of more axes, or with a mesh axis that the mesh does not have."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if len(spec) > rank:
+        raise ValueError(f"{op}: {what} has {rank} axes and cannot be cut by {spec_text(spec)}.")
+    found = []
+    for axes in (*spec, *(None,) * (rank - len(spec))):
+        axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        for axis in axes:
+            if axis not in mesh.axis_names:
+                known = ", ".join(map(repr, mesh.axis_names))
+                raise ValueError(
+                    f"{op}: {what} is cut by {spec_text(spec)}, but the mesh in the context has no axis "
+                    f"{axis!r}; it has {known or 'none'}. Name one of these, or give the mesh that axis."
+                )
+        found.append(tuple(a for a in axes if mesh.shape[a] > 1 and a not in mesh.manual_axes))
+    return tuple(found)
 
 
 def spec_text(spec: PartitionSpec) -> str:

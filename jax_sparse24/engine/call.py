@@ -1,5 +1,6 @@
 """The checks and conversions of arguments that every public engine function does before a kernel runs."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -72,41 +73,35 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     return tokens, [reverse_only(op, w.astype(dtype)) for w in weights.values()], state, key
 
 
-def cut_over_mesh(
-    op: str, products: str, method, plan: Plan, specs, states, x, **weights
-) -> Partition | None:
+def cut_over_mesh(op: str, products: str, method, specs, states, x, **weights) -> Partition | None:
     """How a call is cut over the mesh in the context.
 
     op: the function, for messages.
     products: a key of `partition.DIMENSIONS`.
-    method, plan: of the call.
+    method: of the call.
     specs: as the caller gave them.
     states: of every weight, by its name.
     x: (..., in), as the caller gave it.
     weights: by name.
 
     Returns: a `Partition`; None if nothing is cut.
-    Raises: ValueError for specs that do not fit, and for a method that cannot be cut so."""
+    Raises: ValueError for specs that do not fit, and for a method whose state cannot be cut so."""
     cut = partition(op, products, specs, {"x": jnp.asarray(x), **weights}, method.token_blocks)
     if cut is None or not cut.sizes:
         return cut
-    name, over = type(method).__name__, ", ".join(axis for axis, _ in cut.sizes)
-    if any(getattr(by, "scales", "") == "tensor" for _, row in plan.rows for by in (row.by, row.other)):
-        raise ValueError(
-            f"{op}: {name} rounds whole tensors to 8 bits with one scale, which cannot be cut over mesh axes "
-            f"{over} yet; use fp8='row', or call {op} inside your own jax.shard_map."
-        )
     for weight, entries in states.items():
         for entry, value in entries.items():
             shape = weights[weight].shape
             for axis in (-2, -1):
-                if value.shape != shape and shape[axis] in value.shape and (axes := cut.over(weight, axis)):
+                if value.shape == shape or entry in method.state_axes or shape[axis] not in value.shape:
+                    continue
+                if axes := cut.over(weight, axis):
                     raise ValueError(
-                        f"{op}: {name} keeps {entry!r} of shape {value.shape} for {weight} of shape {shape}, "
-                        f"which cannot be cut over mesh axis {axes[0]} with axis {axis} of the weight; leave "
-                        "that axis whole."
+                        f"{op}: {type(method).__name__} keeps {entry!r} of shape {value.shape} for {weight} "
+                        f"of shape {shape}, which mesh axis {axes[0]} cuts along axis {axis}: say in "
+                        f"the method's state_axes how {entry!r} is cut, or leave that axis of {weight} whole."
                     )
-    return cut
+    return dataclasses.replace(cut, state_axes=tuple(method.state_axes.items()))
 
 
 def in_shards(op: str, cut: Partition | None, key, operands: Mapping, state):

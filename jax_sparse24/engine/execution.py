@@ -1,16 +1,16 @@
 """Executes one product of a plan: makes its sparse operand, then multiplies."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
+from jax_sparse24.dispatch.decision import Decision, decide, decide_eight_bits, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
-from jax_sparse24.engine.partition import Partition, permute_shards
+from jax_sparse24.engine.partition import Partition, draw_key, permute_shards
 from jax_sparse24.engine.pieces import Pieces, own_pieces, whole
 from jax_sparse24.engine.plan import FFN, LINEAR, WEIGHT_GRADIENTS, Plan, Row
 from jax_sparse24.ops.compressed24 import Compressed24, compress
@@ -30,7 +30,8 @@ class Execution:
     plan: of the method.
     implementation: as the caller named it, or None.
     activation: of an FFN, by name.
-    partition: how the call is cut over a mesh; None where nothing is cut."""
+    partition: how the call is cut over a mesh; None where nothing is cut.
+    joined: products that are left to be summed over shards by the caller, with others."""
 
     op: str
     products: str
@@ -38,6 +39,7 @@ class Execution:
     implementation: str | None
     activation: str = ""
     partition: Partition | None = None
+    joined: tuple[str, ...] = ()
 
     def run(self, body, arrays: Mapping[str, jax.Array | None], state, key, saved=None, *, results):
         """Runs the body of a differentiation rule, on the shards of every device if the call is cut.
@@ -100,36 +102,42 @@ class Execution:
 
         A shard of the operand that is made sparse draws what the whole operand would draw there."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
-        return self.partition.draw_key(key, self.plan.row(name).operand) if self.partition else key
+        return draw_key(self.products, self.partition, key, self.plan.row(name).operand)
 
     def summed(self, name: str) -> tuple[str, ...]:
         """The mesh axes over which the result of a product that contracts no tokens is to be summed."""
         operand, axis = self.table[name][0]
-        if self.partition is None or name in WEIGHT_GRADIENTS:
+        if self.partition is None or name in (*WEIGHT_GRADIENTS, *self.joined):
             return ()
         return self.partition.over(operand, axis)
 
-    def place(self, name: str, left, right) -> Product:
-        """The product of these operands, as tuning tables and libraries describe it."""
-        (a, a_axis), (_, b_axis) = self.table[name]
+    def decisions(
+        self, products: Iterable[str], shapes: Mapping[str, tuple[int, ...]], dtype
+    ) -> dict[str, Decision | None]:
+        """Decides what runs products of the call, which is done nowhere else.
+
+        products: their names.
+        shapes: of their operands, by name.
+        dtype: of the operands.
+
+        Returns: a decision by product, None for one whose operands both stay as they are."""
+        return {name: self._decision(name, shapes, jnp.dtype(dtype)) for name in products}
+
+    def _decision(self, name: str, shapes, dtype) -> Decision | None:
         row = self.plan.row(name)
+        if row is None:
+            return None
+        (a, a_axis), (b, b_axis) = self.table[name]
+        left, right = shapes[a], shapes[b]
+        sizes = (left[-3 - a_axis], left[a_axis], right[-3 - b_axis])
         side = "left" if row.operand == a else "right"
-        shape = (left.shape[-3 - a_axis], left.shape[a_axis], right.shape[-3 - b_axis])
-        dtype = jnp.promote_types(left.dtype, right.dtype)
-        return Product((a_axis, b_axis), side, dtype, shape, row.by.pattern)
-
-    def decide(self, name: str, left, right, *, packed: bool = False) -> Decision:
-        """Decides what runs the product of these operands.
-
-        name: of the product.
-        left, right: the operands, or arrays of their shapes and dtypes.
-        packed: whether the sparse operand is packed whatever is decided."""
-        if self.plan.row(name).by.forms == ("dense",):
+        product = Product((a_axis, b_axis), side, dtype, sizes, row.by.pattern)
+        if row.eight_bits:
+            return decide_eight_bits(product, self.implementation)
+        if row.by.forms == ("dense",):
             return Decision("dense", "as the method says")
-        alternative = "masked" if packed else "dense"
-        return decide(
-            self.place(name, left, right), implementation=self.implementation, alternative=alternative
-        )
+        alternative = "masked" if name == "F2" and self.plan.save_packed else "dense"
+        return decide(product, implementation=self.implementation, alternative=alternative)
 
     def cut(
         self,
@@ -137,22 +145,22 @@ class Execution:
         arrays: Mapping[str, jax.Array],
         state,
         key,
+        decision: Decision | None,
         *,
         activation: str = "",
         packed: bool = False,
         counts: bool = False,
         saved: Packed | None = None,
         allowed: jax.Array | None = None,
-        decision: Decision | None = None,
     ) -> Operands:
         """The operands of a product, made sparse as its row of the plan says.
 
         name: of the product.
         arrays: its operands (2-D arrays, or `Pieces` of weights) by name.
         state, key: of the call.
+        decision: of `decisions`; None for a product without a row.
         activation, counts, saved, allowed: see `Request`.
         packed: whether the sparse operand is packed, whatever multiplies it.
-        decision: what runs the product, if that is decided already; None to decide here.
 
         Returns: `Operands`.
         Raises: ValueError if a sparsifier packed along another axis than the contracted one."""
@@ -167,26 +175,24 @@ class Execution:
             key = self.draw_key(name, key)
         states = self.states(state)
         if row.other is not None:
-            y = row.other(y, other_axis, Request(whole(states.get(other, {})), key, self.implementation))
-        if decision is None:
-            decision = self.decide(name, *((x, y) if on_left else (y, x)), packed=packed)
+            y = row.other(y, other_axis, self.request(other, whole(states.get(other, {})), key))
         form = "packed" if packed and not decision.sparse else decision.form
         if form == "compressed" and form not in row.by.forms:
             form = "packed"
         strided = row.strides and form != "dense"
         pieces = x if isinstance(x, Pieces) else None
         if pieces is not None and form != "dense" and row.by.piecewise and pieces.packs(axis):
-            request = Request(own_pieces(states.get(row.operand, {})), key, self.implementation, "packed")
+            request = self.request(row.operand, own_pieces(states.get(row.operand, {})), key, form="packed")
             sparse = pieces.joined(row.by(pieces.piece, axis, request))
             if form == "compressed":
                 sparse = Compressed24(compress(sparse), sparse.metadata, sparse.axis)
             return Operands(*((sparse, y) if on_left else (y, sparse)), decision)
         x = whole(x)
-        request = Request(
+        request = self.request(
+            row.operand,
             whole(states.get(row.operand, {})),
             key,
-            self.implementation,
-            form,
+            form=form,
             activation=activation,
             strided=strided,
             counts=counts,
@@ -202,6 +208,18 @@ class Execution:
                 f"{sparse.axis}; the product contracts axis {axis}."
             )
         return Operands(*((sparse, y) if on_left else (y, sparse)), decision, x, counts=found)
+
+    def request(self, operand: str, state, key, **options) -> Request:
+        """What a sparsifier is asked to make of an operand, whose other pieces are gathered where it rests in
+        pieces.
+
+        operand: its name.
+        state: of the method, of this operand.
+        key: of the draws.
+        options: other fields of `Request`."""
+        if self.partition:
+            options["cuts"] = self.partition.over(operand, -2), self.partition.over(operand, -1)
+        return Request(state, key, self.implementation, **options)
 
     def shared_dense_features(self, y2_Tf: jax.Array, counts_f: jax.Array | None = None) -> jax.Array | None:
         """The features that stay dense in both B2 and B4, if one choice serves both.

@@ -4,6 +4,7 @@ executes a plan of six products."""
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,18 +49,22 @@ def _forward(execution, arrays, state, key):
     """
     x_Td, w1_df, w2_fd = (arrays[name] for name in ("x", "w1", "w2"))
     T, f = x_Td.shape[0], w1_df.shape[1]
-    execution.check(["F1", "F2"], {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape})
-    y1_Tf = product(execution, "F1", {"x": x_Td, "w1": w1_df}, state, key, bias=arrays.get("b1"))
+    shapes = {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape}
+    execution.check(["F1", "F2"], shapes)
+    decisions = execution.decisions(["F1", "F2"], shapes, x_Td.dtype)
+    first = {"x": x_Td, "w1": w1_df}
+    y1_Tf = product(execution, "F1", first, state, key, decisions["F1"], bias=arrays.get("b1"))
     row = execution.plan.row("F2")
     if row is None or row.operand != "y2":
         arrays = {"y2": ACTIVATIONS[execution.activation](y1_Tf), "w2": w2_fd}
-        return product(execution, "F2", arrays, state, key), y1_Tf
+        return product(execution, "F2", arrays, state, key, decisions["F2"]), y1_Tf
     saves = execution.plan.save_packed
     operands = execution.cut(
         "F2",
         {"y2": y1_Tf, "w2": w2_fd},
         state,
         key,
+        decisions["F2"],
         activation=execution.activation,
         packed=saves,
         counts=saves and fusions.COUNTS.matches(execution, y1_Tf),
@@ -88,17 +93,25 @@ def _ffn_bwd(execution, residuals, dy3_Td):
     x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
 
     def body(arrays, state, key, saved):
+        shapes = {name: array.shape for name, array in arrays.items()}
+        shapes["y2"] = shapes["dy1"] = (shapes["x"][0], shapes["w1"][1])
+        decisions = execution.decisions(["B1", "B2", "B3", "B4"], shapes, arrays["dy3"].dtype)
         if execution.plan.save_packed:
-            dy1, operands, features, counts_f = fusions.from_saved(execution, saved, arrays, state, key)
+            dy1, operands, features, counts_f = fusions.from_saved(
+                execution, saved, arrays, state, key, decisions
+            )
             arrays["y2"] = saved[0].todense(implementation=execution.implementation)
             arrays["dy1"] = dy1.todense(implementation=execution.implementation)
         else:
             dy1, operands, features, counts_f = None, {}, None, None
             arrays["y2"], activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], saved)
-            (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key))
+            (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key, decisions["B1"]))
         if features is None:
             features = execution.shared_dense_features(arrays["y2"], counts_f)
-        run = partial(product, execution, arrays=arrays, state=state, key=key)
+
+        def run(name, **options):
+            return product(execution, name, arrays, state, key, decisions[name], **options)
+
         found = {
             "w2": run("B2", features=features, operands=operands.get("B2")),
             "x": run("B3", saved=dy1),
@@ -162,15 +175,15 @@ def check_widths(op: str, method, d: int, f: int) -> None:
 
 
 def sparse_ffn(
-    x,
-    w1,
-    w2,
-    method,
-    state=None,
-    key=None,
+    x: jax.typing.ArrayLike,
+    w1: jax.typing.ArrayLike,
+    w2: jax.typing.ArrayLike,
+    method: Any,
+    state: Mapping[str, Mapping[str, jax.Array]] | None = None,
+    key: jax.typing.ArrayLike | None = None,
     *,
-    b1=None,
-    activation="squared_relu",
+    b1: jax.typing.ArrayLike | None = None,
+    activation: str = "squared_relu",
     implementation: str | None = None,
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> jax.Array:
@@ -196,7 +209,7 @@ def sparse_ffn(
     tokens, (w1, w2), state, key = prepare("sparse_ffn", plan, implementation, state, key, x, w1=w1, w2=w2)
     b1 = check_bias("sparse_ffn", "b1", b1, "w1", w1)
     check_state("sparse_ffn", method, state, w1=w1, w2=w2)
-    cut = cut_over_mesh("sparse_ffn", "ffn", method, plan, specs, state, x=x, w1=w1, w2=w2)
+    cut = cut_over_mesh("sparse_ffn", "ffn", method, specs, state, x=x, w1=w1, w2=w2)
     operands = {"x": tokens, "w1": w1, "w2": w2, "b1": b1}
     key, operands, state = in_shards("sparse_ffn", cut, key, operands, state)
     tokens, w1, w2, b1 = (operands[name] for name in ("x", "w1", "w2", "b1"))

@@ -39,7 +39,7 @@ class All(Sparsifier):
 class Float8(DenseValues):
     """Values of another sparsifier, rounded to an 8-bit format after scaling.
 
-    The scale takes the largest magnitude to the largest number of the format.
+    The scale takes the largest magnitude to the largest number of the format, of all shards of the operand.
 
     of, axis: see `DenseValues`.
     format: "e4m3" or "e5m2".
@@ -48,18 +48,19 @@ class Float8(DenseValues):
     format: Literal["e4m3", "e5m2"] = "e4m3"
     scales: Literal["tensor", "row"] = "tensor"
 
-    def _scaled(self, values, axis) -> tuple[jax.Array, jax.Array]:
+    def _scaled(self, values, axis, cuts) -> tuple[jax.Array, jax.Array]:
         """The values times the scale, rounded to the format, and the scale, float32."""
         wide = values.astype(jnp.float32)
-        over = axis if self.scales == "row" else None
+        over, shards = (axis, cuts[axis]) if self.scales == "row" else (None, cuts[0] + cuts[1])
         top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
+        top = jax.lax.pmax(top, shards) if shards else top
         to = FORMATS[self.format]
         scale = float(jnp.finfo(to).max) / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
         return (wide * scale).astype(to), scale
 
     def __call__(self, x, axis, request: Request):
         values = super().__call__(x, axis, request)
-        rounded, scale = self._scaled(values, axis)
+        rounded, scale = self._scaled(values, axis, request.cuts)
         # Without the barrier XLA may drop a cast to 8 bits and back (xla_allow_excess_precision).
         rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
@@ -72,8 +73,8 @@ class Float8(DenseValues):
         Returns: the operand, packed if the sparsifier packs, and the scale, float32 (1, 1)."""
         operand = self.of(x, axis, request)
         if not isinstance(operand, Packed24):
-            return self._scaled(operand, axis)
-        values, scale = self._scaled(operand.values, axis)
+            return self._scaled(operand, axis, request.cuts)
+        values, scale = self._scaled(operand.values, axis, request.cuts)
         return dataclasses.replace(operand, values=values), scale
 
     def __str__(self):

@@ -1,9 +1,8 @@
 """Fused passes: one pass does what several rows of a plan ask for. No other file looks for patterns in plans.
 
-A rule has `matches`, which decides whether a call can take the pass and returns its decision (None or False
-where it cannot), and most have `run`, which takes that decision and makes operands or a result. The engines
-ask the rules in the order in which a block meets them; the benchmark asks the same ones, to time what they
-make.
+A rule has `matches`, whether a call can take the pass where its products run as was decided, and most have
+`run`, which makes operands or a result. The engines ask the rules in the order in which a block meets them;
+the benchmark asks the same ones, to time what they make.
 
     EIGHT_BITS   fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
     COUNTS       F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
@@ -13,17 +12,15 @@ make.
     GATED_MVUE   one pass makes the gradients of gate and up and packs their estimates for wgrad"""
 
 import dataclasses
-from functools import partial
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import decision as dispatch
-from jax_sparse24.dispatch.decision import Decision, decide
-from jax_sparse24.dispatch.hardware import platform
+from jax_sparse24.dispatch.decision import Decision, decide, unless_slower
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.engine.operand import Operands, Packed, Request
+from jax_sparse24.engine.operand import Operands, Packed
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
@@ -35,8 +32,7 @@ from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
 from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
-from jax_sparse24.ops.saved import in_tiles, saved_backward
-from jax_sparse24.patterns import FLOAT8
+from jax_sparse24.ops.saved import PACK_COUNTED, in_tiles, saved_backward
 
 DENSE = Decision("dense", "only its values are needed")
 
@@ -47,6 +43,7 @@ def product(
     arrays,
     state,
     key,
+    decision: Decision | None,
     *,
     features: jax.Array | None = None,
     operands: Operands | None = None,
@@ -59,16 +56,17 @@ def product(
     name: of the product.
     arrays: its operands by name.
     state, key: of the call.
+    decision: of `Execution.decisions`.
     features: int32 (n,), those that stay dense; None to choose them here.
     operands: the operands to multiply, if a rule has made them; None to make them here.
     bias: see `Execution.multiply`.
     saved: see `Request.saved`.
 
     Returns: a 2-D array of the operands' dtype; sums are float32."""
-    if operands is None and (decision := EIGHT_BITS.matches(execution, name, arrays)):
+    if operands is None and EIGHT_BITS.matches(execution, name, decision):
         operands = EIGHT_BITS.run(decision, execution, name, whole(arrays), whole(state), key)
     if operands is None:
-        operands = execution.cut(name, arrays, state, key, saved=saved)
+        operands = execution.cut(name, arrays, state, key, decision, saved=saved)
     return execution.masked_gradient(name, execution.multiply(name, operands, features, bias), state)
 
 
@@ -77,45 +75,23 @@ class EightBits:
 
     Where it does not match, the row's sparsifiers simulate the rounding."""
 
-    def matches(self, execution: Execution, name: str, arrays) -> Decision | None:
+    def matches(self, execution: Execution, name: str, decision: Decision | None) -> bool:
         row = execution.plan.row(name)
-        if row is None or not row.eight_bits:
-            return None
-        (a, _), (b, _) = execution.table[name]
-        decision = decide_eight_bits(execution.place(name, arrays[a], arrays[b]), execution.implementation)
-        return decision if decision.sparse else None
+        return row is not None and row.eight_bits and decision.sparse
 
     def run(self, decision: Decision, execution: Execution, name: str, arrays, state, key) -> Operands:
         (a, a_axis), (b, b_axis) = execution.table[name]
         row, states = execution.plan.row(name), execution.states(state)
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        request = partial(Request, key=key, implementation=execution.implementation)
         x = arrays[row.operand]
-        sparse, scale = row.by.quantised(x, axis, request(states.get(row.operand, {}), form="packed"))
-        dense, dense_scale = row.other.quantised(arrays[other], other_axis, request(states.get(other, {})))
+        request = execution.request(row.operand, states.get(row.operand, {}), key, form="packed")
+        sparse, scale = row.by.quantised(x, axis, request)
+        request = execution.request(other, states.get(other, {}), key)
+        dense, dense_scale = row.other.quantised(arrays[other], other_axis, request)
         return Operands(
             *((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=(scale, dense_scale)
         )
-
-
-def decide_eight_bits(product: Product, implementation: str | None) -> Decision:
-    """Decides what multiplies operands that may be rounded to 8 bits.
-
-    That is cuSPARSELt where it is asked for and can, or where a measured table says so; otherwise a dense
-    product simulates 8 bits.
-
-    product: its dtype is that of the operands before rounding.
-    implementation: as the caller named it, or None."""
-    if implementation not in (None, "cusparselt"):
-        return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
-    rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=dispatch.float8_sums(product.dtype))
-    obstacle = dispatch.product_obstacle(rounded)
-    if obstacle:
-        return Decision("dense", obstacle)
-    decision = decide(rounded, implementation=implementation)
-    by_library = decision.runs == "cusparselt"
-    return decision if by_library else dataclasses.replace(decision, runs="dense", form="dense")
 
 
 class Counts:
@@ -125,45 +101,46 @@ class Counts:
         row = execution.plan.shared_split
         if row is None or row.rank != "density" or not isinstance(execution.plan.row("F2").by, Top2):
             return False
-        if platform() != "cuda" or not in_tiles(y1_Tf):
-            return False
-        return decide(execution.op, y1_Tf.dtype, execution.implementation).runs != "reference"
+        return PACK_COUNTED.in_one_pass(y1_Tf, implementation=execution.implementation)
 
 
 class SampledB1:
     """Dense weights give dY2 at the entries that F2 kept of Y2, and nowhere else."""
 
-    @staticmethod
-    def decide(plan: Plan, dtype, shape: tuple[int, int, int]) -> Decision:
-        """Whether `implementation=None` takes the rule: where it was measured to be at least as fast as what
-        B1 runs otherwise.
+    def wanted(self, plan: Plan) -> bool:
+        """Whether dY2 is needed at the entries of a saved V:N:M Y2 alone."""
+        return plan.save_packed and plan.row("F2").by.pattern != "2:4"
 
-        plan: of the method.
+    def decide(
+        self, execution: Execution, shape: tuple[int, int, int], dtype, whole: Decision | None
+    ) -> Decision:
+        """Whether the rule makes B1: where it is asked for by name, or was measured to be at least as fast as
+        the whole product.
+
+        shape: (T, d, f).
         dtype: of the operands.
-        shape: (T, d, f)."""
+        whole: the decision for the whole product."""
+        if not self.wanted(execution.plan):
+            return Decision("dense", "dY2 is needed everywhere")
+        if execution.implementation == "reference":
+            return Decision("dense", "asked for")
         kernel = SAMPLED_MATMUL.decide(dtype)
-        if not plan.save_packed or kernel.runs != "auto":
-            return Decision("dense", kernel.reason if plan.save_packed else "dY2 is needed everywhere")
-        pattern = plan.row("F2").by.pattern
-        found = decide(Product((-1, -1), "result", dtype, shape, pattern), alternative="masked")
-        weights = plan.row("B1")
-        if found.sparse and weights is not None:
-            packed = decide(Product((-1, -1), "right", dtype, shape, weights.by.pattern))
-            if packed.sparse and packed.entry["packed_us"] < found.entry["packed_us"]:
-                reason = f"slower than packed weights; {packed.reason}"
-                return Decision("dense", reason, entry=found.entry)
-        return found
-
-    def matches(self, execution: Execution, saved: Packed, dy3_Td: jax.Array, w2_fd: jax.Array) -> bool:
-        if not isinstance(saved, PackedVNM) or execution.implementation == "reference":
-            return False
+        if kernel.runs != "auto":
+            return Decision("dense", kernel.reason)
         if execution.implementation is not None:
-            return SAMPLED_MATMUL.decide(dy3_Td.dtype).runs == "auto"
-        return self.decide(execution.plan, dy3_Td.dtype, (*dy3_Td.shape, w2_fd.shape[0])).sparse
+            return Decision("auto", "asked for", "packed")
+        pattern = execution.plan.row("F2").by.pattern
+        found = decide(Product((-1, -1), "result", jnp.dtype(dtype), shape, pattern), alternative="masked")
+        return unless_slower(found, whole)
+
+    def matches(
+        self, execution: Execution, dy3_Td: jax.Array, w2_fd: jax.Array, whole: Decision | None
+    ) -> bool:
+        return self.decide(execution, (*dy3_Td.shape, w2_fd.shape[0]), dy3_Td.dtype, whole).sparse
 
     def run(self, execution: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:
         """The values of dY2 at the entries of `saved`, in its order."""
-        dense = execution.cut("B1", arrays, state, key, decision=DENSE)
+        dense = execution.cut("B1", arrays, state, key, DENSE)
         return sampled_matmul(dense.left, dense.right, saved, implementation=execution.implementation)
 
 
@@ -173,26 +150,23 @@ class Saved24:
     It needs B2 and B4 to keep the two largest of the same four tokens and to leave the same features dense.
     """
 
-    def matches(
-        self, execution: Execution, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
-    ) -> tuple[Decision, Decision] | None:
+    def matches(self, execution: Execution, saved: Packed, decisions: Mapping[str, Decision | None]) -> bool:
         row, other = execution.plan.row("B2"), execution.plan.row("B4")
         if not (row and other and isinstance(saved, Packed24 | Compressed24)):
-            return None
+            return False
         if isinstance(saved, Compressed24) and not in_tiles(saved):  # only whole tiles are packed so
-            return None
+            return False
         alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
         ranked = row.rank == "density" or not row.dense_share
         if not (alike and ranked and isinstance(row.by, Top2) and _only_cut(row)):
-            return None
+            return False
         if row.gather_features or row.tokens == "random":
-            return None
-        decisions = execution.decide("B2", saved, dy3_Td), execution.decide("B4", x_Td, saved)
-        return decisions if all(decision.sparse for decision in decisions) else None
+            return False
+        return decisions["B2"].sparse and decisions["B4"].sparse
 
     def run(
         self,
-        decisions: tuple[Decision, Decision],
+        decisions: Mapping[str, Decision],
         execution: Execution,
         saved: Packed24 | Compressed24,
         counts_f: jax.Array | None,
@@ -209,13 +183,13 @@ class Saved24:
         chosen = jnp.zeros(0, jnp.int32) if features is None else features
         dy1, y2_along, dy1_along = saved_backward(
             *(saved, dy2_Tf, chosen, execution.activation, row.tokens),
-            compressed=tuple(decision.form == "compressed" for decision in decisions),
+            compressed=tuple(decisions[name].form == "compressed" for name in ("B2", "B4")),
             implementation=implementation,
         )
         dy3, x = (regroup(dense, row.tokens) for dense in (dy3_Td, x_Td))
         operands = {
-            "B2": Operands(y2_along.packed, dy3, decisions[0], dense_features=y2_along.dense),
-            "B4": Operands(x, dy1_along.packed, decisions[1], dense_features=dy1_along.dense),
+            "B2": Operands(y2_along.packed, dy3, decisions["B2"], dense_features=y2_along.dense),
+            "B4": Operands(x, dy1_along.packed, decisions["B4"], dense_features=dy1_along.dense),
         }
         return dy1, operands, features
 
@@ -223,20 +197,15 @@ class Saved24:
 class SavedVNM:
     """Packs V:N:M activations again along tokens, from the packed Y2 and dY1."""
 
-    def matches(
-        self, execution: Execution, name: str, saved: Packed, x_Td: jax.Array, dy3_Td: jax.Array
-    ) -> Decision | None:
+    def matches(self, execution: Execution, name: str, saved: Packed, decision: Decision | None) -> bool:
         """For B2 or B4, by `name`; dY1 is packed as the saved Y2 is."""
         row = execution.plan.row(name)
         if not (isinstance(saved, PackedVNM) and row and isinstance(row.by, Blocks) and _only_cut(row)):
-            return None
+            return False
         operand = {"B2": "y2", "B4": "dy1"}[name]
         if row.operand != operand or row.dense_share or row.tokens == "random":
-            return None
-        if row.by.pattern != saved.pattern:
-            return None
-        decision = execution.decide(name, *((saved, dy3_Td) if name == "B2" else (x_Td, saved)))
-        return decision if decision.sparse else None
+            return False
+        return row.by.pattern == saved.pattern and decision.sparse
 
     def run(
         self, decision: Decision, execution: Execution, name: str, packed: PackedVNM, dense_Td: jax.Array
@@ -252,21 +221,23 @@ class SavedVNM:
 class GatedMVUE:
     """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
 
-    def matches(self, execution: Execution, x_Td: jax.Array, gate_Tf: jax.Array) -> Decision | None:
+    def matches(self, execution: Execution, dtype, decisions: Iterable[Decision | None]) -> bool:
+        """dtype: of the activations. decisions: for wgrad of gate and of up, which are packed in one form."""
         row = execution.plan.row("wgrad")
         estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not estimated or row.tokens != "consecutive" or row.gather_features:
-            return None
-        if gated.GATED_BACKWARD_PACK.decide(gate_Tf.dtype, exact=row.by.exact).runs == "reference":
-            return None
-        decision = execution.decide("wgrad", x_Td, gate_Tf)
-        return decision if decision.sparse else None
+            return False
+        if gated.GATED_BACKWARD_PACK.decide(dtype, exact=row.by.exact).runs == "reference":
+            return False
+        first, second = decisions
+        return first.sparse and first == second
 
     def run(
         self, decision: Decision, execution: Execution, activation: str, x_Td, gate_Tf, up_Tf, dz_Tf, keys
     ):
         """Makes dgate, dup, and the operands of wgrad for each.
 
+        decision: for both.
         keys: the keys of gate and of up."""
         row = execution.plan.row("wgrad")
         draw_keys = [execution.draw_key("wgrad", key) for key in keys]
@@ -286,7 +257,12 @@ def _only_cut(row: Row) -> bool:
 
 
 def from_saved(
-    execution: Execution, saved: tuple[Packed, jax.Array | None], arrays, state, key
+    execution: Execution,
+    saved: tuple[Packed, jax.Array | None],
+    arrays,
+    state,
+    key,
+    decisions: Mapping[str, Decision | None],
 ) -> tuple[Packed, dict[str, Operands], jax.Array | None, jax.Array | None]:
     """What the backward pass of an FFN gets from a saved packed Y2, by the rules that match.
 
@@ -294,28 +270,32 @@ def from_saved(
     saved: Y2 (T, f) and the counts of its non-zeros, int32 (f,), or None.
     arrays: "x", "w1", "w2" and "dy3".
     state, key: of the call.
+    decisions: of `Execution.decisions`, for the four products of the backward pass.
 
     Returns: dY1 on the support of Y2, packed; the operands of B2 and B4 that a fused pass makes, by product;
         the features that stay dense, and the counts by which they are chosen, each None where there are none.
     """
     y2, counts_f = saved
     x_Td, dy3_Td = arrays["x"], arrays["dy3"]
-    if decisions := SAVED_24.matches(execution, y2, x_Td, dy3_Td):
-        dy2_Tf = product(execution, "B1", arrays, state, key)
+    if SAVED_24.matches(execution, y2, decisions):
+        dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"])
         return *SAVED_24.run(decisions, execution, y2, counts_f, dy2_Tf, x_Td, dy3_Td), counts_f
-    dy1, operands = _dy1_at_saved(execution, y2, arrays, state, key), {}
+    dy1, operands = _dy1_at_saved(execution, y2, arrays, state, key, decisions["B1"]), {}
     for name, packed, dense_Td in (("B2", y2, dy3_Td), ("B4", dy1, x_Td)):
-        if decision := SAVED_VNM.matches(execution, name, y2, x_Td, dy3_Td):
-            operands[name] = SAVED_VNM.run(decision, execution, name, packed, dense_Td)
+        if SAVED_VNM.matches(execution, name, y2, decisions[name]):
+            operands[name] = SAVED_VNM.run(decisions[name], execution, name, packed, dense_Td)
     return dy1, operands, None, counts_f
 
 
-def _dy1_at_saved(execution: Execution, saved: Packed, arrays, state, key) -> Packed:
+def _dy1_at_saved(
+    execution: Execution, saved: Packed, arrays, state, key, decision: Decision | None
+) -> Packed:
     """dY1 on the support of a saved Y2: B1, by the rule that matches, times the slope of the activation."""
-    if SAMPLED_B1.matches(execution, saved, arrays["dy3"], arrays["w2"]):
+    if SAMPLED_B1.matches(execution, arrays["dy3"], arrays["w2"], decision):
         dy2 = SAMPLED_B1.run(execution, saved, arrays, state, key)
     else:
-        dy2 = gather(product(execution, "B1", arrays, state, key), saved, execution.implementation)
+        dy2_Tf = product(execution, "B1", arrays, state, key, decision)
+        dy2 = gather(dy2_Tf, saved, execution.implementation)
     return with_values(saved, sloped(saved.values, dy2, execution.activation))
 
 

@@ -2,6 +2,7 @@
 
 Then one pass over the activations can serve all their products."""
 
+import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -48,8 +49,9 @@ def gated_ffn(
 ):
     """`down(act(gate(x)) * up(x))`, products and gradients as three `sparse_dot` give them.
 
-    Without biases, and where a kernel serves the activations, one differentiation rule covers all three
-    products; elsewhere each has its own. The values are the same.
+    Without biases, and where a kernel serves the activations or there is a mesh in the context, one
+    differentiation rule covers all three products; elsewhere each has its own. The values are the same. Over
+    a mesh the gradients of the input by gate and by up are summed over shards together.
 
     xs: the input (..., d) twice, for gate and for up, so that autodiff sums the gradients of both branches
         with the bits of two layers.
@@ -65,7 +67,8 @@ def gated_ffn(
     layers = (gate, up, down)
     dtypes = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
     bare = all(layer.bias is None for layer in layers) and implementation != "reference"
-    if bare and len(dtypes) == 1 and fuses(activation, *dtypes):
+    over_mesh = activation in GATES and not jax.sharding.get_abstract_mesh().empty
+    if bare and len(dtypes) == 1 and (over_mesh or fuses(activation, *dtypes)):
         return _in_one_rule(xs, layers, method, activation, implementation, specs)
     cuts = of_layers(specs, xs[0].ndim)
 
@@ -89,7 +92,7 @@ def _in_one_rule(xs, layers, method, activation, implementation, specs):
         check_state(op, method, states[name], w=w)
     words = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
     leading = jnp.shape(xs[0])[:-1]
-    cut = cut_over_mesh(op, "gated", method, plan, specs, states, x=xs[0], **ws)
+    cut = cut_over_mesh(op, "gated", method, specs, states, x=xs[0], **ws)
     operands = {"x_gate": x_gate, "x_up": x_up, **ws}
     keys, operands, states = in_shards(op, cut, dict(zip(ws, words, strict=True)), operands, states)
     execution = Execution(op, "linear", plan, implementation, partition=cut)
@@ -101,6 +104,10 @@ def _in_one_rule(xs, layers, method, activation, implementation, specs):
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gated_ffn(execution: Execution, activation: str, xs, ws, states, keys):
     return _run_forward(execution, activation, ["fwd"], xs, ws, states, keys)[0]
+
+
+def _shapes(operands):
+    return {name: operand.shape for name, operand in operands.items()}
 
 
 def _fused(activation, gate, up):
@@ -118,8 +125,9 @@ def _run_forward(execution, activation, products, xs, ws, states, keys):
         execution.check(products, {"x": (T, f), "w": (f, out), "dy": (T, out)})
 
         def forward(name, x):
-            operands = {"x": x, "w": arrays[name]}
-            return product(execution.layer(name), "fwd", operands, states[name], keys[name])
+            own, operands = execution.layer(name), {"x": x, "w": arrays[name]}
+            decision = own.decisions(["fwd"], _shapes(operands), x.dtype)["fwd"]
+            return product(own, "fwd", operands, states[name], keys[name], decision)
 
         gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
         kernel = ops.GATED.decide(gate_Tf.dtype).runs != "reference"
@@ -142,24 +150,35 @@ def _bwd(execution, activation, residuals, dy_Td):
     def body(arrays, states, keys, saved):
         x_Td, (gate_Tf, up_Tf, z_Tf) = arrays["x_gate"], saved
 
-        def gradients(name, x, dy, operands=None):
-            own, operand = execution.layer(name), {"x": x, "w": arrays[name], "dy": dy}
-            dx = product(own, "dgrad", operand, states[name], keys[name])
-            return dx, product(own, "wgrad", operand, states[name], keys[name], operands=operands)
+        def decide(name, x, dy):
+            shapes = _shapes({"x": x, "w": arrays[name], "dy": dy})
+            return execution.layer(name).decisions(["dgrad", "wgrad"], shapes, dy.dtype)
 
-        dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"])
+        def gradients(name, x, dy, decisions, operands=None, joined=()):
+            operand = {"x": x, "w": arrays[name], "dy": dy}
+            own = dataclasses.replace(execution.layer(name), joined=joined)
+            dx = product(own, "dgrad", operand, states[name], keys[name], decisions["dgrad"])
+            decision = decisions["wgrad"]
+            return dx, product(own, "wgrad", operand, states[name], keys[name], decision, operands=operands)
+
+        dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"], decide("down", z_Tf, arrays["dy"]))
         hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")
-        if decision := fusions.GATED_MVUE.matches(first, x_Td, gate_Tf):
+        of_gate, of_up = decide("gate", x_Td, gate_Tf), decide("up", x_Td, up_Tf)
+        if fusions.GATED_MVUE.matches(first, gate_Tf.dtype, (of_gate["wgrad"], of_up["wgrad"])):
             dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
-                decision, first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
+                of_gate["wgrad"], first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
             )
         elif ops.GATED_BACKWARD.decide(dz_Tf.dtype).runs != "reference":
             dgate_Tf, dup_Tf = ops.gated_backward(*hidden, activation)
         else:
             _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
             dgate_Tf, dup_Tf = activation_vjp(dz_Tf)
-        dx_gate, d_gate = gradients("gate", x_Td, dgate_Tf, packed[0])
-        dx_up, d_up = gradients("up", x_Td, dup_Tf, packed[1])
+        over = first.summed("dgrad")
+        joined = ("dgrad",) if over else ()
+        dx_gate, d_gate = gradients("gate", x_Td, dgate_Tf, of_gate, packed[0], joined)
+        dx_up, d_up = gradients("up", x_Td, dup_Tf, of_up, packed[1], joined)
+        if over:  # both are gradients of one input: one sum over shards
+            dx_gate, dx_up = jax.lax.psum(dx_gate + dx_up, over), jnp.zeros_like(dx_up)
         return {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}, None
 
     operands = {"x_gate": xs[0], "x_up": xs[1], **ws, "dy": dy_Td}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,9 @@ def _forward(execution, products, x_Td, w_df, bias_f, state, key):
         x_Td, w_df = arrays["x"], arrays["w"]
         shapes = {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])}
         execution.check(products, shapes)
-        return {"dy": product(execution, "fwd", arrays, state, key, bias=arrays.get("bias"))}, None
+        decision = execution.decisions(["fwd"], shapes, x_Td.dtype)["fwd"]
+        dy_Tf = product(execution, "fwd", arrays, state, key, decision, bias=arrays.get("bias"))
+        return {"dy": dy_Tf}, None
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f}
     return execution.run(body, operands, state, key, results=["dy"])[0]["dy"]
@@ -40,9 +43,11 @@ def _linear_bwd(execution, residuals, dy_Tf):
     x_Td, w_df, bias_f, state, key = residuals
 
     def body(arrays, state, key, _):
+        shapes = {name: array.shape for name, array in arrays.items()}
+        decisions = execution.decisions(["dgrad", "wgrad"], shapes, arrays["dy"].dtype)
         found = {
-            "x": product(execution, "dgrad", arrays, state, key),
-            "w": product(execution, "wgrad", arrays, state, key),
+            operand: product(execution, name, arrays, state, key, decisions[name])
+            for operand, name in (("x", "dgrad"), ("w", "wgrad"))
         }
         if "bias" in arrays:
             found["bias"] = over_tokens(arrays["dy"], arrays["bias"])
@@ -85,13 +90,13 @@ def forward_weight(w: jax.Array, method, state) -> jax.Array:
 
 
 def sparse_dot(
-    x,
-    w,
-    method,
-    state=None,
-    key=None,
+    x: jax.typing.ArrayLike,
+    w: jax.typing.ArrayLike,
+    method: Any,
+    state: Mapping[str, jax.Array] | None = None,
+    key: jax.typing.ArrayLike | None = None,
     *,
-    bias=None,
+    bias: jax.typing.ArrayLike | None = None,
     implementation: str | None = None,
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> jax.Array:
@@ -119,7 +124,7 @@ def sparse_dot(
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = check_bias("sparse_dot", "bias", bias, "w", w)
     check_state("sparse_dot", method, state, w=w)
-    cut = cut_over_mesh("sparse_dot", "linear", method, plan, specs, {"w": state}, x=x, w=w)
+    cut = cut_over_mesh("sparse_dot", "linear", method, specs, {"w": state}, x=x, w=w)
     operands = {"x": tokens, "w": w, "bias": bias}
     key, operands, state = in_shards("sparse_dot", cut, key, operands, state)
     tokens, w, bias = (operands[name] for name in ("x", "w", "bias"))

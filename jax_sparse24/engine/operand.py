@@ -8,6 +8,7 @@ import jax
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import Decision, Form
+from jax_sparse24.engine.pieces import Axes
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM
@@ -48,7 +49,8 @@ class Request:
     counts: whether the result is a pair, the packed operand and int32 (f,), how many elements of each feature
     are not zero in it; asked of `Top2` alone, for Y2 (T, f) packed along features.
     saved: this operand at the support of F2's packed Y2, where the plan saves that; None elsewhere.
-    allowed: bool, of the operand's shape: what routing lets Y2 keep along features; None for everything."""
+    allowed: bool, of the operand's shape: what routing lets Y2 keep along features; None for everything.
+    cuts: the mesh axes over which the operand is cut along axis -2 and along -1."""
 
     state: Mapping[str, jax.Array]
     key: jax.Array | None
@@ -59,6 +61,7 @@ class Request:
     counts: bool = False
     saved: Packed | None = None
     allowed: jax.Array | None = None
+    cuts: tuple[Axes, Axes] = ((), ())
 
     @property
     def packed(self) -> bool:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jax_sparse24.dispatch.shards import spec_text, varying_as
+from jax_sparse24.dispatch.shards import TOKENS, manual_over, mesh_axes, spec_text, under_jit, varying_as
 from jax_sparse24.engine.pieces import Axes, Pieces
 from jax_sparse24.ops.mvue import key_of_shard
 from jax_sparse24.ops.order import permute
@@ -37,6 +37,7 @@ DIMENSIONS = {
     "ffn": {
         **{"x": "Ti", "w1": "if", "b1": "f", "y2": "Tf", "allowed": "Tf", "w2": "fo", "y3": "To"},
         **{"dy1": "Tf", "dy3": "To", "order": "T", "back": "T"},
+        **{"some": "Td", "norms": "Kf", "centroids": "dK"},  # d and K are never cut
     },
     "gated": {"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
 }
@@ -57,7 +58,8 @@ class Partition:
     stored: per weight and axis (-2, -1), the mesh axes over which it rests in pieces besides.
     sizes: the number of devices along each mesh axis that is used, in the order of the mesh.
     manual: the mesh axes over which the bodies are manual.
-    blocks: into how many blocks the tokens of every shard are cut."""
+    blocks: into how many blocks the tokens of every shard are cut.
+    state_axes: see `Method.state_axes`."""
 
     products: str
     cuts: tuple[tuple[str, Axes], ...]
@@ -65,11 +67,17 @@ class Partition:
     sizes: tuple[tuple[str, int], ...]
     manual: frozenset[str]
     blocks: int = 1
+    state_axes: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
 
     @property
     def tokens(self) -> Axes:
         """The axes that cut tokens, `BLOCKS` among them if shards are cut into blocks."""
         return dict(self.cuts)["T"] + (BLOCKS,) * (self.blocks > 1)
+
+    @property
+    def token_shards(self) -> int:
+        """Into how many shards and blocks all tokens are cut."""
+        return self.blocks * math.prod(dict(self.sizes)[axis] for axis in dict(self.cuts)["T"])
 
     def over(self, operand: str, axis: int) -> Axes:
         """The axes that cut an operand of a product along an axis.
@@ -84,7 +92,7 @@ class Partition:
 
         operand: its name.
         axis: counted from the end."""
-        cut = dict(self.cuts)[DIMENSIONS[self.products][operand][axis]]
+        cut = dict(self.cuts).get(DIMENSIONS[self.products][operand][axis], ())
         return cut + dict(self.stored).get((operand, axis), ())
 
     def spec(self, operand: str) -> PartitionSpec:
@@ -93,16 +101,22 @@ class Partition:
         return PartitionSpec(*(self.rests(operand, axis) or None for axis in range(-rank, 0)))
 
     def specs(self, arrays: Mapping[str, jax.Array], state):
-        """How operands and the state of their weights are cut: a state of its weight's shape as the weight.
+        """How operands and the state of their weights are cut.
+
+        A state of its weight's shape is cut as the weight. One of another shape is whole, but along the axes
+        that `state_axes` names, where it is cut as the weight in the products.
 
         arrays: the operands by name, or what has their shapes.
         state: of the method: of a linear layer alone, else of every weight by its name."""
 
+        def spec(weight, name, entry):
+            if entry.shape == arrays[weight].shape:
+                return self.spec(weight)
+            along = dict(self.state_axes).get(name, ())
+            return PartitionSpec(*(axis and (self.over(weight, axis) or None) for axis in along))
+
         states = {
-            weight: {
-                name: self.spec(weight) if entry.shape == arrays[weight].shape else PartitionSpec()
-                for name, entry in entries.items()
-            }
+            weight: {name: spec(weight, name, entry) for name, entry in entries.items()}
             for weight, entries in self._states(state).items()
         }
         state_specs = states["w"] if self.products == "linear" else states
@@ -115,15 +129,6 @@ class Partition:
         cuts, letters = dict(self.cuts), LAYERS[name]
         own = tuple((letter, cuts[there]) for letter, there in letters.items())
         return dataclasses.replace(self, products="linear", cuts=own, stored=())
-
-    def draw_key(self, key: jax.Array, operand: str) -> jax.Array:
-        """The key with which this shard of an operand draws what the whole operand would draw there.
-
-        key: one PRNG key, the same on all devices.
-        operand: its name."""
-        rows, columns = (self.over(operand, axis) for axis in (-2, -1))
-        above, left = (jax.lax.axis_index(axes) if axes else 0 for axes in (rows, columns))
-        return key_of_shard(key, above, left, math.prod(dict(self.sizes)[axis] for axis in columns))
 
     def resharded(self, arrays: Mapping[str, jax.Array], state):
         """Operands and state with the types that `run` takes, where the axes of the mesh are explicit.
@@ -186,8 +191,9 @@ class Partition:
             axis_names=self.manual,
             check_vma=False,
         )
+        operands = arrays, state, key, saved
         # Within a shard_map of the user, results vary over its axes, which this one, not checked, forgets.
-        return varying_as(sharded(arrays, state, key, saved), arrays)
+        return varying_as(under_jit(sharded, operands)(*operands), arrays)
 
     def _in_blocks(self, body: Callable, arrays, state, key, saved, results):
         """The results of a body for every block of tokens, summed over blocks where all tokens share them."""
@@ -250,6 +256,23 @@ class Partition:
                 over -= set(axes)
         left = tuple(axis for axis in tokens if axis in over)
         return jax.lax.psum(x, left) if left else x
+
+
+def draw_key(products: str, cut: Partition | None, key: jax.Array, operand: str) -> jax.Array:
+    """The key with which this shard of an operand draws what the whole operand would draw there.
+
+    products: a key of `DIMENSIONS`.
+    cut: how the call is cut; None if it is not.
+    key: one PRNG key, the same on all devices.
+    operand: its name."""
+    rows, columns = ((), ()) if cut is None else (cut.over(operand, axis) for axis in (-2, -1))
+    if DIMENSIONS[products][operand][-2] == "T":
+        rows = TOKENS.value + rows
+    if cut is None and not rows:
+        return key
+    above, left = (jax.lax.axis_index(axes) if axes else 0 for axes in (rows, columns))
+    across = math.prod(dict(cut.sizes)[axis] for axis in columns) if columns else 1
+    return key_of_shard(key, above, left, across)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -317,11 +340,14 @@ def partition(
             "`with jax.set_mesh(mesh):`."
         )
     found = {
-        name: _axes(op, name, specs.get(name, PartitionSpec()), x.shape, mesh) for name, x in arrays.items()
+        name: mesh_axes(op, name, specs.get(name, PartitionSpec()), x.ndim) for name, x in arrays.items()
     }
     for name, x in arrays.items() if mesh.explicit_axes else ():
         there = jax.typeof(x).sharding.spec
-        if name != "x" and _axes(op, name, there, x.shape, mesh) != found[name]:
+        declared_axes, axes = found[name], mesh_axes(op, name, there, x.ndim)
+        if name == "x":  # one that is whole is cut without moving, and its features as the weight asks
+            declared_axes, axes = declared_axes[:1], axes[:1] if axes[0] else declared_axes[:1]
+        if declared_axes != axes:
             declared = spec_text(specs.get(name, PartitionSpec()))
             raise ValueError(
                 f"{op}: {name} is declared to be cut by {declared}, but it is cut by {spec_text(there)}. "
@@ -376,8 +402,7 @@ def partition(
     if not used and token_blocks == 1:
         return None
     sizes = tuple((axis, mesh.shape[axis]) for axis in mesh.axis_names if axis in used)
-    manual = frozenset((*used, *mesh.explicit_axes))  # XLA may cut the rest as it likes where axes are Auto
-    made = Partition(products, tuple(cuts.items()), tuple(stored), sizes, manual)
+    made = Partition(products, tuple(cuts.items()), tuple(stored), sizes, manual_over(used))
     _check_divides(op, "x along axis 0", arrays["x"].shape[0], tokens, made)
     for name in found:
         for axis in (-2, -1):
@@ -416,24 +441,6 @@ def of_layers(specs: Mapping[str, PartitionSpec] | None, rank: int) -> dict[str,
     hidden = PartitionSpec(*(*x, *(None,) * (rank - len(x)))[:-1], down[0] if down else None)
     found = {name: {"x": x, "w": specs.get(name, PartitionSpec())} for name in ("gate", "up")}
     return {**found, "down": {"x": hidden, "w": down}}
-
-
-def _axes(op: str, name: str, spec, shape, mesh) -> tuple[Axes, ...]:
-    """The mesh axes along each axis of an array, without those of one device and those that are manual."""
-    if len(spec) > len(shape):
-        raise ValueError(f"{op}: {name} of shape {shape} cannot be cut by {spec_text(spec)}.")
-    found = []
-    for axes in (*spec, *(None,) * (len(shape) - len(spec))):
-        axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        for axis in axes:
-            if axis not in mesh.axis_names:
-                known = ", ".join(map(repr, mesh.axis_names))
-                raise ValueError(
-                    f"{op}: {name} is cut by {spec_text(spec)}, but the mesh in the context has no axis "
-                    f"{axis!r}; it has {known or 'none'}."
-                )
-        found.append(tuple(a for a in axes if mesh.shape[a] > 1 and a not in mesh.manual_axes))
-    return tuple(found)
 
 
 def _check_divides(op: str, what: str, size: int, axes: Axes | None, made: Partition) -> None:

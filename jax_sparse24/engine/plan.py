@@ -119,6 +119,7 @@ class Plan:
         save_packed, gradient_mask: see `Plan`.
         rows: a `Row` for every product that is not dense, by its name.
 
+        Returns: a `Plan`.
         Raises: ValueError for a row that its product cannot have."""
         for name, row in rows.items():
             if name not in products:

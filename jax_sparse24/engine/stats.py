@@ -1,6 +1,8 @@
 """Statistics of an FFN's activations, and of what sparse products drop of them."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +39,14 @@ def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "s
 
 
 def activation_stats(
-    x, w1, method, state=None, key=None, *, b1=None, activation="squared_relu"
+    x: jax.typing.ArrayLike,
+    w1: jax.typing.ArrayLike,
+    method: Any,
+    state: Mapping[str, Mapping[str, jax.Array]] | None = None,
+    key: jax.typing.ArrayLike | None = None,
+    *,
+    b1: jax.typing.ArrayLike | None = None,
+    activation: str = "squared_relu",
 ) -> dict[str, jax.Array]:
     """How sparse the activations of `sparse_ffn` are, and which share of them its sparse products drop.
 
@@ -76,7 +85,9 @@ def _sums(execution: Execution, method, tokens, w1, state, key, b1) -> dict[str,
     if route is not None:
         back = inverse_of(route.order, tokens.shape[0])
         tokens, real = (permute(x, route.order, back) for x in (tokens, real))
-    y1_Tf = product(execution, "F1", {"x": tokens, "w1": w1}, state, key)
+    shapes = {"x": tokens.shape, "w1": w1.shape}
+    decision = execution.decisions(["F1"], shapes, tokens.dtype)["F1"]
+    y1_Tf = product(execution, "F1", {"x": tokens, "w1": w1}, state, key, decision)
     y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
     non_zeros = jnp.sum(y2_Tf != 0, dtype=jnp.float32)
     sums = {"density": (non_zeros, jnp.sum(real, dtype=jnp.float32) * y2_Tf.shape[1])}
@@ -87,7 +98,7 @@ def _sums(execution: Execution, method, tokens, w1, state, key, b1) -> dict[str,
         if row is None or row.operand != "y2":
             continue
         arrays = {"y2": given, "w2": given.T, "dy3": given}  # only their shapes matter but for y2
-        kept = execution.cut(name, arrays, state, key, allowed=allowed, decision=DENSE).left
+        kept = execution.cut(name, arrays, state, key, DENSE, allowed=allowed).left
         uncut = row.arranged(given)
         if row.dense_share:
             features = densest(uncut, row.dense_share, row.rank, over=over)

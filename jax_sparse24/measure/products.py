@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ class FFNProduct:
         """The product's name in a linear layer: "fwd", "dgrad" or "wgrad"."""
         return KINDS[self.axes]
 
-    def key(self, dtype, pattern: str = "2:4") -> Product:
+    def key(self, dtype: jax.typing.DTypeLike, pattern: str = "2:4") -> Product:
         """The product as decisions and tables describe it.
 
         dtype: of both operands.
@@ -174,10 +175,10 @@ class Measurement:
 
 def measure_product(
     product: FFNProduct,
-    dtype,
+    dtype: jax.typing.DTypeLike,
     *,
     formats: Sequence[Format] = (FORMAT_24,),
-    rivals=None,
+    rivals: Any = None,
     repeats: int = 15,
     seconds: float = 2.0,
     seed: int | None = None,
@@ -266,7 +267,14 @@ def measure_product(
 
 
 def measure_sampled(
-    T: int, d: int, f: int, pattern: VNM, dtype, *, repeats: int = 15, seconds: float = 2.0
+    T: int,
+    d: int,
+    f: int,
+    pattern: VNM,
+    dtype: jax.typing.DTypeLike,
+    *,
+    repeats: int = 15,
+    seconds: float = 2.0,
 ) -> Measurement:
     """Times B1 where only its values at the entries of V:2:M activations are wanted.
 

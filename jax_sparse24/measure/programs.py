@@ -42,7 +42,7 @@ class Program:
     def __init__(
         self,
         function: Callable,
-        *args,
+        *args: Any,
         timed: bool = True,
         from_memory: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -63,7 +63,7 @@ class Program:
             self._turns.append([*jax.block_until_ready(jax.tree.map(jnp.copy, (last, *args)))])
         self.result = jax.block_until_ready(jax.tree.map(jnp.copy, self()))
 
-    def __call__(self):
+    def __call__(self) -> Any:
         if not self._turns:
             return self._compiled(*self._args)
         turn = self._turns[0]
@@ -108,7 +108,7 @@ def largest_cache() -> int:
     return max((int(size[:-1]) << 10 for size in sizes if size[-1:] == "K"), default=32 << 20)
 
 
-def same_bits(a, b) -> bool:
+def same_bits(a: Any, b: Any) -> bool:
     """Whether two trees of arrays have the same structure, dtypes, shapes and bits.
 
     a, b: the trees."""
@@ -159,7 +159,7 @@ class Oracle:
 
     LARGE, ROWS = 2**36, 512
 
-    def __init__(self, a, b, unit: float | None = None):
+    def __init__(self, a: Any, b: Any, unit: float | None = None):
         self.unit = unit
         self.rows = slice(None)
         large = a.size * b.shape[1] > self.LARGE
@@ -175,10 +175,12 @@ class Oracle:
             self.exact = a @ b
             self.scale = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=0)[None, :]
 
-    def excess(self, result) -> float:
+    def excess(self, result: jax.typing.ArrayLike) -> float:
         """The largest error over its bound; above 1 a result is wrong.
 
-        result: (M, N)."""
+        result: (M, N).
+
+        Returns: the ratio, 0 or more."""
         rounding = float(jnp.finfo(result.dtype).eps) / 2
         unit = roundoff(result.dtype) if self.unit is None else self.unit
         if isinstance(self.exact, np.ndarray):
@@ -203,7 +205,7 @@ def _in_float32() -> Callable:
     return jax.jit(product, compiler_options=untuned())
 
 
-def roundoff(dtype) -> float:
+def roundoff(dtype: jax.typing.DTypeLike) -> float:
     """Unit roundoff of products and sums of operands of a dtype.
 
     XLA multiplies float32 as TF32 on a GPU and as bfloat16 on a TPU; Hopper's FP8 tensor cores keep about 14
@@ -219,7 +221,7 @@ def roundoff(dtype) -> float:
     return 2.0**-24
 
 
-def random(shape, dtype, seed: int) -> jax.Array:
+def random(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, seed: int) -> jax.Array:
     """Standard normal numbers.
 
     An accelerator draws them itself, which is faster, and gets other numbers than a host.

@@ -12,6 +12,7 @@ from jax_sparse24.dispatch import table, table_file
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
+from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
 from jax_sparse24.measure.products import ACTIVATIONS, PATTERNS, SPARSE_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
@@ -158,7 +159,7 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
         for name, row in plan.rows:
             if "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
-        if plan.save_packed and plan.row("F2").by.pattern != "2:4":
+        if SAMPLED_B1.wanted(plan):
             wanted.setdefault(("B1", "result"), set()).add(plan.row("F2").by.pattern)
     return [
         job

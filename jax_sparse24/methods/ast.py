@@ -45,6 +45,7 @@ class AST(Method):
     Source: 2407.20584."""
 
     when = "A trained dense model is to become a 2:4 one for inference."
+    tiles = (4, 1)
 
     decay: float = 1e-4
     decay_steps: int = 10_000
@@ -72,12 +73,13 @@ class AST(Method):
             return Training(decay=decay)
         return Training(decay=decay, loss=self.distilled, teacher="distill")
 
-    def distilled(self, cross_entropy, logits_BLV, taught_BLV):
+    def distilled(self, cross_entropy: jax.Array, logits_BLV: jax.Array, taught_BLV: jax.Array) -> jax.Array:
         """The loss: a weighted sum of the cross entropy and the divergence from the teacher's distribution.
 
         cross_entropy: a scalar.
         logits_BLV, taught_BLV: logits of the model and of the teacher.
 
+        Returns: a scalar.
         Source: 2407.20584, section 3.3."""
         share, t = self.distill, self.temperature
         own_BLV, goal_BLV = (jax.nn.log_softmax(x / t) for x in (logits_BLV, taught_BLV))
@@ -99,6 +101,10 @@ class AST(Method):
 
     def fresh_mask(self, w):
         return mask24(w, -2)
+
+    @property
+    def trains_adapters(self) -> bool:
+        return bool(self.slorb)
 
     def adapters(self, w, role="w"):
         if not self.slorb:

@@ -1,16 +1,18 @@
 """The base of all methods: a plan of products, a state per weight, hooks for layers and training loops."""
 
 import dataclasses
+import functools
 import math
 import numbers
-from collections.abc import Callable
-from functools import partial
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.engine.plan import LINEAR, Plan, ffn_plan
+from jax_sparse24.engine.tiles import total
 from jax_sparse24.methods.routing import Router
 from jax_sparse24.patterns import check_size
 from jax_sparse24.schedule import Phase, Schedule
@@ -72,6 +74,13 @@ class Method:
         `s24.due`.
     when: whom the method is for, in a sentence.
     router: puts the tokens and the neurons of an FFN into an order; None for the order in which they come.
+    tiles: rows and columns of the tiles of a weight, each of which alone decides what `refresh` and
+        `fresh_mask` say of it, but for sums over the weight, which go through `engine.tiles.total`; so they
+        run on the shards of a weight that is cut over a mesh. 0 for an axis that must be whole there; None
+        for a method that needs all of the weight, which is then gathered.
+    state_axes: for entries of the state whose shape is not the weight's, but has one of its sizes: with
+        which axis of the weight, -2 or -1, each of their axes is cut over a mesh; None for an axis that the
+        products need whole.
     token_blocks: into how many blocks of equal size the tokens of a call are cut. Tokens are sorted, and
         their groups found, within each, so that one device computes what as many shards of tokens compute.
         With 1 every shard is a block; else it is a multiple of the number of shards.
@@ -80,15 +89,20 @@ class Method:
     refresh_every: ClassVar[int] = 0
     when: ClassVar[str] = ""
     router: ClassVar[Router | None] = None
+    tiles: ClassVar[tuple[int, int] | None] = None
+    state_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = MappingProxyType({})
     token_blocks: ClassVar[int] = 1
 
     def linear_plan(self) -> Plan:
-        """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`."""
+        """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`.
+
+        Returns: a `Plan`, made by `Plan.of(LINEAR, ...)`."""
         return Plan.of(LINEAR)
 
     def ffn_plan(self) -> Plan:
-        """The plan of the products F1, F2 and B1 to B4 of an FFN; by default both matrices follow
-        `linear_plan`."""
+        """The plan of the products F1, F2 and B1 to B4 of an FFN.
+
+        Returns: a `Plan`, made by `Plan.of(FFN, ...)`; by default both matrices follow `linear_plan`."""
         return ffn_plan(self.linear_plan())
 
     def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
@@ -103,9 +117,9 @@ class Method:
     def state_shapes(self, shape: tuple[int, ...], role: str = "w") -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the state that `init` makes.
 
-        Every call of an engine compares its state with them. By default `init` is traced to find them; a
-        method whose `init` is slow to trace, such as a search, states them here instead. Whoever overrides
-        `init` of such a method overrides this, too.
+        Every call of an engine compares its state with them. By default `init` is traced to find them, once
+        for a method, shape and role. A method whose `init` is slow to trace, such as a search, states them
+        here instead. Whoever overrides `init` of such a method overrides this, too.
 
         shape: of the weight, (..., in, out).
         role: as in `init`.
@@ -113,8 +127,7 @@ class Method:
         Returns: a `jax.ShapeDtypeStruct` for every entry of the state, by name."""
         if type(self).init is Method.init:
             return {}
-        w = jax.ShapeDtypeStruct(shape, jnp.float32)
-        return jax.eval_shape(partial(self.init, role=role), w)
+        return dict(_traced_shapes(self, tuple(shape), role, jax.config.jax_enable_x64))
 
     def refresh(self, state: dict[str, jax.Array], w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """The state recomputed from the current weight.
@@ -134,6 +147,11 @@ class Method:
 
         Returns: a dict of arrays; {} for none."""
         return {}
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the method trains low-rank adapters beside weights."""
+        return type(self).adapters is not Method.adapters
 
     def adapt(self, x: jax.Array, adapters: dict[str, jax.Array]) -> jax.Array:
         """What adapters add to the product of an input with their weight; linear in x.
@@ -173,7 +191,9 @@ class Method:
     def training(self, total_steps: int) -> Training:
         """What the method changes in optimiser and loss.
 
-        total_steps: optimiser steps of the whole training."""
+        total_steps: optimiser steps of the whole training.
+
+        Returns: a `Training`."""
         return Training()
 
     def schedule(self, total_steps: int) -> Schedule:
@@ -181,10 +201,19 @@ class Method:
 
         total_steps: optimiser steps of the whole training.
 
+        Returns: a `Schedule` of `total_steps` steps.
         Raises: TypeError or ValueError if `total_steps` is no positive int, or leaves a phase of the method
             without a step."""
         check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced_shapes(method: Method, shape: tuple[int, ...], role: str, x64: bool):
+    """The shapes and dtypes of a method's `init`, which with 64-bit types may be others."""
+    w = jax.ShapeDtypeStruct(shape, jnp.float32)
+    state = jax.eval_shape(functools.partial(method.init, role=role), w)
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in state.items()}
 
 
 def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -197,6 +226,7 @@ def where_finite(w: jax.Array, new: dict[str, jax.Array], old: dict[str, jax.Arr
 
     Returns: a dict like `new`."""
     finite = jnp.isfinite(w).all((-2, -1))
+    finite = total((~finite).astype(jnp.int32)) == 0
 
     def decide(name):
         ahead = finite.reshape(finite.shape + (1,) * (new[name].ndim - finite.ndim))
@@ -234,7 +264,7 @@ def check_field(method: Method, field: str, good: bool, rule: str) -> None:
         raise ValueError(f"{type(method).__name__}: {field}={getattr(method, field)!r} {rule}.")
 
 
-def check_choice(method: Method, field: str, *choices) -> None:
+def check_choice(method: Method, field: str, *choices: str | None) -> None:
     """Raises ValueError unless a field has one of the values that are allowed.
 
     method, field: as in `check_field`.
@@ -244,7 +274,7 @@ def check_choice(method: Method, field: str, *choices) -> None:
     check_field(method, field, known, f"is unknown; use one of {named}")
 
 
-def is_number(value) -> bool:
+def is_number(value: Any) -> bool:
     """Whether an option is a finite number, neither a bool nor an array; arrays are not hashable.
 
     value: of the option."""

@@ -1,6 +1,7 @@
 """Bi-Mask: separate masks for the forward and the backward product (2302.06058)."""
 
 import dataclasses
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Top2
+from jax_sparse24.engine.tiles import total
 from jax_sparse24.methods.base import Decay, Method, Training, check_positive, check_whole, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import GROUP, KEPT
@@ -18,7 +20,8 @@ class Reordered(DenseValues):
     """The values of the forward pass, `of` along `in`, pruned by `of` again along `out`.
 
     Groups along `out` are formed in the order that the layer's state holds. The result has the order of the
-    weight, in which the members of a group are no neighbours, so it is multiplied by a dense product."""
+    weight, in which the members of a group are no neighbours, so it is multiplied by a dense product. Those
+    in other shards are gathered."""
 
     def check(self, op, shape, axis, what):
         for both in (-1, -2):
@@ -27,8 +30,11 @@ class Reordered(DenseValues):
     def __call__(self, x, axis, request: Request):
         order = request.state["order"]
         request = dataclasses.replace(request, form="dense")
-        values = jnp.take(self.of(x, -2, request), order, axis=-1)
-        return jnp.take(self.of(values, -1, request), jnp.argsort(order), axis=-1)
+        values, over, own = self.of(x, -2, request), request.cuts[-1], jnp.argsort(order)
+        if over:
+            values = jax.lax.all_gather(values, over, axis=1, tiled=True)
+            own = jax.lax.dynamic_slice_in_dim(own, jax.lax.axis_index(over) * x.shape[1], x.shape[1])
+        return jnp.take(self.of(jnp.take(values, order, axis=-1), -1, request), own, axis=-1)
 
     def __str__(self):
         return f"values of {self.of}, {self.of} again along out in the stored order, dense product"
@@ -52,6 +58,8 @@ class BiMask(Method):
     Source: 2302.06058."""
 
     when = "To compare with FST: a forward mask that need not be transposable; one of three products sparse."
+    tiles = (4, 0)
+    state_axes = MappingProxyType({"order": (None,)})
 
     decay: float = 2e-4
     refresh_every: int = 100
@@ -92,7 +100,7 @@ class BiMask(Method):
         def left(order):
             """The number of weights that the second pruning leaves."""
             groups = kept[:, order].reshape(w.shape[0], -1, GROUP)
-            return jnp.minimum(groups.sum(-1), KEPT).sum()
+            return total(jnp.minimum(groups.sum(-1), KEPT).sum())
 
         def trial(best, key):
             new = jax.random.permutation(key, order)

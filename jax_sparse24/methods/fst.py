@@ -53,6 +53,7 @@ class FST(Method):
     Source: 2404.01847."""
 
     when = "Pre-training faster with all three products of every layer sparse, and a dense model at the end."
+    tiles = (4, 4)
 
     decay: float = 6e-5
     refresh_every: int = 40

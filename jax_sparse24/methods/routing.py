@@ -16,6 +16,8 @@ import numpy as np
 
 from jax_sparse24.dispatch import shards
 from jax_sparse24.engine.operand import Route
+from jax_sparse24.engine.partition import Partition
+from jax_sparse24.engine.pieces import Axes, whole
 from jax_sparse24.ops.order import collect
 
 Metric = Literal["cosine", "l2"]
@@ -174,72 +176,93 @@ def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m
     return padded, jnp.minimum(block, clusters - 1).astype(jnp.int32)
 
 
-@jax.custom_vjp
-def observe(y, norms_Kf: jax.Array, x_nd: jax.Array, cluster_n: jax.Array, w1_df: jax.Array):
-    """Returns `y` unchanged; the gradient of `norms_Kf` is no gradient but an observation.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def learned(router: "Router", cut: Partition | None, of: int, y, learners, x_Td, w1_df, state):
+    """Returns `y` unchanged, with gradients of what a router learns from a sixteenth of the tokens, whatever
+    is done with `y`. Of a cut call each shard takes its own tokens.
 
-    Whatever is done with `y`, that gradient is how strongly the tokens of each cluster activate each neuron:
-    sums of squared ReLU. `s24.nn.observe` adds them to the statistics.
+    The gradient of "norms" is no gradient but an observation: how strongly the tokens of each cluster
+    activate each neuron, sums of squared ReLU, which `s24.nn.observe` adds to the statistics. That of
+    "centroids" trains them as a classifier of tokens: it is the gradient of 0.01 times the mean cross entropy
+    between softmax(x centroids) and the clusters of neurons that tokens activate most.
 
+    router: whose they are.
+    cut: how the call is cut; None if it is not.
+    of: over how many shards, besides those of `cut`, the gradients are summed, so that the sum is the mean
+        over all tokens.
     y: any shape.
-    norms_Kf: float32, the running statistics.
-    x_nd, cluster_n: some of the tokens, and the cluster of each, int32.
-    w1_df: the up-projection."""
+    learners: float32 arrays by name, "norms" (K, f), "centroids" (d, K) or both.
+    x_Td: tokens.
+    w1_df: the up-projection.
+    state: of w1."""
     return y
 
 
-def _observe_fwd(y, norms_Kf, x_nd, cluster_n, w1_df):
-    return y, (jax.nn.one_hot(cluster_n, norms_Kf.shape[0], dtype=jnp.float32), x_nd, w1_df)
+def _learned_fwd(router, cut, of, y, learners, x_Td, w1_df, state):
+    found = _in_shards(cut, lambda arrays, *_: ({"some": arrays["x"][::16]}, None), {"x": x_Td}, {}, ["some"])
+    return y, (learners, found["some"], w1_df, state)
 
 
-def _observe_bwd(saved, dy):
-    cluster_nK, x_nd, w1_df = saved
-    fired_nf = jnp.square(jax.nn.relu(x_nd @ w1_df)).astype(jnp.float32)
-    return dy, cluster_nK.T @ fired_nf, None, None, None
+def _learned_bwd(router, cut, of, saved, dy):
+    learners, some_nd, w1_df, state = saved
+    over = () if cut is None else cut.over("w1", -1)
+    shards_of_tokens = of if cut is None else of * cut.token_shards
+
+    def body(arrays, states, *_):
+        some_nd, w1_df, found = arrays["some"], whole(arrays["w1"]), {}
+        if "norms" in learners:
+            order, cluster = sort_by_cluster(some_nd, states["w1"]["centroids"])
+            fired_nf = jnp.square(jax.nn.relu(some_nd[order] @ w1_df)).astype(jnp.float32)
+            found["norms"] = jax.nn.one_hot(cluster, router.clusters, dtype=jnp.float32).T @ fired_nf
+        if "centroids" in learners:
+            fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df))
+            wanted_n = fired_cluster(fired_nf, router.clusters, router.m, router.layout, over)
+            x_nd = some_nd.astype(jnp.float32)
+            given_nK = jax.nn.softmax(x_nd @ states["w1"]["centroids"])
+            error_nK = given_nK - jax.nn.one_hot(wanted_n, router.clusters)
+            found["centroids"] = 0.01 / (shards_of_tokens * len(x_nd)) * x_nd.T @ error_nK
+        return found, None
+
+    gradients = _in_shards(cut, body, {"some": some_nd, "w1": w1_df}, {"w1": state}, list(learners))
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        types = {name: jax.typeof(learners[name]).sharding for name in gradients}
+        gradients = jax.tree.map(jax.sharding.reshard, gradients, types)
+    return dy, gradients, None, None, None
 
 
-observe.defvjp(_observe_fwd, _observe_bwd)
+learned.defvjp(_learned_fwd, _learned_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def teach(of: int, y, router_dK: jax.Array, x_nd: jax.Array, cluster_n: jax.Array):
-    """Returns `y` unchanged, with a gradient that trains the router as a classifier of tokens.
-
-    Whatever is done with `y`, the gradient of `router_dK` is that of 0.01 times the mean cross entropy
-    between softmax(x router) and the clusters.
-
-    of: over how many shards of tokens the gradient is summed, so that the sum is the mean over all tokens.
-    y: any shape.
-    router_dK: float32, the parameter.
-    x_nd, cluster_n: some of the tokens, and the cluster of each, int32."""
-    return y
+def _in_shards(cut: Partition | None, body, arrays, state, results):
+    """What a body finds, on the shards of every device if the call is cut."""
+    if cut is None:
+        return body(arrays, state)[0]
+    arrays, state = cut.resharded(arrays, state)
+    return cut.run(body, arrays, state, None, results=results)[0]
 
 
-def _teach_fwd(of, y, router_dK, x_nd, cluster_n):
-    return y, (router_dK, x_nd, cluster_n)
-
-
-def _teach_bwd(of, saved, dy):
-    router_dK, x_nd, cluster_n = saved
-    x_nd = x_nd.astype(jnp.float32)
-    error_nK = jax.nn.softmax(x_nd @ router_dK) - jax.nn.one_hot(cluster_n, router_dK.shape[1])
-    return dy, 0.01 / (of * len(x_nd)) * x_nd.T @ error_nK, None, None
-
-
-teach.defvjp(_teach_fwd, _teach_bwd)
-
-
-def fired_cluster(y2_nf: jax.Array, clusters: int, m: int, layout: Layout) -> jax.Array:
+def fired_cluster(y2_nf: jax.Array, clusters: int, m: int, layout: Layout, over: Axes = ()) -> jax.Array:
     """The cluster of neurons that each token activates most.
 
-    y2_nf: activations.
+    y2_nf: activations, those of the neurons of this shard.
     clusters: number of clusters.
     m, layout: as in `neuron_order`.
+    over: the mesh axes that cut neurons, over which the clusters' sums are summed.
 
     Returns: int32 (n,)."""
-    if layout == "spread":
-        y2_nf = collect(y2_nf, y2_nf.shape[1] // m, -1)
-    return jnp.argmax(y2_nf.reshape(len(y2_nf), clusters, -1).sum(-1), axis=1).astype(jnp.int32)
+    if over:
+        n, f = y2_nf.shape[1], y2_nf.shape[1] * jax.lax.axis_size(over)
+        place = jax.lax.axis_index(over) * n + jnp.arange(n)
+        if layout == "spread":
+            place = place % m * (f // m) + place // m
+        members_fK = jax.nn.one_hot(place // (f // clusters), clusters, dtype=jnp.float32)
+        own_nK = jnp.matmul(y2_nf.astype(jnp.float32), members_fK, precision=jax.lax.Precision.HIGHEST)
+        sums_nK = jax.lax.psum(own_nK, over)
+    else:
+        if layout == "spread":
+            y2_nf = collect(y2_nf, y2_nf.shape[1] // m, -1)
+        sums_nK = y2_nf.reshape(len(y2_nf), clusters, -1).sum(-1)
+    return jnp.argmax(sums_nK, axis=1).astype(jnp.int32)
 
 
 def responses(w1: jax.Array, centroids_dK: jax.Array) -> jax.Array:
@@ -354,25 +377,30 @@ class Router:
         allowed_Rf = jnp.repeat(four_largest(norms, self.m)[of_block], self.v, axis=0)
         return Route(order, allowed_Rf & (order < len(x_Td))[:, None])
 
-    def learn(self, y, state, router_dK: jax.Array | None, x_Td: jax.Array, w1_df: jax.Array):
-        """Returns `y` unchanged, with gradients for what the router learns from a sixteenth of the tokens.
-
-        The statistics `observed` get as their gradient what these tokens add to them, see `observe`, and the
-        parameter gets that of a classifier of tokens, see `teach`.
+    def learn(
+        self,
+        y,
+        state,
+        router_dK: jax.Array | None,
+        x_Td: jax.Array,
+        w1_df: jax.Array,
+        cut: Partition | None = None,
+    ):
+        """Returns `y` unchanged, with gradients for what the router learns from a sixteenth of the tokens:
+        of the statistics `observed`, and of the parameter, see `learned`.
 
         y: output of the FFN, (T, d) or with more axes in front.
         state: of w1.
         router_dK: the parameter; None without one.
         x_Td: input of the FFN.
-        w1_df: the up-projection."""
-        some_nd, w1_df = jax.lax.stop_gradient((x_Td[::16], w1_df))
-        summed = shards.shards_summed(router_dK, (y, some_nd, w1_df, dict(state)))
-        y, state, router_dK, some_nd, w1_df = shards.alike((y, dict(state), router_dK, some_nd, w1_df))
-        if self.observed:
-            order, cluster = sort_by_cluster(some_nd, state["centroids"])
-            y = observe(y, state["norms"], some_nd[order], cluster, w1_df)
+        w1_df: the up-projection.
+        cut: how the call is cut; None if it is not."""
+        learners = {name: state[name] for name in self.observed}
         if router_dK is not None:
-            fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df))
-            fired_n = fired_cluster(fired_nf, self.clusters, self.m, self.layout)
-            y = teach(summed, y, router_dK, some_nd, fired_n)
-        return y
+            learners["centroids"] = router_dK
+        if not learners:
+            return y
+        x_Td, w1_df, state = jax.lax.stop_gradient((x_Td, w1_df, dict(state)))
+        summed = shards.shards_summed(router_dK, (y, x_Td, w1_df, state))
+        y, learners, x_Td, w1_df, state = shards.alike((y, learners, x_Td, w1_df, state))
+        return learned(self, cut, summed, y, learners, x_Td, w1_df, state)

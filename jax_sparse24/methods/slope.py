@@ -46,6 +46,7 @@ class SLoPe(Method):
     when = (
         "Masks must not change (no search, no flips) and the input gradient must be sparse without 4x4 tiles."
     )
+    tiles = (4, 4)
 
     mask: Literal["magnitude", "random"] = "magnitude"
     refresh_every: int = 100
@@ -81,6 +82,10 @@ class SLoPe(Method):
 
     def fresh_mask(self, w):
         return mask24(w, -2)
+
+    @property
+    def trains_adapters(self) -> bool:
+        return bool(self.rank)
 
     def adapters(self, w, role="w"):
         side = min(w.shape[-2:])

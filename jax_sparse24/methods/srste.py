@@ -40,6 +40,10 @@ class SRSTE(Method):
         check_choice(self, "decay_on", "gradients", "weights")
         check_nm("SRSTE", self.n, self.m)
 
+    @property
+    def tiles(self) -> tuple[int, int]:
+        return self.m, 1
+
     def training(self, total_steps):
         return Training(decay=Decay(self.decay, on=self.decay_on))
 

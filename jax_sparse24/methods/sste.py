@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax_sparse24.engine.float8 import in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
+from jax_sparse24.engine.tiles import total
 from jax_sparse24.methods.base import Method, check_choice, scale_like, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.ops.soft import soft24
@@ -35,6 +36,7 @@ class SSTE(Method):
     Source: 2409.09099."""
 
     when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
+    tiles = (4, 1)
 
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
@@ -81,6 +83,6 @@ def soft_scale(w, axis: int):
     Returns: float32 (...).
     Source: 2409.09099, section 5."""
     soft = soft24(w, axis).astype(jnp.float32)
-    energy = jnp.sum(soft * soft, axis=(-2, -1))
-    along = jnp.sum(w.astype(jnp.float32) * soft, axis=(-2, -1))
+    energy = total(jnp.sum(soft * soft, axis=(-2, -1)))
+    along = total(jnp.sum(w.astype(jnp.float32) * soft, axis=(-2, -1)))
     return jnp.where(energy > 0, along / jnp.where(energy > 0, energy, 1), 1.0)

@@ -18,6 +18,7 @@ class STE(Method):
     Source: 2102.04010, without its decay."""
 
     when = "The simplest weight method, to compare with: no state, no option, one of three products sparse."
+    tiles = (4, 1)
 
     def linear_plan(self):
         return Plan.of(LINEAR, fwd=Row("w", Top2()), dgrad=Row("w", DenseValues(Top2(), axis=-2)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import MappingProxyType
 from typing import Literal
 
 import jax.numpy as jnp
@@ -73,6 +74,8 @@ class Venom(Method):
     Source: 2602.06183; V:N:M is that of 2310.02065."""
 
     when = "All six products sparse, where activations are sparse already: long runs of squared-ReLU models."
+
+    state_axes = MappingProxyType({"centroids": (None, None), "norms": (None, -1)})
 
     v: int = 64
     m: int = 16

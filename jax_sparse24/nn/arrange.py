@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_sparse24.methods.routing import Router
 from jax_sparse24.nn.ffn import FFN
 from jax_sparse24.nn.state import layers_of
 
@@ -35,6 +38,32 @@ class Move(NamedTuple):
 NEURON_AXES = {("up", "kernel"): -1, ("up", "bias"): -1, ("down", "kernel"): -2}
 
 
+def new_order(router: Router, w1: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`Router.arrange` of weights that may be stacked, and cut over the devices of several processes.
+
+    All processes call it together. They get what the first one finds, since others may round differently.
+
+    router: of the method.
+    w1: (..., d, f).
+
+    Returns: int32 (..., f), the old index of the neuron at each new place, and the new entries of w1's state,
+        each with the leading axes of w1."""
+    elsewhere = isinstance(w1, jax.Array) and not w1.is_fully_addressable
+    host = multihost_utils.process_allgather(w1, tiled=True) if elsewhere else np.asarray(w1)
+    found = [router.arrange(matrix) for matrix in host.reshape(-1, *host.shape[-2:])]
+
+    def stacked(values):
+        joined = np.stack([np.asarray(value) for value in values])
+        return joined.reshape((*w1.shape[:-2], *joined.shape[1:]))
+
+    order = stacked([order for order, _ in found]).astype(np.int32)
+    entries = {name: stacked([state[name] for _, state in found]) for name in found[0][1]}
+    if not elsewhere:
+        return jax.tree.map(jnp.asarray, (order, entries))
+    everywhere = NamedSharding(w1.sharding.mesh, PartitionSpec())
+    return jax.device_put(multihost_utils.broadcast_one_to_all((order, entries)), everywhere)
+
+
 def arrange(model: nnx.Module) -> dict[str, Move]:
     """Puts the neurons of every `FFN` into the order that its method asks for, in place.
 
@@ -54,13 +83,9 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
         if not isinstance(ffn, FFN) or (router := ffn.part("up").method.router) is None:
             continue
         up = ffn.part("up")
-        kernel = np.asarray(up.kernel[...])
-        found = [router.arrange(w1) for w1 in kernel.reshape(-1, *kernel.shape[-2:])]
-        lead = kernel.shape[:-2]
-        order = jnp.asarray(np.stack([o for o, _ in found]).reshape(*lead, -1), jnp.int32)
-        for name in found[0][1]:
-            values = jnp.stack([state[name] for _, state in found])
-            up.state[name][...] = values.reshape(*lead, *values.shape[1:])
+        order, entries = new_order(router, up.kernel[...])
+        for name, value in entries.items():
+            up.state[name][...] = value
         if router.learned:
             ffn.router[...] = up.state[router.learned][...]
         for (role, name), axis in NEURON_AXES.items():

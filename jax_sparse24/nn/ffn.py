@@ -1,18 +1,20 @@
 """Feed-forward blocks of transformers, with and without a gate."""
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jax_sparse24.engine.call import cut_over_mesh
 from jax_sparse24.engine.ffn import check_fits, check_widths, sparse_ffn
 from jax_sparse24.engine.gated import Weight, gated_ffn
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.dense import Dense
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.linear import Linear, check_alike, check_axes, naming_its_layer
 
@@ -80,7 +82,7 @@ class FFN(Block):
         activation: str = "squared_relu",
         use_bias: bool = False,
         rngs: nnx.Rngs,
-        **linear,
+        **linear: Any,
     ):
         check_activation("FFN", activation)
         self.activation = activation
@@ -113,8 +115,14 @@ class FFN(Block):
         y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
         if up.method.router:
             router = self.router[...] if self._learned else None
-            y = up.method.router.learn(y, state["w1"], router, tokens, w1)
-        return y if b2 is None else y + b2
+            cut = cut_over_mesh("FFN", "ffn", up.method, options["specs"], state, x=x, w1=w1, w2=w2)
+            y = up.method.router.learn(y, state["w1"], router, tokens, w1, cut)
+        if b2 is None:
+            return y
+        own = jax.typeof(y).sharding
+        if own.mesh.explicit_axes:  # the bias may rest in pieces, over axes that cut the tokens of y
+            b2 = jax.sharding.reshard(b2, jax.sharding.PartitionSpec(own.spec[-1]))
+        return y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
         """How sparse the activations of `x` are, and what the method's sparse products drop of them.
@@ -173,7 +181,7 @@ class GatedFFN(Block):
         activation: str = "silu",
         use_bias: bool = False,
         rngs: nnx.Rngs,
-        **linear,
+        **linear: Any,
     ):
         check_activation("GatedFFN", activation)
         self.activation = activation
@@ -188,15 +196,19 @@ class GatedFFN(Block):
         layers = self.parts()
         check_alike("GatedFFN", **layers)
         gate, up, down = layers.values()
-        if any(not layer.active or layer.adapted for layer in layers.values()):
+        active = [layer.active for layer in layers.values()]
+        specs = sharding.specs(up.tokens, gate=gate.axes, up=up.axes, down=down.axes)
+        apart = any(layer.adapted for layer in layers.values()) or len(set(active)) > 1
+        if apart or not (any(active) or specs):
             return down(ACTIVATIONS[self.activation](gate(x)) * up(x))
         for layer in layers.values():
             layer.check_current()
-        xs, weights = [], []
+        method, xs, weights = up.method if up.active else Dense(), [], []
         for layer in layers.values():
             bias = None if layer.bias is None else layer.bias[...]
             own_x, w, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
             xs.append(own_x)
-            weights.append(Weight(w, layer.method_state(), layer.noise_key(), bias))
-        specs = sharding.specs(up.tokens, gate=gate.axes, up=up.axes, down=down.axes)
-        return gated_ffn(xs[:2], *weights, up.method, self.activation, up.implementation, specs)
+            own = (layer.method_state(), layer.noise_key()) if up.active else ({}, None)
+            weights.append(Weight(w, *own, bias))
+        implementation = up.implementation if up.active else None
+        return gated_ffn(xs[:2], *weights, method, self.activation, implementation, specs)

@@ -1,4 +1,7 @@
-"""Which layers and blocks of other modules the layers of this package can replace, and why not."""
+"""Which layers and blocks of NNX modules the layers of this package can replace, and why not.
+
+`s24.sparsify` asks this module, or `jax_sparse24.nn.equinox`, which has the same functions `sites`,
+`sparse_method`, `check_layer`, `replacement`, `original`, `replaced` and `kernel_shape`."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from jax_sparse24.engine.ffn import check_fits, check_widths
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.ffn import Block
-from jax_sparse24.nn.linear import check_fit
+from jax_sparse24.nn.linear import Linear, check_fit
 from jax_sparse24.nn.replaced import (
     ReplacedEinsum,
     ReplacedFFN,
@@ -21,6 +24,7 @@ from jax_sparse24.nn.replaced import (
     ReplacedLinear,
     ReplacedLinearGeneral,
     contraction_of,
+    restored,
 )
 from jax_sparse24.patterns import check_dtype
 
@@ -29,6 +33,7 @@ REPLACEMENTS = {
     nnx.LinearGeneral: ReplacedLinearGeneral,
     nnx.Einsum: ReplacedEinsum,
 }
+PLAIN = tuple(REPLACEMENTS)  # types of linear layers
 PROBES = 4  # tokens with which a block is compared with what its replacement computes
 
 
@@ -50,6 +55,85 @@ def needs_block(method: Method) -> bool:
 
     method: from `s24.methods`."""
     return bool(method.ffn_plan().rows) and not method.linear_plan().rows
+
+
+def sites(model: nnx.Module) -> dict[str, nnx.Module]:
+    """All modules of a model.
+
+    model: an NNX module.
+
+    Returns: modules by their paths."""
+    return {name_of(path): module for path, module in nnx.iter_modules(model)}
+
+
+def sparse_method(layer: nnx.Module) -> Method | None:
+    """The method of a layer of this package.
+
+    layer: any module.
+
+    Returns: the method; None for a module that is no such layer."""
+    return layer.method if isinstance(layer, Linear) else None
+
+
+def kernel_shape(layer: nnx.Module) -> tuple[int, ...]:
+    """The shape of the kernel of a linear layer.
+
+    layer: plain or of this package.
+
+    Returns: sizes, those of a stack first."""
+    return tuple(layer.kernel.shape)
+
+
+def replacement(
+    layer: nnx.Module, method: Method, implementation: str | None, noise_key: jax.Array, path: str
+) -> Linear:
+    """What takes the place of a linear layer.
+
+    layer: as in `check_layer`.
+    method, implementation: as in `s24.nn.Linear`.
+    noise_key: a PRNG key.
+    path: of the layer in the model.
+
+    Returns: a layer with the parameters of the other one."""
+    return REPLACEMENTS[type(layer)](layer, method, "w", implementation, noise_key)
+
+
+def original(module: nnx.Module) -> nnx.Module | None:
+    """What a module was before `s24.sparsify`, with its present parameters.
+
+    module: any module.
+
+    Returns: a module; None if `s24.sparsify` did not make the given one."""
+    return restored(module)
+
+
+def replaced(model: nnx.Module, new: dict[str, nnx.Module]) -> nnx.Module:
+    """Puts modules in place of others, wherever these stand in the model.
+
+    model: an NNX module, which is changed.
+    new: modules by the paths of those that they replace.
+
+    Returns: the model, or what replaces it."""
+    old = sites(model)
+    by_id = {id(old[path]): module for path, module in new.items()}
+
+    def changed(value):
+        if id(value) in by_id:
+            return by_id[id(value)]
+        if type(value) in (list, tuple):
+            inside = [changed(inner) for inner in value]
+            same = all(a is b for a, b in zip(inside, value, strict=True))
+            return value if same else type(value)(inside)
+        if type(value) is dict:
+            inside = {name: changed(inner) for name, inner in value.items()}
+            return value if all(inside[name] is value[name] for name in value) else inside
+        return value
+
+    for module in old.values():
+        for name, value in list(vars(module).items()):
+            if not name.startswith("_pytree__") and (there := changed(value)) is not value:
+                setattr(module, name, there if isinstance(there, nnx.Module) else nnx.data(there))
+    return changed(model)
 
 
 def check_layer(layer: nnx.Module, method: Method | None = None) -> None:
@@ -187,7 +271,7 @@ def recognise(block: nnx.Module, names, activation: str | None, known: list) -> 
     lead = at(block, next(iter(names.values())) if isinstance(names, dict) else names[0]).kernel.ndim - 2
     draw = np.random.default_rng(1)
 
-    def drawn(leaf):
+    def random_like(leaf):
         values = draw.standard_normal(leaf.shape[lead:], np.float32)
         return jnp.asarray(values / len(values) ** 0.5 if values.ndim > 1 else values, leaf.dtype)
 
@@ -195,7 +279,7 @@ def recognise(block: nnx.Module, names, activation: str | None, known: list) -> 
     orders = [names] if known_roles else [{"up": a, "down": b} for a, b in (names, names[::-1])]
     found, refused = [], []
     with jax.ensure_compile_time_eval():
-        state = jax.tree.map(drawn, state)
+        state = jax.tree.map(random_like, state)
         for order in orders:
             kernels = {role: at(block, path).kernel.shape[lead:] for role, path in order.items()}
             if any(shape != kernels["up"][:: -1 if role == "down" else 1] for role, shape in kernels.items()):

@@ -1,9 +1,9 @@
 """The sparse linear layer."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ ROLES = ("w", *LINEAR_IN_FFN)
 DUE = -1  # the step of the last refresh where state is due
 _KERNEL_INIT = nnx.initializers.lecun_normal()
 _BIAS_INIT = nnx.initializers.zeros_init()
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 class SparseState(nnx.Variable):
@@ -37,7 +38,7 @@ class Statistic(SparseState):
     `s24.nn.observe`."""
 
 
-def naming_its_layer(call):
+def naming_its_layer(call: _Call) -> _Call:
     """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
 
     @functools.wraps(call)
@@ -95,6 +96,7 @@ class Linear(nnx.Module):
         where masks are those of the initial kernel, but the kernel is another one by now."""
 
     axes: tuple[str | None, str | None] | None = None
+    stacked_axes: tuple[str | None, ...] = ()
     tokens = "batch"
 
     def __init__(
@@ -104,10 +106,10 @@ class Linear(nnx.Module):
         *,
         method: Method | None = None,
         use_bias: bool = True,
-        dtype=None,
-        param_dtype=jnp.float32,
-        kernel_init=_KERNEL_INIT,
-        bias_init=_BIAS_INIT,
+        dtype: jax.typing.DTypeLike | None = None,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+        kernel_init: jax.nn.initializers.Initializer = _KERNEL_INIT,
+        bias_init: jax.nn.initializers.Initializer = _BIAS_INIT,
         implementation: str | None = None,
         role: str = "w",
         axes: tuple[str | None, str | None] | None = None,
@@ -180,6 +182,11 @@ class Linear(nnx.Module):
         """The kernel as the matrix that the products take, (..., in, out)."""
         return self.kernel[...]
 
+    @property
+    def rests(self) -> tuple[str | None, ...] | None:
+        """Names of the logical axes of `weight`, its last ones; None for a weight that is never cut."""
+        return self.stacked_axes + (self.axes or (None, None)) if self.stacked_axes else self.axes
+
     def like_kernel(self, matrix: jax.Array) -> jax.Array:
         """An array like `weight` in the shape of the kernel.
 
@@ -212,7 +219,9 @@ class Linear(nnx.Module):
         return self.method.adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
 
     def noise_key(self) -> jax.Array | None:
-        """The PRNG key of this step's noise, or None if the method draws none."""
+        """The PRNG key of this step's noise.
+
+        Returns: a key; None if the method draws none."""
         if not self.method.stochastic:
             return None
         now, step = checksum(self.weight), self.step[...].astype(jnp.uint32)
@@ -220,22 +229,26 @@ class Linear(nnx.Module):
         return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), told)
 
     def method_state(self) -> dict[str, jax.Array]:
-        """The method's arrays for this layer, by name."""
+        """What the method keeps for this layer.
+
+        Returns: a dict of arrays, by name."""
         return {name: value[...] for name, value in self.state.items()}
 
     def mask(self) -> jax.Array | None:
         """The mask in use: the stored one, or the one that the method chooses for the kernel as it is.
 
         Returns: bool, the kernel's shape; None if the method masks no weight."""
-        stored = self.state["mask"][...] if "mask" in self.state else self.method.fresh_mask(self.weight)
-        return None if stored is None else self.like_kernel(stored)
+        if "mask" in self.state:
+            return self.like_kernel(self.state["mask"][...])
+        fresh = sharding.by_tiles(self.method.fresh_mask, self.method.tiles, self.rests, self.weight)
+        return None if fresh is None else self.like_kernel(fresh)
 
     @naming_its_layer
-    def __call__(self, x: jax.Array, out_sharding=None) -> jax.Array:
+    def __call__(self, x: jax.Array, out_sharding: Any = None) -> jax.Array:
         bias = None if self.bias is None else self.bias[...]
         return self.product(x, bias, out_sharding)
 
-    def product(self, x: jax.Array, bias: jax.Array | None, out_sharding=None) -> jax.Array:
+    def product(self, x: jax.Array, bias: jax.Array | None, out_sharding: Any = None) -> jax.Array:
         """The input times `weight`, with what the adapters add.
 
         x: (..., in_features).
@@ -246,11 +259,13 @@ class Linear(nnx.Module):
         if x.size:
             self.check_current()
         x, w, bias = dtypes.promote_dtype((x, self.weight, bias), dtype=self.dtype)
+        specs = sharding.specs(self.tokens, w=self.axes)
         if self.active:
             state, key = self.method_state(), self.noise_key()
-            options = {"bias": bias, "implementation": self.implementation}
-            options["specs"] = sharding.specs(self.tokens, w=self.axes)
+            options = {"bias": bias, "implementation": self.implementation, "specs": specs}
             y = sparse_dot(x, w, self.method, state, key, **options)
+        elif specs is not None:  # left to itself, XLA may gather tokens
+            y = sparse_dot(x, w, Dense(), bias=bias, specs=specs)
         else:
             y = jnp.matmul(x, w, out_sharding=out_sharding)
             y = y if bias is None else y + bias
@@ -283,7 +298,7 @@ class Linear(nnx.Module):
             self._record(self.refreshed, DUE)
             self.checksum[...] = checksum(self.weight)
 
-    def refresh(self, step=None, due: bool | None = None) -> None:
+    def refresh(self, step: jax.typing.ArrayLike | None = None, due: bool | None = None) -> None:
         """Records the step and recomputes the method's state if it is due, see `s24.refresh`.
 
         The layer may be a stack of layers, whose variables have leading axes.
@@ -335,7 +350,11 @@ class Linear(nnx.Module):
         )
 
     def _refreshed(self, state, refreshed, kernel):
-        return self.method.refresh(state, kernel, self.role), jnp.copy(self.step[...])
+        def refresh(kernel, state):
+            return self.method.refresh(state, kernel, self.role)
+
+        state = sharding.by_tiles(refresh, self.method.tiles, self.rests, kernel, state)
+        return state, jnp.copy(self.step[...])
 
     def check_current(self) -> None:
         """Raises ValueError outside of jit where the layer would use what belongs to another phase or kernel.
@@ -445,7 +464,10 @@ def checksum(kernel: jax.Array) -> jax.Array:
     Returns: uint32 (...), not 0."""
     *_, rows, columns = kernel.shape
     at = jnp.arange(max(rows, columns))
-    entries = jax.lax.stop_gradient(kernel[..., at % rows, at % columns]).astype(jnp.float32)
+    own = jax.typeof(kernel).sharding
+    out = jax.sharding.PartitionSpec(*own.spec[:-2], None) if own.mesh.explicit_axes else None
+    entries = kernel.at[..., at % rows, at % columns].get(out_sharding=out)
+    entries = jax.lax.stop_gradient(entries).astype(jnp.float32)
     words = jax.lax.bitcast_convert_type(entries, jnp.uint32) * (2 * at.astype(jnp.uint32) + 1)
     return jnp.sum(words, axis=-1, dtype=jnp.uint32) | jnp.uint32(1)
 

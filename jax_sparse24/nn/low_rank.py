@@ -1,14 +1,14 @@
 """Low-rank layers, another way to spend fewer operations than a dense layer, to compare with (CoLA,
 2502.10940)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
-from jax_sparse24.nn.linear import Linear
+from jax_sparse24.nn.linear import Linear, check_axes
 from jax_sparse24.patterns import check_size
 
 Bottleneck = Literal["silu", "identity"]
@@ -25,7 +25,9 @@ class LowRank(nnx.Module):
     rank: width between the two layers.
     activation: "silu" (the paper's), or "identity", which is a plain factorisation.
     rngs: draws the initial parameters and noise keys.
-    linear: other arguments of both `s24.nn.Linear` layers, such as `method` or `dtype`.
+    linear: other arguments of both `s24.nn.Linear` layers, such as `method` or `dtype`; `axes` are the names
+        of the logical axes of the input's and the output's features, as in `s24.nn.Linear`. The rank is never
+        cut.
 
     Raises: as `s24.nn.Linear`; TypeError or ValueError for a rank that is no positive int, ValueError for an
         unknown activation.
@@ -39,15 +41,17 @@ class LowRank(nnx.Module):
         rank: int,
         activation: Bottleneck = "silu",
         rngs: nnx.Rngs,
-        **linear,
+        **linear: Any,
     ):
         check_size("LowRank", "rank", rank)
         if activation not in ("silu", "identity"):
             raise ValueError(f"LowRank: activation {activation!r} is unknown; use 'silu' or 'identity'.")
         self.activation = activation
         linear["kernel_init"] = nnx.initializers.normal((rank * (in_features + out_features)) ** -0.25)
-        self.reduce = Linear(in_features, rank, use_bias=False, rngs=rngs, **linear)
-        self.expand = Linear(rank, out_features, use_bias=False, rngs=rngs, **linear)
+        first, last = check_axes(linear.pop("axes", None)) or (None, None)
+        names = [(first, None), (None, last)] if first or last else [None, None]
+        self.reduce = Linear(in_features, rank, use_bias=False, axes=names[0], rngs=rngs, **linear)
+        self.expand = Linear(rank, out_features, use_bias=False, axes=names[1], rngs=rngs, **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         z = self.reduce(x)
@@ -64,7 +68,7 @@ class LowRankFFN(nnx.Module):
     rank, bottleneck: rank and activation of each `LowRank` layer.
     activation: of the block, as in `FFN`; the paper leaves it in place.
     gated: whether the block has a gate.
-    rngs, linear: as in `LowRank`.
+    rngs, linear: as in `LowRank`; `axes` are the names of the logical axes of d and of f.
 
     Raises: as `LowRank`, and ValueError for an unknown activation."""
 
@@ -78,13 +82,15 @@ class LowRankFFN(nnx.Module):
         activation: str = "silu",
         gated: bool = True,
         rngs: nnx.Rngs,
-        **linear,
+        **linear: Any,
     ):
         check_activation("LowRankFFN", activation)
         self.activation = activation
+        axes = check_axes(linear.pop("axes", None))
         linear |= {"rank": rank, "activation": bottleneck, "rngs": rngs}
-        self.gate = LowRank(d, f, **linear) if gated else None
-        self.up, self.down = LowRank(d, f, **linear), LowRank(f, d, **linear)
+        self.gate = LowRank(d, f, axes=axes, **linear) if gated else None
+        self.up = LowRank(d, f, axes=axes, **linear)
+        self.down = LowRank(f, d, axes=axes and axes[::-1], **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(self._hidden(x))

@@ -1,16 +1,18 @@
 """Mixture of experts whose experts are sparse feed-forward blocks."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from jax_sparse24.dispatch.shards import mesh_axes, spec_text, under_jit
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
+from jax_sparse24.nn.linear import check_axes
 
 
 class Routing(NamedTuple):
@@ -51,7 +53,8 @@ class MoE(nnx.Module):
         over which mesh axes it is cut. These must cut the tokens too. None to cut nothing.
     tokens: name of the logical axis that comes first in the input.
     rngs: draws the initial parameters and noise keys.
-    ffn: other arguments of each `FFN`, such as `activation` or `use_bias`.
+    ffn: other arguments of each `FFN`, such as `activation` or `use_bias`; `axes` may name the axis of f, as
+        in (None, "mlp"), with which the kernels of every expert are cut over the mesh, too.
 
     Raises: as `FFN`; TypeError for `experts` or `top_k` that is no int, ValueError for sizes that do not fit.
     """
@@ -68,7 +71,7 @@ class MoE(nnx.Module):
         expert_axis: str | None = None,
         tokens: str = "batch",
         rngs: nnx.Rngs,
-        **ffn,
+        **ffn: Any,
     ):
         for name, value in (("experts", experts), ("top_k", top_k)):
             if isinstance(value, bool) or not isinstance(value, int):
@@ -79,11 +82,15 @@ class MoE(nnx.Module):
             raise ValueError(
                 f"MoE: capacity_factor={capacity_factor} must be finite and positive, or None for dropless."
             )
-        if "axes" in ffn:
+        width, hidden = check_axes(ffn.pop("axes", None)) or (None, None)
+        if width is not None or (hidden is not None and expert_axis is None):
             raise ValueError(
-                f"MoE: axes={ffn['axes']!r} cannot be used, as the kernels of an expert are not cut. Leave "
-                "it out; expert_axis='expert' cuts the experts."
+                f"MoE: axes={(width, hidden)!r} with expert_axis={expert_axis!r}: experts lie over the mesh "
+                "axes along which other layers cut the model width. Write axes=(None, 'mlp') to cut f, with "
+                "expert_axis='expert'."
             )
+        if hidden is not None:  # tokens of an expert are cut by the shards that route them
+            ffn |= {"axes": (None, hidden), "tokens": None}
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
         each = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
@@ -92,7 +99,11 @@ class MoE(nnx.Module):
         self.expert_axis, self.tokens = expert_axis, tokens
         if expert_axis is not None:
             for _, variable in nnx.to_flat_state(nnx.state(self.experts)):
-                variable.set_metadata(**sharding.metadata((expert_axis,)))
+                own = variable.get_metadata().get("out_sharding") or ()
+                stacked = (None,) * (variable.get_value().ndim - 1 - len(own))
+                variable.set_metadata(**sharding.metadata((expert_axis, *stacked, *own)))
+            for layer in self.experts.parts().values():
+                layer.stacked_axes = (expert_axis,)
 
     def capacity(self, tokens: int) -> int:
         """How many tokens one expert takes at most.
@@ -114,6 +125,13 @@ class MoE(nnx.Module):
             return self._routed(x, nnx.merge(graphs[0], router), graphs[1], experts, over, across)
 
         if not over:
+            there = jax.typeof(x).sharding.spec
+            if any(there):
+                raise ValueError(
+                    f"MoE: x of shape {x.shape} is cut by {spec_text(there)} over explicit mesh axes, but by "
+                    f"expert_axis={self.expert_axis!r} and the rules its tokens are whole. Give "
+                    "expert_axis='expert', with the rule ('expert', None) for experts that are whole."
+                )
             return of_shard(x, router, experts)
         mesh = jax.sharding.get_abstract_mesh()
         batch, share = PartitionSpec(over), PartitionSpec(across or None)
@@ -122,17 +140,39 @@ class MoE(nnx.Module):
             batch,
             *(jax.tree.map(lambda _, s=s: s, v) for v, s in ((router, PartitionSpec()), (experts, share))),
         )
-        if mesh.explicit_axes:
-            operands = jax.tree.map(jax.sharding.reshard, operands, specs)
-        manual = frozenset((*over, *mesh.explicit_axes))
         results = batch, Routing(PartitionSpec(), PartitionSpec())
-        return jax.shard_map(of_shard, in_specs=specs, out_specs=results, axis_names=manual)(*operands)
+
+        def cut(*operands):
+            return jax.shard_map(of_shard, in_specs=specs, out_specs=results, axis_names=set(over))(*operands)
+
+        if mesh.explicit_axes:
+            self._check_declared()
+            # A shard_map that leaves explicit axes to others would gather along them.
+            cut = jax.sharding.auto_axes(cut, axes=mesh.explicit_axes, out_sharding=results)
+        return under_jit(cut, operands)(*operands)
+
+    def _check_declared(self) -> None:
+        """Raises ValueError for kernels that explicit mesh axes do not cut as they are declared to be cut."""
+        for name, layer in self.experts.parts().items():
+            declared, there = sharding.spec(*layer.rests), jax.typeof(layer.weight).sharding.spec
+            declared_axes, axes = (mesh_axes("MoE", name, s, layer.weight.ndim) for s in (declared, there))
+            if declared_axes != axes:
+                raise ValueError(
+                    f"MoE: experts.{name} is declared to be cut by {spec_text(declared)}, but it is cut by "
+                    f"{spec_text(there)}. Move it with jax.sharding.reshard, or declare what it is."
+                )
 
     def _mesh_axes(self, shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The mesh axes that cut tokens, and those that cut experts, which are some of these."""
         if self.expert_axis is None:
             return (), ()
         over, across = sharding.mesh_axes(self.tokens), sharding.mesh_axes(self.expert_axis)
+        hidden = self.experts.up.axes and sharding.mesh_axes(self.experts.up.axes[1])
+        if hidden and set(hidden) & set(over):
+            raise ValueError(
+                f"MoE: mesh axis {hidden[0]!r} cuts the kernels of experts, so it may not cut tokens; give "
+                f"{self.experts.up.axes[1]!r} a rule with another axis of the mesh, or with None."
+            )
         if missing := [axis for axis in across if axis not in over]:
             raise ValueError(
                 f"MoE: mesh axis {missing[0]!r} cuts experts, but not tokens, so that its devices would all "

@@ -36,7 +36,9 @@ class ReplacedLinear(Linear):
         layer: as in `ReplacedLinear`."""
 
     def restored(self) -> nnx.Module:
-        """The layer that was replaced, with the parameters of this one."""
+        """Puts the parameters back into a layer of the kind that was replaced.
+
+        Returns: that layer, with the parameters of this one."""
         own = [(path, v) for path, v in nnx.to_flat_state(nnx.state(self)) if path[0] in ("kernel", "bias")]
         layer = nnx.merge(self.origin, nnx.from_flat_state(own))
         layer.kernel, layer.bias = self.kernel, self.bias
@@ -53,7 +55,9 @@ class ReplacedLinearGeneral(ReplacedLinear):
     def contraction(self, ndim: int | None = None) -> Contraction:
         """How an input is multiplied with the kernel.
 
-        ndim: number of axes of the input; None where only the kernel's part matters."""
+        ndim: number of axes of the input; None where only the kernel's part matters.
+
+        Returns: a `Contraction`."""
         inside = len(self.axis)
         return of_axes(self.axis, range(inside), ndim or inside, self.kernel_ndim)
 
@@ -125,7 +129,9 @@ class ReplacedBlock(Block):
         """See `s24.nn.FFN`; a gated block learns nothing besides."""
 
     def restored(self) -> nnx.Module:
-        """The module that was replaced, with the parameters of this one."""
+        """Puts the parameters back into a module of the kind that was replaced.
+
+        Returns: that module, with the parameters of this one."""
         layers = {self.place(role): layer.restored() for role, layer in self.parts().items()}
         state = [
             ((*map(_key, path), *inner), value)

@@ -4,11 +4,16 @@ A layer that is told the names of its axes, such as `s24.nn.FFN(d, f, axes=("emb
 its products over the mesh in the context (`jax.set_mesh`), by the rules in force: those of
 `nnx.logical_axis_rules`, or `RULES` where none are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+from flax import nnx
 from flax.core import spmd
 from jax.sharding import PartitionSpec
+
+from jax_sparse24.dispatch import shards
+from jax_sparse24.engine import tiles
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
@@ -25,7 +30,7 @@ RULES: Rules = (
 )
 
 
-def rules_for(mesh, rules: Rules = RULES) -> Rules:
+def rules_for(mesh: Any, rules: Rules = RULES) -> Rules:
     """Rules without the mesh axes that a mesh does not have, for `nnx.logical_axis_rules`.
 
     mesh: a `jax.sharding.Mesh`, or any object with `axis_names`.
@@ -43,7 +48,8 @@ def rules_for(mesh, rules: Rules = RULES) -> Rules:
 def spec(*names: str | None) -> PartitionSpec | None:
     """How an array with these logical axes is cut over the mesh in the context.
 
-    names: of its axes; None for one that is never cut.
+    names: of its axes; None for one that is never cut. An axis of the mesh for which there is no rule stands
+        for itself, as in Flax.
 
     Returns: a `PartitionSpec` of mesh axes; None without a mesh in the context.
     Raises: ValueError for a name without a rule."""
@@ -51,14 +57,33 @@ def spec(*names: str | None) -> PartitionSpec | None:
     if mesh.empty:
         return None
     rules = dict(spmd.get_logical_axis_rules() or rules_for(mesh))
+    rules = {axis: axis for axis in mesh.axis_names} | rules
     for name in names:
         if name is not None and name not in rules:
-            known = ", ".join(map(repr, rules))
+            known = ", ".join(repr(other) for other in rules if other not in mesh.axis_names)
             raise ValueError(
                 f"sharding: no rule says over which mesh axes the logical axis {name!r} is cut; there are "
                 f"rules for {known}. Add one, ({name!r}, None) for no mesh axis, to nnx.logical_axis_rules."
             )
     return PartitionSpec(*(None if name is None else rules[name] for name in names))
+
+
+def rests(tree: Any) -> Any:
+    """How arrays rest on the mesh in the context, by the logical axes that their variables declare.
+
+    tree: of variables, and of arrays, which declare none and are whole.
+
+    Returns: a tree like it, with a `PartitionSpec` in place of each array.
+    Raises: ValueError for a name without a rule."""
+
+    def of(leaf):
+        if not isinstance(leaf, nnx.Variable):
+            return PartitionSpec()
+        names = leaf.get_metadata().get("out_sharding") or ()
+        stacked = (None,) * (len(leaf.get_value().shape) - len(names))  # axes of stacked layers come first
+        return leaf.replace(PartitionSpec(*stacked, *spec(*names)) if names else PartitionSpec())
+
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def mesh_axes(name: str) -> tuple[str, ...]:
@@ -70,29 +95,46 @@ def mesh_axes(name: str) -> tuple[str, ...]:
 
     Returns: names of mesh axes; () without a mesh in the context.
     Raises: ValueError for a name without a rule, or a rule with an axis that the mesh does not have."""
-    mesh, found = jax.sharding.get_abstract_mesh(), spec(name)
-    axes = found[0] if found else None
-    axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
-    for axis in axes:
-        if axis not in mesh.axis_names:
-            known = ", ".join(map(repr, mesh.axis_names))
-            raise ValueError(
-                f"sharding: the rule of {name!r} names mesh axis {axis!r}, but the mesh in the context has "
-                f"{known}."
-            )
-    return tuple(axis for axis in axes if mesh.shape[axis] > 1 and axis not in mesh.manual_axes)
+    found = spec(name)
+    if found is None:
+        return ()
+    return shards.mesh_axes("sharding", f"the logical axis {name!r}", found, 1)[0]
 
 
-def specs(tokens: str, **weights: tuple[str | None, ...] | None) -> dict[str, PartitionSpec] | None:
+def specs(tokens: str | None, **weights: tuple[str | None, ...] | None) -> dict[str, PartitionSpec] | None:
     """How the operands of an engine are cut, from the logical axes of a layer.
 
-    tokens: name of the first axis of the input.
+    tokens: name of the first axis of the input; None if it is not cut.
     weights: the names of both axes of each weight, by the weight's name in the engine; None without names.
 
     Returns: as the engines take it; None without names, and without a mesh in the context."""
     if any(names is None for names in weights.values()) or jax.sharding.get_abstract_mesh().empty:
         return None
     return {"x": spec(tokens), **{weight: spec(*names) for weight, names in weights.items()}}
+
+
+def by_tiles(
+    function: Callable,
+    size: tiles.Size,
+    names: tuple[str | None, ...] | None,
+    w: jax.Array,
+    state: dict[str, jax.Array] | None = None,
+) -> Any:
+    """What a function of a weight computes tile by tile, on the shards in which the weight rests.
+
+    It is `engine.tiles.on_shards` with the logical axes of the weight.
+
+    function: of w, and of `state` if there is one.
+    size: of its tiles, see `Method.tiles`.
+    names: of the last axes of the weight; None for one that is whole on every device.
+    w: (..., in, out).
+    state: a dict of arrays, of the shape of w or with its leading axes alone.
+
+    Returns: what `function` returns: an array of the shape of w, or with a state a dict like it."""
+    cut = None if names is None else spec(*names)
+    if cut is not None:
+        cut = PartitionSpec(*(None,) * (w.ndim - len(names)), *cut)
+    return tiles.on_shards(function, size, cut, w, state)
 
 
 def metadata(names: tuple[str | None, ...] | None) -> dict:

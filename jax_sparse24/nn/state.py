@@ -1,5 +1,9 @@
 """Functions on a whole model: its sparse layers, their masks, their modes and the refresh of their state."""
 
+import sys
+from types import ModuleType
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +13,30 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import Linear, SparseState
 from jax_sparse24.patterns import check_flag
 
+_Model = TypeVar("_Model")
 FORGETTING = 0.01  # share of a running statistic that an optimiser step replaces
+
+
+def equinox_of(model: Any) -> ModuleType | None:
+    """`jax_sparse24.nn.equinox` for a model of Equinox, which is not imported for other models.
+
+    model: any object.
+
+    Returns: the module; None for other objects."""
+    library = sys.modules.get("equinox")
+    if library is None or not isinstance(model, library.Module):
+        return None
+    from jax_sparse24.nn import equinox
+
+    return equinox
+
+
+def _changed(model: Any, change) -> Any:
+    """A model whose sparse layers a function of an NNX module has changed: in place if it is one of NNX."""
+    library = equinox_of(model)
+    module = library.products(model) if library else model
+    change(module)
+    return library.with_products(model, module) if library else model
 
 
 def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
@@ -44,7 +71,12 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
     return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
 
 
-def refresh(model: nnx.Module, step=None, *, due: bool | frozenset[Method] | None = None) -> None:
+def refresh(
+    model: _Model,
+    step: jax.typing.ArrayLike | None = None,
+    *,
+    due: bool | frozenset[Method] | None = None,
+) -> _Model:
     """Recomputes the stored masks and other state of every sparse layer that is due, in place.
 
     Call it once per optimiser step, before that step's forward pass; never in evaluation or per micro-batch.
@@ -52,7 +84,7 @@ def refresh(model: nnx.Module, step=None, *, due: bool | frozenset[Method] | Non
     due as soon as it is sparse again. A weight matrix with NaN or Inf keeps its old state, because a mask
     that they chose would outlive them.
 
-    model: any NNX module.
+    model: any NNX module; or an Equinox module of `s24.sparsify`, which stays as it is.
     step: number of the optimiser step, an int or a traced int32. Every layer records it, because its noise
         depends on it, and recomputes its state if its method's `refresh_every` divides it, or if it was not
         recomputed since the layer was constructed or was in dense mode. None records nothing and recomputes
@@ -61,12 +93,15 @@ def refresh(model: nnx.Module, step=None, *, due: bool | frozenset[Method] | Non
         to decide here. A traced step is decided on the device, and the host of a GPU waits for each such
         decision.
 
-    Raises: TypeError if `model` is no NNX module or `due` neither; ValueError if `step` is no step number,
+    Returns: the model; of Equinox a copy, to be used in place of it.
+    Raises: TypeError if `model` is no such module or `due` neither; ValueError if `step` is no step number,
         the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
         dense phase, or neurons that were never arranged (`s24.nn.arrange`)."""
     whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
     if not whole or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
+    if equinox_of(model):
+        return _changed(model, lambda module: refresh(module, step, due=due))
     some = isinstance(due, frozenset)
     if not some and due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
         raise TypeError(f"refresh: due={due!r} must be True, False, None, or a frozenset of methods.")
@@ -75,6 +110,7 @@ def refresh(model: nnx.Module, step=None, *, due: bool | frozenset[Method] | Non
             layer.check_mode(path)
             layer.check_arranged(path)
         layer.refresh(step, layer.method in due if some else due)
+    return model
 
 
 def reset(model: nnx.Module) -> None:
@@ -90,34 +126,41 @@ def reset(model: nnx.Module) -> None:
         layer.reset()
 
 
-def set_sparse(model: nnx.Module, sparse: bool) -> None:
+def set_sparse(model: _Model, sparse: bool) -> _Model:
     """Switches every sparse layer between its method's products and dense ones, in place.
 
     Parameters and masks stay. The mode is static: a compiled function is compiled anew after a switch. The
     state records it too, so that a checkpoint of a dense phase is not taken for one of a sparse phase; and
     masks are due if the kernels have moved since sparse mode was left.
 
-    model: any NNX module.
+    model: any NNX module; or an Equinox module of `s24.sparsify`, which stays as it is.
     sparse: True for the method's products, False for dense ones.
 
-    Raises: TypeError if `model` is no NNX module, or `sparse` no bool; ValueError if the model has no layer
+    Returns: the model; of Equinox a copy, to be used in place of it.
+    Raises: TypeError if `model` is no such module, or `sparse` no bool; ValueError if the model has no layer
         of `s24.nn`."""
     check_flag("set_sparse", "sparse", sparse)
+    if equinox_of(model):
+        return _changed(model, lambda module: set_sparse(module, sparse))
     for _, layer in layers_of("set_sparse", model):
         layer.set_sparse(bool(sparse))
+    return model
 
 
-def masks(model: nnx.Module):
+def masks(model: Any) -> Any:
     """The masks in use, for `s24.optim.masked_decay`.
 
     They are the stored masks, or those that a method which chooses anew in every step chooses for the weights
     as they are.
 
-    model: any NNX module.
+    model: any NNX module; or an Equinox module of `s24.sparsify`.
 
-    Returns: a tree like `nnx.state(model, nnx.Param)`: bool arrays of a kernel's shape, True where a weight
-        is kept, and a scalar True for every parameter without a mask.
-    Raises: TypeError if `model` is no NNX module, ValueError if it has no layer of `s24.nn`."""
+    Returns: a tree like `nnx.state(model, nnx.Param)`, or like the Equinox module's arrays of floats: bool
+        arrays of a kernel's shape, True where a weight is kept, and a scalar True for every parameter without
+        a mask.
+    Raises: TypeError if `model` is no such module, ValueError if it has no layer of `s24.nn`."""
+    if library := equinox_of(model):
+        return library.masks_like(library.parameters(model)[0], masks(library.products(model)))
     layers_of("masks", model)
     in_use = {
         (*path, "kernel"): mask
@@ -152,7 +195,7 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     return nnx.from_flat_state([(path, add(path, v)) for path, v in nnx.to_flat_state(state)])
 
 
-def fold_key(state: nnx.State, data) -> nnx.State:
+def fold_key(state: nnx.State, data: jax.typing.ArrayLike) -> nnx.State:
     """Folds a number into every noise key, so that every micro-batch of a step draws its own noise.
 
     Give the copy to the loss, and keep the original.

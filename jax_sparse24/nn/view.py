@@ -1,63 +1,129 @@
 """How a training loop sees a model: its parameters, what else its sparse layers keep, and the model of both.
 
-`Modules` is the view of an NNX module, `Tree` that of a pytree of parameters without any module."""
+`Modules` is the view of an NNX module, `Equinox` that of a model of this library, `Tree` that of a pytree of
+parameters without any module."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jax_sparse24.engine.ffn import sparse_ffn
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.arrange import Move, arrange
+from jax_sparse24.nn import sharding
+from jax_sparse24.nn.arrange import Move, arrange, new_order
 from jax_sparse24.nn.linear import DUE, SparseState, Statistic
-from jax_sparse24.nn.state import fold_key, layers_of, masks, observe, refresh
+from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh
 
 
 class View(Protocol):
-    """What `s24.Loop` needs to know about a kind of model. `own` is what sparse layers keep besides
-    parameters."""
+    """What `s24.Loop` needs to know about a kind of model.
+
+    All functions but `split` take pytrees that `split` made, or that other functions of the view made of
+    them, and leave them as they are.
+
+    method: that whose phases and order of neurons the loop follows.
+    methods: those of all sparse layers."""
 
     method: Method
     methods: tuple[Method, ...]
 
     def split(self) -> tuple[Any, Any]:
-        """Copies of the parameters, and of what sparse layers keep."""
+        """Takes the model apart.
 
-    def model(self, params, own, sparse: bool, adapters: bool):
-        """What the loss gets, in one mode."""
+        Returns: copies of the parameters, and `own`, of what sparse layers keep besides; two pytrees."""
 
-    def refresh(self, params, own, step, *, sparse: bool, due: bool | frozenset[Method]):
-        """`own` with the step recorded, and masks computed anew if `due`, or those of these methods."""
+    def model(self, params: Any, own: Any, sparse: bool, adapters: bool = True) -> Any:
+        """Puts the model together, in one mode.
 
-    def masks(self, params, own, sparse: bool):
-        """The masks in use, for the optimiser; {} in a dense phase."""
+        params, own: as of `split`.
+        sparse: whether products are sparse.
+        adapters: whether low-rank adapters take part.
 
-    def fold(self, own, index):
-        """`own` with noise keys of one micro-batch."""
+        Returns: what the loss gets."""
 
-    def statistics(self, own) -> tuple[Any, Any]:
-        """The running statistics, and the rest."""
+    def refresh(
+        self,
+        params: Any,
+        own: Any,
+        step: jax.typing.ArrayLike | None,
+        *,
+        sparse: bool,
+        due: bool | frozenset[Method],
+    ) -> Any:
+        """Records a step, and computes masks anew.
 
-    def join(self, seen, rest):
-        """The inverse of `statistics`."""
+        params, own: as of `split`.
+        step: number of the optimiser step, an integer; None to record none.
+        sparse: whether the phase is sparse.
+        due: whether masks are computed anew, or the methods whose masks are.
 
-    def observe(self, own, seen):
-        """`own` with running statistics that have seen one step."""
+        Returns: the new `own`."""
 
-    def arrange(self, params, own):
-        """Parameters and `own` with neurons in the method's order, and how they moved."""
+    def masks(self, params: Any, own: Any, sparse: bool) -> Any:
+        """The masks in use, for the optimiser.
 
-    def entries(self, own, name: str) -> dict[str, jax.Array]:
-        """The arrays of one name, by the path of their layer."""
+        params, own: as of `split`.
+        sparse: whether the phase is sparse.
+
+        Returns: a pytree of bool arrays like the parameters; {} in a dense phase."""
+
+    def fold(self, own: Any, index: jax.typing.ArrayLike) -> Any:
+        """Folds noise keys with the number of a micro-batch.
+
+        own: as of `split`.
+        index: number of the micro-batch in its step, an integer.
+
+        Returns: the new `own`."""
+
+    def statistics(self, own: Any) -> tuple[Any, Any]:
+        """Takes running statistics out of what sparse layers keep.
+
+        own: as of `split`.
+
+        Returns: the statistics, and the rest."""
+
+    def join(self, seen: Any, rest: Any) -> Any:
+        """The inverse of `statistics`.
+
+        seen, rest: as `statistics` returned them.
+
+        Returns: `own`."""
+
+    def observe(self, own: Any, seen: Any) -> Any:
+        """Records that running statistics have seen one step.
+
+        own: as of `split`.
+        seen: the gradient of the loss by the statistics.
+
+        Returns: the new `own`."""
+
+    def arrange(self, params: Any, own: Any) -> tuple[Any, Any, dict[str, Move]]:
+        """Puts neurons into the method's order.
+
+        params, own: as of `split`.
+
+        Returns: new parameters, the new `own`, and how the axes of parameters moved, by their paths."""
+
+    def entries(self, own: Any, name: str) -> dict[str, jax.Array]:
+        """Finds what sparse layers keep under one name.
+
+        own: as of `split`.
+        name: such as "mask" or "refreshed".
+
+        Returns: the arrays, by the path of their layer."""
 
 
-class Modules:
-    """The view of an NNX module. method: that which leads where layers have several, see `s24.Loop`."""
+class Modules(View):
+    """The view of an NNX module.
+
+    module: with layers of `s24.nn`.
+    method: that which leads where layers have several, see `s24.Loop`.
+
+    Raises: TypeError for a model without sparse layers, ValueError for one that `s24.Loop` refuses."""
 
     def __init__(self, module: nnx.Module, method: Method | None = None):
         found = layers_of("Loop", module)
@@ -83,8 +149,12 @@ class Modules:
                 "the loop with s24.refresh, s24.nn.fold_key and s24.nn.masks."
             )
 
-    def graphdef(self, sparse: bool, adapters: bool = True):
-        """The structure of the module in one mode."""
+    def graphdef(self, sparse: bool, adapters: bool = True) -> nnx.GraphDef:
+        """The structure of the module in one mode.
+
+        sparse, adapters: as in `model`.
+
+        Returns: a graph definition of NNX."""
         return self._graphdefs[sparse, adapters]
 
     def _graphdef(self, layers, sparse: bool, adapters: bool):
@@ -106,7 +176,7 @@ class Modules:
         return nnx.merge(self.graphdef(sparse, adapters), params, own, copy=True)
 
     def refresh(self, params, own, step, *, sparse, due):
-        model = self.model(params, own, sparse)
+        model = Modules.model(self, params, own, sparse)
         refresh(model, step, due=due)
         return nnx.state(model, SparseState)
 
@@ -134,6 +204,149 @@ class Modules:
     def entries(self, own, name):
         found = nnx.to_flat_state(own)
         return {".".join(map(str, path[:-1])): v[...] for path, v in found if path[-1] == name}
+
+
+class Equinox(Modules):
+    """The view of a model of Equinox with layers of `s24.sparsify`, whose products are the NNX module.
+
+    model, method: as in `s24.Loop`."""
+
+    def __init__(self, model: Any, method: Method | None = None):
+        self.library = equinox_of(model)
+        super().__init__(self.library.products(model), method)
+        self.params, self._rest = self.library.parameters(model)
+
+    def split(self):
+        _, own = super().split()
+        return jax.tree.map(jnp.copy, self.params), own
+
+    def model(self, params, own, sparse, adapters=True):
+        products = super().model(self.library.kernels(params), own, sparse, adapters)
+        return self.library.with_products(self.library.joined(params, self._rest), products)
+
+    def refresh(self, params, own, step, *, sparse, due):
+        return super().refresh(self.library.kernels(params), own, step, sparse=sparse, due=due)
+
+    def masks(self, params, own, sparse):
+        return masks(self.model(params, own, sparse)) if sparse else {}
+
+
+class Blocks(View):
+    """What views of parameters without modules share: each block's state, noise key, step, mode and age of
+    masks, by its name.
+
+    A block is some matrices (..., in, out) by their roles; blocks that are stacked have leading axes."""
+
+    params: Any
+    method: Method
+    methods: tuple[Method, ...]
+    key: jax.Array
+
+    def weights(self, params) -> dict[str, dict[str, jax.Array]]:
+        """Finds the matrices of each block.
+
+        params: the parameters.
+
+        Returns: by the block's name and their roles, arrays (..., in, out)."""
+        raise NotImplementedError
+
+    def split(self):
+        own = {}
+        for number, (name, block) in enumerate(self.weights(self.params).items()):
+            lead = next(iter(block.values())).shape[:-2]
+            keys = jax.random.split(jax.random.fold_in(self.key, number), lead)
+            own[name] = {
+                "state": {role: self.method.init(w, role) for role, w in block.items()},
+                "key": jax.random.key_data(keys),
+                "step": jnp.zeros(lead, jnp.int32),
+                "dense_from": jnp.zeros(lead, jnp.uint32),
+            }
+            if self.method.refresh_every:
+                own[name]["refreshed"] = jnp.full(lead, DUE, jnp.int32)
+        return jax.tree.map(jnp.copy, (self.params, own))
+
+    def folded(self, own) -> dict[str, dict[str, Any]]:
+        """State and noise key of each block in this step.
+
+        own: as of `split`.
+
+        Returns: {"state": ..., "key": ...} by the block's name."""
+
+        def one(block):
+            fold = jax.random.fold_in
+            for _ in block["step"].shape:
+                fold = jax.vmap(fold)
+            words = jax.random.key_data(fold(jax.random.wrap_key_data(block["key"]), block["step"]))
+            return {"state": block["state"], "key": words}
+
+        return {name: one(block) for name, block in own.items()}
+
+    def refresh(self, params, own, step, *, sparse, due):
+        due = bool(due and sparse and self.method.refresh_every)
+        weights = self.weights(params) if due else {}
+
+        def refreshed(role, state, w):
+            return sharding.by_tiles(
+                lambda w, state: self.method.refresh(state, w, role), self.method.tiles, None, w, state
+            )
+
+        def one(name, block):
+            lead = block["step"].shape
+            if step is not None:
+                told = jnp.broadcast_to(jnp.asarray(step, jnp.int32), lead)
+                block = block | {"step": told, "dense_from": jnp.full(lead, not sparse, jnp.uint32)}
+            if self.method.refresh_every and not sparse:
+                return block | {"refreshed": jnp.full(lead, DUE, jnp.int32)}
+            if not due:
+                return block
+            state = {role: refreshed(role, block["state"][role], w) for role, w in weights[name].items()}
+            return block | {"state": state, "refreshed": jnp.copy(block["step"])}
+
+        return {name: one(name, block) for name, block in own.items()}
+
+    def in_use(self, params, own) -> dict[str, dict[str, jax.Array]]:
+        """The masks of each block; those that a method without stored masks chooses for the weights as they
+        are.
+
+        params, own: as of `split`.
+
+        Returns: by the block's name and the roles of its matrices, bool arrays (..., in, out)."""
+        found = {}
+        for name, block in self.weights(params).items():
+            stored = {role: own[name]["state"][role].get("mask") for role in block}
+            fresh, tiles = self.method.fresh_mask, self.method.tiles
+            masks = {
+                role: sharding.by_tiles(fresh, tiles, None, w) if stored[role] is None else stored[role]
+                for role, w in block.items()
+            }
+            found[name] = {role: mask for role, mask in masks.items() if mask is not None}
+        return found
+
+    def fold(self, own, index):
+        def one(words):
+            fold = jax.random.fold_in
+            for _ in words.shape[:-1]:
+                fold = jax.vmap(fold, in_axes=(0, None))
+            return jax.random.key_data(fold(jax.random.wrap_key_data(words), index))
+
+        return {name: block | {"key": one(block["key"])} for name, block in own.items()}
+
+    def statistics(self, own):
+        return {}, own
+
+    def join(self, seen, rest):
+        return rest
+
+    def observe(self, own, seen):
+        return own
+
+    def entries(self, own, name):
+        found = {}
+        for path, block in own.items():
+            for place in (block, *block["state"].values()):
+                if name in place:
+                    found[path] = place[name]
+        return found
 
 
 class TreeModel(NamedTuple):
@@ -165,7 +378,7 @@ class TreeModel(NamedTuple):
         return y if b2 is None else y + b2
 
 
-class Tree:
+class Tree(Blocks):
     """The view of a pytree of parameters, for models that are functions and need no module.
 
     A block is a dict with the matrices "w1" (..., d, f) and "w2" (..., f, d), and maybe the biases "b1" (...,
@@ -179,13 +392,13 @@ class Tree:
     Raises: TypeError if `method` is none; ValueError for a path without such matrices, and for a method with
         adapters, a learned router or running statistics, which need the layers of `s24.nn`."""
 
-    def __init__(self, params, method: Method, ffns: Sequence[str], key: jax.Array):
+    def __init__(self, params: Any, method: Method, ffns: Sequence[str], key: jax.Array):
         if not isinstance(method, Method):
             raise TypeError(f"Tree: method must be one of s24.methods, such as FST(), got {method!r}.")
         if isinstance(ffns, str) or not all(isinstance(path, str) for path in ffns):
             raise TypeError(f"Tree: ffns must be a list of paths, such as ['blocks/ffn'], got {ffns!r}.")
         router = method.router
-        if type(method).adapters is not Method.adapters or (router and (router.learned or router.observed)):
+        if method.trains_adapters or (router and (router.learned or router.observed)):
             raise ValueError(f"Tree: {method} trains or observes more than w1 and w2; use s24.nn.FFN.")
         self.params, self.method, self.ffns, self.key = params, method, tuple(ffns), key
         self.methods = (method,)
@@ -214,94 +427,27 @@ class Tree:
         rest = "/".join(names[1:])
         return {**params, names[0]: self._replaced(params[names[0]], rest, block)}
 
-    def split(self):
-        own = {}
-        for number, path in enumerate(self.ffns):
-            block = self._block(self.params, path)
-            lead = block["w1"].shape[:-2]
-            keys = jax.random.split(jax.random.fold_in(self.key, number), lead)
-            own[path] = {
-                "state": {role: self.method.init(block[role], role) for role in ("w1", "w2")},
-                "key": jax.random.key_data(keys),
-                "step": jnp.zeros(lead, jnp.int32),
-                "dense_from": jnp.zeros(lead, jnp.uint32),
-            }
-            if self.method.refresh_every:
-                own[path]["refreshed"] = jnp.full(lead, DUE, jnp.int32)
-        return jax.tree.map(jnp.copy, (self.params, own))
+    def weights(self, params):
+        blocks = {path: self._block(params, path) for path in self.ffns}
+        return {path: {role: block[role] for role in ("w1", "w2")} for path, block in blocks.items()}
 
     def model(self, params, own, sparse, adapters=True):
-        def folded(block):
-            fold = jax.random.fold_in
-            for _ in block["step"].shape:
-                fold = jax.vmap(fold)
-            words = jax.random.key_data(fold(jax.random.wrap_key_data(block["key"]), block["step"]))
-            return {"state": block["state"], "key": words}
-
-        blocks = {path: folded(block) for path, block in own.items()}
-        return TreeModel(params, blocks, self.method if sparse else Dense())
-
-    def refresh(self, params, own, step, *, sparse, due):
-        def one(path, block):
-            lead = block["step"].shape
-            if step is not None:
-                told = jnp.broadcast_to(jnp.asarray(step, jnp.int32), lead)
-                block = block | {"step": told, "dense_from": jnp.full(lead, not sparse, jnp.uint32)}
-            if not self.method.refresh_every:
-                return block
-            if not sparse:
-                return block | {"refreshed": jnp.full(lead, DUE, jnp.int32)}
-            if not due:
-                return block
-            weights = self._block(params, path)
-            state = {r: self.method.refresh(block["state"][r], weights[r], r) for r in ("w1", "w2")}
-            return block | {"state": state, "refreshed": jnp.copy(block["step"])}
-
-        return {path: one(path, block) for path, block in own.items()}
+        return TreeModel(params, self.folded(own), self.method if sparse else Dense())
 
     def masks(self, params, own, sparse):
         if not sparse:
             return {}
         found = jax.tree.map(lambda _: jnp.ones((), bool), params)
-        for path, block in own.items():
-            weights, place = self._block(params, path), dict(self._block(found, path))
-            for role in ("w1", "w2"):
-                stored = block["state"][role].get("mask")
-                mask = self.method.fresh_mask(weights[role]) if stored is None else stored
-                place[role] = place[role] if mask is None else mask
-            found = self._replaced(found, path, place)
+        for path, chosen in self.in_use(params, own).items():
+            found = self._replaced(found, path, {**self._block(found, path), **chosen})
         return found
-
-    def fold(self, own, index):
-        def one(words):
-            fold = jax.random.fold_in
-            for _ in words.shape[:-1]:
-                fold = jax.vmap(fold, in_axes=(0, None))
-            return jax.random.key_data(fold(jax.random.wrap_key_data(words), index))
-
-        return {path: block | {"key": one(block["key"])} for path, block in own.items()}
-
-    def statistics(self, own):
-        return {}, own
-
-    def join(self, seen, rest):
-        return rest
-
-    def observe(self, own, seen):
-        return own
 
     def arrange(self, params, own):
         moves = {}
         for path, block in own.items():
             weights = dict(self._block(params, path))
-            w1 = np.asarray(weights["w1"])
-            lead = w1.shape[:-2]
-            found = [self.method.router.arrange(w) for w in w1.reshape(-1, *w1.shape[-2:])]
-            order = jnp.asarray(np.stack([o for o, _ in found]).reshape(*lead, -1), jnp.int32)
-            state = dict(block["state"]["w1"])
-            for name in found[0][1]:
-                values = jnp.stack([new[name] for _, new in found])
-                state[name] = values.reshape(*lead, *values.shape[1:])
+            order, entries = new_order(self.method.router, weights["w1"])
+            state = {**block["state"]["w1"], **entries}
             for name, axis in (("w1", -1), ("b1", -1), ("w2", -2)):
                 if name in weights:
                     move = moves[".".join([*filter(None, path.split("/")), name])] = Move(axis, order)
@@ -310,7 +456,13 @@ class Tree:
             own = own | {path: block | {"state": block["state"] | {"w1": state}}}
         return params, own, moves
 
-    def entries(self, own, name):
-        found = {path: block[name] for path, block in own.items() if name in block}
-        inside = {path: block["state"]["w1"] for path, block in own.items()}
-        return found | {path: state[name] for path, state in inside.items() if name in state}
+
+def view_of(model: Any, method: Method | None = None) -> View:
+    """The view of a model.
+
+    model, method: as in `s24.Loop`.
+
+    Returns: a `View`."""
+    if isinstance(model, Blocks):
+        return model
+    return (Equinox if equinox_of(model) else Modules)(model, method)

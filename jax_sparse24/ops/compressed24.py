@@ -88,7 +88,9 @@ class Compressed24(PackedArray):
         """Shapes and dtypes of the compressed matrix and the metadata of a packed matrix.
 
         x: the matrix, or its shape and dtype.
-        axis: the compressed axis, -1 or -2."""
+        axis: the compressed axis, -1 or -2.
+
+        Returns: both, as `jax.ShapeDtypeStruct`."""
         values, metadata = Packed24.types(x, axis)
         return _compressed_type(values), metadata
 

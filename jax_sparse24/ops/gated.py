@@ -16,8 +16,8 @@ from jax_sparse24.ops.reference import gated as reference
 
 
 def gated(
-    gate,
-    up,
+    gate: jax.typing.ArrayLike,
+    up: jax.typing.ArrayLike,
     activation: Literal["silu", "gelu"] = "silu",
     *,
     transposed: bool = False,

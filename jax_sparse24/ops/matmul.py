@@ -51,13 +51,13 @@ def with_values(packed: Packed24 | PackedVNM | Compressed24, values: jax.Array):
 
 
 def matmul(
-    a,
-    b,
+    a: jax.typing.ArrayLike | Packed24 | PackedVNM | Compressed24,
+    b: jax.typing.ArrayLike | Packed24 | PackedVNM | Compressed24,
     *,
-    bias=None,
+    bias: jax.typing.ArrayLike | None = None,
     activation: str | None = None,
     implementation: str | None = None,
-    preferred_element_type=None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`activation(a @ b + bias)` for matrices, either of which may be `Packed24` or `PackedVNM` along the
     contraction axis.

@@ -14,7 +14,14 @@ from jax_sparse24.ops.reference import mvue as reference
 from jax_sparse24.ops.reference.packed24 import pack24
 
 
-def mvue24(key, g, axis: int, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
+def mvue24(
+    key: jax.typing.ArrayLike,
+    g: jax.typing.ArrayLike,
+    axis: int,
+    exact: bool = True,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
     """A random 2:4 array along an axis whose expectation is `g`.
 
     Kept entries are `g / probability`. The draw depends on the key and the group's row-major index only: the

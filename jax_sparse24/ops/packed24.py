@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +49,15 @@ class Packed24(PackedArray):
     axis: int = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def types(x, axis: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    def types(
+        x: jax.Array | jax.ShapeDtypeStruct, axis: int
+    ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the values and metadata of a packed array.
 
         x: the array, or its shape and dtype.
-        axis: the compressed axis, counted from the end."""
+        axis: the compressed axis, counted from the end.
+
+        Returns: both, as `jax.ShapeDtypeStruct`."""
         place = x.ndim + axis
         lead, k = x.shape[:place] + x.shape[place + 1 :], x.shape[place]
         metadata = jax.ShapeDtypeStruct((*lead, -(-k // 8)), jnp.uint8)
@@ -79,7 +84,7 @@ class Packed24(PackedArray):
         return self.values.ndim
 
     @property
-    def dtype(self):
+    def dtype(self) -> jnp.dtype:
         return self.values.dtype
 
     @property
@@ -110,14 +115,29 @@ class Packed24(PackedArray):
         return UNPACK24(self.values, self.metadata, axis=self.axis, implementation=implementation)
 
 
+@overload
 def pack24(
-    x,
-    axis: int | tuple[int, int],
-    mask=None,
+    x: jax.typing.ArrayLike,
+    axis: int,
+    mask: jax.typing.ArrayLike | None = None,
     *,
     checked: bool = False,
     implementation: str | None = None,
-):
+) -> Packed24: ...
+
+
+@overload
+def pack24(
+    x: jax.typing.ArrayLike,
+    axis: tuple[int, int],
+    mask: jax.typing.ArrayLike | None = None,
+    *,
+    checked: bool = False,
+    implementation: str | None = None,
+) -> tuple[Packed24, Packed24]: ...
+
+
+def pack24(x, axis, mask=None, *, checked=False, implementation=None):
     """`x` compressed along an axis: two of every four elements with their positions.
 
     Without a mask the two of largest |x| are taken, as in `mask24`. Of a group in which a mask holds more
@@ -353,7 +373,9 @@ GATHER24 = Operation(
 )
 
 
-def squared_relu24(x, axis: int | tuple[int, int] = -1, *, implementation: str | None = None):
+def squared_relu24(
+    x: jax.typing.ArrayLike, axis: int | tuple[int, int] = -1, *, implementation: str | None = None
+) -> Packed24:
     """`relu(x)**2`, the two largest of every four kept, packed.
 
     Activation, selection and packing are one pass. The square is taken in float32, whose subnormals count as

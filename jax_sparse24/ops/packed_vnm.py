@@ -43,12 +43,16 @@ class PackedVNM(PackedArray):
     axis: int = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def types(x, v: int, m: int, axis: int, **_) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def types(
+        x: jax.Array | jax.ShapeDtypeStruct, v: int, m: int, axis: int, **_
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes of values, metadata and columns of a packed array.
 
         x: the array, or its shape and dtype.
         v, m: the size of a block.
-        axis: the compressed axis, -1 or -2."""
+        axis: the compressed axis, -1 or -2.
+
+        Returns: the three, as `jax.ShapeDtypeStruct`."""
         *lead, _, _ = x.shape
         rows, groups = x.shape[-3 - axis], x.shape[axis] // m
         return (
@@ -88,7 +92,7 @@ class PackedVNM(PackedArray):
         return self.values.ndim
 
     @property
-    def dtype(self):
+    def dtype(self) -> jnp.dtype:
         return self.values.dtype
 
     @property
@@ -112,7 +116,14 @@ class PackedVNM(PackedArray):
 
 
 def vnm_mask(
-    x, v: int, m: int, n: int = 2, axis: int = -1, exact: bool = False, *, implementation: str | None = None
+    x: jax.typing.ArrayLike,
+    v: int,
+    m: int,
+    n: int = 2,
+    axis: int = -1,
+    exact: bool = False,
+    *,
+    implementation: str | None = None,
 ) -> jax.Array:
     """Keep mask of V:2:M: in every block of `v` rows and `m` columns four columns stay, and of these every
     row keeps the two of largest |x|.
@@ -144,13 +155,13 @@ def vnm_mask(
 
 
 def pack_vnm(
-    x,
+    x: jax.typing.ArrayLike,
     v: int,
     m: int,
     n: int = 2,
     axis: int = -1,
     exact: bool = False,
-    mask=None,
+    mask: jax.typing.ArrayLike | None = None,
     *,
     implementation: str | None = None,
 ) -> PackedVNM:

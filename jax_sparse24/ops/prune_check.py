@@ -9,7 +9,7 @@ from jax_sparse24.dispatch.operation import Kernel, Operation, trailing
 from jax_sparse24.ops.reference import prune_check as reference
 
 
-def prune_check24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
+def prune_check24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = None) -> jax.Array:
     """The number of groups of four consecutive elements along an axis with more than two non-zeros.
 
     Zero says that `x` is 2:4 along the axis, so that `pack24` loses nothing of it. NaN and subnormals are not

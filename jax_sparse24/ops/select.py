@@ -9,7 +9,7 @@ from jax_sparse24.dispatch.operation import Kernel, Operation, like, mask_like, 
 from jax_sparse24.ops.reference import select as reference
 
 
-def mask24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
+def mask24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = None) -> jax.Array:
     """Keep mask of the two largest |x| in every four consecutive elements along an axis.
 
     Ties keep the lower index, NaN outranks everything, and a subnormal outranks zero. No gradient flows.
@@ -29,7 +29,9 @@ def mask24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
 MASK24 = Operation("mask24", reference.mask24, kernel=Kernel("s24_mask", mask_like, trailing))
 
 
-def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) -> jax.Array:
+def mask_nm(
+    x: jax.typing.ArrayLike, n: int, m: int, axis: int, *, implementation: str | None = None
+) -> jax.Array:
     """Keep mask of the n largest |x| in every m consecutive elements along an axis.
 
     For 2:4 it is `mask24`. For other patterns there is only the reference, and no hardware packs them.
@@ -54,7 +56,7 @@ def mask_nm(x, n: int, m: int, axis: int, *, implementation: str | None = None) 
 MASK_NM = Operation("mask_nm", reference.mask_nm)
 
 
-def prune24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
+def prune24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = None) -> jax.Array:
     """`x` where `mask24(x, axis)` holds, else +0.
 
     Kept elements keep their bits; a pruned NaN or Inf leaves no trace. The derivative is that of the kept
@@ -78,7 +80,7 @@ def _prune_jvp(primals, tangents, *, axis, implementation):
 PRUNE24 = Operation("prune24", reference.prune24, kernel=Kernel("s24_prune", like, trailing), jvp=_prune_jvp)
 
 
-def double_prune24(w, axis: int, *, implementation: str | None = None) -> jax.Array:
+def double_prune24(w: jax.typing.ArrayLike, axis: int, *, implementation: str | None = None) -> jax.Array:
     """`w` pruned 2:4 along an axis, then pruned again along the other of its last two axes.
 
     Of random weights 40.6 % stay. The derivative is that of `prune24`.

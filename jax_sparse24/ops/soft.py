@@ -9,7 +9,7 @@ from jax_sparse24.ops.reference import soft as reference
 from jax_sparse24.ops.reference.bits import join, key, rank_below_two, split
 
 
-def soft24(x, axis: int, *, implementation: str | None = None) -> jax.Array:
+def soft24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = None) -> jax.Array:
     """Soft-thresholded 2:4: `sign(x) max(|x| - t, 0)`, `t` the second-smallest magnitude of each group.
 
     It is continuous in `x`, has at most two non-zeros per group, and is not rescaled. It is computed in

@@ -16,7 +16,9 @@ from jax_sparse24.ops.packed24 import (
 from jax_sparse24.ops.reference import transposable as reference
 
 
-def transposable_mask24(w, exact: bool = True, *, implementation: str | None = None) -> jax.Array:
+def transposable_mask24(
+    w: jax.typing.ArrayLike, exact: bool = True, *, implementation: str | None = None
+) -> jax.Array:
     """Mask that is 2:4 along both of the last two axes and keeps the most |w| in every 4x4 tile.
 
     Scores of tiles are float32 sums `(row 0 + row 1) + (row 2 + row 3)`, and ties go to the tile that keeps
@@ -46,7 +48,9 @@ SEARCH = Operation(
 GREEDY = Operation("transposable_mask24 with exact=False", reference.greedy_transposable_mask24)
 
 
-def transposable_pack24(w, *, implementation: str | None = None) -> tuple[jax.Array, Packed24, Packed24]:
+def transposable_pack24(
+    w: jax.typing.ArrayLike, *, implementation: str | None = None
+) -> tuple[jax.Array, Packed24, Packed24]:
     """`transposable_mask24(w)`, and `w` packed by it along axis -1 and along axis -2.
 
     On CUDA it takes one pass over `w`. Both packed arrays are differentiable in `w`, at kept positions.

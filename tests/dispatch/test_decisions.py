@@ -14,6 +14,8 @@ from jax_sparse24.dispatch import table as tables
 from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.explain import choices
 from tests.dispatch.tables import entry, runs_packed, store, table
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
@@ -97,19 +99,70 @@ def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:16")), "another pattern"
 
 
-def test_the_table_is_asked_once_per_product(folders, monkeypatch):
-    """For each of the six of an FFN, packed or dense, forward and backward."""
-    method, find, asked = s24.methods.FST(), tables.find, []
-    monkeypatch.setattr(tables, "find", lambda product: asked.append(product) or find(product))
+BLOCK = (64, 32, 48)
+METHODS = {
+    "FST": s24.methods.FST(),
+    "Activation24": s24.methods.Activation24(),
+    "Venom": s24.methods.Venom(v=16, m=8, clusters=2),
+    "SSTE": s24.methods.SSTE(),
+}
+
+
+def everything(**times):
+    """An entry for every product of a block of this shape, of both patterns."""
+    sizes = {"fwd": ("left", "right"), "dgrad": ("left", "right", "result"), "wgrad": ("left", "right")}
+    return [
+        entry(product, side, BLOCK, pattern=pattern, **times)
+        for product, sides in sizes.items()
+        for side in sides
+        for pattern in ("2:4", "16:2:8")
+    ]
+
+
+def trace_of(method):
     w1, w2 = jnp.ones((32, 48)), jnp.ones((48, 32))
     state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
-    for packed in (50.0, 200.0):
-        store(folders[0], table(entry("fwd", "right", (64, 32, 48), packed=packed)))
+    run = lambda x: s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0)).sum()  # noqa: E731
+    jax.make_jaxpr(jax.grad(run))(jnp.ones((64, 32)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_is_asked_once_for_each_sparse_operand(folders, monkeypatch, name):
+    """Packed or dense, forward and backward, also where a fused pass could have made the operand."""
+    find, asked = tables.find, []
+    monkeypatch.setattr(tables, "find", lambda product: asked.append(product) or find(product))
+    weights_win = [*everything(packed=60.0), entry("dgrad", "right", BLOCK, packed=20.0)]
+    for entries in (everything(packed=50.0), everything(packed=200.0), weights_win):
+        store(folders[0], table(*entries))
         tables._stored.cache_clear()
         asked.clear()
-        run = lambda x: s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0)).sum()  # noqa: E731
-        jax.make_jaxpr(jax.grad(run))(jnp.ones((64, 32)))
-        assert len(asked) == 6
+        trace_of(METHODS[name])
+        assert len(set(asked)) == len(asked), asked
+        assert len(asked) == {"FST": 6, "Activation24": 4, "Venom": 7, "SSTE": 4}[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_explain_says_what_runs(folders, monkeypatch, name):
+    """Also where a product is faster than the masked dense one, and slower than the dense one."""
+    multiply, ran = Execution.multiply, {}
+    monkeypatch.setattr(
+        Execution,
+        "multiply",
+        lambda self, name, operands, *args, **options: (
+            ran.update({name: operands.decision}) or multiply(self, name, operands, *args, **options)
+        ),
+    )
+    for packed, masked in ((50.0, 100.0), (100.0, 110.0), (200.0, 100.0)):  # 90 us dense
+        store(folders[0], table(*everything(packed=packed, masked=masked)))
+        tables._stored.cache_clear()
+        ran.clear()
+        trace_of(METHODS[name])
+        said = {choice.product: choice for choice in choices(METHODS[name], BLOCK, "float32")}
+        entries_only = {p for p, choice in said.items() if choice.runs == "only at entries of Y2"}
+        assert ran.keys() | entries_only == said.keys()
+        assert {p: said[p].decision for p in ran if said[p].decision} == {
+            p: decision for p, decision in ran.items() if said[p].decision
+        }
 
 
 def test_a_table_without_patterns_is_of_2_4(folders):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import decision
+from jax_sparse24.dispatch import decision, operation
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.product import Product
-from jax_sparse24.engine import execution, fusions
+from jax_sparse24.engine import execution
 from jax_sparse24.methods import FST, SSTE, Activation24
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
@@ -85,7 +85,7 @@ def test_products_read_what_kernels_pack(method, packed, products):
 
 def test_two_passes_make_four_of_them(monkeypatch):
     """Where CUDA is the default platform: one packs Y2 and counts, one over dY2 makes the others."""
-    monkeypatch.setattr(fusions, "platform", lambda: "cuda")
+    monkeypatch.setattr(operation, "platform", lambda: "cuda")
     found = calls(Activation24())
     targets = [target for target, *_ in found]
     (counted,) = (out for target, _, out in found if target == "s24_pack_counted")

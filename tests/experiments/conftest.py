@@ -25,7 +25,7 @@ def config():
     """A run of twelve steps: masks refreshed at 0, 2, 4, 6 and 8, dense from step 9."""
     return Config(
         name="tiny",
-        model=decoder.Config(layers=2, d=16, f=32, heads=2),
+        model=decoder.Config(layers=1, d=16, f=32, heads=2),
         data=text.Config(corpus={corpus!r}, root={root!r}, seq=32, batch=4),
         optim=Optim(warmup=2),
         train=Train(

@@ -109,6 +109,10 @@ def test_load_wants_a_config(tmp_path):
     [
         (lambda: decoder.Config(d=20, heads=4), "d=20 and heads=4.*multiple of 2"),
         (lambda: decoder.Config(layers=0), "model.layers must be positive, got 0"),
+        (
+            lambda: Config(data=text.Config(corpus="folder", patterns=["*.md"])),
+            "data.patterns is a list, which can change after the config is made; write a tuple",
+        ),
         (lambda: text.Config(batch=-1), "data.batch must be positive, got -1"),
         (lambda: text.Config(patterns=()), "data.patterns is empty"),
         (lambda: Optim(lr=0.0), "optim.lr must be positive"),

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from configs import dense
 from experiments import export as exporting
 from experiments import import_model, launch
 from experiments.data import vocabulary
@@ -109,6 +110,14 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
         np.testing.assert_array_equal(dense[key], value)
         kept = np.asarray(s24.transposable_mask24(value)) if ".ffn." in key else True
         np.testing.assert_array_equal(sparse[key], np.where(kept, value, 0).astype(jnp.bfloat16))
+
+
+def test_runs_that_end_with_sparse_weights_are_known():
+    ends = {
+        name: exporting.ends_sparse(dataclasses.replace(dense.config(), method=getattr(s24.methods, name)()))
+        for name in ("Dense", "FST", "Activation24", "STE", "SLoPe", "AST")
+    }
+    assert [name for name, sparse in ends.items() if sparse] == ["STE", "SLoPe", "AST"]
 
 
 def test_several_files(tmp_path, monkeypatch):

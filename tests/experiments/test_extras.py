@@ -20,4 +20,4 @@ def test_a_missing_package_names_itself_and_its_extra(package):
         [sys.executable, "-c", HIDE.format(package=package)], capture_output=True, text=True
     )
     assert done.returncode != 0
-    assert f"experiments needs {package}" in done.stderr and "pip install '.[train]'" in done.stderr
+    assert f"experiments needs {package}" in done.stderr and "pip install -e '.[train]'" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 import jax_sparse24 as s24
 from experiments import config as configs
 from experiments import launch
+from experiments.ablations import ablation as ablations
 from experiments.errors import UserError
 from experiments.training import opening as openings
 from experiments.training.step import Program
@@ -26,12 +27,41 @@ def run(capsys, *arguments):
     return status, " ".join((printed.out + printed.err).replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_help_lists_the_configs(capsys):
     status, text = run(capsys, "--help")
     assert status == 0
     for part in ("CONFIG", "configs/fst/masked_decay.py", "configs/demo.py:fst", "--resume"):
         assert part in text
     assert run(capsys) == (0, text)
+    # Grouped by paper; parameters and devices come from the configs.
+    fst = text.split("FST (arXiv 2404.01847) ")[1].split("SLoPe (arXiv")[0]
+    assert "configs/fst/masked_decay.py 85M GPU GPT-2 size, the paper" in fst
+    assert "configs/fst/decay_grid.py:cpu 0.1M CPU claim: Masked decay holds" in fst
+    assert "configs/sizes.py:b7 6.7B 2+ GPUs 7B" in text
+    small = configs.load("configs/demo.py:dense")
+    count = launch.parameters(small.model, small.data.tokenizer)
+    assert count == openings.parameters(small)
+    assert f"configs/demo.py:dense {launch.rounded(count)} CPU The demo's dense arm" in text
+    listed = [word for word in text.split("Configs in this")[1].split() if word.startswith("configs/")]
+    offered = [len(configs.functions_of(configs.REPOSITORY / file)) for file in configs.listing()]
+    assert len(set(listed)) == len(listed) == sum(offered) + len(ablations.listing())
+
+
+@pytest.mark.parametrize(
+    ("attention", "accumulate", "count", "device"),
+    [
+        ("xla", 1, 1e9, "CPU"),
+        ("cudnn", 1, 5e9, "GPU"),
+        ("cudnn", 2, 5e9, "2+ GPUs"),
+        ("xla", 1, 2e10, "4+ GPUs"),
+    ],
+)
+def test_what_a_config_needs(attention, accumulate, count, device):
+    config = configs.load("configs/demo.py:dense")
+    model = dataclasses.replace(config.model, attention=attention, dtype="bfloat16")
+    train = dataclasses.replace(config.train, accumulate=accumulate)
+    assert launch.needs(dataclasses.replace(config, model=model, train=train), int(count)) == device
 
 
 def test_help_of_a_config_lists_its_fields(capsys):

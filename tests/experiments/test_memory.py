@@ -38,6 +38,7 @@ def test_parameters_of_the_configs(name):
 
 def test_terms(config):
     """By hand, for the tiny config: 2 blocks, d 16, f 32, four sequences of 32, bytes, float32, FST."""
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers=2))
     found = memory.estimate(config, Program(config)).terms
     weights = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 32 + 2 * 16) + 16
     assert found["parameters"] == found["gradients"] == 4 * weights
@@ -46,8 +47,24 @@ def test_terms(config):
     assert found["activations"] == 2 * 2 * (16 * 16 + 4 * 32) * 4 * 32
     assert found["attention weights"] == 2 * 8 * 2 * 32 * 4 * 32
     assert found["logits"] == 4 * 32 * 257 * 16
-    shared = memory.estimate(config, Program(config), devices=4).terms
+    shared = memory.estimate(config, Program(config, devices=4)).terms  # which are not here
     assert shared["activations"] == found["activations"] / 4 and shared["moments"] == found["moments"]
+    pieces = dataclasses.replace(config, mesh=configs.Mesh(dp=1, fsdp=4))
+    pieces = memory.estimate(pieces, Program(pieces, devices=4)).terms
+    assert pieces["activations"] == shared["activations"]
+    assert pieces["moments"] == pytest.approx(found["moments"] / 4, rel=0.05)  # those of norms are whole
+    train = dataclasses.replace(config.train, accumulate=2)
+    sizes = [configs.Mesh(fsdp=4, gather=gather) for gather in ("step", "product")]
+    both = [dataclasses.replace(config, mesh=mesh, train=train) for mesh in sizes]
+    wide = dataclasses.replace(config.model, d=256, f=1024)  # weights, not logits, are what is large
+    both = [dataclasses.replace(c, model=wide, data=dataclasses.replace(c.data, batch=8)) for c in both]
+    once, each = (memory.estimate(c, Program(c, devices=4)) for c in both)
+    assert once.terms["gradients"] == pytest.approx(4 * each.terms["gradients"], rel=0.05)
+    assert (
+        once.terms["gathered parameters"] > once.terms["parameters"]
+        and "gathered parameters" not in each.terms
+    )
+    assert once.remedy == "mesh.gather product" and each.largest != once.largest
     model = dataclasses.replace(config.model, remat=True)
     remat = dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, accumulate=2))
     less = memory.estimate(remat, Program(remat)).terms
@@ -102,8 +119,8 @@ def test_what_cannot_fit_is_refused(config, monkeypatch):
         UserError, match=r"have 0\.0 GB. The largest part is attention weights.*give model.attention cudnn"
     ):
         memory.check(large, Program(large))
-    with pytest.raises(UserError, match="no multiple of 3 devices"):
-        memory.estimate(config, program, devices=3)
+    with pytest.raises(UserError, match="must be a multiple of the 3 devices"):
+        memory.estimate(config, Program(config, devices=3))
     with pytest.raises(UserError, match="needs the model's layers, d, f"):
         memory.estimate(dataclasses.replace(config, model=base.Config()), program)
 
@@ -111,17 +128,18 @@ def test_what_cannot_fit_is_refused(config, monkeypatch):
 @pytest.mark.slow
 def test_the_command(shared, capsys):
     """XLA's arguments are the state and the tokens, to the byte."""
-    command.main([f"{shared / 'tiny.py'}:dense", "--devices", "2", "--model.layers", "1"])
+    command.main([f"{shared / 'tiny.py'}:dense", "--mesh.fsdp", "2"])
     printed = capsys.readouterr().out
-    assert "micro-batches of 4 x 32 tokens on 2 devices" in printed and "The largest part is" in printed
+    assert "micro-batches of 4 x 32 tokens on 2 devices (fsdp 2)" in printed
+    assert "The largest part is" in printed
     config = configs.load(f"{shared / 'tiny.py'}:dense")
-    program = Program(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=1)))
+    program = Program(config)
     names = [f"XLA, phase train: {name}s" for name in ("argument", "output", "temp")]
     assert [name for name, _ in command.xla_rows(program)] == names
     found = program.step(False).memory_analysis().argument_size_in_bytes
     tokens = np.dtype(np.int32).itemsize * config.data.batch * (config.data.seq + 1)
     assert found == memory.size_of(program.abstract_state()) + tokens
-    for words in (["--devices", "0"], ["--devices", "3"]):
+    for words in (["--devices", "0"], ["--devices", "3"], ["--devices", "2", "--xla"]):
         with pytest.raises(SystemExit):
             command.main([f"{shared / 'tiny.py'}:dense", *words])
         assert "error:" in capsys.readouterr().err

@@ -17,7 +17,7 @@ def assert_same_on_both(f, *args):
     assert_same_bits(on("cuda", f, *args), on("cpu", f, *args))
 
 
-OPERATIONS = ALONG_AN_AXIS | {
+PACKS = {name: f for name, f in ALONG_AN_AXIS.items() if "pack" in name or "mvue" in name} | {
     "pack24 with mask": lambda x, axis: s24.pack24(x, axis, s24.mask24(x[::-1], axis)),
     "todense": lambda x, axis: s24.pack24(x, axis).todense(),
     "gather24": lambda x, axis: gather24(x[::-1], s24.pack24(x, axis).metadata, axis),
@@ -28,13 +28,11 @@ OPERATIONS = ALONG_AN_AXIS | {
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize(
-    "name", ["pack24", "pack24 with mask", "todense", "gather24", *(n for n in OPERATIONS if "mvue" in n)]
-)
+@pytest.mark.parametrize("name", PACKS)
 def test_same_bits_where_blocks_repeat_their_work(name, axis):
     """Large arrays, whose last block repeats it less often than the others."""
     words = np.random.default_rng(3).integers(0, 2**16, (129 * 128, 65 * 64), np.uint16)
-    assert_same_on_both(lambda x: OPERATIONS[name](x, axis), words.view(jax.numpy.bfloat16))
+    assert_same_on_both(lambda x: PACKS[name](x, axis), words.view(jax.numpy.bfloat16))
 
 
 def test_keys_and_masks_broadcast_under_vmap():

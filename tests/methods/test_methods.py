@@ -452,3 +452,22 @@ def test_the_list_of_methods_refuses_widths_that_are_no_numbers():
         s24.methods.list("768")
     with pytest.raises(ValueError, match=r"methods.list: f=0 must be at least 1"):
         s24.methods.list(768, 0)
+
+
+def test_the_init_of_a_users_method_is_traced_once():
+    """For a method, shape and role; with 64-bit types once more, since its dtypes may be others."""
+    traced = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Method):
+        def init(self, w, role="w"):
+            traced.append((w.shape, role))
+            return {"scale": jnp.zeros(w.shape[-1:], float)}
+
+    for _ in range(3):
+        assert Counted().state_shapes((8, 4))["scale"].dtype == jnp.float32
+        Counted().state_shapes((8, 4), "w1")
+        Counted().state_shapes((8, 8))
+    assert traced == [((8, 4), "w"), ((8, 4), "w1"), ((8, 8), "w")]
+    with jax.enable_x64(True):
+        assert Counted().state_shapes((8, 4))["scale"].dtype == jnp.float64

@@ -95,10 +95,12 @@ def verdict(method, result, truth, dtype, case: Case) -> str:
     near = check.tolerance(dtype, max(case))
     forward = method.ffn_plan().row("F2")
     if forward is not None and forward.operand == "y2":
-        near = check.selected(near)
+        near = check.tolerance_of_selection(near)
     for name, a, b in zip(OUTPUTS, result, truth, strict=False):
         # dW1 draws from gradients that carry rounding errors.
-        if check.distance(a, b) > (check.drawn(near) if method.stochastic and name == "dw1" else near):
+        if check.distance(a, b) > (
+            check.tolerance_of_estimate(near) if method.stochastic and name == "dw1" else near
+        ):
             return "wrong"
     return "ok"
 
@@ -263,27 +265,26 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
     saved, made, features, programs = None, {}, None, {}
     x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
+    decisions = run.decisions(FFN, {name: operand.shape for name, operand in operands.items()}, x.dtype)
     if run.plan.save_packed:
-        given = {"y2": dy1, "w2": operands["w2"]}
-        first = run.cut("F2", given, states, KEY, packed=True, counts=fusions.COUNTS.matches(run, dy1))
+        given, counts = {"y2": dy1, "w2": operands["w2"]}, fusions.COUNTS.matches(run, dy1)
+        first = run.cut("F2", given, states, KEY, decisions["F2"], packed=True, counts=counts)
         saved = first.left
-        if decisions := fusions.SAVED_24.matches(run, saved, x, dy3):
+        if fusions.SAVED_24.matches(run, saved, decisions):
             one_pass = partial(fusions.SAVED_24.run, decisions, run)
             programs["producer", "B3"] = Program(one_pass, saved, first.counts, dy1, x, dy3)
             saved, made, features = programs["producer", "B3"].result
         for name, dense in (("B2", dy3), ("B4", x)):
-            if decision := fusions.SAVED_VNM.matches(run, name, saved, x, dy3):
-                again = partial(fusions.SAVED_VNM.run, decision, run, name)
+            if fusions.SAVED_VNM.matches(run, name, saved, decisions[name]):
+                again = partial(fusions.SAVED_VNM.run, decisions[name], run, name)
                 programs["producer", name] = Program(again, saved, dense)
                 made[name] = programs["producer", name].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
-        sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, saved, dy3, operands["w2"])
+        sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, dy3, operands["w2"], decisions["B1"])
 
-        def cut(own, name=name, sampled=sampled):
-            if sampled:
-                return run.cut(name, own, states, KEY, decision=fusions.DENSE)
-            return run.cut(name, own, states, KEY, saved=saved if name == "B3" else None)
+        def cut(own, name=name, decision=fusions.DENSE if sampled else decisions[name]):
+            return run.cut(name, own, states, KEY, decision, saved=saved if name == "B3" else None)
 
         def made_only(own, cut=cut):
             done = cut(own)  # an operand that stays as it is would be copied to be a result

@@ -39,10 +39,10 @@ speed-up over that step which the FFNs measured alone leave for the whole one. *
 from the same parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
 
 
-def config_of(case: Case, dtype: str, method, layers: int) -> Config:
+def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256) -> Config:
     """A decoder whose batch has about T tokens. cuDNN has attention for 16-bit floats."""
     attention = "cudnn" if platform() == "cuda" and jnp.dtype(dtype).itemsize == 2 else "xla"
-    seq = min(256, case.T)
+    seq = min(seq, case.T)
     heads = max(case.d // HEAD, 1)
     while case.d % (2 * heads):
         heads -= 1
@@ -60,13 +60,13 @@ def config_of(case: Case, dtype: str, method, layers: int) -> Config:
 
 class Steps:
     """Optimiser steps of one method, one a call; `metrics` are those of the first two. options: XLA's for
-    compiling them."""
+    compiling them. devices: of the config's mesh; None for all."""
 
-    def __init__(self, config: Config, implementation: str | None, options: dict | None = None):
+    def __init__(self, config: Config, implementation: str | None, options: dict | None = None, devices=None):
         if implementation is not None:
             model = dataclasses.replace(config.model, implementation=implementation)
             config = dataclasses.replace(config, model=model)
-        self.program = StepProgram(config, options)
+        self.program = StepProgram(config, options, devices=devices)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         data = config.data
         words = data.vocabulary.size - 1
@@ -119,7 +119,7 @@ def verdict(steps: Steps, truth: list | None, stochastic: bool, dtype: str, case
         return "wrong"
     near = check.tolerance(dtype, max(case))
     # Random draws differ where gradients differ by rounding; they enter norms with their squares.
-    near = check.drawn(near) if stochastic else near
+    near = check.tolerance_of_estimate(near) if stochastic else near
     if truth is not None and not alike(steps.metrics, truth, near):
         return "wrong"
     again = steps.first_two()

@@ -10,9 +10,10 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments.bench import main
-from experiments.benchmarks import pages, rows, select, session, xla_programs
+from experiments.benchmarks import pages, rows, select, session, shown, stored, xla_programs
 from experiments.benchmarks.settings import PRESETS, Case, Settings
-from experiments.benchmarks.suites import ffn, gated, gemm, producers
+from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers
+from experiments.config import Mesh
 from jax_sparse24.measure import Times, products
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,46 @@ def test_train_step(bench):
         assert np.isfinite(row["loss"]).all()
 
 
+def test_steps_over_meshes(monkeypatch):
+    """What is computed from times and sizes; the steps themselves are those of the launcher."""
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    made = []
+
+    def steps_on(mesh_of_steps, case, dtype, method, settings):
+        made.append((mesh_of_steps, type(method).__name__))
+        pieces = 1 if mesh_of_steps is None else mesh_of_steps.fsdp
+        program = SimpleNamespace(
+            abstract_state=lambda: [jax.ShapeDtypeStruct((4096 // pieces,), np.float32)]
+        )
+        wrong = mesh_of_steps is not None and mesh_of_steps.tp == 2
+        two = [{"loss": 5.0}, {"loss": 4.9 if wrong else 4.02}]
+        steps = SimpleNamespace(program=program, metrics=two, temp_bytes=1000)
+
+        class Call(SimpleNamespace):
+            def __call__(self):
+                return np.zeros(1)
+
+        return Call(**vars(steps), refreshing=lambda: np.zeros(1))
+
+    monkeypatch.setattr(mesh, "steps_on", steps_on)
+    monkeypatch.setattr(mesh, "expected", lambda over, alone: [5.0, 4.0 if over else 4.02])
+    settings = Settings(
+        suites=("mesh",), method=("FST",), mesh=("fsdp=4", "dp=2,tp=2"), repeats=3, seconds=0.01
+    )
+    found = mesh.measure_case(Case(64, 16, 32), "float32", settings)
+    assert made == [
+        (m, name) for m in (None, Mesh(dp=1, fsdp=4), Mesh(dp=2, tp=2)) for name in ("Dense", "FST")
+    ]
+    assert [row["state_bytes"] for row in found] == [16384, 16384, 4096, 4096, 16384, 16384]
+    # Draws of FST may differ, dense products may not.
+    assert [row["status"]["step"] for row in found] == ["ok", "ok", "wrong", "ok", "wrong", "wrong"]
+    assert len({stored.identity(row) for row in found}) == 6
+    first, *_, last = [line.split("|")[1:] for line in mesh.table(found).splitlines()[2:]]
+    assert [cell.strip() for cell in first[:2]] == ["one device", "Dense"]
+    assert [cell.strip() for cell in last[:2]] == ["dp 2, tp 2", "FST"] and "WRONG" in last[7]
+    assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
+
+
 def test_steps_that_search_masks_are_counted_at_their_rate():
     step = {"median": 10.0, "low": 9.0, "high": 11.0, "rounds": [9.0, 10.0, 11.0], "joules": 2.0, "mhz": 1.0}
     mean = rows.amortised(step, {"median": 50.0, "joules": 6.0}, every=40)
@@ -253,6 +294,7 @@ def test_help_names_suites_and_options(capsys):
         (["--vnm", "48,8"], "v=48 is not supported"),
         (["ffn", "--dtype", "float8_e4m3fn"], "for the suite gemm alone"),
         (["gemm", "--dtype", "float8_e4m3fn"], "cuSPARSELt"),
+        (["mesh"], "needs several devices"),
     ],
 )
 def test_mistakes_are_one_message(argv, message, capsys):
@@ -280,7 +322,7 @@ def test_the_committed_page_is_what_the_results_give():
 
 def test_plots_of_the_page_exist():
     for suites in pages.load(Settings().folder).values():
-        for name in pages.images(suites):
+        for name in shown.images(suites):
             assert (pages.IMAGES / name).exists(), (
                 f"{name} is missing: run `python -m experiments.bench report`"
             )
@@ -303,6 +345,7 @@ def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
     assert "a_ffn_2026-01-02.json" in text and "c0ffee" not in text
     assert "1.25x" in text and "a machine" in text
     assert {p.name for p in images.iterdir()} == {
+        "bench-a-lead.png",
         "bench-a-width.png",
         "bench-a-tokens.png",
         "bench-a-cost.png",
@@ -585,5 +628,5 @@ def test_plots_never_mix_orders(tmp_path):
     suites = {"ffn": {"hardware": {"name": "a"}, "rows": [new, *old]}}
     assert select.current(suites, "ffn") == [new]
     assert select.with_parts(suites) == old
-    assert list(pages.images(suites)) == ["bench-a-cost.png"], "one width is no sweep"
+    assert list(shown.images(suites)) == ["bench-a-lead.png", "bench-a-cost.png"], "one width is no sweep"
     assert select.current({"ffn": {"rows": old}}, "ffn") == old

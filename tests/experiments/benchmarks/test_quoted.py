@@ -27,9 +27,13 @@ def test_pages_hold_no_ratio_that_was_written_by_hand(name):
     assert re.findall(r"\d\.\d\d+x|\d\.\d+ m?s\b|\d %", prose) == []
 
 
-def test_the_readme_says_first_where_sparsity_does_not_pay_and_at_what_loss():
-    block = quoted.BLOCK.search((quoted.REPOSITORY / "README.md").read_text())
-    pays, loss, *_ = block[0].partition("-->")[2].strip().split("\n\n")
+def test_the_readme_says_first_what_it_gives_and_at_what_loss():
+    text = (quoted.REPOSITORY / "README.md").read_text()
+    first, speed = (match[0] for match in quoted.BLOCK.finditer(text))
+    assert all(f"| `{method}` " in first and "x (" in first for method in quoted.METHODS)
+    assert "Loss: nats per byte above dense training" in first and "-lead.png)" in first
+    assert text.index(first) < text.index("Stay dense where") < text.index("## Two commands")
+    pays, loss, *_ = speed.partition("-->")[2].strip().split("\n\n")
     assert pays.startswith("Whole training steps, dense time / time, on an NVIDIA") and quoted.NARROW in pays
     assert loss.startswith("At equal steps the loss is not that of dense training") and "`FST` +0." in loss
 
@@ -44,6 +48,7 @@ def test_quoted_numbers_follow_the_results():
             row["scheme"] = session.SCHEME
     text = quoted.speed(results, [], "docs/")
     wide, _, narrow = text.partition("\n")[0].partition(quoted.NARROW)
-    assert "`FST` 0.50x at d, f = 2048, 8192 (2 blocks)" in narrow and "0.50x" not in wide
+    assert re.search(r"`FST` 0\.50x[^;]* at d, f = 2048, 8192 \(2 blocks\)", narrow) and "0.50x" not in wide
     assert "| 0.50x (0.50-0.50) " in text and "| 0.75 " in text, "time, and energy"
     assert "At equal steps" not in text, "there is no loss without a recorded one"
+    assert quoted.first(results, [], "docs/").count("not measured") == 3

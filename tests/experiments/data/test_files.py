@@ -197,7 +197,7 @@ def test_parts_that_are_none(mixed):
         ("text=1", "is not NAME:PLACE=WEIGHT"),
         ("text:stdlib=-1", "with a positive weight"),
         ("text:stdlib=nan", "with a positive weight"),
-        ("novels:x=1", "names no dataset that --data knows: 'novels'"),
+        ("novels:x=1", "names no dataset that --data knows: 'novels'. Use one of files, linux, text, tfds"),
         ("base:x=1", "names no dataset"),
         ("mix:x=1", "names no dataset"),
     ):

@@ -106,7 +106,7 @@ def test_the_size_of_a_leak(name):
     model.embedding.embedding[...] *= 10  # logits that differ
     graphdef, params, sparse = nnx.split(model, nnx.Param, s24.nn.SparseState)
     first, other = np.random.default_rng(1).integers(0, 256, (2, B, L + 1), np.int32)
-    found = Leak({True: graphdef}, [first, other, first, other])(params, sparse)
+    found = Leak({True: graphdef})(params, sparse, [first, other, first, other])
     assert found["leak_error"] == 0  # two pairs that are alike
     if method.causal:
         assert (found["leak"], found["leak_share"]) == (0, 0)

@@ -115,7 +115,7 @@ def test_sigterm_saves_and_exits_cleanly(shared, tmp_path):
         "--no-tune",
     ]
     command += ["--train.steps", "100000", "--train.eval-every", "0", "--train.checkpoint-every", "0"]
-    command += ["--train.monitor-every", "0", "--train.probe-every", "0", "--model.layers", "1"]
+    command += ["--train.monitor-every", "0", "--train.probe-every", "0"]
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -385,7 +385,7 @@ def test_report(finished, copy, tmp_path):
     pytest.importorskip("matplotlib")
     table = comparison.write_report([finished, copy], tmp_path / "report", extra="more")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert table in text and "![loss.png](loss.png)" in text and text.endswith("more")
+    assert table in text and "(loss.png)" in text and text.endswith("more")
     last = rows(finished, "eval")[-1]
     assert f"{last['dense']:.3f}" in table and f"{last['dense'] / math.log(2):.3f}" in table
     assert "Byte entropy" in table and "order 1" in table and "12/12" in table
@@ -393,6 +393,9 @@ def test_report(finished, copy, tmp_path):
     assert len({line.count("|") for line in (header, rule, *body)}) == 1
     for name in ("loss.png", "flip_rate.png"):
         assert (tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2 and ".png" not in page, "it needs no other file"
+    assert "<title>Report</title>" in page and page.count("<td") == len(body) * (header.count("|") - 1)
 
 
 def test_report_of_an_unfinished_run(copy, tmp_path):
@@ -406,12 +409,13 @@ def test_report_of_an_unfinished_run(copy, tmp_path):
 
 def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "experiments.analysis.curves", raising=False)
+    for module in ("curves", "style"):
+        monkeypatch.delitem(sys.modules, f"experiments.analysis.{module}", raising=False)
     with pytest.raises(SystemExit) as stop:
         report.main([str(finished), "--out", str(tmp_path / "report")])
     errors = capsys.readouterr().err
     assert stop.value.code == 2
-    assert "pip install '.[plots]'" in errors and "12/12" in errors
+    assert "pip install -e '.[plots]'" in errors and "12/12" in errors
     assert "12/12" in (tmp_path / "report" / "report.md").read_text()
 
 
@@ -464,6 +468,7 @@ def test_plain_lines_come_at_intervals(capsys, monkeypatch):
 
 def test_the_share_of_the_peak(config, monkeypatch):
     """By hand, for the tiny config: 6 for each weight of a product, 2 * 3 for each pair in attention."""
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers=2))
     weights = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 32)
     assert speed.flops_per_token(config) == 6 * (weights + 2 * 16 * 32)
     untied = dataclasses.replace(config, model=dataclasses.replace(config.model, tied=False))

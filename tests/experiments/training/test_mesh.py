@@ -1,7 +1,6 @@
 """How a run lies on several devices: errors that need none, and two processes of four devices each."""
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ from experiments.config import Config, Mesh, Train
 from experiments.data import text
 from experiments.errors import UserError
 from experiments.models import decoder
-from experiments.models.parts import heads_in_shards
+from experiments.models.parts import by_heads, with_columns
 from experiments.training import loop
 from experiments.training import mesh as meshes
 from experiments.training.rundir import open_run
@@ -76,14 +75,18 @@ def test_what_the_mesh_does_not_divide():
         meshes.shardings(state, abstract(dp=1, fsdp=1, tp=3))
     with pytest.raises(UserError, match=r"= 4 sequences\) must be a multiple of the 8 .*dp 4 \* fsdp 2"):
         meshes.check(config, abstract(dp=4, fsdp=2, tp=1))
-    with jax.sharding.use_abstract_mesh(abstract(dp=1, fsdp=1, tp=4)):
-        x, kernels = jnp.zeros((1, 4, 24)), [jnp.zeros((24, 24))] * 3
-        with pytest.raises(ValueError, match=r"2 heads .* do not divide into 4 shards .* --mesh.tp"):
-            heads_in_shards(x, kernels, heads=2, head=12)
+    divides = pytest.raises(ValueError, match=r"2 heads .* do not divide into 4 shards .* --mesh.tp")
+    with jax.sharding.use_abstract_mesh(abstract(dp=1, fsdp=1, tp=4)), divides:
+        by_heads([jnp.zeros((24, 24))] * 3, heads=2, head=12)
+    layer = s24.nn.Linear(24, 24, method=s24.methods.STE(), rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=r"heads of width 6 is not cut over tp.*multiple of 4, or --mesh.tp 1"
+    ):
+        with_columns(layer, jnp.zeros((1, 4, 24)), None, head=6)
 
 
 OPTIONS = [
-    *("--method", "FST", "--method.mvue", "None", "--method.dense-fraction", "0", "--model.layers", "1"),
+    *("--method", "FST", "--method.mvue", "None", "--method.dense-fraction", "0"),
     *("--train.steps", "100000", "--train.eval-every", "3", "--train.probe-every", "0", "--no-tune"),
     *("--train.monitor-every", "0", "--train.checkpoint-every", "0", "--train.eval-batches", "1"),
 ]
@@ -126,7 +129,6 @@ def test_two_processes_are_stopped_and_one_goes_on(shared, tmp_path, monkeypatch
     assert f"Stopped and saved at step {saved}" in printed[0]
 
     config = dataclasses.replace(open_run(out), mesh=Mesh())
-    monkeypatch.setattr(loop, "Program", functools.cache(loop.Program))
     monkeypatch.setattr(loop.StopSignal, "at", lambda self, step: step == saved + 4)
     resumed = loop.train(config, out, resume=True, show=False)
     whole = loop.train(config, tmp_path / "one", show=False)

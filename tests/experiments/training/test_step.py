@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,15 @@ def test_masked_decay_acts_after_clipping_and_before_adam():
         np.testing.assert_allclose(moment, 0.1 * 0.5 * jnp.where(mask, 0, w), rtol=1e-5, atol=1e-9)
 
 
+def test_runs_that_differ_in_their_seed_alone_are_compiled_once():
+    runs = [Program(dataclasses.replace(small(), seed=seed)) for seed in (0, 1, 0)]
+    assert len({id(run.step(False)) for run in runs}) == len({id(run.loss) for run in runs}) == 1
+    one, other, again = (ffn_kernels(run.initial_state()["params"])[0] for run in runs)
+    assert (one != other).any() and (one == again).all()
+    longer = Program(dataclasses.replace(small(), train=Train(steps=21)))
+    assert longer.step(False) is not runs[0].step(False)
+
+
 def test_weight_decay_spares_the_norms():
     config = small()
     params = initial_state(program_of(config))["params"]
@@ -156,7 +166,8 @@ def test_learning_rate(schedule):
 
 @pytest.mark.parametrize("method", [s24.methods.Dense(), s24.methods.FST()])
 def test_monitor(method):
-    program, monitor = program_of(small(method)), Monitor(small(method))
+    program = program_of(small(method))
+    monitor = Monitor(program)
     params = initial_state(program)["params"]
     kernels = ffn_kernels(params)
     masks = monitor.masks(params)
@@ -177,9 +188,9 @@ def test_the_ruler_of_a_method_without_masks():
     one, other, transposable = (
         monitor.masks(params)
         for monitor in (
-            Monitor(small(s24.methods.STE())),
-            Monitor(small(monitor_mask="top-2")),
-            Monitor(small()),
+            Monitor(program_of(small(s24.methods.STE()))),
+            Monitor(program_of(small(monitor_mask="top-2"))),
+            Monitor(program_of(small())),
         )
     )
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -189,7 +200,8 @@ def test_the_ruler_of_a_method_without_masks():
 def test_predicted_and_actual_change_of_a_small_step():
     """With a small learning rate the loss of the same batch changes as the first order says."""
     config = dataclasses.replace(small(NOISELESS), optim=Optim(lr=1e-5, warmup=0))
-    program, monitor = program_of(config), Monitor(config)
+    program = program_of(config)
+    monitor = Monitor(program)
     state, tokens = initial_state(program), batch(0)
     state, metrics = advance(program, state, tokens, True)
     change = monitor.descent(metrics, program.loss(True, state, program.batch(tokens)))
@@ -215,10 +227,11 @@ def test_probe(method):
     config = small(method)
     program = program_of(config)
     state, tokens = initial_state(program), jnp.asarray(batch(0))
-    values = Probe(config, program.graphdefs, tokens)(state["params"], state["sparse"], True)
+    values = Probe(program, tokens)(state["params"], state["sparse"], True)
     assert 0 < values["cosine"] < 1
     assert (values["noise"] > 0.001) == method.stochastic
-    same = Probe(config, {True: program.graphdefs[False], False: program.graphdefs[False]}, tokens)
+    alike = dict.fromkeys((True, False), program.graphdefs[False])
+    same = Probe(SimpleNamespace(config=config, graphdefs=alike, once=lambda name, make: make()), tokens)
     dense = same(state["params"], state["sparse"], True)
     assert dense["cosine"] == pytest.approx(1, abs=1e-5) and dense["noise"] == 0
     only = same(state["params"], state["sparse"], False)  # in a dense phase: the activations

@@ -48,5 +48,6 @@ def test_weights_and_biases_go_on_with_a_run(config, tmp_path, calls):
 def test_missing_packages(config, monkeypatch, option, package):
     trackers.check(config.train)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"train\.{next(iter(option))} needs .*{package}: pip install '\.\["):
+    needed = rf"train\.{next(iter(option))} needs .*{package}: pip install -e '\.\["
+    with pytest.raises(UserError, match=needed):
         trackers.check(dataclasses.replace(config.train, **option))

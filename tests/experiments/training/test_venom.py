@@ -57,7 +57,7 @@ def test_neurons_move_as_the_sparse_phase_begins(whole):
     phases = {row["step"]: row["phase"] for row in rows["train"]}
     assert [phases[s] for s in (3, 4, 7, 8)] == ["dense_warmup", "sparse", "sparse", "dense"]
     probes = rows["probe"]
-    assert all({"density", "density_0", "density_1", "F2_lost", "B2_lost"} <= set(p) for p in probes)
+    assert all({"density", "density_0", "F2_lost", "B2_lost"} <= set(p) for p in probes)
     assert [("cosine" in p) for p in probes] == [p["step"] == 6 for p in probes]
 
 
@@ -76,7 +76,7 @@ def test_losses_that_depend_on_later_tokens_are_marked(whole, capsys):
     text = comparison.text([runs.read_run(whole, "venom")])
     (row,) = [line for line in text.splitlines() if "loss, sparse" in line]
     assert f"{rows['eval'][-1]['sparse']:.3f} *" in row
-    assert "* No language-model loss: it depends on later tokens." in text
+    assert "Marked *: no language-model loss; it depends on later tokens." in text
     measured = outcome(runs.read_run(whole, "venom"))
     assert measured["leak"] == rows["eval"][-1]["leak"]
     assert measured["val_causal"] == measured["val_sparse"] + measured["leak"]
@@ -139,7 +139,7 @@ def test_resume_before_at_and_after_the_move(whole, quiet, tmp_path, step):
 
 def test_moving_neurons_changes_no_loss(whole, venom):
     program, state = Program(venom), checkpoint(whole, 4)
-    losses = evaluator.Evaluator(venom, program, BATCHES)
+    losses = evaluator.Evaluator(program, BATCHES)
     before = losses(state["params"], state["sparse"])["dense"]
     after = program.prepare(state, 4)
     np.testing.assert_allclose(losses(after["params"], after["sparse"])["dense"], before, rtol=1e-5)

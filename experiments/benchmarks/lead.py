@@ -1,0 +1,63 @@
+"""What a device's results come to: one table and one plot, of blocks and of whole training steps."""
+
+from typing import NamedTuple
+
+from experiments.benchmarks import rows, select, stored
+
+METHODS = ("FST", "Activation24", "Venom", "SSTE", "STE")
+WHAT = {
+    "ffn": "feed-forward block, forward and backward",
+    "train-step": "whole training step",
+}
+PROGRAMS = {"ffn": ("dense both", "both"), "train-step": ("dense step", "step")}
+
+
+class Place(NamedTuple):
+    """Where methods were measured: what, how many blocks, tokens, widths, dtype."""
+
+    what: str
+    dtype: str
+    d: int
+    f: int
+    blocks: int
+    T: int
+
+    def __str__(self):
+        blocks = f"{self.blocks} blocks, " if self.blocks > 1 else ""
+        return f"d = {self.d}, f = {self.f}, {blocks}T = {self.T}, {self.dtype}"
+
+
+def places(suites: dict) -> dict[Place, dict]:
+    """Place -> method -> row, of the sweep over widths, blocks first, each dtype from narrow to wide."""
+    found, sweep = {}, select.widths(suites)
+    for what in WHAT:
+        for row in select.rows_of(suites, what):
+            swept = what != "ffn" or (row["T"], row["d"], row["f"]) in sweep
+            valid = rows.ratio(row, *PROGRAMS[what]) is not None
+            if row["method"] in METHODS and row["implementation"] not in ("torch", "xla") and swept and valid:
+                place = Place(what, row["dtype"], row["d"], row["f"], row.get("layers") or 1, row["T"])
+                found.setdefault(place, {})[row["method"]] = row
+    return {place: found[place] for place in sorted(found, key=lambda p: (list(WHAT).index(p.what), p[1:]))}
+
+
+def table(suites: dict) -> str:
+    """Ratios of the methods by place, as Markdown; empty where no method was measured."""
+    found = places(suites)
+    methods = [m for m in METHODS if any(m in own for own in found.values())]
+    lines = [
+        [
+            {"ffn": "block", "train-step": "step"}[place.what],
+            *(place.dtype, place.d, place.f, place.blocks, place.T),
+            *(cell(own.get(m), place.what) for m in methods),
+        ]
+        for place, own in found.items()
+    ]
+    header = ["what", "dtype", "d", "f", "blocks", "T", *methods]
+    return rows.table(header, lines) if lines else ""
+
+
+def cell(row: dict | None, what: str) -> str:
+    """`1.31x (1.30-1.33)`; older rows are marked."""
+    if row is None:
+        return "-"
+    return rows.show_ratio(row, *PROGRAMS[what]) + (" *" if stored.is_old(row) else "")

@@ -1,0 +1,27 @@
+"""What is shown of each hardware, and in which order."""
+
+from experiments.benchmarks import lead, select
+
+
+def hardware(suites: dict) -> dict:
+    """The hardware that the results of some suites are of."""
+    return next(iter(suites.values()))["hardware"]
+
+
+def gpus_first(results: dict) -> list[dict]:
+    """The suites of each hardware."""
+    return sorted(results.values(), key=lambda suites: hardware(suites).get("platform") != "gpu")
+
+
+def images(suites: dict) -> dict[str, str]:
+    """File name -> what the plot shows, of the plots that these results make."""
+    name, found = hardware(suites)["name"], {}
+    if lead.places(suites):
+        found[f"bench-{name}-lead.png"] = "Speed-up of methods"
+    if len(select.widths(suites)) > 1:
+        found[f"bench-{name}-width.png"] = "Speed-up against model width"
+    if len(select.tokens(suites)) > 1:
+        found[f"bench-{name}-tokens.png"] = "Speed-up against tokens"
+    if select.with_parts(suites):
+        found[f"bench-{name}-cost.png"] = "Cost of producers, products and the rest"
+    return found

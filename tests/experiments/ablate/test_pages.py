@@ -1,0 +1,229 @@
+"""Recorded results, their pages, and studies of records."""
+
+import csv
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from experiments import study
+from experiments.ablations import ablation as ablations
+from experiments.ablations import evidence, reproduction, result, text
+from experiments.ablations.leaks import leaking
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
+from tests.experiments.ablate.conftest import run
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_study_of_the_records(done, tmp_path, capsys):
+    _, out = done
+    copy = tmp_path / "tiny"
+    for file in out.glob("*/seed*.json"):
+        (copy / file.relative_to(out)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy / file.relative_to(out))
+    study.main([str(copy), "--out", str(tmp_path / "page")])
+    page = (tmp_path / "page/evidence.md").read_text()
+    found = json.loads((out / "result.json").read_text())["metrics"]
+    losses = [[found[arm][seed]["val_dense"] for seed in "01"] for arm in ("ste", "dense")]
+    gap = sum(ste - dense for ste, dense in zip(*losses, strict=True)) / 2
+    side = "behind" if gap > 0 else "ahead of"
+    assert f"ste ends {abs(gap):.3f} nats per token {side} dense training (2 seeds" in page
+    assert f" {sum(losses[0]) / 2:.4f} |" in page and "not measured" in page
+    dense = evidence.read(copy).arms["dense"]
+    second = [evidence.second_bits(dense[seed]) for seed in (0, 1)]
+    assert f" {sum(second) / 2:.4f} |" in page and second != [None, None]
+    (sample,) = dense[0].rows["sample"]
+    assert sample["prompt"] == "def " and len(sample["text"].encode()) >= 16 and "### What they write" in page
+    for name in ("tokens", "minutes", "trade"):
+        assert (tmp_path / f"page/evidence/tiny_{name}.png").read_bytes().startswith(b"\x89PNG")
+    run = evidence.read(copy).arms["ste"][0]
+    at, speeds = run.column("train", "steps_per_s")
+    assert evidence.seconds_at(run, [0, at[-1]]) == pytest.approx([0, (1 / speeds).sum()], rel=1e-6)
+
+    def refused(words):
+        with pytest.raises(UserError, match=words):
+            evidence.read(copy)
+
+    file = copy / "ste/seed1.json"
+    whole = file.read_text()
+    for kind, words in (("event", "different texts: "), ("second", "different second texts: ")):
+        digest = re.search(rf'"{kind}":.*?"digest":\W*(\w+)', whole)[1]
+        file.write_text(whole.replace(digest, "0" * len(digest)))
+        refused(words)
+    file.write_text(whole.replace('"step":[0,1,', '"step":[0,2,', 1))
+    refused("cannot be shown: ")
+    file.write_text(whole)
+    shutil.rmtree(copy / "dense")
+    refused("no arm 'dense'")
+    shutil.rmtree(copy)
+    refused("holds no ARM/seedN.json")
+
+
+def test_the_page_is_what_the_records_say(tmp_path):
+    stored = REPOSITORY / "docs/evidence"
+    studies = [str(folder) for folder in sorted(stored.glob("*/")) if any(folder.glob("*/seed*.json"))]
+    study.main([*studies, "--out", str(tmp_path)])
+    page = (tmp_path / "evidence.md").read_text()
+    assert page == (REPOSITORY / "docs/evidence.md").read_text()
+    assert ("No run of these sizes exists yet" in page) == (not studies)
+
+
+def test_list_and_page(done, elsewhere, capsys):
+    path, out = done
+    assert "configs/fst/decay_grid.py\n  Masked decay" in run(capsys, "--list")[1]
+    status, printed = run(capsys, "--write-docs")
+    assert status == 0 and "no results yet" in (elsewhere / "reproduction.md").read_text()
+    named = ablations.load(f"{path}:smoke")
+    found = json.loads((out / "result.json").read_text()) | {"paper": "fst", "name": "decay_grid"}
+    named = type(named)(Path("fst/decay_grid.py"), "cpu", named.ablation)
+    files = reproduction.record(named, found | {"size": "cpu"}, out)
+    assert sorted(os.path.splitext(file)[1] for file in files) == [".csv", ".json", ".png"]
+    assert all(os.path.basename(f).startswith(f"decay_grid_cpu_{found['hardware']['name']}") for f in files)
+    status, printed = run(capsys, "--list")
+    assert f"cpu: {text.verdict(found)}; 2 seeds, {found['date']}" in printed
+    assert "configs/fst/gradient_cut.py\n" in printed and "not run" in printed
+    run(capsys, "--write-docs")
+    page = (elsewhere / "reproduction.md").read_text()
+    for part in ("## FST (arXiv 2404.01847)", found["claim"], "Nothing.", "All.", found["date"]):
+        assert part in page
+    image = f"reproduction/fst/decay_grid_cpu_{found['hardware']['name']}.png"
+    arms = image.replace(".png", "_arms.png")
+    assert f"({image})" in page and f"({arms})" in page
+    assert all((elsewhere / file).read_bytes().startswith(b"\x89PNG") for file in (image, arms))
+
+
+def test_a_file_that_is_no_result(elsewhere, capsys):
+    (elsewhere / "reproduction/thing.json").write_text("{}")
+    status, printed = run(capsys, "--list")
+    assert status == 2 and "thing.json is not a result" in printed
+
+
+def test_the_pages_are_what_the_recorded_results_say():
+    found = reproduction.recorded()
+    assert reproduction.PAGE.read_text() == reproduction.page(found)
+    assert reproduction.COMPARED.read_text() == reproduction.comparison(found)
+
+
+def test_recorded_results_are_judged_by_the_claims_and_rules_of_today():
+    """python -m experiments.ablate --rejudge makes them so; a statement stored before the runs stays."""
+    for path, found in reproduction.recorded():
+        named = ablations.load(f"configs/{found['paper']}/{found['name']}.py:{found['size']}")
+        again = json.loads(json.dumps(result.judged(found, named.ablation)))
+        assert {key: again[key] for key in ("verdict", "statement")} == {
+            key: found[key] for key in ("verdict", "statement")
+        }, path
+        assert [f["verdict"] for f in again["findings"]] == [f["verdict"] for f in found["findings"]], path
+        assert "recorded with" in found or found["registered"]["runs before"] == 0
+
+
+def test_a_result_without_curves_is_recorded(done, elsewhere, tmp_path):
+    """They need matplotlib, and can be drawn later."""
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    (copy / "curves.png").unlink()
+    named = ablations.load(f"{path}:smoke")
+    named = type(named)(Path("fst/decay_grid.py"), "cpu", named.ablation)
+    found = result.read(copy / "result.json") | {"paper": "fst", "name": "decay_grid", "size": "cpu"}
+    files = reproduction.record(named, found, copy)
+    assert [Path(file).suffix for file in files] == [".json", ".csv"]
+    assert "curves of its runs" not in reproduction.page(reproduction.recorded())
+
+
+def test_rejudging_keeps_the_metrics(done, elsewhere, capsys):
+    old = json.loads((done[1] / "result.json").read_text())
+    for key in ("statement", "registered", "noise"):
+        del old[key]
+    old |= {"paper": "fst", "name": "ste_flip_rate", "size": "cpu", "format": 1, "verdict": "refuted"}
+    del old["metrics"]["replicate"]
+    file = elsewhere / "reproduction/fst/ste_flip_rate_cpu_x.json"
+    file.parent.mkdir()
+    result.write(old, file)
+    assert run(capsys, "--rejudge")[0] == 0
+    new = result.read(file)
+    assert new["metrics"] == old["metrics"] and new["claim"] == old["claim"] and new["noise"] is None
+    assert new["statement"] == ablations.load("configs/fst/ste_flip_rate.py:cpu").ablation.statement
+    assert new["recorded with"] == [f["claim"] for f in old["findings"]]
+    page = (elsewhere / "reproduction.md").read_text()
+    for words in (
+        "it was not stored before the first run",
+        "no longer compared: kept_share of ste",
+        "not measured",
+    ):
+        assert words in page
+    run(capsys, "--rejudge")
+    assert result.read(file) == new
+
+
+def test_shared_runs_are_said(done):
+    found = json.loads((done[1] / "result.json").read_text()) | {"paper": "paper"}
+    other = found | {"name": "other", "metrics": {"first": found["metrics"]["ste"]}}
+    words = reproduction.shared_runs([(Path("a"), found), (Path("b"), other)])
+    assert words[Path("a")] == "Runs that other results have too: paper/other (ste, there first)."
+    assert words[Path("b")] == "Runs that other results have too: paper/tiny_claim (first, there ste)."
+
+
+def test_recorded_results_are_of_claims_that_exist():
+    known = {(file.parent.name, file.stem) for file in ablations.listing()}
+    for path, found in reproduction.recorded():
+        assert (found["paper"], found["name"]) in known, path
+        assert found["size"] != "smoke"
+        assert all(path.with_name(path.stem + kind).exists() for kind in (".csv", ".png", "_arms.png"))
+
+
+def test_results_hold_no_number_that_json_lacks(tmp_path):
+    with pytest.raises(ValueError):
+        result.write({"x": float("nan")}, tmp_path / "x.json")
+
+
+def leaky(result, arms):
+    """The recorded result whose file begins so, which has these arms."""
+    path = next(p for p, _ in reproduction.recorded() if p.stem.startswith(result))
+    found = json.loads(path.read_text())
+    assert set(arms) <= set(found["arms"])
+    return found
+
+
+def test_losses_that_depend_on_later_tokens_are_marked():
+    """By the stored config: in the table of the arms, in the comparisons, in the CSV, never where dense."""
+    found = leaky("weights_cpu", ["S-STE", "both", "both, sparse to the end"])
+    lines = {
+        line.split("|")[1].strip(): line for line in text.arms(found).split("\n") if line.startswith("|")
+    }
+    columns = {arm: n + 2 for n, arm in enumerate(found["metrics"])}
+
+    def is_marked(metric, arm):
+        return lines[metric].split("|")[columns[arm]].rstrip().endswith(" *")
+
+    leaks = ("activations", "both", "both, sparse to the end")
+    assert {arm for arm in columns if is_marked("val_sparse", arm)} == set(leaks)
+    assert {arm for arm in columns if is_marked("val_loss", arm)} == {"both, sparse to the end"}
+    assert not any(is_marked("val_dense", arm) for arm in columns)
+    assert "no language-model loss" in text.arms(found)
+    rows = list(csv.DictReader(result.table(found).splitlines()))
+    noted = {(row["arm"], row["metric"]) for row in rows if row["note"] == "no language-model loss"}
+    assert ("both", "val_sparse") in noted and ("both", "val_loss") not in noted
+    assert not {arm for arm, _ in noted} - set(leaks)
+    comparison = leaky("blocks_cpu", ["smaller V"])
+    for line, f in zip(text.findings(comparison).split("\n")[2:], comparison["findings"], strict=False):
+        assert line.split("|")[2].rstrip().endswith(" *") == (f["metric"] in ("val_loss", "val_sparse"))
+    clean = leaky("decay_grid_cpu", ["decay 0"])
+    assert "language-model" not in text.body(clean, None, "") and "no lang" not in result.table(clean)
+
+
+def test_columns_of_a_first_token_leaked():
+    """Recorded as columns="cluster" before leaks were measured; today's run of the same config does not."""
+    found = leaky("leak_cpu", ["by cluster"])
+    assert "val_loss" in leaking(found)["by cluster"]
+    for metrics in found["metrics"]["by cluster"].values():
+        metrics["leak"] = 0.0
+    assert not leaking(found)["by cluster"] and "val_loss" in leaking(found)["by data"]
+
+
+def test_recorded_tables_are_those_of_the_results():
+    for path, found in reproduction.recorded():
+        assert path.with_suffix(".csv").read_text() == result.table(found), path

@@ -1,0 +1,161 @@
+"""`sparsify` of models of Equinox, where it is installed: layers have the same arrays, and state beside
+them."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+
+eqx = pytest.importorskip("equinox")
+d, f, T = 8, 16, 8
+FST = s24.methods.FST(refresh_every=4, dense_fraction=0.25)
+
+
+class Model(eqx.Module):
+    embed: eqx.nn.Embedding
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+    odd: eqx.nn.Linear
+    out: eqx.nn.Linear
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0), 5)
+        self.embed = eqx.nn.Embedding(12, d, key=keys[0])
+        self.attention = eqx.nn.MultiheadAttention(2, d, key=keys[1])
+        self.mlp = eqx.nn.MLP(d, d, f, 1, jax.nn.gelu, key=keys[2])
+        self.odd = eqx.nn.Linear(d, 6, use_bias=False, key=keys[3])
+        self.out = eqx.nn.Linear(d, 12, key=keys[4])
+
+    def __call__(self, tokens):
+        x = jax.vmap(self.embed)(tokens)
+        x = x + self.attention(x, x, x)
+        return jax.vmap(self.out)(x + jax.vmap(self.mlp)(x))
+
+
+TOKENS = jnp.arange(2 * T).reshape(2, T) % 12
+MODEL = Model()
+
+
+def loss(model, tokens):
+    logits = jax.nn.log_softmax(jax.vmap(model)(tokens))
+    return -jnp.take_along_axis(logits, (tokens + 1)[..., None] % 12, -1).mean()
+
+
+def test_layers_become_sparse_and_are_dense_again(capsys):
+    with pytest.warns(UserWarning, match="1 of the layers .* stay dense. odd: .* size 6 along axis -1"):
+        sparse = s24.sparsify(MODEL, FST)
+    assert isinstance(sparse.mlp.layers[0], eqx.nn.Linear)
+    assert sparse.mlp.layers[0].weight is MODEL.mlp.layers[0].weight
+    s24.explain(sparse)
+    told = capsys.readouterr().out
+    assert "6 layers with FST(" in told and "mlp.layers.1: kernel (16, 8)" in told
+    assert (
+        "out: kernel (8, 12): it is left alone as a head" in told and "odd: kernel (8, 6): the kernel" in told
+    )
+    assert s24.verify(sparse).ok
+    assert eqx.tree_equal(s24.densify(sparse), MODEL, typematch=True)
+
+    kept = s24.nn.masks(sparse)
+    masked = jax.tree.map(
+        lambda w, kept: jnp.where(kept, w, 0), eqx.filter(MODEL, eqx.is_array), kept_like(kept)
+    )
+    want = jax.jit(jax.vmap(eqx.combine(masked, eqx.filter(MODEL, eqx.is_array, inverse=True))))(TOKENS)
+    np.testing.assert_allclose(eqx.filter_jit(jax.vmap(sparse))(TOKENS), want, atol=1e-5)
+    dense = s24.nn.set_sparse(sparse, False)
+    np.testing.assert_array_equal(dense.mlp(jnp.ones(d)), MODEL.mlp(jnp.ones(d)))
+
+
+def kept_like(masks):
+    """Masks of a sparsified model as a tree like the model."""
+    return jax.tree.unflatten(jax.tree.structure(eqx.filter(MODEL, eqx.is_array)), jax.tree.leaves(masks))
+
+
+def test_the_code_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    (code,) = re.findall(r"```py\n(.*?)```", page, re.S)
+    fst = s24.methods.FST(refresh_every=4, dense_fraction=0)
+    scope = {
+        "jax": jax,
+        "jnp": jnp,
+        "s24": s24,
+        "fst": fst,
+        "x": jax.random.normal(jax.random.key(1), (16, 16)),
+    }
+    exec(code, scope)
+    mlp, trained = scope["mlp"], scope["trained_mlp"]
+    assert jax.tree.structure(trained) == jax.tree.structure(mlp)
+    assert (trained.layers[0].weight != mlp.layers[0].weight).any()
+    assert "2 layers with FST(" in capsys.readouterr().out
+
+
+def test_it_trains_in_the_loop():
+    """In micro-batches, with a check after every step."""
+    sparse = s24.sparsify(MODEL, FST, where="mlp|attention")
+    loop = s24.Loop(sparse, loss, s24.optim.for_method(FST, 1e-2, 16), 16, accumulate=2, debug=True)
+    state, losses = loop.init(), []
+    for step in range(16):
+        state, metrics = loop.advance(state, TOKENS, step)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.9 * losses[0]
+    trained = s24.densify(loop.model(state))
+    assert jax.tree.structure(trained) == jax.tree.structure(MODEL)
+    np.testing.assert_allclose(loss(trained, TOKENS), loop.evaluate(state, [TOKENS])["dense"], rtol=1e-5)
+
+
+def test_a_loop_of_its_own_refreshes_a_copy():
+    """Noise is new with a step, and where the weights move without one; masks go by the method's period."""
+    method = s24.methods.FST(refresh_every=2)
+    model = s24.sparsify(MODEL.mlp, method)
+    x, tree = jax.random.normal(jax.random.key(1), (T, d)), jax.tree.structure(model)
+
+    @eqx.filter_jit
+    def gradient(model):
+        return eqx.filter_grad(lambda model: jnp.sum(jax.vmap(model)(x) ** 3))(model).layers[0].weight
+
+    told = s24.refresh(model, 0)
+    moved = eqx.tree_at(lambda m: m.layers[0].weight, told, -told.layers[0].weight[::-1])
+    assert jax.tree.structure(told) == tree
+    assert (gradient(told) != gradient(s24.refresh(told, 1))).any()
+    np.testing.assert_array_equal(gradient(told), gradient(s24.refresh(model, 0)))
+    masks = [s24.nn.masks(m).layers[0].weight for m in (moved, s24.refresh(moved, 1), s24.refresh(moved, 2))]
+    assert (masks[0] == masks[1]).all() and (masks[2] != masks[1]).any()
+
+
+def test_a_stack_of_layers_has_masks_of_its_own():
+    keys = jax.random.split(jax.random.key(0), 3)
+    stack = eqx.filter_vmap(lambda key: eqx.nn.Linear(d, d, key=key))(keys)
+    sparse = s24.sparsify(stack, FST)
+    x = jax.random.normal(jax.random.key(1), (T, d))
+
+    @eqx.filter_jit
+    def run(stack, x):
+        arrays, rest = eqx.partition(stack, eqx.is_array)
+        return jax.lax.scan(lambda x, layer: (jax.vmap(eqx.combine(layer, rest))(x), None), x, arrays)[0]
+
+    cut = eqx.tree_at(lambda s: s.weight, stack, jnp.where(s24.nn.masks(sparse).weight, stack.weight, 0))
+    np.testing.assert_allclose(run(sparse, x), run(cut, x), rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_arguments_are_named():
+    for text, call in (
+        (
+            r"where='mpl' matches no linear layer; the nearest path is 'mlp/layers/\d'",
+            lambda: s24.sparsify(MODEL, FST, "mpl"),
+        ),
+        ("blocks, which are only found in NNX", lambda: s24.sparsify(MODEL, s24.methods.Activation24())),
+        ("trains low-rank adapters", lambda: s24.sparsify(MODEL, s24.methods.SLoPe(rank=2))),
+        ("is sparse already, with FST", lambda: s24.sparsify(s24.sparsify(MODEL, FST, "mlp"), FST, "mlp")),
+        ("holds no layer that s24.sparsify made", lambda: s24.densify(MODEL)),
+        ("0 sparse layers", lambda: s24.refresh(MODEL, 0)),
+        (
+            "it takes or gives a scalar",
+            lambda: s24.sparsify(eqx.nn.Linear("scalar", d, key=jax.random.key(0)), FST),
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()

@@ -1,0 +1,73 @@
+"""The pages that people read, their code and their links."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.S | re.M)
+
+
+class Code(NamedTuple):
+    """A block of code.
+
+    language: such as "python" or "sh".
+    title: `title="..."` behind it: the name of a file to be saved, or what the block needs to run.
+    text: its lines."""
+
+    language: str
+    title: str
+    text: str
+
+    @property
+    def needs(self) -> bool:
+        """Whether it needs what a test does not have, such as a GPU, so that it is only parsed."""
+        return self.title.startswith("needs ")
+
+    @property
+    def file(self) -> str:
+        """Name of the file that it is; "" for none."""
+        return self.title if re.fullmatch(r"[\w/.-]+\.\w+", self.title) else ""
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(text: str) -> list[Code]:
+    """The fenced blocks of a page, in order."""
+    found = []
+    for language, info, code in FENCE.findall(text):
+        title = re.search(r'title="([^"]*)"', info)
+        found.append(Code(language, title[1] if title else "", code))
+    return found
+
+
+def commands(text: str) -> list[str]:
+    """Command lines of a page: those of shell blocks, and lines that are set in by four spaces."""
+    shell = "\n".join(code.text for code in blocks(text) if code.language in ("sh", "bash"))
+    shell = re.sub(r"\\\n", " ", shell)
+    indented = re.findall(r"^    (.*)$", FENCE.sub("", text), re.M)
+    return [line.strip() for line in [*shell.splitlines(), *indented] if "python -m " in line]
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code."""
+    return FENCE.sub("", text)
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and images, without code."""
+    text = re.sub(r"`[^`\n]*`", "", prose(text))
+    return re.findall(r"\]\(([^()\s]+)\)", text)
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name behind #, as MkDocs and GitHub make it of headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(text), re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        kept = re.sub(r"[^\w\s-]", "", heading).strip()
+        found |= {re.sub(r"[-\s]+", "-", kept), re.sub(r"\s", "-", kept)}
+    return found

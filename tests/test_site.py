@@ -1,0 +1,82 @@
+"""What docs/hooks.py makes of the pages for the site, and that the site shows every page."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+
+from tests import pages
+
+SPEC = importlib.util.spec_from_file_location("hooks", pages.ROOT / "docs/hooks.py")
+hooks = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(hooks)
+CONFIG = (pages.ROOT / "mkdocs.yml").read_text()
+TUTORIALS = sorted((pages.ROOT / "docs/tutorials").glob("*.md"))
+
+
+def test_the_navigation_has_every_page_once():
+    named = re.findall(r"[\w/-]+\.md", CONFIG.partition("\nnav:")[2])
+    there = [str(page.relative_to(pages.ROOT / "docs")) for page in (pages.ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(there)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_notebook_holds_the_code_of_its_page(page):
+    text = page.read_text()
+    notebook = json.loads(json.dumps(hooks.notebook(text)))
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    expected = []
+    for block in pages.blocks(text):
+        if not block.needs and block.language == "python":
+            expected.append(f"%%writefile {block.file}\n{block.text}" if block.file else block.text)
+        elif not block.needs:
+            expected.append("\n".join(f"!{line}" for line in block.text.splitlines()))
+    assert cells == [text.rstrip("\n") for text in expected] and len(cells) >= 3
+    names = [c["id"] for c in notebook["cells"]]
+    assert len(set(names)) == len(names) and all(re.fullmatch(r"[\w-]{1,64}", name) for name in names)
+    assert notebook["nbformat"] == 4 and "".join(notebook["cells"][0]["source"]).startswith("# ")
+
+
+def test_links_out_of_docs_lead_to_copies():
+    page = pages.ROOT / "docs/api/methods.md"
+    text = "[a](../../experiments/bench.py) [b](../../launch/slurm.sbatch#x) [c](layers.md) [d](https://a.io)"
+    turned, copies = hooks.redirected(text + " [e](../../experiments/data)", page, "api/methods.md")
+    assert "[a](../files/experiments/bench.py.md)" in turned
+    assert "[b](../files/launch/slurm.sbatch.md#x) [c](layers.md) [d](https://a.io) [" in turned
+    assert "[e](../files/experiments/data/index.md)" in turned
+    assert {str(file) for file in copies.values()} == {
+        "experiments/bench.py",
+        "launch/slurm.sbatch",
+        "experiments/data",
+    }
+    shown = hooks.shown(copies["files/launch/slurm.sbatch.md"])
+    assert "#SBATCH --requeue" in shown and "text.py" in hooks.shown(
+        copies["files/experiments/data/index.md"]
+    )
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    html = (
+        '<script src="https://a.io/b.js"></script><link rel=stylesheet href=//c.io/d.css> <img src="x.png">'
+    )
+    html += '<a href="https://e.io">there</a><script src="assets/f.js"></script>'
+    assert hooks.elsewhere(html) == ["https://a.io/b.js", "//c.io/d.css"]
+    for page in pages.PAGES:
+        text = page.read_text()
+        assert not hooks.elsewhere(text) and "](http" not in "".join(re.findall(r"!\[.*", text)), page
+    # Without a script of that name, the plugin offline of Material has every page load one from the network.
+    script = re.search(r"^extra:\n  polyfills: \[(.*iframe-worker.*)\]", CONFIG, re.M)[1]
+    assert (pages.ROOT / "docs" / script).exists() and "://" not in CONFIG and "  font: false" in CONFIG
+
+
+def test_docstrings_become_lists():
+    doc = "A line: with a colon.\n\nx, axis: an array,\n    of floats.\nm: a size.\n\n"
+    doc += "Returns: bool.\nSource: y."
+    assert [line for line in hooks.sections(doc).split("\n") if line] == [
+        "A line: with a colon.",
+        "- **x, axis**: an array, of floats.",
+        "- **m**: a size.",
+        "**Returns:** bool.",
+        "**Source:** y.",
+    ]
