@@ -54,40 +54,9 @@ def explain(
     if isinstance(what, Method):
         print(text(what, implementation))
         return
-    from flax import nnx
+    from jax_sparse24.layers import described  # flax, which methods do not need
 
-    from jax_sparse24.nn import sparse_layers
-    from jax_sparse24.nn.function import Function
-    from jax_sparse24.nn.state import equinox_of
-    from jax_sparse24.surgery import left_dense
-
-    if isinstance(what, Function):
-        print(what.explain())
-        return
-    library = equinox_of(what)
-    if library is None and not isinstance(what, nnx.Module):
-        raise TypeError(
-            "explain: needs a method from s24.methods, an nnx.Module or an equinox.Module, got "
-            f"{type(what).__name__}."
-        )
-    by_method = {}
-    for path, layer in sparse_layers(library.products(what) if library else what):
-        by_method.setdefault((layer.method, layer.implementation), []).append((path, layer))
-    if not by_method:
-        print("No sparse layers: every product is dense.")
-    for (method, chosen), layers in by_method.items():
-        print(f"{len(layers)} layers with {method}:")
-        for path, layer in layers:
-            mode = "" if layer.sparse else "   (dense mode)"
-            path = "/".join(map(str, path)).replace("/", ".")
-            print(f"  {path or '(the model)'}: kernel {tuple(layer.kernel.shape)}{mode}")
-        print(text(method, chosen))
-    methods = {method for method, _ in by_method}
-    dense = left_dense(what, methods.pop() if len(methods) == 1 else None)
-    if dense:
-        print("Dense linear layers:")
-    for path, shape, reason in dense:
-        print(f"  {path.replace('/', '.') or '(the model)'}: kernel {shape}: {reason}")
+    print(described(what, text))
 
 
 def _method_table(method: Method, dtype, implementation) -> str:

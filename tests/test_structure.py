@@ -24,19 +24,15 @@ LAYERS = [
     {"nn", "optim", "monitor"},
     {"linen"},
     {"loop", "surgery", "verification", "huggingface"},
+    {"layers"},
     {"explain", "installation"},
     {"info"},
     {"__init__"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # Imports inside functions, each with its reason.
-MODELS = "s24.explain of a method works without flax, which its part for models needs"
 WITHIN_FUNCTIONS = {
-    ("explain", "flax"): MODELS,
-    ("explain", "jax_sparse24.nn"): MODELS,
-    ("explain", "jax_sparse24.nn.function"): MODELS,
-    ("explain", "jax_sparse24.nn.state"): MODELS,
-    ("explain", "jax_sparse24.surgery"): MODELS,
+    ("explain", "jax_sparse24.layers"): "s24.explain of a method works without flax, which models need",
     ("nn", "jax_sparse24.nn.equinox"): "equinox may be missing, and is imported once a model of it is met",
 }
 EXPERIMENT_ONLY = {

@@ -50,7 +50,7 @@ struct Library {
 };
 
 // Checks calls of the library, and keeps the message of the first one that failed.
-class Calls {
+class Status {
  public:
   void operator()(int code, const char* what) {
     if (code != 0 && error_.empty())
@@ -86,11 +86,11 @@ struct Plan {
     }
     const Library& L = *library;
     const int d_order = k.dense_k_last ? kColumnMajor : kRowMajor, o_order = k.out_packed_last ? kColumnMajor : kRowMajor;
-    Calls calls;
+    Status status;
     const auto step = [&](int code, const char* what) {
-      calls(code, what);
-      if (calls.ok()) ++made;
-      return calls.ok();
+      status(code, what);
+      if (status.ok()) ++made;
+      return status.ok();
     };
     const bool ready =
         step(L.StructuredDescriptorInit(handle, &sparse, k.rows, k.depth, k.depth, kAlignment, k.in, kRowMajor, kHalfSparse),
@@ -103,38 +103,38 @@ struct Plan {
              "DenseDescriptorInit of the result") &&
         step(L.MatmulDescriptorInit(handle, &product, kNoTranspose, kNoTranspose, &sparse, &dense, &out, &out, kCompute32F),
              "MatmulDescriptorInit") &&
-        set_epilogue(k, calls) &&
+        set_epilogue(k, status) &&
         step(L.MatmulAlgSelectionInit(handle, &selection, &product, kDefaultAlgorithms), "MatmulAlgSelectionInit");
     if (ready) {
-      calls(L.MatmulAlgGetAttribute(handle, &selection, kAlgorithmMaxId, &needs.algorithms, sizeof(int)),
+      status(L.MatmulAlgGetAttribute(handle, &selection, kAlgorithmMaxId, &needs.algorithms, sizeof(int)),
             "MatmulAlgGetAttribute");
-      if (calls.ok() && (k.algorithm < -1 || k.algorithm >= needs.algorithms)) {
+      if (status.ok() && (k.algorithm < -1 || k.algorithm >= needs.algorithms)) {
         needs.error = "cuSPARSELt: algorithm=" + std::to_string(k.algorithm) + " does not exist for this product; use -1 (" +
                       "its own choice) or 0 to " + std::to_string(needs.algorithms - 1);
         return;
       }
       const int id = int(k.algorithm);
-      if (id >= 0) calls(L.MatmulAlgSetAttribute(handle, &selection, kAlgorithmId, &id, sizeof id), "MatmulAlgSetAttribute");
+      if (id >= 0) status(L.MatmulAlgSetAttribute(handle, &selection, kAlgorithmId, &id, sizeof id), "MatmulAlgSetAttribute");
       size_t workspace = 0, compressed = 0, temporary = 0;
-      if (calls.ok() && step(L.MatmulPlanInit(handle, &plan, &product, &selection), "MatmulPlanInit")) {
-        calls(L.MatmulGetWorkspace(handle, &plan, &workspace), "MatmulGetWorkspace");
-        calls(L.SpMMACompressedSize2(handle, &sparse, &compressed, &temporary), "SpMMACompressedSize2");
+      if (status.ok() && step(L.MatmulPlanInit(handle, &plan, &product, &selection), "MatmulPlanInit")) {
+        status(L.MatmulGetWorkspace(handle, &plan, &workspace), "MatmulGetWorkspace");
+        status(L.SpMMACompressedSize2(handle, &sparse, &compressed, &temporary), "SpMMACompressedSize2");
       }
       needs.workspace = int64_t(workspace);
       needs.compressed = int64_t(compressed);
     }
-    needs.error = calls.error();
+    needs.error = status.error();
   }
 
-  bool set_epilogue(const PlanKey& k, Calls& calls) {
+  bool set_epilogue(const PlanKey& k, Status& status) {
     const auto set = [&](ProductAttribute attribute, const void* value, size_t size, const char* what) {
-      calls(library->MatmulDescSetAttribute(handle, &product, attribute, value, size), what);
+      status(library->MatmulDescSetAttribute(handle, &product, attribute, value, size), what);
     };
     const int on = 1;
     if (k.activation == Epilogue::kRelu) set(kRelu, &on, sizeof on, "MatmulDescSetAttribute of ReLU");
     if (k.activation == Epilogue::kGelu) set(kGelu, &on, sizeof on, "MatmulDescSetAttribute of GELU");
     if (k.bias != nullptr) set(kBiasPointer, &k.bias, sizeof k.bias, "MatmulDescSetAttribute of the bias");
-    return calls.ok();
+    return status.ok();
   }
 };
 
@@ -174,10 +174,10 @@ const Opaque* handle_of(State& s, int device, std::string& error) {
   std::unique_ptr<Opaque>& handle = s.handles[device];
   if (handle == nullptr) {
     auto fresh = std::make_unique<Opaque>();
-    Calls calls;
-    calls(s.functions.Init(fresh.get()), "Init");
-    error = calls.error();
-    if (!calls.ok()) return nullptr;
+    Status status;
+    status(s.functions.Init(fresh.get()), "Init");
+    error = status.error();
+    if (!status.ok()) return nullptr;
     handle = std::move(fresh);
   }
   return handle.get();
@@ -246,10 +246,10 @@ std::string cusparselt_matmul(const PlanKey& key, const void* compressed, int64_
   if (!error.empty()) return error;
   const float one = 1.0f, zero = 0.0f;
   std::lock_guard<std::mutex> lock(plan->launching);
-  Calls calls;
-  calls(plan->library->Matmul(plan->handle, &plan->plan, &one, compressed, dense, &zero, out, out, workspace, &stream, 1),
+  Status status;
+  status(plan->library->Matmul(plan->handle, &plan->plan, &one, compressed, dense, &zero, out, out, workspace, &stream, 1),
         "Matmul");
-  return calls.error();
+  return status.error();
 }
 
 }  // namespace cuda

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import made_once
 
 HERE = Path(__file__).parent
+CUDA = HERE.parent.parent / "ffi/cuda"
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
 # Where compiling takes longer than running, functions of the core are called instead of forced inline.
 CALLED = ["-O0", "-fPIC", "-DS24_HD=inline"]
@@ -60,8 +61,8 @@ def read_once(folder: Path, command: list[str], *headers: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def kernels(compiler, tmp_path_factory):
-    """`kernels(*names)`: objects of CUDA kernels for a CPU, each compiled once for all processes."""
+def kernels(compiler, tmp_path_factory) -> list[Path]:
+    """Objects of all CUDA kernels for a CPU, each compiled once for all processes."""
     command = [*compiler, *CALLED]
 
     def read(folder):
@@ -69,18 +70,15 @@ def kernels(compiler, tmp_path_factory):
 
     instructions = made_once(tmp_path_factory, "instructions", read) / "headers.h"
 
-    def compile_one(name):
+    def compile_one(source):
         def make(folder):
-            source = HERE.parent.parent / f"ffi/cuda/{name}.cu"
             compile_to(folder / "kernel.o", *command, "-include", instructions, "-x", "c++", "-c", source)
 
-        return made_once(tmp_path_factory, f"kernels of {name.replace('/', ' ')}", make) / "kernel.o"
+        name = " ".join(source.relative_to(CUDA).with_suffix("").parts)
+        return made_once(tmp_path_factory, f"kernels of {name}", make) / "kernel.o"
 
-    def compile_all(*names):
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(compile_one, names))
-
-    return compile_all
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(compile_one, sorted(CUDA.rglob("*.cu"))))
 
 
 @pytest.fixture(scope="session")

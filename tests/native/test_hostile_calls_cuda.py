@@ -21,16 +21,13 @@ def handlers() -> list[Path]:
 def cuda_targets(compiler, kernels, tmp_path_factory):
     """A library of CUDA's handlers for a CPU. They are one source to the compiler, which spends most of its
     time on the headers that they share; so a name is defined in one of them only."""
-    folder, cuda = tmp_path_factory.mktemp("targets"), ROOT / "ffi/cuda"
+    folder = tmp_path_factory.mktemp("targets")
     sources = [p for p in handlers() if p.name != "module.cc"] + [HERE / "targets.cc"]
     together = folder / "handlers.cc"
     together.write_text("".join(f'#include "{source}"\n' for source in sources))
     flags = [*CALLED, *FFI, "-DS24_CUDA_MODULE", "-include", HERE / "emulated/stream.h", "-c"]
     compiled = compile_to(folder / "handlers.o", *compiler, *flags, together)
-    names = sorted(str(p.relative_to(cuda).with_suffix("")) for p in cuda.rglob("*.cu"))
-    return compile_to(
-        folder / "targets.so", *compiler, "-shared", compiled, *kernels(*names), "-ldl", "-pthread"
-    )
+    return compile_to(folder / "targets.so", *compiler, "-shared", compiled, *kernels, "-ldl", "-pthread")
 
 
 def test_targets_of_cuda(relay, cuda_targets, fake_cusparselt):

@@ -7,29 +7,20 @@ from tests.native.conftest import Counts
 
 pytestmark = pytest.mark.slow
 
-SOURCES = (
-    *("select", "prune_check", "soft", "mvue", "packed24_rows", "packed24_columns"),
-    *("matmul.fma", "matmul_f32.fma", "matmul_vnm.fma"),
-    *("packed_vnm", "packed_vnm_tiles", "packed_vnm_repack", "sm90/compressed24"),
-)
-
 
 @pytest.fixture(scope="module")
 def report(counts, kernels) -> Counts:
-    return counts("kernel_test.cc", *kernels(*SOURCES))
+    return counts("kernel_test.cc", *kernels)
 
 
 @pytest.fixture(scope="module")
 def tiles(counts, kernels) -> Counts:
-    return counts(
-        "transposable_test.cc",
-        *kernels("transposable", "packed24_both", "packed24_rows", "packed24_columns", "sm90/compressed24"),
-    )
+    return counts("transposable_test.cc", *kernels)
 
 
 @pytest.fixture(scope="module")
 def metadata(counts, kernels) -> Counts:
-    return counts("compressed24_test.cc", *kernels("sm90/compressed24"))
+    return counts("compressed24_test.cc", *kernels)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +80,7 @@ def test_products_are_exact_in_every_layout(report, dtype, kind):
 
 def test_gated_activations_in_either_order_of_memory(counts, kernels):
     """Values against float64; packed gradients have the bits that packing them by itself gives."""
-    sources = ("gated", "packed24_rows", "packed24_columns", "sm90/compressed24")
-    found = counts("gated_test.cc", *kernels(*sources))
+    found = counts("gated_test.cc", *kernels)
     assert len(found) == 8
     found.check()
 
@@ -98,6 +88,6 @@ def test_gated_activations_in_either_order_of_memory(counts, kernels):
 def test_what_follows_from_saved_activations(counts, kernels):
     """How they are packed and counted; dY1 along features, both cut along tokens, their dense features, and
     how these are chosen, also of scores that should not be there."""
-    found = counts("saved_test.cc", *kernels("saved_forward", "saved_backward", "features"))
+    found = counts("saved_test.cc", *kernels)
     assert len(found) == 16
     found.check()

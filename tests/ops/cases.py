@@ -141,6 +141,8 @@ ALONG_AN_AXIS = {
     "squared_relu24": lambda x, axis, **kw: s24.squared_relu24(x, axis, **kw),
     "mvue24": lambda x, axis, **kw: s24.mvue24(KEY, x, axis, **kw),
 }
+# What an operation takes besides floating-point numbers of 16 and 32 bits.
+OTHER_DTYPES = {"prune_check24": ("bool",), "pack24": ("float8_e4m3fn",), "matmul": ("float8_e4m3fn",)}
 
 
 # ---- what has the same bits everywhere
