@@ -19,7 +19,9 @@ constexpr int kGatheredGroups = 24;
 constexpr int kFills = kCols / kPanel;
 
 struct VnmScratch {
-  Scratch parts;  // its panels are one that is kFills times as deep, its sums those of as many times the rows
+  // Scratch of the 2:4 product, divided in another way: its kFills panels are one panel that is kFills times as deep, and its
+  // sums are those of kFills times as many rows.
+  Scratch parts;
   float gathered[4 * kGatheredGroups][kPanel];
 };
 

@@ -117,7 +117,8 @@ S24_HD void load_mask(const uint8_t* p, int64_t step, Quad<B>& v) {
   }
 }
 
-// Loads, and packs, the block of a dense array at `from`; lane 0 is number l of those that words were drawn for.
+// Packs a dense array block by block. `draw` makes the random words of a range of groups (estimates alone need them); a call
+// then loads the block at `from`, whose lane 0 takes the word at place l of that range.
 template <class T, PackOp kOp>
 struct Packer {
   using Bits = typename T::Bits;

@@ -197,8 +197,8 @@ S24_HD void turn(Vec a[4]) {
   for (int i = 0; i < 4; ++i) a[i] = b[i];
 }
 
-// Four vectors from memory, of which each group has four neighbours -> one vector per member. Without kOrdered the groups
-// come in another order (the same in every vector), which join_groups undoes.
+// Four vectors as they lie in memory, where a group is four neighbouring elements, become four vectors of which vector j holds
+// element j of every group. Without kOrdered the groups come in another order, the same in all four; join_groups undoes it.
 template <int kSize, bool kOrdered>
 S24_HD void split_groups(Vec a[4]) {
   turn<kSize>(a);

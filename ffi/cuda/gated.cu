@@ -122,7 +122,8 @@ struct Operands {
         out{static_cast<Bits*>(a.dz == nullptr ? a.z : a.dgate), static_cast<Bits*>(a.dup)} {}
 };
 
-// Element by element along rows; kLanes > 1: all operands lie so too.
+// Element by element, in the order of the results, whose rows lie one after the other. With kLanes > 1 a thread takes kLanes
+// neighbours at once; then no operand may be transposed.
 template <class T, bool kBackward, int kLanes>
 __global__ void __launch_bounds__(kThreads) gated_rows(Operands<typename T::Bits> operands, Activation activation,
                                                        int64_t rows, int64_t cols) {

@@ -163,7 +163,7 @@ class Partition:
 
         Returns: the results, global arrays by name, and what the body saved."""
         weights, states = self.specs(arrays, state)
-        kept = PartitionSpec(tuple(axis for axis, _ in self.sizes))  # a piece on every device
+        of_devices = PartitionSpec(tuple(axis for axis, _ in self.sizes))  # a piece on every device
 
         def local(arrays, state, key, saved):
             if any(weight in results for (weight, _), _ in self.stored):
@@ -186,8 +186,8 @@ class Partition:
             return local(arrays, state, key, saved)
         sharded = jax.shard_map(
             of_shard,
-            in_specs=(weights, states, PartitionSpec(), kept),
-            out_specs=({name: self.spec(name) for name in results}, kept),
+            in_specs=(weights, states, PartitionSpec(), of_devices),
+            out_specs=({name: self.spec(name) for name in results}, of_devices),
             axis_names=self.manual,
             check_vma=False,
         )
@@ -245,7 +245,7 @@ class Partition:
         return {"w": state} if self.products == "linear" else state
 
     def _summed(self, name: str, x: jax.Array) -> jax.Array:
-        """A result with the sum over the shards of tokens that it still needs, if tokens share it."""
+        """A result, summed over the shards of tokens if every token adds to it, as to a weight's gradient."""
         if "T" in DIMENSIONS[self.products][name]:
             return x
         tokens = dict(self.cuts)["T"]

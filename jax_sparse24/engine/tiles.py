@@ -17,9 +17,9 @@ _OVER = jax.make_user_context(())  # the mesh axes that cut the matrices within 
 
 
 def total(x: jax.Array) -> jax.Array:
-    """The sum over the shards of the weight of which it was computed, within `on_shards`; else x itself.
+    """The sum of an array over the shards of the weight, within `on_shards`; elsewhere the array itself.
 
-    x: any array.
+    x: any array, computed of one shard.
 
     Returns: an array like x, the same on every shard."""
     return jax.lax.psum(x, _OVER.value) if _OVER.value else x

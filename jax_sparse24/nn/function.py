@@ -24,13 +24,13 @@ class Products(Found):
 
     method, implementation, where: as in `Function`.
     fits: whether each product can be sparse; None to find out, with masks made on the spot.
-    kept: state and noise key of each product; None to collect the matrices in place of multiplying."""
+    own_state: state and noise key of each product; None to collect the matrices in place of multiplying."""
 
     branches = False  # one branch cannot hand out what it multiplies by
 
-    def __init__(self, method, implementation, where, fits=None, kept=None):
+    def __init__(self, method, implementation, where, fits=None, own_state=None):
         super().__init__(method, implementation, where, "Function")
-        self.finds, self.fits, self.kept = fits is None, {} if fits is None else fits, kept
+        self.finds, self.fits, self.own_state = fits is None, {} if fits is None else fits, own_state
         self.met: collections.Counter[str] = collections.Counter()
         self.collected: dict[str, jax.Array] = {}
 
@@ -58,26 +58,26 @@ class Products(Found):
             y = self.product(x, w, self.method.init(w), jax.random.key(0))
             self.fits[name] = True
             return y
-        if self.kept is None:
+        if self.own_state is None:
             self.collected[name] = w
             return jnp.zeros((*x.shape[:-1], w.shape[1]), x.dtype)
-        own = self.kept[name]
+        own = self.own_state[name]
         key = jax.random.wrap_key_data(own["key"]) if self.method.stochastic else None
         return self.product(x, w, own["state"]["w"], key)
 
     def inside(self, slices=None):
         inner = copy.copy(self)
         inner.met, inner.collected = self.met.copy(), {}
-        inner.kept = self.kept if slices is None or self.kept is None else slices
+        inner.own_state = self.own_state if slices is None or self.own_state is None else slices
         return inner
 
     def scanned(self, run):
-        if self.kept is None:
+        if self.own_state is None:
             return {}
         inner = self.inside()
-        inner.kept = None
+        inner.own_state = None
         run(inner)
-        return {name: self.kept[name] for name in inner.collected}
+        return {name: self.own_state[name] for name in inner.collected}
 
     def left(self, inner, told):
         self.met = inner.met
@@ -238,6 +238,6 @@ class Function(Blocks):
 
         Returns: a `FunctionModel`."""
         sparse = sparse and bool(self._found.taken)
-        kept = self.folded(own) if sparse else None
-        products = Products(*self._options, fits=self._found.fits, kept=kept) if sparse else None
+        folded = self.folded(own) if sparse else None
+        products = Products(*self._options, fits=self._found.fits, own_state=folded) if sparse else None
         return FunctionModel(self._whole(params), self.function, products)

@@ -38,11 +38,11 @@ def rules_for(mesh: Any, rules: Rules = RULES) -> Rules:
 
     Returns: pairs of a logical axis and a tuple of mesh axes, None for an empty one."""
 
-    def kept(axes):
+    def present(axes):
         axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
         return tuple(axis for axis in axes if axis in mesh.axis_names) or None
 
-    return tuple((name, kept(axes)) for name, axes in rules)
+    return tuple((name, present(axes)) for name, axes in rules)
 
 
 def spec(*names: str | None) -> PartitionSpec | None:
