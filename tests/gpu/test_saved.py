@@ -15,7 +15,7 @@ from jax_sparse24.ops.packed_vnm import in_vnm_tiles, repack_vnm
 from jax_sparse24.ops.reference.saved import SLOPES
 from jax_sparse24.ops.saved import pack_counted, saved_backward
 from tests.gpu.test_producers import assert_same_on_both
-from tests.ops.cases import features_of
+from tests.ops.cases import REPACKED, features_of
 from tests.ops.data import adversarial, assert_same_bits, from_words, saved_operands, unit_roundoff
 from tests.ops.test_identity import on
 
@@ -28,17 +28,11 @@ def test_same_bits_where_blocks_repeat_their_work():
     assert_same_on_both(lambda *args: saved_backward(*args, "squared_relu"), *args)
 
 
+TILED = [(shape, v, m, collected) for shape, v, m, collected in REPACKED if collected or v >= 4 * m]
+
+
 @pytest.mark.parametrize("tokens", ["strided", "consecutive"])
-@pytest.mark.parametrize(
-    ("shape", "v", "m", "collected"),
-    [
-        *(((256, 2048), 64, 16, collected) for collected in (True, False)),
-        *(((1152, 1024), 128, 8, collected) for collected in (True, False)),
-        ((128, 4096), 64, 32, True),
-        ((512, 512), 256, 32, False),
-        ((4096, 3072), 64, 16, True),
-    ],
-)
+@pytest.mark.parametrize(("shape", "v", "m", "collected"), [*TILED, ((4096, 3072), 64, 16, True)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_blocks_are_packed_again(shape, v, m, collected, tokens, dtype):
     packed = jax.device_get(s24.pack_vnm(jnp.asarray(adversarial(shape, dtype, 6)), v, m))

@@ -292,7 +292,13 @@ def _repacked(v, m, tokens, collected):
     )
 
 
-REPACKED = [((256, 2048), 64, 16), ((1152, 1024), 128, 8), ((128, 4096), 64, 32), ((512, 512), 256, 32)]
+# (shape, v, m, whether features are collected), in tiles of a kernel of CUDA
+REPACKED = [
+    (*place, collected)
+    for place in (((256, 2048), 64, 16), ((1152, 1024), 128, 8), ((128, 4096), 64, 32), ((512, 512), 256, 32))
+    for collected in (True, False)
+    if not (collected and place[1] == 256)
+]
 
 
 # ---- what follows from saved activations, in 16-bit floats and whole tiles
@@ -405,10 +411,8 @@ IDENTICAL = [
             (shape,),
             HALVES,
         )
-        for shape, v, m in REPACKED
+        for shape, v, m, collected in REPACKED
         for tokens in ("strided", "consecutive")
-        for collected in (True, False)
-        if not (collected and v == 256)
     ],
     *[
         Identical(
