@@ -7,6 +7,7 @@
 // Blocking: a task owns rows x cols of the output. For each block of kBlock along K it fills the panels, then for each
 // chunk of kChunk rows decodes P once and goes over the panels, one of which fits into a first-level cache, over tiles of
 // kTileRows rows (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
+#include "matmul_pairs.h"
 #include "panels.h"
 
 namespace s24 {
@@ -14,7 +15,7 @@ namespace S24_ISA {
 namespace {
 
 // kTileRows x (kVectors * kWidth) sums over `kept` entries per row.
-template <int kVectors>
+template <class Entry, int kVectors>
 void multiply(const Entries& e, int64_t row, int64_t kept, const float* __restrict__ panel, float* __restrict__ sums,
               bool accumulate) {
   Vec acc[kTileRows][kVectors];
@@ -35,12 +36,14 @@ void multiply(const Entries& e, int64_t row, int64_t kept, const float* __restri
         const Vec a = values.splat(i);
         const Vec* d = reinterpret_cast<const Vec*>(reinterpret_cast<const char*>(panel) + offsets[i]);
         S24_UNROLL
-        for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
+        for (int v = 0; v < kVectors; ++v) Entry::add(acc[r][v], a, d[v]);
       }
     }
   };
-  for (int64_t j = 0; j + 4 <= kept; j += 4) add(j, 4);
-  if (kept % 4) add(kept - 2, 2);
+  int64_t j = 0;
+  for (; j + 4 <= kept; j += 4) add(j, 4);
+  if (kept & 2) add(j, 2), j += 2;
+  if (Entry::kOdd && kept & 1) add(j, 1);
   S24_UNROLL
   for (int r = 0; r < kTileRows; ++r) {
     S24_UNROLL
@@ -50,7 +53,7 @@ void multiply(const Entries& e, int64_t row, int64_t kept, const float* __restri
 
 // Rows [row0, row1) of P at k0..k1 -> entries; rows that fill up the last tile get zeros.
 template <class T>
-void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t k1, Scratch& s) {
+void decode_elements(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t k1, Scratch& s) {
   const int64_t kept = (k1 - k0) / 2, value_step = a.depth / 2, byte_step = ceil_div(a.depth, 8);
   constexpr int32_t kStep = kPanel * sizeof(float);
   typedef uint16_t OffsetVec __attribute__((vector_size(2 * kWidth)));
@@ -83,29 +86,41 @@ void decode(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0, int64_t
 
 // ---- a task -------------------------------------------------------------------------------------------------------
 
+// An entry is a kept element.
+template <class T>
+struct Elements {
+  static constexpr int kBlock = s24::S24_ISA::kBlock, kPerEntry = 2;
+  static constexpr bool kOdd = false;
+  S24_HD static void add(Vec& sum, Vec a, const Vec& d) { sum += a * d; }
+  static constexpr auto fill = fill_panels<T>;
+  static constexpr auto decode = decode_elements<T>;
+};
+
+template <class Entry>
 void multiply_tile(const Entries& e, int64_t row, int64_t kept, const float* panel, float* sums, int64_t cols,
                    bool accumulate) {
   switch (ceil_div(cols < kPanel ? cols : kPanel, kWidth)) {
-    case 1: return multiply<1>(e, row, kept, panel, sums, accumulate);
-    case 2: return multiply<2>(e, row, kept, panel, sums, accumulate);
-    case 3: return multiply<3>(e, row, kept, panel, sums, accumulate);
-    default: return multiply<4>(e, row, kept, panel, sums, accumulate);
+    case 1: return multiply<Entry, 1>(e, row, kept, panel, sums, accumulate);
+    case 2: return multiply<Entry, 2>(e, row, kept, panel, sums, accumulate);
+    case 3: return multiply<Entry, 3>(e, row, kept, panel, sums, accumulate);
+    default: return multiply<Entry, 4>(e, row, kept, panel, sums, accumulate);
   }
 }
 
-template <class T>
-void matmul_typed(const MatmulArgs& a, const Block& m, Scratch& s) {
+template <class Entry>
+void matmul_by(const MatmulArgs& a, const Block& m, Scratch& s) {
   const int64_t rows = m.row1 - m.row0, cols = m.col1 - m.col0;
-  for (int64_t k0 = 0; k0 < a.depth; k0 += kBlock) {
-    const int64_t k1 = a.depth - k0 < kBlock ? a.depth : k0 + kBlock;
-    fill_panels<T>(a, m, k0, k1, s);
+  for (int64_t k0 = 0; k0 < a.depth; k0 += Entry::kBlock) {
+    const int64_t k1 = a.depth - k0 < Entry::kBlock ? a.depth : k0 + Entry::kBlock;
+    Entry::fill(a, m, k0, k1, s);
     for (int64_t r0 = 0; r0 < rows; r0 += kChunk) {
       const int64_t r1 = rows - r0 < kChunk ? rows : r0 + kChunk;
-      decode<T>(a, m.row0 + r0, m.row0 + r1, k0, k1, s);
+      Entry::decode(a, m.row0 + r0, m.row0 + r1, k0, k1, s);
       for (int64_t c = 0; c < cols; c += kPanel) {
         float(*sums)[kPanel] = s.sums + c / kPanel * kRows + r0;
         for (int64_t r = 0; r < r1 - r0; r += kTileRows)
-          multiply_tile(s.entries, r, (k1 - k0) / 2, s.panels[c / kPanel * kDepth], sums[r], cols - c, k0 > 0);
+          multiply_tile<Entry>(s.entries, r, (k1 - k0) / Entry::kPerEntry, s.panels[c / kPanel * kDepth], sums[r], cols - c,
+                               k0 > 0);
         if (k1 == a.depth)
           write_any(a, sums, m.row0 + r0, r1 - r0, m.col0 + c, cols - c < kPanel ? cols - c : kPanel);
       }
@@ -119,9 +134,13 @@ template <>
 void run(const MatmulArgs& a, const Block& m, void* scratch) {
   Scratch& s = *static_cast<Scratch*>(scratch);
   switch (a.in) {
-    case Dtype::kF32: return matmul_typed<F32>(a, m, s);
-    case Dtype::kBF16: return matmul_typed<BF16>(a, m, s);
-    case Dtype::kF16: return matmul_typed<F16>(a, m, s);
+    case Dtype::kF32: return matmul_by<Elements<F32>>(a, m, s);
+    case Dtype::kBF16:
+#if defined(__AVX512F__)
+      if (Pairs::here()) return matmul_by<Pairs>(a, m, s);
+#endif
+      return matmul_by<Elements<BF16>>(a, m, s);
+    case Dtype::kF16: return matmul_by<Elements<F16>>(a, m, s);
   }
 }
 

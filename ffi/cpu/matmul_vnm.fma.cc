@@ -4,6 +4,7 @@
 // first-level cache and serve all V rows; the panel itself stays in the second-level one and serves all rows of a task.
 // Values and metadata are read as they are stored: one byte names four entries, and the scalar work of finding them
 // hides behind the FMAs of a whole panel.
+#include "matmul_pairs.h"
 #include "panels.h"
 
 namespace s24 {
@@ -15,34 +16,19 @@ constexpr int kVnmTileRows = 4;
 #else
 constexpr int kVnmTileRows = 2;
 #endif
-constexpr int kGatheredGroups = 24;
+constexpr int kGatheredRows = 96;
 constexpr int kFills = kCols / kPanel;
 
 struct VnmScratch {
   // Scratch of the 2:4 product, divided in another way: its kFills panels are one panel that is kFills times as deep, and its
   // sums are those of kFills times as many rows.
   Scratch parts;
-  float gathered[4 * kGatheredGroups][kPanel];
+  float gathered[kGatheredRows][kPanel];
 };
 
 static_assert(sizeof(VnmScratch) <= kScratch, "scratch");
 static_assert(kFills * kDepth >= kVnmMatmulDepth && kFills * kRows >= kVnmMatmulRows, "scratch");
-static_assert(kVnmMatmulCols % kPanel == 0 && kGatheredGroups % 2 == 0, "blocking");
-
-// Where the four entries of a byte of metadata lie in the eight gathered rows of its two groups, in bytes.
-struct EntryOffsets {
-  uint16_t at[256][4];
-};
-
-constexpr EntryOffsets make_entry_offsets() {
-  EntryOffsets t{};
-  for (int byte = 0; byte < 256; ++byte)
-    for (int j = 0; j < 4; ++j)
-      t.at[byte][j] = uint16_t((j / 2 * 4 + ((byte >> (2 * j)) & 3)) * kPanel * int(sizeof(float)));
-  return t;
-}
-
-constexpr EntryOffsets kEntryOffsets = make_entry_offsets();
+static_assert(kVnmMatmulCols % kPanel == 0, "blocking");
 
 // Rows of P, restricted to some of their groups.
 template <class B>
@@ -62,7 +48,36 @@ S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
   }
 }
 
-template <class T, int kVectors>
+// Where the entries of a byte of metadata, of two groups, lie in the gathered rows of these, in bytes.
+template <int kEntries>
+struct Places {
+  uint16_t at[256][kEntries];
+};
+
+constexpr Places<4> make_element_places() {
+  Places<4> t{};
+  for (int byte = 0; byte < 256; ++byte)
+    for (int j = 0; j < 4; ++j)
+      t.at[byte][j] = uint16_t((j / 2 * 4 + ((byte >> (2 * j)) & 3)) * kPanel * int(sizeof(float)));
+  return t;
+}
+
+constexpr Places<4> kElementPlaces = make_element_places();
+
+// An entry is a kept element.
+template <class T>
+struct GatheredElements {
+  static constexpr int kRows = 4, kBytes = 1;  // gathered rows of a group; bytes of metadata of a step of four entries
+
+  S24_HD static Offsets offsets(const uint8_t* metadata, int) { return Offsets(kElementPlaces.at[*metadata]); }
+  S24_HD static Values<T> values(const typename T::Bits* from, int entries) { return {from, entries}; }
+  S24_HD static void add(Vec& sum, Vec a, const Vec& d) { sum += a * d; }
+  S24_HD static void gather(const float* const row[4], float (*to)[kPanel]) {
+    for (int i = 0; i < 4; ++i) __builtin_memcpy(to[i], row[i], sizeof to[i]);
+  }
+};
+
+template <class T, class Entry, int kVectors>
 void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, const float* __restrict__ gathered,
                        float* __restrict__ sums, bool accumulate) {
   Vec acc[kVnmTileRows][kVectors];
@@ -73,23 +88,26 @@ void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, co
       acc[r][v] = accumulate ? *reinterpret_cast<const Vec*>(sums + r * kPanel + v * kWidth) : Vec{};
   }
   const auto add = [&](int64_t byte, int entries) __attribute__((always_inline)) {
-    const char* rows = reinterpret_cast<const char*>(gathered) + byte * 8 * kPanel * sizeof(float);
+    const char* rows = reinterpret_cast<const char*>(gathered) + byte * 2 * Entry::kRows * kPanel * sizeof(float);
     S24_UNROLL
     for (int r = 0; r < kVnmTileRows; ++r) {
-      const Offsets offsets(kEntryOffsets.at[p.metadata[r * p.byte_step + byte]]);
-      const Values<T> values(p.values + r * p.value_step + 4 * byte, entries);
+      const Offsets offsets = Entry::offsets(p.metadata + r * p.byte_step + byte, entries);
+      const auto values = Entry::values(p.values + r * p.value_step + 4 * byte, entries);
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         if (j >= entries) break;
         const Vec a = values.splat(j);
         const Vec* d = reinterpret_cast<const Vec*>(rows + offsets[j]);
         S24_UNROLL
-        for (int v = 0; v < kVectors; ++v) acc[r][v] += a * d[v];
+        for (int v = 0; v < kVectors; ++v) Entry::add(acc[r][v], a, d[v]);
       }
     }
   };
-  for (int64_t byte = 0; byte < groups / 2; ++byte) add(byte, 4);
-  if (groups % 2) add(groups / 2, 2);
+  constexpr int kEntries = 2 / Entry::kBytes;  // of a group
+  int64_t g = 0;
+  for (; g + 2 * Entry::kBytes <= groups; g += 2 * Entry::kBytes) add(g / 2, 4);
+  if (kEntries == 1 && groups - g >= 2) add(g / 2, 2), g += 2;
+  if (groups > g) add(g / 2, kEntries);
   S24_UNROLL
   for (int r = 0; r < kVnmTileRows; ++r) {
     S24_UNROLL
@@ -97,16 +115,55 @@ void multiply_gathered(const PackedRows<typename T::Bits>& p, int64_t groups, co
   }
 }
 
-template <class T>
+template <class T, class Entry>
 void multiply_gathered_any(const PackedRows<typename T::Bits>& p, int64_t groups, const float* gathered, float* sums,
                            int64_t cols, bool accumulate) {
   switch (ceil_div(cols, kWidth)) {
-    case 1: return multiply_gathered<T, 1>(p, groups, gathered, sums, accumulate);
-    case 2: return multiply_gathered<T, 2>(p, groups, gathered, sums, accumulate);
-    case 3: return multiply_gathered<T, 3>(p, groups, gathered, sums, accumulate);
-    default: return multiply_gathered<T, 4>(p, groups, gathered, sums, accumulate);
+    case 1: return multiply_gathered<T, Entry, 1>(p, groups, gathered, sums, accumulate);
+    case 2: return multiply_gathered<T, Entry, 2>(p, groups, gathered, sums, accumulate);
+    case 3: return multiply_gathered<T, Entry, 3>(p, groups, gathered, sums, accumulate);
+    default: return multiply_gathered<T, Entry, 4>(p, groups, gathered, sums, accumulate);
   }
 }
+
+#if defined(__AVX512F__)
+constexpr Places<2> make_pair_places() {
+  Places<2> t{};
+  for (int byte = 0; byte < 256; ++byte)
+    for (int j = 0; j < 2; ++j)
+      t.at[byte][j] = uint16_t((j * kPairs + kPairNumbers.at[byte >> (4 * j) & 15]) * kPanel * int(sizeof(float)));
+  return t;
+}
+
+constexpr Places<2> kPairPlaces = make_pair_places();
+
+// An entry is a pair of kept elements, a word as it is stored: a group has one.
+struct GatheredPairs {
+  static constexpr int kRows = kPairs, kBytes = 2;
+
+  S24_HD static Offsets offsets(const uint8_t* metadata, int entries) {
+    constexpr uint32_t kNext = 2 * kRows * kPanel * sizeof(float);
+    uint32_t low, high = 0;
+    __builtin_memcpy(&low, kPairPlaces.at[metadata[0]], sizeof low);
+    if (entries == 4) __builtin_memcpy(&high, kPairPlaces.at[metadata[1]], sizeof high);
+    return Offsets(low | uint64_t(high + (kNext << 16 | kNext)) << 32);
+  }
+  S24_HD static Four values(const uint16_t* from, int entries) {
+    float words[4] = {};
+    __builtin_memcpy(words, from, size_t(4 * entries));
+    return Four(words);
+  }
+  S24_HD static void add(Vec& sum, Vec a, const Vec& d) { Pairs::add(sum, a, d); }
+  // Of rows of float32, whose low halves are zeros.
+  S24_HD static void gather(const float* const row[4], float (*to)[kPanel]) {
+    for (int c = 0; c < kPanel; c += kWidth) {
+      WordVec high[4];
+      for (int i = 0; i < 4; ++i) __builtin_memcpy(&high[i], row[i] + c, sizeof high[i]);
+      store_pairs(high[0] >> 16 | high[1], high[2] >> 16 | high[3], to[0] + c);
+    }
+  }
+};
+#endif
 
 template <class T>
 void fill_deep_panel(const MatmulArgs& a, const Block& m, int64_t k0, int64_t k1, Scratch& s) {
@@ -117,10 +174,11 @@ void fill_deep_panel(const MatmulArgs& a, const Block& m, int64_t k0, int64_t k1
   }
 }
 
-template <class T>
+template <class T, class Entry>
 void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
+  constexpr int64_t kStep = kGatheredRows / Entry::kRows / 4 * 4;  // of groups
   const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / 2 * 2;
   const int64_t cols = m.col1 - m.col0;
   for (int64_t g0 = 0; g0 < groups; g0 += deep) {
@@ -128,19 +186,23 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
     fill_deep_panel<T>(p, m, g0 * a.m, g1 * a.m, s);
     for (int64_t row = m.row0; row < m.row1; row += a.v) {
       float(*sums)[kPanel] = s.sums + (groups > deep ? row - m.row0 : 0);
-      for (int64_t g = g0; g < g1; g += kGatheredGroups) {
-        const int64_t end = g1 - g < kGatheredGroups ? g1 : g + kGatheredGroups;
+      for (int64_t g = g0; g < g1; g += kStep) {
+        const int64_t end = g1 - g < kStep ? g1 : g + kStep;
         const uint8_t* columns = a.columns + (row / a.v * groups + g) * 4;
-        for (int64_t i = 0; i < 4 * (end - g); ++i) {
-          const int64_t column = columns[i] < a.m ? columns[i] : a.m - 1;
-          __builtin_memcpy(scratch.gathered[i], s.panels[(g - g0 + i / 4) * a.m + column], sizeof scratch.gathered[i]);
+        for (int64_t i = 0; i < end - g; ++i) {
+          const float* rows[4];
+          for (int j = 0; j < 4; ++j) {
+            const int64_t column = columns[4 * i + j] < a.m ? columns[4 * i + j] : a.m - 1;
+            rows[j] = s.panels[(g - g0 + i) * a.m + column];
+          }
+          Entry::gather(rows, scratch.gathered + i * Entry::kRows);
         }
         for (int64_t r = row; r < row + a.v; r += kVnmTileRows) {
           const PackedRows<typename T::Bits> rows = {
               static_cast<const typename T::Bits*>(p.values) + 2 * (r * groups + g),
               p.metadata + r * ceil_div(groups, 2) + g / 2, 2 * groups, ceil_div(groups, 2)};
           if (r + kVnmTileRows < row + a.v) prefetch_rows(rows, end - g);
-          multiply_gathered_any<T>(rows, end - g, scratch.gathered[0], sums[r - row], cols, g > 0);
+          multiply_gathered_any<T, Entry>(rows, end - g, scratch.gathered[0], sums[r - row], cols, g > 0);
         }
       }
       for (int64_t r = 0; r < a.v && g1 == groups; r += kChunk)
@@ -149,10 +211,10 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
   }
 }
 
-template <class T>
-void vnm_matmul_typed(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
+template <class T, class Entry = GatheredElements<T>>
+void vnm_matmul_by(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
   for (int64_t c = m.col0; c < m.col1; c += kPanel)
-    vnm_matmul_panel<T>(a, {m.row0, m.row1, c, m.col1 - c < kPanel ? m.col1 : c + kPanel}, scratch);
+    vnm_matmul_panel<T, Entry>(a, {m.row0, m.row1, c, m.col1 - c < kPanel ? m.col1 : c + kPanel}, scratch);
 }
 
 }  // namespace
@@ -161,9 +223,13 @@ template <>
 void run(const MatmulVnmArgs& a, const Block& m, void* scratch) {
   VnmScratch& s = *static_cast<VnmScratch*>(scratch);
   switch (a.product.in) {
-    case Dtype::kF32: return vnm_matmul_typed<F32>(a, m, s);
-    case Dtype::kBF16: return vnm_matmul_typed<BF16>(a, m, s);
-    case Dtype::kF16: return vnm_matmul_typed<F16>(a, m, s);
+    case Dtype::kF32: return vnm_matmul_by<F32>(a, m, s);
+    case Dtype::kBF16:
+#if defined(__AVX512F__)
+      if (Pairs::here()) return vnm_matmul_by<BF16, GatheredPairs>(a, m, s);
+#endif
+      return vnm_matmul_by<BF16>(a, m, s);
+    case Dtype::kF16: return vnm_matmul_by<F16>(a, m, s);
   }
 }
 

@@ -43,15 +43,12 @@ static_assert(kBlock * kPanel * sizeof(float) <= 1 << 16, "offsets");
 
 // ---- registers ----------------------------------------------------------------------------------------------------
 
-// Neighbouring values, four or two, and one of them in all lanes. By one load: those of D keep the load ports busy.
-template <class T>
-struct Values {
 #if defined(__AVX512F__)
+// Four words, and one of them in all lanes. By one load: those of D keep the load ports busy.
+struct Four {
   __m512 four;  // in each block of 128 bits
-  S24_HD Values(const typename T::Bits* from, int n) {
-    alignas(16) float wide[4] = {};
-    for (int j = 0; j < n; ++j) wide[j] = float_of(T::to_f32(from[j]));
-    four = _mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_load_ps(wide));
+  S24_HD explicit Four(const float (&words)[4]) {
+    four = _mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_loadu_ps(words));
   }
   S24_HD Vec splat(int j) const {
     constexpr __mmask16 kAll = __mmask16(-1);  // without a mask, g++ 12 warns of its own headers
@@ -59,6 +56,26 @@ struct Values {
                  : j == 1 ? _mm512_maskz_permute_ps(kAll, four, 0x55)
                  : j == 2 ? _mm512_maskz_permute_ps(kAll, four, 0xaa)
                           : _mm512_maskz_permute_ps(kAll, four, 0xff));
+  }
+};
+#endif
+
+// Neighbouring values, four or two, and one of them in all lanes.
+template <class T>
+struct Values {
+#if defined(__AVX512F__)
+  Four wide;
+  S24_HD Values(const typename T::Bits* from, int n) : wide(widened(from, n).at) {}
+  S24_HD Vec splat(int j) const { return wide.splat(j); }
+
+ private:
+  struct Wide {
+    alignas(16) float at[4];
+  };
+  S24_HD static Wide widened(const typename T::Bits* from, int n) {
+    Wide wide{};
+    for (int j = 0; j < n; ++j) wide.at[j] = float_of(T::to_f32(from[j]));
+    return wide;
   }
 #else
   const typename T::Bits* from;
@@ -92,6 +109,7 @@ struct Offsets {
     __builtin_memcpy(&four, from, sizeof four);
     asm("" : "+r"(four));
   }
+  S24_HD explicit Offsets(uint64_t together) : four(together) {}
   S24_HD int64_t operator[](int j) const { return int64_t(four >> (16 * j) & 0xffff); }
 };
 

@@ -63,6 +63,11 @@ class Array {
   Array& random(uint32_t modulus = 256) {
     return fill([modulus] { return uint8_t(random_bits() % modulus); });
   }
+  // Metadata of which each nibble names two places in order.
+  Array& pairs() {
+    const auto nibble = [] { return one_of<uint32_t>({0x4, 0x8, 0xc, 0x9, 0xd, 0xe}); };
+    return fill([nibble] { return uint8_t(nibble() | nibble() << 4); });
+  }
   bool operator==(Array& o) { return std::memcmp(data(), o.data(), size_t(bytes_)) == 0; }
 
  private:
@@ -248,6 +253,8 @@ static void in_blocks(const Grid& grid, const Args& args, void (*run)(const Args
 // What a product multiplies.
 static char* numbers(Array& x, Dtype d) { return (compared ? x.whole(d) : x.floats(d)).data(); }
 
+static uint8_t* places(Array& x) { return (compared ? x.pairs() : x.random()).bytes(); }
+
 static MatmulArgs product(int64_t rows, int64_t depth, int64_t cols) {
   MatmulArgs a{};
   a.in = dtype(), a.out_dtype = upto(1) != 0 ? a.in : Dtype::kF32;
@@ -261,7 +268,7 @@ static bool products() {
   now = "matmul" + say({int64_t(a.in), int64_t(a.out_dtype), a.rows, a.depth, a.cols, a.dense_k_last, a.out_packed_last});
   Array values(a.rows * a.depth / 2, bytes_of(a.in)), metadata(a.rows * ceil_div(a.depth, 8), 1);
   Array dense(a.depth * a.cols, bytes_of(a.in));
-  a.values = numbers(values, a.in), a.metadata = metadata.random().bytes(), a.dense = numbers(dense, a.in);
+  a.values = numbers(values, a.in), a.metadata = places(metadata), a.dense = numbers(dense, a.in);
   const int64_t rows = 16 * (1 + upto(kMatmulRows / 16 - 1)), cols = 64 * (1 + upto(kMatmulCols / 64 - 1));
   std::vector<Array> results;
   for (const auto run : kOfBlocks<MatmulArgs>) {
@@ -280,7 +287,7 @@ static bool block_products() {
   now = "vnm_matmul" + say({int64_t(p.in), int64_t(p.out_dtype), rows, p.depth, p.cols, v, m, p.dense_k_last, p.out_packed_last});
   Array values(rows * 2 * groups, bytes_of(p.in)), metadata(rows * ceil_div(groups, 2), 1), columns(rows / v * groups * 4, 1);
   Array dense(p.depth * p.cols, bytes_of(p.in));
-  p.values = numbers(values, p.in), p.metadata = metadata.random().bytes(), p.dense = numbers(dense, p.in);
+  p.values = numbers(values, p.in), p.metadata = places(metadata), p.dense = numbers(dense, p.in);
   a.columns = columns.random(40).bytes();
   const int64_t most = (p.depth > kVnmMatmulDepth ? kVnmMatmulRows / 2 : kVnmMatmulRows) / v, high = v * (1 + upto(most - 1));
   std::vector<Array> results;

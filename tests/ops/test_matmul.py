@@ -65,6 +65,19 @@ def test_all_layouts(implementation, dtype, side, dense_axis, rng):
         assert_within(got if side == "left" else got.T, exact, bound(dtype))
 
 
+@pytest.mark.parametrize("groups", [*range(1, 18), 31, 33])
+def test_any_number_of_groups(implementation, groups, rng):
+    """Kernels that take several groups at once leave none out, and read none that is not there."""
+    p, d = operands(rng, 9, 4 * groups, 70, "bfloat16")
+    exact, bound = product(p, d)
+    packed = s24.pack24(device(p), -1)
+    for got in (
+        s24.matmul(packed, device(d), implementation=implementation),
+        contract(packed, device(d.T), -1, -1, implementation=implementation),
+    ):
+        assert_within(got, exact, bound("bfloat16"))
+
+
 def test_sums_are_float32(implementation, rng):
     """Sums of 16-bit operands keep bits that 16-bit partial sums would lose."""
     p, d = operands(rng, 5, 1024, 3, "bfloat16")
