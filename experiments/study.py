@@ -44,7 +44,7 @@ source of Python's standard library. Losses of source code compare with no other
 
 One pair on one GPU, dense training and FST with one seed, and its page:
 
-```sh
+```sh title="needs a GPU, and an hour"
 python -m experiments.ablate {plan} --only dense/0,FST/0 --out runs/pair
 python -m experiments.study runs/pair --out runs/pair/page
 ```
@@ -53,7 +53,7 @@ python -m experiments.study runs/pair --out runs/pair/page
 
 All of it, every arm and the replicate with three seeds, one run at a time on each GPU of the host:
 
-```sh
+```sh title="needs GPUs, and hours"
 python -m experiments.ablate {plan} --jobs 0 --out runs/124m
 python -m experiments.study runs/124m --out runs/124m/page
 ```

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = ("python", "sh")  # languages of blocks
 FENCE = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.S | re.M)
 
 
 class Code(NamedTuple):
     """A block of code.
 
-    language: such as "python" or "sh".
+    language: one of `RUN`.
     title: `title="..."` behind it: the name of a file to be saved, or what the block needs to run.
     text: its lines."""
 
@@ -45,11 +46,17 @@ def blocks(text: str) -> list[Code]:
 
 
 def commands(text: str) -> list[str]:
-    """Command lines of a page: those of shell blocks, and lines that are set in by four spaces."""
-    shell = "\n".join(code.text for code in blocks(text) if code.language in ("sh", "bash"))
-    shell = re.sub(r"\\\n", " ", shell)
-    indented = re.findall(r"^    (.*)$", FENCE.sub("", text), re.M)
-    return [line.strip() for line in [*shell.splitlines(), *indented] if "python -m " in line]
+    """Command lines of a page's shell blocks, each in one line."""
+    shell = "\n".join(code.text for code in blocks(text) if code.language == "sh")
+    lines = re.sub(r"\\\n", " ", shell).splitlines()
+    return [line.strip() for line in lines if line.partition("#")[0].strip()]
+
+
+def unmarked(text: str) -> list[str]:
+    """Lines that a page shows as code and that `blocks` does not find: set in by four spaces, or in a fence
+    without a language that runs."""
+    rest = FENCE.sub(lambda match: "" if match[1] in RUN else match[0], text)
+    return re.findall(r"^ *(?:```|~~~).*$|(?<=\n\n)    [^ \n*-].*$", rest, re.M)
 
 
 def prose(text: str) -> str:

@@ -1,6 +1,7 @@
 """`info`, also as a command: what it prints of the installation."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,14 @@ def test_info_runs_as_a_module():
     )
     check_info(done.stdout)
     assert done.stderr == ""
+
+
+def test_a_type_checker_finds_the_package(tmp_path):
+    """In a folder on Python's path, also after `pip install -e`: checkers run no finder of setuptools."""
+    code = "from importlib.machinery import PathFinder; print(PathFinder.find_spec('jax_sparse24').origin)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
+    assert (Path(found).parent / "py.typed").exists()
 
 
 @pytest.mark.slow

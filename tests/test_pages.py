@@ -1,19 +1,26 @@
 """Every link of README and docs leads somewhere, every block of code runs, every command is understood."""
 
+import argparse
 import ast
+import contextlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import jax
 import pytest
+import tyro
 
 import jax_sparse24 as s24
 from experiments import launch
+from experiments.errors import UserError
 from tests import pages
 
 # Pages whose code another test runs.
@@ -22,14 +29,13 @@ ELSEWHERE = {
     "docs/models.md": "tests/test_models_page.py",
     "docs/training.md": "tests/test_training_page.py",
 }
-COMMANDS_ELSEWHERE = {"docs/data.md": "tests/test_data_page.py"}
 ALONE = {"docs/tutorials/devices.md"}  # pages that say how many devices there are, in a process of their own
 ARXIV = "https://arxiv.org/abs/"
 TEXTS = {pages.name(page): page.read_text() for page in pages.PAGES}
 WITH_CODE = [
     name
     for name, text in TEXTS.items()
-    if name not in ELSEWHERE and any(c.language == "python" and not c.needs for c in pages.blocks(text))
+    if name not in ELSEWHERE and any(not code.needs for code in pages.blocks(text))
 ]
 
 
@@ -69,39 +75,86 @@ def test_every_paper_is_in_the_list_once_with_its_title():
 
 
 @pytest.mark.parametrize("name", TEXTS)
+def test_every_block_runs_or_says_what_it_needs(name):
+    """Tests run it, here or those of `ELSEWHERE`, unless it needs what is not here."""
+    if "docs/api/" not in name:  # its options of mkdocstrings are set in
+        assert not pages.unmarked(TEXTS[name])
+    if name in ELSEWHERE:
+        assert {code.language for code in pages.blocks(TEXTS[name]) if not code.needs} == {"python"}
+        assert Path(name).name in (pages.ROOT / ELSEWHERE[name]).read_text()
+
+
+@pytest.mark.parametrize("name", TEXTS)
 def test_code_parses_and_commands_are_understood(name):
     for code in pages.blocks(TEXTS[name]):
         if code.language == "python":
             ast.parse(code.text)
-    for line in pages.commands(TEXTS[name]) if name not in COMMANDS_ELSEWHERE else ():
+        else:
+            subprocess.run(["bash", "-n", "-c", code.text], check=True)
+    for line in pages.commands(TEXTS[name]):
         understood(line)
 
 
-def test_other_tests_of_pages_exist():
-    for name, test in (ELSEWHERE | COMMANDS_ELSEWHERE).items():
-        assert Path(name).name in (pages.ROOT / test).read_text(), f"{test} reads no {name}"
+class Parsed(Exception):
+    """A command has understood its arguments."""
+
+
+@contextlib.contextmanager
+def only_parsing():
+    """Commands raise `Parsed` once they have parsed their arguments, as on a host of eight devices."""
+
+    def then_stop(parse):
+        def stop(*args, **kwargs):
+            parse(*args, **kwargs)
+            raise Parsed
+
+        return stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tyro, "cli", then_stop(tyro.cli))
+        patch.setattr(jax, "device_count", lambda: 8)
+        for name in ("parse_args", "parse_intermixed_args"):
+            own = getattr(argparse.ArgumentParser, name)
+            patch.setattr(argparse.ArgumentParser, name, then_stop(own))
+        yield
 
 
 def understood(line: str) -> None:
-    """Raises for a command whose module or options do not exist."""
-    words = shlex.split(re.split(r" [;&|>] ?| done$", line)[0], comments=True)
-    at = words.index("-m")
-    module, arguments = words[at + 1], words[at + 2 :]
-    arguments = [word for word in arguments if word != "..."]
-    spec = importlib.util.find_spec(module)
-    assert spec is not None, f"{line!r}: there is no module {module}"
-    if module == "experiments.launch" and arguments[:1] and arguments[0].startswith("configs/"):
-        if not {"--resume", "--help", "--array", "--coordinator"} & set(arguments):
-            launch.parse(arguments)
-    elif module != "experiments.launch" and module.startswith(("experiments.", "tests.")):
-        folder = Path(spec.origin).parent
-        sources = "".join(path.read_text() for path in (Path(spec.origin), *folder.rglob("settings.py")))
-        for word in arguments:
-            if re.match(r"--\w+\.", word):  # of a config
-                assert "launch.parse(" in sources, f"{line!r}: {module} takes no {word}"
-            elif word.startswith("--") and word != "--help":
-                known = word.partition("=")[0] in sources or word[2:] in sources
-                assert known, f"{line!r}: {module} has no option {word}"
+    """Raises for a command whose module, options, files, extras or names do not exist; those of other
+    projects are not known."""
+    words = shlex.split(re.split(r" (?:&&|[;|<>]) ?", line)[0], comments=True)
+    files = [word.split(":")[0] for word in words if re.match(r"(configs|launch|tests)/", word)]
+    assert all((pages.ROOT / file).exists() for file in files), f"{line!r} names files that do not exist"
+    if words[0] == "make":
+        makefile = (pages.ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{target}:", makefile, re.M) for target in words[1:] if "=" not in target)
+    elif words[0] == "sbatch":
+        launched(words[2:])
+    elif "pip" in words:
+        project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+        extras = [name for group in re.findall(r"\.\[(.*?)\]", line) for name in group.split(",")]
+        assert set(extras) <= set(project["optional-dependencies"]), line
+    elif "-c" in words:
+        for name in re.findall(r"\bs24\.([\w.]+)", ast.unparse(ast.parse(words[words.index("-c") + 1]))):
+            operator.attrgetter(name)(s24)
+    elif "-m" in words:
+        module, *arguments = words[words.index("-m") + 1 :]
+        assert importlib.util.find_spec(module) is not None, f"{line!r}: there is no module {module}"
+        if module == "experiments.launch":
+            launched(arguments)
+        elif module.startswith("experiments."):
+            with only_parsing(), pytest.raises(Parsed):
+                importlib.import_module(module).main(arguments)
+
+
+def launched(arguments: list[str]) -> None:
+    """Raises for what the launcher does not understand; any config stands for a run that is continued."""
+    if "--array" in arguments:
+        assert launch.array(arguments)
+    elif "--help" not in arguments:
+        if arguments[0] == "--resume":
+            arguments = ["configs/dense.py", *arguments[2:]]
+        launch.parse(arguments)
 
 
 def strings(folder: str) -> list[str]:
@@ -143,13 +196,26 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_a_mistake_would_be_found():
-    for line in ("python -m experiments.nothing", "python -m experiments.ablate --no-such-option"):
-        with pytest.raises(AssertionError):
+    for line in (
+        "python -m experiments.nothing",
+        "python -m experiments.ablate --no-such-option",
+        "python -m experiments.bench gemm --shape wide",
+        "python -m experiments.memory configs/nothing.py",
+        "python -m experiments.launch --resume runs/NAME --mesh.pp 8",
+        'python -c "import jax_sparse24 as s24; s24.tun()"',
+        "pip install -e '.[cuda11]'",
+        "make everything",
+        "sbatch launch/nothing.sbatch configs/dense.py",
+    ):
+        with pytest.raises((AssertionError, AttributeError, UserError, SystemExit)):
             understood(line)
     text = 'A [link](there.md#at-home).\n\n```sh title="needs a GPU"\npython -m a \\\n  --b\n```\n'
     text += "\n# At `home`\n"
     assert pages.links(text) == ["there.md#at-home"] and pages.anchors(text) == {"at-home"}
     assert pages.commands(text) == ["python -m a    --b"] and pages.blocks(text)[0].needs
+    assert not pages.unmarked(text)
+    for code in ("```bash\nls\n```\n", "```\nls\n```\n", "~~~sh\nls\n~~~\n", "    ls\n"):
+        assert pages.unmarked(f"Do this:\n\n{code}")
 
 
 @pytest.mark.slow
@@ -175,6 +241,7 @@ def test_code_runs_in_an_empty_folder(name, tmp_path, monkeypatch):
             exec(compile(block.text, name, "exec"), scope)
         elif block.language == "sh":
             for line in block.text.strip().splitlines():
-                words = [sys.executable if word == "python" else word for word in shlex.split(line)]
+                words = shlex.split(line, comments=True)
+                words = [sys.executable if word == "python" else word for word in words]
                 done = subprocess.run(words, capture_output=True, text=True, timeout=300)
                 assert done.returncode == 0, f"{line}: {done.stderr[-3000:]}"

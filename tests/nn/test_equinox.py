@@ -1,7 +1,6 @@
 """`sparsify` of models of Equinox, where it is installed: layers have the same arrays, and state beside
 them."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from tests import pages
 
 eqx = pytest.importorskip("equinox")
 d, f, T = 8, 16, 8
@@ -77,7 +77,7 @@ def kept_like(masks):
 
 def test_the_code_of_the_page_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    (code,) = re.findall(r"```py\n(.*?)```", page, re.S)
+    (code,) = [code.text for code in pages.blocks(page) if code.title == "needs Equinox"]
     fst = s24.methods.FST(refresh_every=4, dense_fraction=0)
     scope = {
         "jax": jax,
