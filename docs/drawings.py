@@ -5,6 +5,9 @@ They stand on a light ground of their own, so that they read the same on a light
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import jax_sparse24 as s24
+
+STEPS = 6000  # of the run whose phases are drawn, as in the code below the drawing
 IMAGES = Path(__file__).parent / "images"
 GROUND, INK, PALE, BLUE, ORANGE, GREEN = "#f8f8f6", "#222222", "#dcdcd8", "#0072b2", "#d55e00", "#009e73"
 CELL = 26
@@ -172,23 +175,18 @@ def vnm() -> Path:
 def phases() -> Path:
     """When methods are sparse in a run."""
     sheet = Drawing(680, 190, "Phases: which part of a run is sparse, by method")
-    runs = {
-        "FST": (("sparse", 5 / 6, BLUE), ("dense", 1 / 6, PALE)),
-        "Activation24": (("dense", 0.15, PALE), ("sparse", 0.85, BLUE)),
-        "Venom": (("dense", 0.15, PALE), ("sparse", 0.425, BLUE), ("dense", 0.425, PALE)),
-        "SSTE": (("sparse", 1.0, BLUE),),
-    }
-    for index, (name, parts) in enumerate(runs.items()):
+    for index, name in enumerate(("FST", "Activation24", "Venom", "SSTE")):
         y, x = 24 + 34 * index, 130.0
         sheet.text(118, y + 18, name, 13, INK, "end", "bold")
-        for what, share, fill in parts:
-            sheet.box(x, y, share * 520, CELL, fill)
-            ink = "#ffffff" if fill == BLUE else INK
-            sheet.text(x + share * 260, y + 18, what, 12, ink, "middle")
-            x += share * 520
+        for phase in getattr(s24.methods, name)().schedule(STEPS).phases:
+            width = 520 * phase.steps / STEPS
+            sheet.box(x, y, width, CELL, BLUE if phase.sparse else PALE)
+            words = f"{'sparse' if phase.sparse else 'dense'}, {phase.steps}"
+            sheet.text(x + width / 2, y + 18, words, 12, "#ffffff" if phase.sparse else INK, "middle")
+            x += width
     sheet.arrow(130, 650, 168)
     sheet.text(130, 184, "first step", 11)
-    sheet.text(650, 184, "last step", 11, INK, "end")
+    sheet.text(650, 184, f"step {STEPS}", 11, INK, "end")
     return sheet.write("concept-phases")
 
 

@@ -3,14 +3,22 @@
 import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests import pages
 
-SPEC = importlib.util.spec_from_file_location("hooks", pages.ROOT / "docs/hooks.py")
-hooks = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(hooks)
+
+def loaded(file: str):
+    """A file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, pages.ROOT / file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = loaded("docs/hooks.py")
 CONFIG = (pages.ROOT / "mkdocs.yml").read_text()
 TUTORIALS = sorted((pages.ROOT / "docs/tutorials").glob("*.md"))
 
@@ -68,6 +76,17 @@ def test_nothing_is_loaded_from_elsewhere():
     # Without a script of that name, the plugin offline of Material has every page load one from the network.
     script = re.search(r"^extra:\n  polyfills: \[(.*iframe-worker.*)\]", CONFIG, re.M)[1]
     assert (pages.ROOT / "docs" / script).exists() and "://" not in CONFIG and "  font: false" in CONFIG
+
+
+def test_drawings_are_those_of_the_code(monkeypatch, tmp_path):
+    """The phases are those that the page prints below them."""
+    drawings = loaded("docs/drawings.py")
+    monkeypatch.setattr(drawings, "IMAGES", tmp_path)
+    for draw in (drawings.two_of_four, drawings.one_operand, drawings.mvue, drawings.vnm, drawings.phases):
+        drawn = draw()
+        there = pages.ROOT / "docs/images" / drawn.name
+        assert drawn.read_text() == there.read_text(), f"run `python docs/drawings.py`: {drawn.name} differs"
+    assert f"schedule({drawings.STEPS})" in (pages.ROOT / "docs/concepts.md").read_text()
 
 
 def test_docstrings_become_lists():

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.ablations.leaks import leaking, marked
 from experiments.analysis.curves import smooth
 from experiments.analysis.outcome import LOSSES
-from experiments.analysis.style import LONGEST, STYLE, colours, name_at_end, plt, save
+from experiments.analysis.style import LONGEST, STYLE, WIDTH, colours, name_at_end, plt, save
 
 PANELS = 3  # metrics of a figure of arms at most
 LABELS = {
@@ -23,21 +23,21 @@ LABELS = {
 def write(named, runs: dict, path: Path):
     """Draw `runs`, arm -> list of Run, one per seed."""
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+        figure, (above, below) = plt.subplots(2, 1, figsize=(WIDTH, 7))
         kind, name = named.ablation.curve
         labels = {
             arm: arm if config.method.causal else f"{arm} (where sparse, no language-model loss)"
             for arm, config in named.ablation.all_arms.items()
         }
-        _curves(left, runs, "train", "loss", windows=40, labels=labels)
-        _curves(right, runs, kind, name, windows=15 if kind == "monitor" else None, labels=labels)
-        left.set(xlabel="optimiser step", ylabel="training loss (nats per token)")
-        right.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
+        _curves(above, runs, "train", "loss", windows=40, labels=labels)
+        _curves(below, runs, kind, name, windows=15 if kind == "monitor" else None, labels=labels)
+        above.set(xlabel="optimiser step", ylabel="training loss (nats per token)")
+        below.set(xlabel="optimiser step", ylabel=LABELS.get((kind, name), name))
         seeds = max(map(len, runs.values()))
         band = "" if seeds == 1 else f"; bands: lowest to highest of {seeds} seeds"
-        left.set_title(f"{named.claim}, {named.size}{band}")
-        _focus(left)
-        for axes in (left, right):
+        above.set_title(f"{named.claim}, {named.size}{band}")
+        _focus(above)
+        for axes in (above, below):
             name_at_end(axes)
         return save(figure, path)
 
@@ -76,9 +76,9 @@ def arms(result: dict, path: Path) -> str:
     measured = [metric for metric in compared if any(_reached(result, name, metric) for name in names)]
     metrics = measured[:PANELS] or ["val_loss"]
     with plt.rc_context(STYLE):
-        size = (3.1 * len(metrics) + 1.4, 0.27 * len(names) + 1.1)
-        figure, panels = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False)
-        for axes, metric in zip(panels[0], metrics, strict=True):
+        size = (WIDTH, len(metrics) * (0.27 * len(names) + 0.6) + 0.4)
+        figure, panels = plt.subplots(len(metrics), 1, figsize=size, sharey=True, squeeze=False)
+        for axes, metric in zip(panels[:, 0], metrics, strict=True):
             for row, (colour, name) in enumerate(zip(colours(names), names, strict=True)):
                 values = _reached(result, name, metric)
                 axes.plot(values, [row] * len(values), ".", color=colour, alpha=0.6, markersize=7)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
+from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 from experiments.data.vocabulary import bits_per_byte
 
 
@@ -27,6 +27,7 @@ def _axes(axes, runs, title: str, ylabel: str):
 
 def _phases(axes, runs):
     """Shade the dense phase that ends a run; a run with one phase has nothing to mark."""
+    named = 0
     for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         for (start, end, phase), earlier in zip(run.phases[1:], run.phases, strict=False):
             axes.axvline(start, color=colour, linestyle="--", linewidth=1, label="_phase")
@@ -36,13 +37,13 @@ def _phases(axes, runs):
                     f"{run.label}: dense phase",
                     (start, 1),
                     xycoords=("data", "axes fraction"),
-                    xytext=(3, -3),
+                    xytext=(3, -3 - 10 * named),
                     textcoords="offset points",
-                    rotation=90,
                     va="top",
                     color=colour,
                     fontsize=8,
                 )
+                named += 1
 
 
 def smooth(values, window: int):
@@ -52,47 +53,49 @@ def smooth(values, window: int):
 
 
 def _loss(runs):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    figure, (above, below) = plt.subplots(2, 1, figsize=(WIDTH, 6.8), sharex=True, sharey=True)
     # Losses of several kinds of tokens compare only per byte of their text.
     per_byte = any(run.bytes_per_token != 1 for run in runs)
-    _axes(left, runs, "training", "loss, bits per byte" if per_byte else "loss, nats per byte")
+    unit = "loss, bits per byte" if per_byte else "loss, nats per byte"
+    _axes(above, runs, "training", unit)
+    above.set_xlabel("")
     leak = "" if all(run.config.method.causal for run in runs) else "; *: no language-model loss"
-    _axes(right, runs, f"validation: dense products (solid), sparse (dashed){leak}", "")
+    _axes(below, runs, f"validation: dense products (solid), sparse (dashed){leak}", unit)
     heights = []
     for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         scale = bits_per_byte(1.0, run.bytes_per_token) if per_byte else 1.0
         steps, losses = run.column("train", "loss")
         losses = scale * np.asarray(losses)
         if len(steps):
-            left.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8, label="_raw")
-            left.plot(steps, smooth(losses, max(len(losses) // 40, 1)), color=colour, label=run.label)
+            above.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8, label="_raw")
+            above.plot(steps, smooth(losses, max(len(losses) // 40, 1)), color=colour, label=run.label)
             heights += list(losses)
         for name, line in (("dense", "o-"), ("sparse", "v--")):
             steps, values = run.column("eval", name)
             values = scale * np.asarray(values)
             leaks = name == "sparse" and not run.config.method.causal
             label = f"{run.label}, {name}{' *' if leaks else ''}"
-            right.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
+            below.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
             heights += list(values)
     for order1 in sorted({run.order1 for run in runs if run.order1}):
         order1 = bits_per_byte(order1) if per_byte else order1
-        for axes in (left, right):
+        for axes in (above, below):
             axes.axhline(order1, color="grey", linestyle=":", label=f"order-1 entropy {order1:.2f}")
         heights.append(order1)
     if heights:
         low, high = np.min(heights), np.percentile(heights, 95)
-        left.set_ylim(low - 0.1, max(high, low + 0.5) + 0.3)
-    for axes in (left, right):
+        above.set_ylim(low - 0.1, max(high, low + 0.5) + 0.3)
+    for axes in (above, below):
         name_at_end(axes)
     return figure
 
 
 def _flip_rate(runs):
-    figure, axes = plt.subplots(figsize=(7, 3.6))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
     _axes(axes, runs, "flip rate: share of FFN mask entries that one step changes", "flip rate per step")
     for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
         steps, values = run.column("monitor", "flip_rate")
         axes.plot(steps, values, color=colour, marker=".", label=run.label)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # with room for the names of phases
     name_at_end(axes)
     return figure

@@ -14,10 +14,11 @@ import matplotlib.pyplot as plt
 
 # Okabe and Ito's palette; sky blue and yellow last, since thin lines of them are pale on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# What appears in plots of several pages has one colour in all of them; spelling as `_plain` makes it.
+# A method has one colour in all plots, as has what else is on several pages; spelling as `_plain` makes it.
 FIXED = {
     **{"dense": "#0072B2", "fst": "#D55E00", "venom": "#009E73", "activation24": "#CC79A7"},
-    **{"sste": "#E69F00", "ste": "#666666", "torch dense": "#000000", "torch 2:4": "#888888"},
+    **{"sste": "#E69F00", "ste": "#666666", "srste": "#56B4E9", "step": "#AA4499", "bimask": "#44AA99"},
+    **{"slope": "#CC6677", "ast": "#8B6914", "torch dense": "#000000", "torch 2:4": "#888888"},
     **{"product 2:4": "#332288", "product 2:4 own kernel": "#117733"},
     **{"product 64:2:16": "#882255", "product 64:2:8": "#999933"},
 }
@@ -43,6 +44,7 @@ STYLE = {
     "ytick.color": "#444444",
 }
 LONGEST = 44  # characters of a line's name in a plot
+WIDTH = 6.4  # inches of a figure: on a narrow screen its text is still read; panels stand below one another
 APART = 1.25  # lines of text between the baselines of two labels
 
 
@@ -67,7 +69,7 @@ def save(figure, path: Path) -> str:
 
 
 def name_at_end(axes, size: float = 8) -> None:
-    """Write the label of every line beside its right end, in its colour, none over another.
+    """Write the label of every line beside the axes, joined to its last point; no label is over another.
 
     axes: whose lines are all drawn and whose limits are set. Labels that begin with "_" are left out.
     size: of the text, in points."""
@@ -79,14 +81,15 @@ def name_at_end(axes, size: float = 8) -> None:
     ends = []
     for line in lines:
         y = np.asarray(line.get_ydata(), float)
-        ends.append((float(np.clip(y[np.isfinite(y)][-1], low, high)), line))
-    for (y, line), at in zip(
+        last = np.flatnonzero(np.isfinite(y))[-1]
+        ends.append((float(np.clip(y[last], low, high)), line.get_xdata()[last], line))
+    for (y, x, line), at in zip(
         *(sorted(ends, key=lambda end: end[0]), spread([end[0] for end in ends], step)), strict=True
     ):
         axes.annotate(
             textwrap.shorten(line.get_label(), LONGEST, placeholder="…"),
-            (1, y),
-            xycoords=("axes fraction", "data"),
+            (x, y),
+            xycoords=line.get_transform(),
             xytext=(1.03, at),
             textcoords=("axes fraction", "data"),
             color=line.get_color(),

@@ -22,9 +22,10 @@ class Place(NamedTuple):
     blocks: int
     T: int
 
-    def __str__(self):
-        blocks = f"{self.blocks} blocks, " if self.blocks > 1 else ""
-        return f"d = {self.d}, f = {self.f}, {blocks}T = {self.T}, {self.dtype}"
+    @property
+    def words(self) -> list[str]:
+        blocks = [f"{self.blocks} blocks"] if self.blocks > 1 else []
+        return [f"d = {self.d}", f"f = {self.f}", *blocks, f"T = {self.T}", self.dtype]
 
 
 def places(suites: dict) -> dict[Place, dict]:

@@ -4,7 +4,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
+from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 from experiments.benchmarks import lead, rows, select, stored
 from experiments.benchmarks.suites import ffn
 
@@ -13,6 +13,7 @@ KINDS = {
     "--": "dashed: packed product alone, median",
     ":": "dotted: PyTorch",
 }
+OLD = "hollow: an older measurement, in a fixed cyclic order"
 PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
 
 
@@ -34,16 +35,16 @@ def _lead(suites: dict):
     columns = [what for what in lead.WHAT if any(place.what == what for place in places)]
     methods = dict(zip(lead.METHODS, colours(lead.METHODS), strict=True))
     heights = [sum(len(own) + 1.6 for place, own in places.items() if place.what == w) for w in columns]
-    figure, panels = plt.subplots(
-        1, len(columns), squeeze=False, sharex=True, figsize=(4.6 * len(columns), 0.7 + 0.2 * max(heights))
-    )
-    old, ends = False, [0.95, 1.05]
+    size = (WIDTH * max(len(columns), 1.4) / 2, 0.9 + 0.2 * max(heights))
+    figure, panels = plt.subplots(1, len(columns), squeeze=False, sharex=True, figsize=size)
+    common = [word for word in next(iter(places)).words if all(word in place.words for place in places)]
+    marks, ends = {}, [0.95, 1.05]
     for what, axes in zip(columns, panels[0], strict=True):
         at, names = 0.0, []
         for place, found in places.items():
             if place.what != what:
                 continue
-            names.append((at, str(place)))
+            names.append((at, ", ".join(word for word in place.words if word not in common)))
             for method, colour in methods.items():
                 if method not in found:
                     continue
@@ -51,8 +52,9 @@ def _lead(suites: dict):
                 row = found[method]
                 pair = rows.paired(row, *lead.PROGRAMS[what])
                 hollow = stored.is_old(row)
-                old = old or hollow
                 bar = None if pair.low is None else [[pair.ratio - pair.low], [pair.high - pair.ratio]]
+                kinds = {"bars: 95 % intervals": bar, OLD: hollow}
+                marks |= {words: None for words, there in kinds.items() if there}
                 axes.errorbar(
                     pair.ratio,
                     at,
@@ -92,9 +94,8 @@ def _lead(suites: dict):
         axes.set_title(lead.WHAT[what])
         axes.set_xlabel("dense time / time; right of 1 is faster")
     room = max(ends) - min(ends)
-    panels[0][0].set_xlim(min(ends) - 0.03 * room, max(ends) + 0.5 * room)
-    hint = "; hollow: an older measurement, in rotating order" if old else ""
-    figure.suptitle(f"{_title(suites)}; bars: 95 % intervals{hint}", fontsize=10)
+    panels[0][0].set_xlim(min(ends) - 0.03 * room, max(ends) + 0.7 * room)
+    figure.suptitle(f"{', '.join([_title(suites), *common])}\n{'; '.join(marks)}", fontsize=9)
     return figure
 
 
@@ -105,11 +106,11 @@ def _dtypes(suites: dict) -> list[str]:
 
 
 def _panels(suites: dict, names, **size):
-    figure, axes = plt.subplots(1, len(names), sharey=True, squeeze=False, **size)
-    for panel, name in zip(axes[0], names, strict=True):
+    figure, axes = plt.subplots(len(names), 1, sharex=True, sharey=True, squeeze=False, **size)
+    for panel, name in zip(axes[:, 0], names, strict=True):
         panel.set_title(name)
     figure.suptitle(_title(suites), fontsize=10)
-    return figure, dict(zip(names, axes[0], strict=True))
+    return figure, dict(zip(names, axes[:, 0], strict=True))
 
 
 def _width(suites: dict):
@@ -129,7 +130,7 @@ def _speedup(suites: dict, cases, names, label: str):
     """Methods' forward and backward passes as lines with the range of their 95 % interval, the median packed
     product dashed, PyTorch dotted."""
     dtypes = _dtypes(suites)
-    figure, panels = _panels(suites, dtypes, figsize=(4.9 * len(dtypes), 4.2))
+    figure, panels = _panels(suites, dtypes, figsize=(WIDTH, 0.7 + 3.3 * len(dtypes)))
     for dtype, axes in panels.items():
         for text, found, pair, style in _curves(suites):
             points = []
@@ -148,10 +149,9 @@ def _speedup(suites: dict, cases, names, label: str):
                 axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.axhline(1, color="black", linewidth=1, label="_dense")
         axes.set_xticks(range(len(cases)), names)
-        axes.set_xlabel(label)
-    first = next(iter(panels.values()))
-    first.set_ylabel("dense time / time")
-    first.set_ylim(bottom=0)
+        axes.set_ylabel("dense time / time")
+    axes.set_ylim(bottom=0)  # of all, once everything is drawn
+    axes.set_xlabel(label)
     figure.canvas.draw()
     for axes in panels.values():
         name_at_end(axes)
@@ -181,7 +181,7 @@ def _cost(suites: dict):
     bars = max(
         sum((r["T"], r["d"], r["f"], r["dtype"]) in [(*c, t) for c in cases] for r in found) for t in dtypes
     )
-    figure, panels = _panels(suites, dtypes, figsize=(5.2 * len(dtypes), 1.2 + 0.2 * bars))
+    figure, panels = _panels(suites, dtypes, figsize=(WIDTH, 1.2 + 0.2 * bars * len(dtypes)))
     for dtype, axes in panels.items():
         labels, at = [], 0.0
         for case in cases:
@@ -209,7 +209,7 @@ def _cost(suites: dict):
         axes.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=8)
         axes.set_ylim(at - 1.6, -1.8)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel("share of the dense block's time, forward + backward")
+    axes.set_xlabel("share of the dense block's time, forward + backward")
     first = next(iter(panels.values()))
     x = 0.0
     for part, colour in PARTS.items():

@@ -238,7 +238,7 @@ NARROW = "Sparsity does not pay where layers are narrow"
 
 
 def _said(name: str, places: list[str], old: bool) -> str:
-    return f"on an {name}{' (older, in rotating order)' if old else ''}: {'; '.join(places)}"
+    return f"on an {name}{' (older, in a fixed cyclic order)' if old else ''}: {'; '.join(places)}"
 
 
 def at_what_loss(recorded: list, here: str) -> str:
@@ -270,41 +270,48 @@ def blocks(results: dict, recorded: list, here: str) -> str:
 
 
 def table(results: dict, suites: tuple[str, ...], here: str) -> str:
-    """Ratios of the methods by GPU and width, and their energy."""
+    """Ratios of the methods by width, and their energy: a table for each GPU."""
     programs = {"ffn": ("block", "dense both", "both"), "train-step": ("step", "dense step", "step")}
-    header = ["GPU", "what", "blocks", "T", "d", "f", *METHODS, *(f"J, {m}" for m in METHODS), "against"]
-    lines, used, files_of = [], [], []
+    folder = "experiments/benchmarks/results" if here else "../experiments/benchmarks/results"
+    parts, used, sources = [], [], []
     for name, own in gpus(results).items():
+        lines, there_from = [], []
         for suite in suites:
             what, base, program = programs[suite]
-            files_of += own[suite]["sources"] if suite in own else []
-            for (layers, *sizes), by_method in of_methods(own, suite).items():
+            there_from += own[suite]["sources"] if suite in own else []
+            for (layers, tokens, d, f), by_method in of_methods(own, suite).items():
                 there = [by_method.get(m) for m in METHODS]
                 rows_there = [row for row in there if row]
                 if rows_there:
                     used += rows_there
-                    cells = [cell(r, base, program) for r in there] + [
-                        energy(r, base, program) for r in there
-                    ]
-                    place = [name, what, 1 if layers is None else layers, *sizes]
+                    place = [what if layers is None else f"{what}, {layers} blocks", tokens, f"{d}, {f}"]
+                    cells = [timed(row, base, program) for row in there]
                     lines.append([*place, *cells, rows.against(rows_there[0], base)])
-    if not lines:
+        if lines:
+            shown = rows.table(["what", "T", "d, f", *METHODS, "against"], lines)
+            files = [f for f in there_from if any(row is own for row in used for own in f["rows"])]
+            links = (f"[{'_'.join(f['file'][:-5].split('_')[1:])}]({folder}/{f['file']})" for f in files)
+            parts.append(f"**{name}**\n\n{shown}\n\nFrom {', '.join(links)}.")
+            sources += files
+    if not parts:
         return "Nothing was measured on a GPU."
-    full = [i for i in range(len(header)) if {line[i] for line in lines} != {"-"}]
-    shown = rows.table([header[i] for i in full], [[line[i] for i in full] for line in lines])
-    old = any(map(stored.is_old, used))
-    note = (
-        " * An older measurement, in an order that rotates: biased (benchmarks.md says how)." if old else ""
-    )
-    folder = "experiments/benchmarks/results" if here else "../experiments/benchmarks/results"
-    files_of = [f for f in files_of if any(row is own for row in used for own in f["rows"])]
-    names = sorted({f["file"] for f in files_of})
-    links = ", ".join(f"[`{name}`]({folder}/{name})" for name in names)
-    return (
-        f"Time of the fastest dense program over that of the method, in {DTYPE}, everything counted, with "
-        f"the 95 % interval; J: energy over the dense program's.{note}\n\n{shown}\n\n"
-        f"From {links}. {uncommitted(files_of)}".rstrip()
-    )
+    old = " * An older measurement, whose programs took turns in one fixed cyclic order: biased"
+    old += f" ([how]({here}benchmarks.md#how-it-is-measured))."
+    return "\n\n".join(
+        [
+            f"Time of the fastest dense program over that of the method, in {DTYPE}, everything counted, "
+            "with the 95 % interval; J: energy over the dense program's."
+            + (old if any(map(stored.is_old, used)) else ""),
+            *parts,
+            uncommitted(sources),
+        ]
+    ).rstrip()
+
+
+def timed(row: dict | None, base: str, name: str) -> str:
+    """`1.31x (1.30-1.33), J 0.74`."""
+    joules = energy(row, base, name)
+    return cell(row, base, name) + (f", J {joules}" if joules != "-" else "")
 
 
 def uncommitted(results) -> str:

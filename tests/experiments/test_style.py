@@ -1,10 +1,14 @@
 """What all plots share."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from experiments.analysis import style
+import jax_sparse24 as s24
+from experiments.analysis import curves, style
+from experiments.analysis.runs import Run
+from experiments.config import Config, Train
 
 
 def test_a_name_has_one_colour_in_all_plots():
@@ -14,6 +18,7 @@ def test_a_name_has_one_colour_in_all_plots():
     mixed = style.colours(["first", "dense", *"abcde"])
     assert mixed[1] == demo["dense"] and len(set(mixed)) == len(mixed)
     assert len(set(style.FIXED.values())) == len(style.FIXED)
+    assert {style._plain(entry.name) for entry in s24.methods.list()} <= style.FIXED.keys()
     assert len(style.colours(range(20))) == 20
 
 
@@ -27,10 +32,40 @@ def test_every_line_has_its_name_beside_it():
     with style.plt.rc_context(style.STYLE):
         figure, axes = style.plt.subplots()
         axes.plot([0, 1], [0, 1.00], label="one")
-        axes.plot([0, 1], [0, 1.01], label="two")
+        axes.plot([0, 0.5, 1], [0, 1.01, np.nan], label="two")
         axes.plot([0, 1], [0, 0.50], label="_raw")
+        axes.axhline(0.2, label="entropy")
         style.name_at_end(axes)
         figure.canvas.draw()
     texts = {text.get_text(): text.get_window_extent() for text in axes.texts}
-    assert texts.keys() == {"one", "two"} and not texts["one"].overlaps(texts["two"])
+    assert texts.keys() == {"one", "two", "entropy"} and not texts["one"].overlaps(texts["two"])
+    assert {text.get_text(): text.xy for text in axes.texts}["two"] == (0.5, 1.01)  # where its line ends
     style.plt.close(figure)
+
+
+def flips(height: float) -> dict:
+    """What a run writes down of its masks."""
+    return {"monitor": [{"step": step, "flip_rate": height} for step in range(0, 100, 10)]}
+
+
+def test_names_of_phases_stand_free(tmp_path, monkeypatch):
+    """No curve of flip rates runs through them, and none stands over another."""
+    found = []
+    monkeypatch.setattr(curves, "save", lambda figure, path: found.append(figure) or path.name)
+    methods = {
+        "fst": s24.methods.FST(),
+        "venom": s24.methods.Venom(dense_warmup=10, sparse_share=0.5),
+    }
+    runs = [
+        Run(name, tmp_path, Config(method=method, train=Train(steps=100)), rows)
+        for (name, method), rows in zip(methods.items(), [flips(0.001), flips(0.004)], strict=True)
+    ]
+    curves.write(runs, tmp_path)
+    figure = found[-1]
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if text.get_text().endswith("dense phase")]
+    boxes = [text.get_window_extent() for text in names]
+    assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
+    points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.get_lines()[-2:]])
+    assert points[:, 1].max() < min(box.y0 for box in boxes)

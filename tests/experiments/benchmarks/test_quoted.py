@@ -27,6 +27,13 @@ def test_pages_hold_no_ratio_that_was_written_by_hand(name):
     assert re.findall(r"\d\.\d\d+x|\d\.\d+ m?s\b|\d %", prose) == []
 
 
+def test_tables_fit_a_page():
+    """What is wider scrolls within its page, which hides the numbers at its right."""
+    results = pages.load(Settings().folder)
+    for text in quoted.speed(results, [], "docs/"), quoted.blocks(results, [], ""):
+        assert all(line.count("|") <= 8 for line in text.splitlines())
+
+
 def test_the_readme_says_first_what_it_gives_and_at_what_loss():
     text = (quoted.REPOSITORY / "README.md").read_text()
     first, speed = (match[0] for match in quoted.BLOCK.finditer(text))
@@ -49,6 +56,6 @@ def test_quoted_numbers_follow_the_results():
     text = quoted.speed(results, [], "docs/")
     wide, _, narrow = text.partition("\n")[0].partition(quoted.NARROW)
     assert re.search(r"`FST` 0\.50x[^;]* at d, f = 2048, 8192 \(2 blocks\)", narrow) and "0.50x" not in wide
-    assert "| 0.50x (0.50-0.50) " in text and "| 0.75 " in text, "time, and energy"
+    assert "| 0.50x (0.50-0.50), J 0.75 " in text, "time, and energy"
     assert "At equal steps" not in text, "there is no loss without a recorded one"
     assert quoted.first(results, [], "docs/").count("not measured") == 3
