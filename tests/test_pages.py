@@ -29,13 +29,15 @@ ELSEWHERE = {
     "docs/models.md": "tests/test_models_page.py",
     "docs/training.md": "tests/test_training_page.py",
 }
-ALONE = {"docs/tutorials/devices.md"}  # pages that say how many devices there are, in a process of their own
 ARXIV = "https://arxiv.org/abs/"
 TEXTS = {pages.name(page): page.read_text() for page in pages.PAGES}
+# Tutorials run as notebooks: tests/test_site.py.
 WITH_CODE = [
     name
     for name, text in TEXTS.items()
-    if name not in ELSEWHERE and any(not code.needs for code in pages.blocks(text))
+    if name not in ELSEWHERE
+    and not name.startswith("docs/tutorials/")
+    and any(not code.needs for code in pages.blocks(text))
 ]
 
 
@@ -221,25 +223,17 @@ def test_a_mistake_would_be_found():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_code_runs_in_an_empty_folder(name, tmp_path, monkeypatch):
-    """Blocks in order, as they are typed: files are saved, commands run, Python goes into one session."""
+    """Blocks in order, as they are typed: commands run, Python goes into one session."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     path = os.pathsep.join(filter(None, (str(pages.ROOT), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
-    if name in ALONE:
-        code = "\n".join(c.text for c in pages.blocks(TEXTS[name]) if c.language == "python" and not c.file)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return
     scope = {"__name__": "page"}
     for block in pages.blocks(TEXTS[name]):
         if block.needs:
             continue
-        if block.file:
-            Path(block.file).write_text(block.text)
-        elif block.language == "python":
+        if block.language == "python":
             exec(compile(block.text, name, "exec"), scope)
-        elif block.language == "sh":
+        else:
             for line in block.text.strip().splitlines():
                 words = shlex.split(line, comments=True)
                 words = [sys.executable if word == "python" else word for word in words]
