@@ -197,6 +197,22 @@ def test_every_public_name_is_in_the_reference():
         assert is_module or re.search(rf"^(def|class) {name}\b", source.read_text(), re.M), path
 
 
+def test_what_pages_use_is_in_the_reference():
+    """Of modules and of the loop the reference shows what is named, which is public thereby."""
+    text = "".join(page.read_text() for page in (pages.ROOT / "docs/api").glob("*.md"))
+    listed = re.findall(r"heading: s24\.([\w.]+)\n.*\n(?:      members: \[(.*)\])?", text)
+    shown = {heading for heading, _ in listed}
+    for heading, members in listed:
+        for member in filter(None, members.split(", ")):
+            assert operator.attrgetter(f"{heading}.{member}")(s24) is not None
+            shown.add(f"{heading}.{member}")
+    used = "".join(text for name, text in TEXTS.items() if name != "docs/architecture.md")
+    used = {*re.findall(r"\bs24\.((?:nn|optim|sharding|patterns)\.\w+)", used)}
+    for code in (code.text for text in TEXTS.values() for code in pages.blocks(text)):
+        used |= {f"Loop.{name}" for name in re.findall(r"\bloop\.(\w+)\(", code)}
+    assert used <= shown, f"docs/api lacks {', '.join(sorted(used - shown))}"
+
+
 def test_a_mistake_would_be_found():
     for line in (
         "python -m experiments.nothing",

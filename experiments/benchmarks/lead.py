@@ -47,13 +47,13 @@ def table(suites: dict) -> str:
     methods = [m for m in METHODS if any(m in own for own in found.values())]
     lines = [
         [
-            {"ffn": "block", "train-step": "step"}[place.what],
-            *(place.dtype, place.d, place.f, place.blocks, place.T),
+            {"ffn": "block", "train-step": f"step, {place.blocks} blocks"}[place.what],
+            *(place.dtype, place.T, f"{place.d}, {place.f}"),
             *(cell(own.get(m), place.what) for m in methods),
         ]
         for place, own in found.items()
     ]
-    header = ["what", "dtype", "d", "f", "blocks", "T", *methods]
+    header = ["what", "dtype", "T", "d, f", *methods]
     return rows.table(header, lines) if lines else ""
 
 
