@@ -253,7 +253,7 @@ class Loop:
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
                     leak = self._leak(state)
-                    scored = {} if self._scores_bytes else {"bytes_per_token": self.bytes_per_token}
+                    scored = {"bytes_per_token": self.bytes_per_token}
                     marks = self._marks("sparse")
                     self.writer.write("eval", done, losses | leak | scored | peak_memory() | marks)
                     if self.second and done == train.steps:
@@ -298,10 +298,6 @@ class Loop:
             return {}
         return self.leak(state["params"], state["sparse"], self.evaluator.batches)
 
-    @property
-    def _scores_bytes(self) -> bool:
-        return self.vocabulary.unit == "byte"
-
     def _flush(self):
         self._log(self.pending)
         self.pending = None
@@ -324,17 +320,14 @@ class Loop:
             tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
             share = tokens_per_s and self.share_per_token and tokens_per_s * self.share_per_token
             row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
-            bits = None
-            if not self._scores_bytes:
-                bits = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
-                row["bits_per_byte"] = bits
+            row["bits_per_byte"] = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
             marks = self._marks("loss") if phase.sparse else {}
             speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s}
             more = {"mfu": share, "joules_per_step": joules}
             speeds |= {name: value for name, value in more.items() if value}
             self.writer.write("train", step, {**row, **speeds, **marks})
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
-            self.progress.update(step + 1, said, loss, tokens_per_s, bits, share)
+            self.progress.update(step + 1, said, loss, row["bits_per_byte"], tokens_per_s, share)
             self._check_speed(step, tokens_per_s)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
 from jax_sparse24.measure.nvml import gauge
 
@@ -130,15 +129,15 @@ class Progress:
         done: int,
         phase: str,
         loss: float,
+        bits: float,
         tokens_per_s: float | None,
-        bits: float | None = None,
         share: float | None = None,
     ):
-        """`done` optimiser steps are complete. bits: the loss per byte; None where a token is a byte;
-        share: of the peak of the devices' arithmetic, where that is known."""
+        """`done` optimiser steps are complete. loss: in nats per token; bits: per byte; share: of the peak of
+        the devices' arithmetic, where that is known."""
         speed = f", {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
         speed += f" ({share:.0%} of peak)" if share else ""
-        said = f"loss {loss:.3f} ({bits_per_byte(loss) if bits is None else bits:.3f} bits per byte)"
+        said = f"loss {loss:.3f} ({bits:.3f} bits per byte)"
         self.bar.set_postfix_str(f"{phase}, {said}{speed}", refresh=False)
         self.bar.update(done - self.bar.n)
         now = time.monotonic(), done

@@ -75,31 +75,31 @@ def test_at_the_end_of_its_time_it_reports_the_seeds_that_are_complete(done, tmp
 
 
 def test_killed_in_the_middle_and_resumed(done, tmp_path):
-    """SIGKILL in the second run, between checkpoints: resumed, it ends at the result of one in a go."""
+    """SIGKILL in the second run, twice, between checkpoints: resumed, it ends at the result of one in a go."""
     path, whole = done
     out = tmp_path / "killed"
     for part in ("compiled", "replicate/seed0"):
         shutil.copytree(whole / part, out / part)
     arguments = [f"{path}:smoke", "--seeds", "0", "--out", str(out), "--resume"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.ablate", *arguments], cwd=REPOSITORY, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.time() + 200
-        while time.time() < deadline and not (out / "ste/seed0/checkpoints/50").exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=60) == -signal.SIGKILL
-    finally:
-        process.kill()
+    command = [sys.executable, "-m", "experiments.ablate", *arguments]
+    for checkpoint in ("50", "100"):
+        process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.time() + 200
+            while time.time() < deadline and not (out / "ste/seed0/checkpoints" / checkpoint).exists():
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait(timeout=60) == -signal.SIGKILL
+        finally:
+            process.kill()
     first, half, _ = runs.jobs_of(ablations.load(f"{path}:smoke").ablation, (0,), out)
     assert first.finished and not half.finished
     kept = (first.out / "metrics.jsonl").read_bytes()
     assert ablate.main(arguments) == 0
     assert (first.out / "metrics.jsonl").read_bytes() == kept
     events = [row["event"] for row in half.rows if row["kind"] == "event"]
-    assert events == ["start", "first batch", "resume"]
+    assert events == ["start", "first batch", "resume", "resume"]
     resumed, one_go = stable(out)["metrics"], stable(whole)["metrics"]
     assert all(resumed[arm]["0"] == one_go[arm]["0"] for arm in ("dense", "ste"))
     for arm in ("dense", "ste"):

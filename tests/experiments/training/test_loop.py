@@ -449,7 +449,7 @@ def test_large_recipe_made_small(shared, config, tmp_path):
 def test_progress_bar_and_plain_lines(capsys, show, parts):
     with Progress("arm", 0, 10, show) as progress:
         for step in range(1, 11):
-            progress.update(step, "sparse", 1.5, 2000.0)
+            progress.update(step, "sparse", 1.5, 2.164, 2000.0)
     shown = capsys.readouterr().err
     assert all(part in shown for part in parts)
 
@@ -460,7 +460,7 @@ def test_plain_lines_come_at_intervals(capsys, monkeypatch):
     monkeypatch.setattr(metrics.time, "monotonic", lambda: next(seconds))
     with Progress("arm", 0, 20, None) as progress:
         for step in range(1, 21):
-            progress.update(step, "sparse", 1.5, 2000.0, None, 0.41)
+            progress.update(step, "sparse", 1.5, 2.164, 2000.0, 0.41)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"arm: step {n}/20" for n in (1, 6, 11, 16, 20)]
     assert "2,000 tokens/s (41% of peak), 01:03 left" in lines[2] and "left" not in lines[0] + lines[4]
@@ -487,5 +487,5 @@ def test_the_share_of_the_peak(config, monkeypatch):
 
 def test_silence(capsys):
     with Progress("arm", 0, 10, False) as progress:
-        progress.update(10, "sparse", 1.5, 2000.0)
+        progress.update(10, "sparse", 1.5, 2.164, 2000.0)
     assert capsys.readouterr().err == ""
