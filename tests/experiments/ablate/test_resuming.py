@@ -75,7 +75,7 @@ def test_at_the_end_of_its_time_it_reports_the_seeds_that_are_complete(done, tmp
 
 
 def test_killed_in_the_middle_and_resumed(done, tmp_path):
-    """SIGKILL in the second run, twice, between checkpoints: resumed, it ends at the result of one in a go."""
+    """SIGKILL in the second run, twice, between checkpoints: it ends at the result of one in a go."""
     path, whole = done
     out = tmp_path / "killed"
     for part in ("compiled", "replicate/seed0"):
