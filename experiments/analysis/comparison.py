@@ -78,18 +78,24 @@ def text(runs) -> str:
 
 
 NOTES = f"""\
-Losses are means over the same validation text, in nats per token. *Dense* evaluates every product dense.
-*Sparse* uses the method's sparse products with masks computed freshly from the weights; for a run without
-sparsity, its dense weights cut once by FST's transposable mask. Where it is marked it depends on later
-tokens; the leak is how much lower it is for that than where these are foreign text. The flip rate is the
-share of mask entries of all FFN kernels that one optimiser step changes: early is its mean over the first
-{EARLY:.0%} of the steps, late over the last {EARLY:.0%}. Flipped since start is the share that differs from
-the initial masks at the end. The kept share of abs(w) is what the mask keeps of the summed magnitudes at the
-last measurement. A step raises the loss if the loss of its own batch is higher after it, with the masks that
-the next step uses; the predicted change is the inner product of gradient and update. The cosine is of the
-sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse phases. The monitors' share is
-the median time of a measurement over its interval, against the median step.
-steps/s is the median, without evaluation, measurement and checkpoints."""
+## What the rows mean
+
+- **val. loss**: mean over the same validation text, in nats per token. *Dense* evaluates every product dense.
+  *Sparse* uses the method's sparse products, with masks computed freshly from the weights; for a run without
+  sparsity, its dense weights cut once by FST's transposable mask. What is marked depends on later tokens.
+- **leak of later tokens**: how much lower that loss is than where later tokens are foreign text.
+- **flip rate**: share of the mask entries of all FFN kernels that one optimiser step changes; *early*: mean
+  over the first {EARLY:.0%} of the steps, *late*: over the last {EARLY:.0%}.
+- **flipped since start**: share of the mask entries that differ from the initial ones at the end.
+- **kept share of abs(w)**: what the mask keeps of the summed magnitudes at the last measurement.
+- **steps with rising loss**: those after which the loss of their own batch is higher, with the masks that the
+  next step uses.
+- **actual / predicted loss change**: that change over the inner product of gradient and update.
+- **gradient cosine**: of the sparse and the dense gradient of the FFN kernels on a fixed batch, in sparse
+  phases.
+- **monitors**: the median time of a measurement over its interval, against the median step.
+- **steps/s**: median, without evaluation, measurement and checkpoints.
+"""
 
 
 def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") -> str:

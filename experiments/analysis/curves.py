@@ -34,7 +34,7 @@ def _phases(axes, runs):
             if earlier[2].sparse and not phase.sparse:
                 axes.axvspan(start, end, color=colour, alpha=0.08, linewidth=0)
                 axes.annotate(
-                    f"{run.label}: dense phase",
+                    f"{run.label}: dense",
                     (start, 1),
                     xycoords=("data", "axes fraction"),
                     xytext=(3, -3 - 10 * named),

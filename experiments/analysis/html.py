@@ -20,7 +20,7 @@ th, td { padding: 0.35em 0.8em; border-bottom: 1px solid #8884; text-align: left
 th { border-bottom: 2px solid #8888; }
 tbody tr:hover { background: #8881; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
-pre { overflow-x: auto; padding: 0.8em 1em; background: #8881; border-radius: 6px; font-size: 0.86rem; }
+pre { white-space: pre-wrap; padding: 0.8em 1em; background: #8881; border-radius: 6px; font-size: 0.86rem; }
 code { font-family: ui-monospace, monospace; font-size: 0.92em; }
 """
 

@@ -64,7 +64,7 @@ def test_names_of_phases_stand_free(tmp_path, monkeypatch):
     figure = found[-1]
     figure.canvas.draw()
     (axes,) = figure.axes
-    names = [text for text in axes.texts if text.get_text().endswith("dense phase")]
+    names = [text for text in axes.texts if text.get_text().endswith(": dense")]
     boxes = [text.get_window_extent() for text in names]
     assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
     points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.get_lines()[-2:]])
