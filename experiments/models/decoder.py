@@ -130,14 +130,7 @@ class Config(base.Config):
         places = ["blocks"] if self.scan else [f"blocks/{n}" for n in range(self.layers)]
         own = weights_method(self.attention_method, method)
         rules = [s24.Rule(f"{place}/attention/{name}", own) for place in places for name in ("qkv", "out")]
-        model = s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
-        for block in [model.blocks] if self.scan else model.blocks:
-            for layer in (block.attention.qkv, block.attention.out):
-                layer.axes = layer.kernel.get_metadata()["out_sharding"]
-                for entry in layer.state.values():
-                    if entry.shape == layer.kernel.shape:
-                        entry.set_metadata(**named(*layer.axes))
-        return model
+        return s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
 
 
 def weights_method(name: str, of_run):

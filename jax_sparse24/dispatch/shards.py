@@ -6,7 +6,7 @@ checks this (`check_vma=True`), and a native call or a differentiation rule need
 import math
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 # Within a shard_map in which every call has its shard of the tokens: the manual axes that cut them, in order.
 TOKENS = jax.make_user_context(())
@@ -143,6 +143,46 @@ def mesh_axes(op: str, what: str, spec: PartitionSpec, rank: int) -> tuple[tuple
                 )
         found.append(tuple(a for a in axes if mesh.shape[a] > 1 and a not in mesh.manual_axes))
     return tuple(found)
+
+
+def cut_of(x) -> PartitionSpec | None:
+    """How an array is cut over the mesh in the context, as far as that is known: where axes of the mesh are
+    explicit, and of arrays that have been placed on it, outside of jit.
+
+    x: anything that is an array, or has the shape of one.
+
+    Returns: how; None if it is not known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.explicit_axes:
+        return jax.typeof(x).sharding.spec
+    placed = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.committed
+    if not placed or not isinstance(x.sharding, NamedSharding):
+        return None
+    return x.sharding.spec if x.sharding.mesh.shape == mesh.shape else None
+
+
+def check_declared(op: str, name: str, declared: PartitionSpec, x, axes=slice(None)) -> None:
+    """Raises ValueError for an array that is known to be cut in another way than is declared.
+
+    Left to JAX, the array would be moved, and its gradient back, in every call.
+
+    op, name: the function and the array, for messages.
+    declared: how it should be cut.
+    x: the array.
+    axes: those that are compared."""
+    there = cut_of(x)
+    if there is None:
+        return
+    wanted, found = (mesh_axes(op, name, spec, x.ndim)[axes] for spec in (declared, there))
+    if wanted == found:
+        return
+    explicit = jax.sharding.get_abstract_mesh().explicit_axes
+    move = "jax.sharding.reshard" if explicit else "jax.device_put"
+    raise ValueError(
+        f"{op}: {name} is declared to be cut by {spec_text(declared)}, but it is cut by {spec_text(there)}. "
+        f"Move it with {move}({name if name.isidentifier() else '...'}, {spec_text(declared)}), or declare "
+        "what it is, in specs or in the axes, tokens and rules of the layer."
+    )
 
 
 def spec_text(spec: PartitionSpec) -> str:

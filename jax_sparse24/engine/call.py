@@ -11,7 +11,7 @@ from jax_sparse24 import patterns
 from jax_sparse24.dispatch import shards
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.engine._reverse_only import reverse_only
-from jax_sparse24.engine.partition import Partition, partition
+from jax_sparse24.engine.partition import Partition, check_tokens, partition
 from jax_sparse24.engine.plan import Plan
 from jax_sparse24.ops.mvue import key_words
 
@@ -47,6 +47,8 @@ def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):
     if not isinstance(state, Mapping):
         raise TypeError(f"{op}: state must be a dict of arrays, got {type(state).__name__}.")
     x = patterns.as_array(op, "x", x)
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        check_tokens(op, x, jax.typeof(x).sharding.spec)
     weights = {name: patterns.as_array(op, name, w) for name, w in weights.items()}
     for name, w in weights.items():
         if w.ndim != 2:
@@ -92,8 +94,11 @@ def cut_over_mesh(op: str, products: str, method, specs, states, x, **weights) -
     for weight, entries in states.items():
         for entry, value in entries.items():
             shape = weights[weight].shape
+            if value.shape == shape:
+                shards.check_declared(op, f"state {entry!r} of {weight}", cut.spec(weight), value)
+                continue
             for axis in (-2, -1):
-                if value.shape == shape or entry in method.state_axes or shape[axis] not in value.shape:
+                if entry in method.state_axes or shape[axis] not in value.shape:
                     continue
                 if axes := cut.over(weight, axis):
                     raise ValueError(

@@ -89,9 +89,17 @@ class Execution:
                 continue
             for operand, axis in self.table[name]:
                 by = row.by if operand == row.operand else row.other
-                if by is not None:
-                    shard = ", one shard of it," if self.partition else ""
-                    by.check(self.op, shapes[operand], axis, f"operand {operand} of product {name}{shard}")
+                if by is None:
+                    continue
+                what = f"operand {operand} of product {name}"
+                if self.partition is None:
+                    by.check(self.op, shapes[operand], axis, what)
+                    continue
+                try:
+                    by.check(self.op, shapes[operand], axis, f"{what}, one shard of it,")
+                except ValueError as error:
+                    cut = self.partition.shard_text(operand, shapes[operand])
+                    raise ValueError(f"{error}{cut}") from error
 
     def states(self, state) -> Mapping[str, Mapping[str, jax.Array]]:
         """The method's state by operand."""

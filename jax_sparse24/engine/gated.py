@@ -121,8 +121,8 @@ def _run_forward(execution, activation, products, xs, ws, states, keys):
     def body(arrays, states, keys, _):
         x_Td, f = arrays["x_gate"], arrays["gate"].shape[1]
         (T, d), out = x_Td.shape, arrays["down"].shape[1]
-        execution.check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
-        execution.check(products, {"x": (T, f), "w": (f, out), "dy": (T, out)})
+        execution.layer("up").check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
+        execution.layer("down").check(products, {"x": (T, f), "w": (f, out), "dy": (T, out)})
 
         def forward(name, x):
             own, operands = execution.layer(name), {"x": x, "w": arrays[name]}

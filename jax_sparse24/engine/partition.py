@@ -24,7 +24,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jax_sparse24.dispatch.shards import TOKENS, manual_over, mesh_axes, spec_text, under_jit, varying_as
+from jax_sparse24.dispatch.shards import (
+    TOKENS,
+    check_declared,
+    cut_of,
+    manual_over,
+    mesh_axes,
+    spec_text,
+    under_jit,
+    varying_as,
+)
 from jax_sparse24.engine.pieces import Axes, Pieces
 from jax_sparse24.ops.mvue import key_of_shard
 from jax_sparse24.ops.order import permute
@@ -86,6 +95,21 @@ class Partition:
         axis: -1 or -2."""
         letter = DIMENSIONS[self.products][operand][axis]
         return self.tokens if letter == "T" else dict(self.cuts)[letter]
+
+    def shard_text(self, operand: str, shape: tuple[int, ...]) -> str:
+        """A sentence that says of what a shard of an operand is one, for messages.
+
+        operand: its name.
+        shape: of the shard, (rows, columns)."""
+        sizes, told = {**dict(self.sizes), BLOCKS: self.blocks}, []
+        for axis in (-2, -1):
+            if over := self.over(operand, axis):
+                n, along = math.prod(map(sizes.get, over)), " * ".join(f"{a} = {sizes[a]}" for a in over)
+                what = "tokens" if DIMENSIONS[self.products][operand][axis] == "T" else "features"
+                told.append(
+                    f"of the {shape[axis] * n} {what} along axis {axis} it has one part in {n} ({along})"
+                )
+        return f" That is the shape on one device: {', and '.join(told)}." if told else ""
 
     def rests(self, operand: str, axis: int) -> Axes:
         """The mesh axes that cut an operand along an axis where it rests, between calls.
@@ -342,27 +366,12 @@ def partition(
     found = {
         name: mesh_axes(op, name, specs.get(name, PartitionSpec()), x.ndim) for name, x in arrays.items()
     }
-    for name, x in arrays.items() if mesh.explicit_axes else ():
-        there = jax.typeof(x).sharding.spec
-        declared_axes, axes = found[name], mesh_axes(op, name, there, x.ndim)
-        if name == "x":  # one that is whole is cut without moving, and its features as the weight asks
-            declared_axes, axes = declared_axes[:1], axes[:1] if axes[0] else declared_axes[:1]
-        if declared_axes != axes:
-            declared = spec_text(specs.get(name, PartitionSpec()))
-            raise ValueError(
-                f"{op}: {name} is declared to be cut by {declared}, but it is cut by {spec_text(there)}. "
-                "Move it with jax.sharding.reshard, or declare what it is."
-            )
-    *leading, features = found.pop("x")
 
     def text(name):
         return spec_text(specs.get(name, PartitionSpec()))
 
-    if any(leading[1:]):
-        raise ValueError(
-            f"{op}: x of shape {arrays['x'].shape} is cut by {text('x')}; only its first axis and its "
-            "features may be cut. Cut the batch in place of the sequence."
-        )
+    check_tokens(op, arrays["x"], specs.get("x", PartitionSpec()))
+    *leading, features = found.pop("x")
     tokens = leading[0] if leading else ()
     cuts, stored, sources = {"T": tokens}, [], {}
     for weight, dims in DIMENSIONS[products].items():
@@ -387,12 +396,25 @@ def partition(
                 )
             sources.setdefault(letter, weight)
     if features and features != cuts["i"]:
+        if arrays["x"].ndim == 1:
+            raise ValueError(
+                f"{op}: x of shape {arrays['x'].shape} is one vector, without the axis of tokens that "
+                f"{text('x')} cuts. Give it rows that {' * '.join(features)} divides, or call this where no "
+                "mesh is in the context."
+            )
         first = next(iter(sources.values()))
         raise ValueError(
             f"{op}: x is cut by {text('x')}, its features too, but {first}, which takes them, by "
             f"{text(first)}. Cut the features of x and the first axis of the weight over the same mesh axes, "
             "or leave those of x whole."
         )
+    for name, x in arrays.items():
+        there = cut_of(x)
+        as_asked = (
+            name == "x" and not features and there and mesh_axes(op, name, there, x.ndim)[-1] == cuts["i"]
+        )
+        declared = specs.get(name, PartitionSpec())
+        check_declared(op, name, declared, x, axes=slice(-1 if as_asked else None))
     used = [axis for axes in cuts.values() for axis in axes]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
@@ -409,6 +431,19 @@ def partition(
             size, axes = arrays[name].shape[axis], made.rests(name, axis)
             _check_divides(op, f"{name} along axis {axis}", size, axes, made)
     return made if token_blocks == 1 else _with_blocks(op, made, token_blocks, arrays["x"].shape)
+
+
+def check_tokens(op: str, x, spec: PartitionSpec) -> None:
+    """Raises ValueError unless an input is cut along its first axis and its features alone.
+
+    op: the function, for messages.
+    x: (..., in), or what has its shape.
+    spec: how it is cut."""
+    if any(mesh_axes(op, "x", spec, x.ndim)[1:-1]):
+        raise ValueError(
+            f"{op}: x of shape {x.shape} is cut by {spec_text(spec)}; only its first axis and its features "
+            "may be cut. Cut the batch in place of the sequence."
+        )
 
 
 def _with_blocks(op: str, cut: Partition, token_blocks: int, shape: tuple[int, ...]) -> Partition:

@@ -1,18 +1,20 @@
 """Statistics of an FFN's activations, and of what sparse products drop of them."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from jax_sparse24.engine.call import check_state, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
 from jax_sparse24.engine.fusions import DENSE, product
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
-from jax_sparse24.engine.partition import partition
+from jax_sparse24.engine.pieces import whole
 from jax_sparse24.ops.features import densest
 from jax_sparse24.ops.order import inverse_of, permute
 
@@ -47,10 +49,12 @@ def activation_stats(
     *,
     b1: jax.typing.ArrayLike | None = None,
     activation: str = "squared_relu",
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> dict[str, jax.Array]:
     """How sparse the activations of `sparse_ffn` are, and which share of them its sparse products drop.
 
     x, w1, method, key, b1, activation: as in `sparse_ffn`.
+    specs: as in `sparse_ffn`, of "x" and "w1"; every device then counts its own activations.
     state: {"w1": method.init(w1, "w1")}, if the method has state.
 
     Returns: a dict of float32 scalars. "density" is the share of non-zeros of Y2. For each product with a
@@ -63,35 +67,41 @@ def activation_stats(
     plan = plan_of("activation_stats", method, "ffn_plan")
     tokens, (w1,), state, key = prepare("activation_stats", plan, None, state, key, x, w1=w1)
     check_state("activation_stats", method, {"w1": state.get("w1", {})}, w1=w1)
-    operands, blocks = {"x": tokens, "w1": w1}, method.token_blocks
-    cut = None if blocks == 1 else partition("activation_stats", "ffn", {}, operands, blocks)
+    b1 = check_bias("activation_stats", "b1", b1, "w1", w1)
+    states = {"w1": state.get("w1", {})}
+    cut = cut_over_mesh("activation_stats", "ffn", method, specs, states, x=x, w1=w1)
+    operands = {"x": tokens, "w1": w1, "b1": b1}
+    key, operands, states = in_shards("activation_stats", cut, key, operands, states)
     execution = Execution("activation_stats", "ffn", plan, None, activation, cut)
 
-    def body(arrays, state, key, _):
-        return {}, _sums(execution, method, arrays["x"], arrays["w1"], state, key, b1)
+    def body(arrays, states, key, _):
+        return {}, _sums(execution, method, arrays, states, key)
 
-    _, sums = execution.run(body, operands, state, key, results=[])
-    if cut is not None:
-        sums = jax.tree.map(lambda of_blocks: of_blocks.sum(0), sums)
+    _, sums = execution.run(body, operands, states, key, results=[])
+    if cut is not None:  # numbers of every block, one after the other of every shard
+        sums = jax.tree.map(jnp.sum, sums)
     least = {"density": 0, "lost": 1, "energy": 1e-30}  # of the denominators
     return {name: part / jnp.maximum(of, least[name.split("_")[-1]]) for name, (part, of) in sums.items()}
 
 
-def _sums(execution: Execution, method, tokens, w1, state, key, b1) -> dict[str, tuple[jax.Array, jax.Array]]:
+def _sums(execution: Execution, method, arrays, state, key) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Of the statistics of one block of tokens: the numerators and the denominators."""
-    plan, activation = execution.plan, execution.activation
-    route = method.router.route(tokens, w1, state["w1"]) if method.router else None
+    plan, activation, (tokens, w1) = execution.plan, execution.activation, (arrays["x"], arrays["w1"])
+    route = method.router.route(tokens, whole(w1), whole(state["w1"])) if method.router else None
     real = jnp.ones((tokens.shape[0], 1), bool)
     if route is not None:
         back = inverse_of(route.order, tokens.shape[0])
         tokens, real = (permute(x, route.order, back) for x in (tokens, real))
     shapes = {"x": tokens.shape, "w1": w1.shape}
     decision = execution.decisions(["F1"], shapes, tokens.dtype)["F1"]
-    y1_Tf = product(execution, "F1", {"x": tokens, "w1": w1}, state, key, decision)
-    y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf if b1 is None else y1_Tf + b1), 0)
+    first = {"x": tokens, "w1": w1}
+    y1_Tf = product(execution, "F1", first, state, key, decision, bias=arrays.get("b1"))
+    y2_Tf = jnp.where(real, ACTIVATIONS[activation](y1_Tf), 0)
     non_zeros = jnp.sum(y2_Tf != 0, dtype=jnp.float32)
     sums = {"density": (non_zeros, jnp.sum(real, dtype=jnp.float32) * y2_Tf.shape[1])}
     given, allowed = y2_Tf, None if route is None else route.allowed
+    alone = tuple((name, dataclasses.replace(row, other=None)) for name, row in plan.rows)
+    execution = dataclasses.replace(execution, plan=dataclasses.replace(plan, rows=alone))
     over = execution.partition.tokens if execution.partition else ()
     for name in ("F2", "B2"):
         row = plan.row(name)

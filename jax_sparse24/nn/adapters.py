@@ -40,6 +40,6 @@ def merge_adapters(model: nnx.Module) -> None:
         if layer.active:
             weight = forward_weight(weight, layer.method, layer.method_state())
         if layer.adapted:
-            weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype))
+            weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
         layer.kernel[...] = layer.like_kernel(weight)
         layer.sparse, layer.adapters = False, nnx.Dict()

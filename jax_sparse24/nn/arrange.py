@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_sparse24.methods.routing import Router
+from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
 from jax_sparse24.nn.state import layers_of
 
@@ -29,9 +30,10 @@ class Move(NamedTuple):
         x: of the parameter's shape, any dtype.
 
         Returns: an array of x's shape and dtype."""
-        if x.ndim == self.order.ndim:
-            return jnp.take_along_axis(x, self.order, axis=-1)
-        return jnp.take_along_axis(x, jnp.expand_dims(self.order, -3 - self.axis), axis=self.axis)
+        order = self.order if x.ndim == self.order.ndim else jnp.expand_dims(self.order, -3 - self.axis)
+        axis = -1 if x.ndim == self.order.ndim else self.axis
+        moved = sharding.of_whole(lambda x: jnp.take_along_axis(x, order, axis=axis), x)
+        return sharding.laid_like(moved, x)
 
 
 # The axis along which the neurons lie, by the layer's role in its FFN and the parameter's name.
@@ -85,9 +87,9 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
         up = ffn.part("up")
         order, entries = new_order(router, up.kernel[...])
         for name, value in entries.items():
-            up.state[name][...] = value
+            up.state[name][...] = sharding.laid_like(value, up.state[name][...])
         if router.learned:
-            ffn.router[...] = up.state[router.learned][...]
+            ffn.router[...] = sharding.laid_like(up.state[router.learned][...], ffn.router[...])
         for (role, name), axis in NEURON_AXES.items():
             parameter = getattr(ffn.part(role), name)
             if parameter is not None:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 
 from jax_sparse24.engine.call import cut_over_mesh
 from jax_sparse24.engine.ffn import check_fits, check_widths, sparse_ffn
@@ -16,7 +15,7 @@ from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.dense import Dense
 from jax_sparse24.nn import sharding
-from jax_sparse24.nn.linear import Linear, check_alike, check_axes, naming_its_layer
+from jax_sparse24.nn.linear import Linear, block_axes, check_alike, naming_its_layer
 
 
 class Block(nnx.Module):
@@ -86,7 +85,7 @@ class FFN(Block):
     ):
         check_activation("FFN", activation)
         self.activation = activation
-        axes = check_axes(linear.pop("axes", None))
+        axes = block_axes("FFN", linear)
         linear |= {"method": method, "use_bias": use_bias, "rngs": rngs}
         self.up = Linear(d, f, role="w1", axes=axes, **linear)
         check_fits("FFN", self.up.method, activation)
@@ -133,17 +132,26 @@ class FFN(Block):
 
         Returns: a dict of float32 scalars, see `s24.activation_stats`.
         Raises: as `s24.activation_stats`."""
-        check_alike("FFN", **self.parts())
-        up = self.part("up")
+        layers = self.parts()
+        check_alike("FFN", **layers)
+        up = layers["up"]
         x, w1, b1, *_ = self._promoted(x)
         return activation_stats(
-            x, w1, up.method, self._state(), up.noise_key(), b1=b1, activation=self.activation
+            x,
+            w1,
+            up.method,
+            self._state(),
+            up.noise_key(),
+            b1=b1,
+            activation=self.activation,
+            specs=sharding.specs(up.tokens, w1=up.axes),
         )
 
     def _promoted(self, x):
         layers = self.parts().values()
         params = [None if p is None else p[...] for layer in layers for p in (layer.kernel, layer.bias)]
-        return dtypes.promote_dtype((x, *params), dtype=self.part("up").dtype)
+        up = self.part("up")
+        return up.promote_dtype((x, *params), dtype=up.dtype)
 
     def _state(self):
         learned = {self._learned: jax.lax.stop_gradient(self.router[...])} if self._learned else {}
@@ -185,7 +193,7 @@ class GatedFFN(Block):
     ):
         check_activation("GatedFFN", activation)
         self.activation = activation
-        axes = check_axes(linear.pop("axes", None))
+        axes = block_axes("GatedFFN", linear)
         linear |= {"method": method, "use_bias": use_bias, "rngs": rngs}
         self.gate = Linear(d, f, axes=axes, **linear)
         self.up = Linear(d, f, axes=axes, **linear)
@@ -198,7 +206,8 @@ class GatedFFN(Block):
         gate, up, down = layers.values()
         active = [layer.active for layer in layers.values()]
         specs = sharding.specs(up.tokens, gate=gate.axes, up=up.axes, down=down.axes)
-        apart = any(layer.adapted for layer in layers.values()) or len(set(active)) > 1
+        own = any(layer.adapted or layer.of_dense_products for layer in layers.values())
+        apart = own or len(set(active)) > 1
         if apart or not (any(active) or specs):
             return down(ACTIVATIONS[self.activation](gate(x)) * up(x))
         for layer in layers.values():
@@ -206,7 +215,7 @@ class GatedFFN(Block):
         method, xs, weights = up.method if up.active else Dense(), [], []
         for layer in layers.values():
             bias = None if layer.bias is None else layer.bias[...]
-            own_x, w, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
+            own_x, w, bias = layer.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
             xs.append(own_x)
             own = (layer.method_state(), layer.noise_key()) if up.active else ({}, None)
             weights.append(Weight(w, *own, bias))

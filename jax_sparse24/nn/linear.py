@@ -85,9 +85,14 @@ class Linear(nnx.Module):
     role: the weight's name in the method's plan: "w" alone, "w1" or "w2" as first or second layer of an FFN.
     axes: names of the logical axes of the kernel, such as ("embed", "mlp"); products are then cut over the
         mesh in the context by the rules of `s24.sharding`, and `nnx.get_named_sharding` knows how parameters
-        and masks lie. None to cut nothing.
+        and masks lie. None for those that the kernel brings along, in the `out_sharding` of its metadata or
+        as it lies on a mesh; without any nothing is cut.
     tokens: name of the logical axis that comes first in the input.
     kernel_metadata, bias_metadata: of the parameters, as in `nnx.Linear`.
+    precision, preferred_element_type: as in `nnx.Linear`, for a layer without sparse products that is not cut
+        over a mesh.
+    promote_dtype: as in `nnx.Linear`.
+    dot_general: `jax.lax.dot_general`, because the method says how the layer multiplies.
     rngs: draws the initial parameters and the noise key.
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
@@ -95,9 +100,11 @@ class Linear(nnx.Module):
         raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
         where masks are those of the initial kernel, but the kernel is another one by now."""
 
-    axes: tuple[str | None, str | None] | None = None
-    stacked_axes: tuple[str | None, ...] = ()
+    axes: tuple[sharding.Name, sharding.Name] | None = None
+    stacked_axes: tuple[sharding.Name, ...] = ()
     tokens = "batch"
+    precision: jax.lax.PrecisionLike = None
+    preferred_element_type: jax.typing.DTypeLike | None = None
 
     def __init__(
         self,
@@ -112,14 +119,30 @@ class Linear(nnx.Module):
         bias_init: jax.nn.initializers.Initializer = _BIAS_INIT,
         implementation: str | None = None,
         role: str = "w",
-        axes: tuple[str | None, str | None] | None = None,
+        axes: tuple[sharding.Name, sharding.Name] | None = None,
         tokens: str = "batch",
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: jax.typing.DTypeLike | None = None,
+        promote_dtype: Callable = dtypes.promote_dtype,
+        dot_general: Callable = jax.lax.dot_general,
         rngs: nnx.Rngs,
     ):
         method = Dense() if method is None else method
         check_method("Linear", method)
+        if dot_general is not jax.lax.dot_general:
+            raise ValueError(
+                f"Linear: dot_general={dot_general!r}: the method says how the layer multiplies, forward and "
+                "backward. Leave it out, or use nnx.Linear for a product of your own."
+            )
+        self.precision, self.preferred_element_type = precision, preferred_element_type
+        self.promote_dtype = promote_dtype
+        if self.of_dense_products and method.ffn_plan().rows:
+            raise ValueError(
+                f"Linear: {self.of_dense_products} with {method}: sparse products add up in float32, and "
+                "their results have the promoted dtype. Leave it out, or use method=None."
+            )
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             check_size("Linear", name, size)
         if role not in ROLES:
@@ -152,16 +175,17 @@ class Linear(nnx.Module):
         self.method, self.role, self.implementation = method, role, implementation
         self.sparse = True
         self.path = ""  # in the model, for messages, where a loop has told it
+        self._take_axes()
         weight = self.weight
         lead = weight.shape[:-2]
         observed = method.router.observed if method.router else ()
-        cut = sharding.metadata(self.axes)
+        cut = sharding.metadata(self.rests)
         self.state = nnx.Dict(
             {
                 name: (Statistic if name in observed else SparseState)(
                     value, **(cut if value.shape == weight.shape else {})
                 )
-                for name, value in method.init(weight, role).items()
+                for name, value in self._initial(method.init).items()
             }
         )
         if method.stochastic:
@@ -173,9 +197,34 @@ class Linear(nnx.Module):
             self.refreshed = SparseState(jnp.full(lead, DUE, jnp.int32))
         if self.ages or method.stochastic:
             self.checksum = SparseState(checksum(weight))
-        adapters = method.adapters(weight, role)
+        adapters = self._initial(method.adapters)
         self.adapters = nnx.Dict({name: nnx.Param(value) for name, value in adapters.items()})
         self.adapting = True
+
+    def _take_axes(self) -> None:
+        """The logical axes that the kernel brings along, where none are given."""
+        if (names := sharding.declared(self.kernel)) is None:
+            return
+        *stacked, rows, columns = self.names_of_weight(names)
+        if self.axes not in (None, (rows, columns)) and "out_sharding" in self.kernel.get_metadata():
+            raise ValueError(
+                f"Linear: axes={self.axes!r}, but the kernel has out_sharding={(rows, columns)!r}: leave out "
+                "one of them, or name the same axes in both."
+            )
+        if self.axes is None:
+            self.axes, self.stacked_axes = (rows, columns), tuple(stacked) if any(stacked) else ()
+
+    def names_of_weight(self, names: tuple[sharding.Name, ...]) -> tuple[sharding.Name, ...]:
+        """The names of the axes of `weight`.
+
+        names: of the axes of the kernel.
+
+        Returns: a name for each axis."""
+        return names
+
+    def _initial(self, made: Callable) -> dict[str, jax.Array]:
+        """What a method makes for the kernel: `init`, or `adapters`."""
+        return sharding.of_whole(lambda w: made(w, self.role), self.weight)
 
     @property
     def weight(self) -> jax.Array:
@@ -183,7 +232,7 @@ class Linear(nnx.Module):
         return self.kernel[...]
 
     @property
-    def rests(self) -> tuple[str | None, ...] | None:
+    def rests(self) -> tuple[sharding.Name, ...] | None:
         """Names of the logical axes of `weight`, its last ones; None for a weight that is never cut."""
         return self.stacked_axes + (self.axes or (None, None)) if self.stacked_axes else self.axes
 
@@ -210,13 +259,26 @@ class Linear(nnx.Module):
         """Whether the layer has adapters that are on (see `s24.nn.set_adapting`)."""
         return self.adapting and bool(self.adapters)
 
-    def adapt(self, x: jax.Array) -> jax.Array:
+    def adapt(self, x: jax.Array, like: jax.Array) -> jax.Array:
         """What the adapters add to the output.
 
         x: (..., in_features).
 
+        like: what it is added to, (..., out_features).
+
         Returns: (..., out_features), of the promoted dtype of x and adapters."""
-        return self.method.adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
+        adapt, own = self.method.adapt, jax.typeof(like).sharding
+        if own.mesh.explicit_axes:  # adapters are whole, and XLA cuts their products as it does elsewhere
+            adapt = jax.sharding.auto_axes(adapt, axes=own.mesh.explicit_axes, out_sharding=own.spec)
+        return adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
+
+    @property
+    def of_dense_products(self) -> str:
+        """The options that are given and only XLA's dense product has, for messages; "" without."""
+        names = "precision", "preferred_element_type"
+        return ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None
+        )
 
     def noise_key(self) -> jax.Array | None:
         """The PRNG key of this step's noise.
@@ -255,11 +317,17 @@ class Linear(nnx.Module):
         bias: (out_features,), or None to add none.
         out_sharding: of the result, as in `nnx.Linear`; None to leave it to JAX.
 
-        Returns: (..., out_features)."""
+        Returns: (..., out_features).
+        Raises: as a call."""
         if x.size:
             self.check_current()
-        x, w, bias = dtypes.promote_dtype((x, self.weight, bias), dtype=self.dtype)
+        x, w, bias = self.promote_dtype((x, self.weight, bias), dtype=self.dtype)
         specs = sharding.specs(self.tokens, w=self.axes)
+        if specs is not None and self.of_dense_products:
+            raise ValueError(
+                f"Linear: {self.of_dense_products}: products that are cut over a mesh add up in float32, and "
+                "their results have the promoted dtype. Leave it out, or give the layer no axes."
+            )
         if self.active:
             state, key = self.method_state(), self.noise_key()
             options = {"bias": bias, "implementation": self.implementation, "specs": specs}
@@ -267,9 +335,10 @@ class Linear(nnx.Module):
         elif specs is not None:  # left to itself, XLA may gather tokens
             y = sparse_dot(x, w, Dense(), bias=bias, specs=specs)
         else:
-            y = jnp.matmul(x, w, out_sharding=out_sharding)
+            options = {"precision": self.precision, "preferred_element_type": self.preferred_element_type}
+            y = jnp.matmul(x, w, out_sharding=out_sharding, **options)
             y = y if bias is None else y + bias
-        y = y + self.adapt(x) if self.adapted else y
+        y = y + self.adapt(x, y) if self.adapted else y
         return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
     def set_sparse(self, sparse: bool) -> None:
@@ -290,10 +359,9 @@ class Linear(nnx.Module):
 
     def reset(self) -> None:
         """Gives the layer the state and adapters of a new layer with its kernel, see `s24.nn.reset`."""
-        for name, value in self.method.init(self.weight, self.role).items():
-            self.state[name][...] = value
-        for name, value in self.method.adapters(self.weight, self.role).items():
-            self.adapters[name][...] = value
+        for own, made in ((self.state, self.method.init), (self.adapters, self.method.adapters)):
+            for name, value in self._initial(made).items():
+                own[name][...] = sharding.laid_like(value, own[name][...])
         if self.ages:
             self._record(self.refreshed, DUE)
             self.checksum[...] = checksum(self.weight)
@@ -406,7 +474,7 @@ class Linear(nnx.Module):
             )
 
 
-def check_axes(axes) -> tuple[str | None, str | None] | None:
+def check_axes(axes) -> tuple[sharding.Name, sharding.Name] | None:
     """The names of a kernel's logical axes.
 
     axes: from a caller, any object.
@@ -415,12 +483,29 @@ def check_axes(axes) -> tuple[str | None, str | None] | None:
     if axes is None:
         return None
     named = isinstance(axes, tuple | list) and len(axes) == 2
-    if not named or any(name is not None and not isinstance(name, str) for name in axes):
+    if not named or any(name is not None and not isinstance(name, str | tuple) for name in axes):
         raise ValueError(
             f"Linear: axes={axes!r} must be the names of the kernel's two logical axes, such as "
             "('embed', 'mlp'), each a string or None."
         )
     return tuple(axes)
+
+
+def block_axes(block: str, options: dict[str, Any]) -> tuple[sharding.Name, sharding.Name] | None:
+    """Takes the names of a block's logical axes out of the options of its layers.
+
+    block: its name, for the message.
+    options: of the layers; those without `axes` are left.
+
+    Returns: as `check_axes`.
+    Raises: ValueError for metadata of kernels that says how all of them are cut, whose axes are others."""
+    if "out_sharding" in options.get("kernel_metadata", {}):
+        raise ValueError(
+            f"{block}: kernel_metadata has out_sharding={options['kernel_metadata']['out_sharding']!r} for "
+            "all kernels of the block, but each has other axes. Name those of the block, such as "
+            "axes=('embed', 'mlp'), in place of it."
+        )
+    return check_axes(options.pop("axes", None))
 
 
 def check_alike(block: str, **layers: Linear) -> None:
@@ -438,7 +523,7 @@ def check_alike(block: str, **layers: Linear) -> None:
                 f"{block}: {name} must be an s24.nn.Linear, got {type(layer).__name__}; write "
                 f"a block of other layers as a module of your own."
             )
-    for what in ("method", "implementation", "dtype"):
+    for what in ("method", "implementation", "dtype", "promote_dtype"):
         values = {name: getattr(layer, what) for name, layer in layers.items()}
         if what == "dtype":
             values = {name: value and jnp.dtype(value) for name, value in values.items()}

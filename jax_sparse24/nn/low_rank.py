@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
-from jax_sparse24.nn.linear import Linear, check_axes
+from jax_sparse24.nn.linear import Linear, block_axes
 from jax_sparse24.patterns import check_size
 
 Bottleneck = Literal["silu", "identity"]
@@ -48,7 +48,7 @@ class LowRank(nnx.Module):
             raise ValueError(f"LowRank: activation {activation!r} is unknown; use 'silu' or 'identity'.")
         self.activation = activation
         linear["kernel_init"] = nnx.initializers.normal((rank * (in_features + out_features)) ** -0.25)
-        first, last = check_axes(linear.pop("axes", None)) or (None, None)
+        first, last = block_axes("LowRank", linear) or (None, None)
         names = [(first, None), (None, last)] if first or last else [None, None]
         self.reduce = Linear(in_features, rank, use_bias=False, axes=names[0], rngs=rngs, **linear)
         self.expand = Linear(rank, out_features, use_bias=False, axes=names[1], rngs=rngs, **linear)
@@ -86,7 +86,7 @@ class LowRankFFN(nnx.Module):
     ):
         check_activation("LowRankFFN", activation)
         self.activation = activation
-        axes = check_axes(linear.pop("axes", None))
+        axes = block_axes("LowRankFFN", linear)
         linear |= {"rank": rank, "activation": bottleneck, "rngs": rngs}
         self.gate = LowRank(d, f, axes=axes, **linear) if gated else None
         self.up = LowRank(d, f, axes=axes, **linear)

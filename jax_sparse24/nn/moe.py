@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jax_sparse24.dispatch.shards import mesh_axes, spec_text, under_jit
+from jax_sparse24.dispatch.shards import check_declared, spec_text, under_jit
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
@@ -145,22 +145,13 @@ class MoE(nnx.Module):
         def cut(*operands):
             return jax.shard_map(of_shard, in_specs=specs, out_specs=results, axis_names=set(over))(*operands)
 
+        check_declared("MoE", "x", batch, x)
+        for name, layer in self.experts.parts().items():
+            check_declared("MoE", f"experts.{name}", sharding.spec(*layer.rests), layer.weight)
         if mesh.explicit_axes:
-            self._check_declared()
             # A shard_map that leaves explicit axes to others would gather along them.
             cut = jax.sharding.auto_axes(cut, axes=mesh.explicit_axes, out_sharding=results)
         return under_jit(cut, operands)(*operands)
-
-    def _check_declared(self) -> None:
-        """Raises ValueError for kernels that explicit mesh axes do not cut as they are declared to be cut."""
-        for name, layer in self.experts.parts().items():
-            declared, there = sharding.spec(*layer.rests), jax.typeof(layer.weight).sharding.spec
-            declared_axes, axes = (mesh_axes("MoE", name, s, layer.weight.ndim) for s in (declared, there))
-            if declared_axes != axes:
-                raise ValueError(
-                    f"MoE: experts.{name} is declared to be cut by {spec_text(declared)}, but it is cut by "
-                    f"{spec_text(there)}. Move it with jax.sharding.reshard, or declare what it is."
-                )
 
     def _mesh_axes(self, shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The mesh axes that cut tokens, and those that cut experts, which are some of these."""
@@ -168,6 +159,13 @@ class MoE(nnx.Module):
             return (), ()
         over, across = sharding.mesh_axes(self.tokens), sharding.mesh_axes(self.expert_axis)
         hidden = self.experts.up.axes and sharding.mesh_axes(self.experts.up.axes[1])
+        if not jax.sharding.get_abstract_mesh().empty:
+            sharding.check_named(self.tokens, self.expert_axis, *(self.experts.up.axes or ()))
+        if over and len(shape) < 2:
+            raise ValueError(
+                f"MoE: x of shape {shape} is one vector, without the axis of tokens that {' * '.join(over)} "
+                "cuts. Give it rows that these divide, or call this where no mesh is in the context."
+            )
         if hidden and set(hidden) & set(over):
             raise ValueError(
                 f"MoE: mesh axis {hidden[0]!r} cuts the kernels of experts, so it may not cut tokens; give "

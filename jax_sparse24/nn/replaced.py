@@ -11,6 +11,7 @@ from flax.nnx.nn import dtypes
 
 from jax_sparse24.engine.contraction import Contraction, of_axes, of_einsum
 from jax_sparse24.methods.base import Method
+from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN, Block, GatedFFN
 from jax_sparse24.nn.linear import Linear, naming_its_layer
 
@@ -26,6 +27,7 @@ class ReplacedLinear(Linear):
         self.origin = nnx.graphdef(layer)
         self.kernel, self.bias = layer.kernel, layer.bias
         self.dtype, self.param_dtype = layer.dtype, self.kernel.dtype
+        self.promote_dtype = layer.promote_dtype
         self.shape_like(layer)
         self.in_features, self.out_features = self.weight.shape[-2:]
         self.prepare(method, role, implementation, noise_key)
@@ -49,6 +51,8 @@ class ReplacedLinearGeneral(ReplacedLinear):
     """An `s24.nn.Linear` in place of an `nnx.LinearGeneral`: its kernel has several axes for the input or for
     the output."""
 
+    inner_names: tuple[sharding.Name, ...] = ()  # of axes that follow others in an axis of the matrix
+
     def shape_like(self, layer):
         self.axis, self.kernel_ndim = tuple(layer.axis), len(layer.in_features) + len(layer.out_features)
 
@@ -65,6 +69,12 @@ class ReplacedLinearGeneral(ReplacedLinear):
     def weight(self) -> jax.Array:
         return self.contraction().matrix(self.kernel[...])
 
+    def names_of_weight(self, names):
+        contraction, lead = self.contraction(), len(names) - self.kernel_ndim
+        merged = [[names[axis] for axis in axes] for axes in (contraction.contracted, contraction.free)]
+        self.inner_names = tuple(name for _, *rest in merged for name in rest if name)
+        return *names[:lead], *(first for first, *_ in merged)
+
     def like_kernel(self, matrix):
         return self.contraction().like_kernel(matrix, self.kernel.shape)
 
@@ -73,6 +83,13 @@ class ReplacedLinearGeneral(ReplacedLinear):
         return self._contract(self.contraction(x.ndim), x, out_sharding)
 
     def _contract(self, contraction, x, out_sharding):
+        for name in self.inner_names:
+            if axes := sharding.mesh_axes(name):
+                raise ValueError(
+                    f"{type(self).__name__}: the kernel of shape {self.kernel.shape} is cut along {name!r} "
+                    f"by mesh axis {axes[0]!r}, but of axes that make one axis of its matrix only the first "
+                    f"may be. Give it the rule ({name!r}, None)."
+                )
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
         y = contraction.product(x, kernel.shape, lambda x: self.product(x, None))

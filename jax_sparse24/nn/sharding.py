@@ -16,6 +16,7 @@ from jax_sparse24.dispatch import shards
 from jax_sparse24.engine import tiles
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+Name = str | tuple[str, ...] | None  # of a logical axis; several names cut one axis together
 
 # Logical axis -> mesh axes. "batch" is the first axis of the input; "embed" is the model width, which weights
 # are cut along only where they rest (FSDP); "mlp" is the width of a block, "heads" that of attention, "vocab"
@@ -39,33 +40,119 @@ def rules_for(mesh: Any, rules: Rules = RULES) -> Rules:
     Returns: pairs of a logical axis and a tuple of mesh axes, None for an empty one."""
 
     def present(axes):
-        axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
-        return tuple(axis for axis in axes if axis in mesh.axis_names) or None
+        return tuple(axis for axis in _tuple(axes) if axis in mesh.axis_names) or None
 
     return tuple((name, present(axes)) for name, axes in rules)
 
 
-def spec(*names: str | None) -> PartitionSpec | None:
+def spec(*names: Name) -> PartitionSpec | None:
     """How an array with these logical axes is cut over the mesh in the context.
 
-    names: of its axes; None for one that is never cut. An axis of the mesh for which there is no rule stands
-        for itself, as in Flax.
+    names: of its axes; None for one that is never cut, a tuple for one that several names cut. An axis of the
+        mesh for which there is no rule stands for itself, as in Flax.
 
     Returns: a `PartitionSpec` of mesh axes; None without a mesh in the context.
-    Raises: ValueError for a name without a rule."""
+    Raises: ValueError for a name without a rule, and for a rule with an axis that the mesh does not have."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return None
-    rules = dict(spmd.get_logical_axis_rules() or rules_for(mesh))
-    rules = {axis: axis for axis in mesh.axis_names} | rules
-    for name in names:
-        if name is not None and name not in rules:
+    rules = {axis: axis for axis in mesh.axis_names} | _rules(mesh)
+
+    def axes(name):
+        if isinstance(name, tuple):
+            return tuple(axis for one in name for axis in _tuple(axes(one))) or None
+        if name is None:
+            return None
+        if name not in rules:
             known = ", ".join(repr(other) for other in rules if other not in mesh.axis_names)
             raise ValueError(
                 f"sharding: no rule says over which mesh axes the logical axis {name!r} is cut; there are "
                 f"rules for {known}. Add one, ({name!r}, None) for no mesh axis, to nnx.logical_axis_rules."
             )
-    return PartitionSpec(*(None if name is None else rules[name] for name in names))
+        if missing := [axis for axis in _tuple(rules[name]) if axis not in mesh.axis_names]:
+            raise ValueError(
+                f"sharding: the rule ({name!r}, {rules[name]!r}) names the mesh axis {missing[0]!r}, but the "
+                f"mesh in the context has {', '.join(map(repr, mesh.axis_names))}. Write ({name!r}, None) "
+                "for an axis that is not cut, or leave out what the mesh does not have: "
+                "nnx.logical_axis_rules(s24.sharding.rules_for(mesh, rules))."
+            )
+        return rules[name]
+
+    return PartitionSpec(*map(axes, names))
+
+
+def _rules(mesh) -> dict[str, Any]:
+    """The rules in force, by logical axis."""
+    return dict(spmd.get_logical_axis_rules() or rules_for(mesh))
+
+
+def _tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def check_named(*names: Name) -> None:
+    """Raises ValueError if a mesh axis is named by no rule, and not by a layer either.
+
+    Over it every device would compute the same, and what is cut over it would be gathered.
+
+    names: the logical axes of the layer."""
+    mesh = jax.sharding.get_abstract_mesh()
+    rules = _rules(mesh)
+    named = {*rules, *(axis for axes in rules.values() for axis in _tuple(axes))}
+    named |= {one for name in names for one in _tuple(name)}
+    left = [a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in named and a not in mesh.manual_axes]
+    if left:
+        axis, sizes = left[0], ", ".join(f"{a} = {mesh.shape[a]}" for a in left)
+        told = ", ".join(f"({name!r}, {axes!r})" for name, axes in rules.items())
+        raise ValueError(
+            f"sharding: the mesh in the context has {sizes}, which no rule names; the rules are {told}. Say "
+            f"what is cut over it, such as ('batch', {axis!r}) for tokens, in nnx.logical_axis_rules, or "
+            f"({axis!r}, None) if all of its devices shall compute the same."
+        )
+
+
+def declared(variable: nnx.Variable) -> tuple[Name, ...] | None:
+    """The names of all axes of a kernel, as its metadata declares them, or else as it lies on a mesh.
+
+    variable: of two axes or more. Fewer names are those of its last axes, and one is that of the first of
+        two.
+
+    Returns: a name for each axis; None if nothing is cut."""
+    found: Any = variable.get_metadata().get("out_sharding")
+    value = variable.get_value()
+    if not found and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        found = None if jax.typeof(value).sharding.mesh.explicit_axes else value.sharding
+    for inner in ("sharding", "spec"):  # of a Format, and of a NamedSharding
+        found = getattr(found, inner, found)
+    if not isinstance(found, tuple | list | PartitionSpec) or not any(found):
+        return None
+    names = tuple(found) + (None,) * (2 - len(found))
+    return (None,) * (value.ndim - len(names)) + names
+
+
+def laid_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """An array that lies on a mesh as another one does, as far as that is known.
+
+    x, other: arrays of one shape.
+
+    Returns: an array like x."""
+    own = jax.typeof(other).sharding
+    if own.mesh.explicit_axes:
+        return jax.sharding.reshard(x, own.spec)
+    known = not any(isinstance(array, jax.core.Tracer) for array in (x, other)) and other.committed
+    return jax.device_put(x, other.sharding) if known else x
+
+
+def of_whole(function: Callable, w: jax.Array) -> Any:
+    """What a function says of a weight that it sees as a whole, on every device.
+
+    function: of w.
+    w: (..., in, out).
+
+    Returns: what `function` returns: arrays in any structure, of which those of the shape of w lie as w."""
+    explicit = jax.typeof(w).sharding.mesh.explicit_axes
+    found = function(jax.sharding.reshard(w, PartitionSpec()) if explicit else w)
+    return jax.tree.map(lambda x: laid_like(x, w) if x.shape == w.shape else x, found)
 
 
 def rests(tree: Any) -> Any:
@@ -101,22 +188,24 @@ def mesh_axes(name: str) -> tuple[str, ...]:
     return shards.mesh_axes("sharding", f"the logical axis {name!r}", found, 1)[0]
 
 
-def specs(tokens: str | None, **weights: tuple[str | None, ...] | None) -> dict[str, PartitionSpec] | None:
+def specs(tokens: str | None, **weights: tuple[Name, ...] | None) -> dict[str, PartitionSpec] | None:
     """How the operands of an engine are cut, from the logical axes of a layer.
 
     tokens: name of the first axis of the input; None if it is not cut.
     weights: the names of both axes of each weight, by the weight's name in the engine; None without names.
 
-    Returns: as the engines take it; None without names, and without a mesh in the context."""
+    Returns: as the engines take it; None without names, and without a mesh in the context.
+    Raises: as `spec` and `check_named`."""
     if any(names is None for names in weights.values()) or jax.sharding.get_abstract_mesh().empty:
         return None
+    check_named(tokens, *(name for names in weights.values() for name in names or ()))
     return {"x": spec(tokens), **{weight: spec(*names) for weight, names in weights.items()}}
 
 
 def by_tiles(
     function: Callable,
     size: tiles.Size,
-    names: tuple[str | None, ...] | None,
+    names: tuple[Name, ...] | None,
     w: jax.Array,
     state: dict[str, jax.Array] | None = None,
 ) -> Any:
@@ -137,7 +226,7 @@ def by_tiles(
     return tiles.on_shards(function, size, cut, w, state)
 
 
-def metadata(names: tuple[str | None, ...] | None) -> dict:
+def metadata(names: tuple[Name, ...] | None) -> dict:
     """The metadata of a variable with logical axes, which `nnx.get_partition_spec` reads.
 
     Values are not moved as the variable is made: without a mesh in the context that would raise.

@@ -1,4 +1,4 @@
-"""What tests/engine/eight_devices.py checks on eight devices, a test each; all run in one process."""
+"""What tests/engine/eight_devices checks on eight devices, a test each; all run in one process."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import made_once
-from tests.engine.eight_devices import CHECKS
+from tests.engine.eight_devices.checks import CHECKS
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,7 @@
 """Layers: dense parameters as in flax, sparse products as the engines."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,40 @@ def test_linear_is_a_drop_in(method, use_bias):
     assert nnx.Linear(d, f, use_bias=False, rngs=nnx.Rngs(3)).bias is None
     if not use_bias:
         assert ours.bias is None
+
+
+def test_linear_takes_what_nnx_linear_takes():
+    sparse = s24.methods.STE()
+    taken, ours = (inspect.signature(kind.__init__).parameters.keys() for kind in (nnx.Linear, s24.nn.Linear))
+    assert taken <= ours, taken - ours
+    x, options = jnp.ones((4, 8), jnp.bfloat16), {"rngs": nnx.Rngs(0), "dtype": jnp.bfloat16}
+    assert s24.nn.Linear(8, 8, preferred_element_type=jnp.float32, **options)(x).dtype == jnp.float32
+    highest = s24.nn.Linear(8, 8, precision="highest", **options)
+    assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(highest)(x)).replace("Precision.", "")
+
+    def kept(arrays, *, dtype):
+        return tuple(a if a is None else a.astype(jnp.float32) for a in arrays)
+
+    for kind, method in ((s24.nn.Linear, None), (s24.nn.FFN, sparse), (s24.nn.GatedFFN, sparse)):
+        assert kind(8, 8, method=method, promote_dtype=kept, **options)(x).dtype == jnp.float32
+    for wrong, message in (
+        ({"dot_general": print}, r"the method says how the layer multiplies.*use nnx\.Linear"),
+        (
+            {"precision": "high", "method": sparse},
+            r"precision='high' with STE\(.*add up in float32.*method=None",
+        ),
+        ({"preferred_element_type": jnp.float32, "method": sparse}, r"preferred_element_type=.* with STE"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            s24.nn.Linear(8, 8, **wrong, **options)
+    mesh = jax.sharding.AbstractMesh((2,), ("tp",), axis_types=(jax.sharding.AxisType.Auto,))
+    for cut in (
+        s24.nn.Linear(8, 8, precision="high", axes=("embed", "mlp"), **options),
+        s24.nn.GatedFFN(8, 8, precision="high", axes=("embed", "mlp"), **options),
+    ):
+        refused = pytest.raises(ValueError, match="precision='high': products that are cut over a mesh")
+        with jax.sharding.use_abstract_mesh(mesh), refused:
+            jax.eval_shape(cut, x)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -20,12 +20,44 @@ def mesh():
 
 def test_names_without_a_rule():
     assert s24.sharding.spec("embed", None, "tp") == P("fsdp", None, "tp")  # an axis of the mesh is itself
+    assert s24.sharding.spec(("embed", "tp"), ("mlp", "vocab")) == P(("fsdp", "tp"), "tp")
     with nnx.logical_axis_rules((("tp", None),)):
         assert s24.sharding.spec("tp") == P(None)  # unless a rule says otherwise
     with pytest.raises(
         ValueError, match=r"the logical axis 'width' is cut; there are rules for 'batch', .*'expert'\."
     ):
         s24.sharding.spec("width")
+
+
+def test_rules_and_the_mesh_name_the_same_axes():
+    with nnx.logical_axis_rules((("embed", "model"), ("mlp", "tp"))):
+        assert s24.sharding.spec("mlp") == P("tp")
+        with pytest.raises(
+            ValueError, match=r"rule \('embed', 'model'\) names the mesh axis 'model', .*'fsdp', 'tp'\. Write"
+        ):
+            s24.sharding.spec("embed")
+    rules = (("batch", None), ("embed", None), ("mlp", "tp"))
+    with nnx.logical_axis_rules(rules), pytest.raises(ValueError, match=r"fsdp = 2, which no rule names"):
+        s24.sharding.specs("batch", w=("embed", "mlp"))
+    whole = {"x": P(None), "w": P(None, "tp")}
+    with nnx.logical_axis_rules((*rules, ("fsdp", None))):
+        assert s24.sharding.specs("batch", w=("embed", "mlp")) == whole
+    with nnx.logical_axis_rules(rules):  # a layer may name it, too
+        assert s24.sharding.specs("batch", w=("fsdp", "mlp"))["w"] == P("fsdp", "tp")
+
+
+@pytest.mark.parametrize("make", (s24.nn.Linear, s24.nn.FFN, s24.nn.GatedFFN, s24.nn.MoE))
+def test_a_mesh_that_no_rule_names_is_refused(make):
+    options = {"experts": 2, "expert_axis": "expert"} if make is s24.nn.MoE else {"axes": ("embed", "mlp")}
+    layer = make(8, 16, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options)
+    data = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(data):
+        message = r"data = 4, which no rule names; .*Say what is cut over it, such as \('batch', 'data'\)"
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(layer, jnp.ones((8, 8)))
+        rules = ("batch", "embed", "mlp", "expert", "data")
+        with nnx.logical_axis_rules(tuple((name, None) for name in rules)):
+            jax.eval_shape(layer, jnp.ones((8, 8)))
 
 
 def test_how_arrays_rest():

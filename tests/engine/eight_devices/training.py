@@ -1,0 +1,150 @@
+"""Checks of the loop and the launcher on a mesh."""
+
+import math
+import re
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import jax_sparse24 as s24
+from tests.engine.eight_devices.common import KERNELS, assert_near, collectives, d, draw, f, mesh
+
+
+def program_on(mesh, method, **train):
+    """A program of the launcher whose model has widths by which arrays are told apart."""
+    from experiments.config import Config, Optim, Train
+    from experiments.data import text
+    from experiments.models import decoder
+    from experiments.training.step import Program
+
+    config = Config(
+        model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, implementation=KERNELS),
+        data=text.Config(seq=124, batch=16),
+        optim=Optim(warmup=1),
+        train=Train(steps=4, **train),
+        mesh=mesh,
+        method=method,
+    )
+    return Program(config)
+
+
+def check_a_training_step_on_a_mesh():
+    """Cut over all axes, of two micro-batches. Each piece of a gradient is summed over `dp` once, after both,
+    and by default scattered over `fsdp` once; activations are summed four times in a block, twice of
+    attention and twice of the feed-forward, and never gathered; the gradient of the embedding is summed after
+    the loop over parts of the loss."""
+    from experiments.config import Mesh
+    from experiments.training import step as steps
+
+    steps.VOCABULARY_AT_ONCE, steps.LOGITS_AT_ONCE = 256, 2**15  # two parts
+    for gather in ("step", "product"):
+        sizes = Mesh(dp=2, fsdp=2, tp=2, gather=gather)
+        program = program_on(sizes, s24.methods.FST(dense_fraction=0.0), accumulate=2)
+        step = program.step(sparse=True)
+        (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
+        state = jax.tree.leaves(program.abstract_state()["params"])
+        pieces = sorted(math.prod(x.sharding.shard_shape(x.shape)) for x in state)
+        assert "while(" in main
+        sums = [size for _, size in collectives(main, "all-reduce") if size != 64]  # of a kernel's checksum
+        assert sums == pieces, sums
+        tokens = 16 // 4 // 2 * program.config.data.seq  # a multiple of 31, as no width is
+        with_tokens = [found for found in collectives(step) if found[1] % 31 == 0]
+        assert with_tokens == [("all-reduce", tokens * program.config.model.d)] * 4, with_tokens
+        if gather == "step":
+            cut = [
+                math.prod(x.sharding.shard_shape(x.shape)) for x in state if "fsdp" in str(x.sharding.spec)
+            ]
+            scattered = collectives(step, "reduce-scatter")
+            assert (
+                scattered
+                == collectives(main, "reduce-scatter")
+                == [("reduce-scatter", n) for n in sorted(cut)]
+            )
+            continue
+        functions = [text for text in step.as_text().split("\n\n") if "= f32[257," in text]
+        summing = [
+            text for text in functions if re.search(r"f32\[257,.* (all-reduce|reduce-scatter)\(", text)
+        ]
+        assert summing and all(" while(" in text for text in summing), "within the loop over parts"
+
+
+def check_gradients_are_summed_once_over_all_shards_of_tokens():
+    """By a loop that sums over `fsdp`, too: weights and masks are gathered before all micro-batches, and
+    gradients scattered after them. A step by Adam leaves the state that it leaves on one device, with its
+    draws: gradients of activations are small whole numbers, the same in any order of sums."""
+    import optax
+
+    from experiments.training.mesh import shardings
+
+    options = {"method": s24.methods.FST(), "activation": "relu", "implementation": KERNELS}
+    model = s24.nn.FFN(d, f, **options, axes=("embed", "mlp"), rngs=nnx.Rngs(0))
+    weights = dict(zip(("up", "down"), draw(3, (d, f), (f, d)), strict=True))
+    nnx.update(model, {name: {"kernel": w} for name, w in weights.items()})
+    s24.nn.reset(model)
+    (batch,) = draw(4, (16, 28, d))
+
+    def step_of(sum_over):
+        tx = optax.adam(0.01, eps=1e-2)
+        loop = s24.Loop(model, lambda m, x: m(x).mean(), tx, 4, accumulate=2, sum_over=sum_over)
+        step = loop.pure_step(True)
+        return (lambda state, parts: step(state, parts)[0]), loop.init(), loop.micro_batches(batch)
+
+    step, whole, parts = step_of(())
+    want = jax.jit(step)(whole, parts)
+    for sizes, explicit in (({"dp": 8}, False), ({"fsdp": 4, "tp": 2}, True), ({"fsdp": 4, "tp": 2}, False)):
+        step, whole, _ = step_of(tuple(name for name in sizes if name != "tp"))
+        cut = mesh(*sizes.values(), names=tuple(sizes), explicit=explicit)
+        with jax.set_mesh(cut), nnx.logical_axis_rules(s24.sharding.rules_for(cut)):
+            places = shardings(whole, cut)
+            state, parts = (
+                jax.device_put(whole, places),
+                jax.device_put(parts, P(None, ("dp",) if "dp" in sizes else "fsdp")),
+            )
+            compiled = jax.jit(step, out_shardings=places).lower(state, parts).compile()
+        assert_near(compiled(state, parts), want, 1e-5)
+    (main,) = re.findall(r"\nENTRY .*", compiled.as_text(), re.DOTALL)
+    n = d * f // 2  # of a weight on the devices of one `tp`
+    large = [found for found in collectives(main) if found[1] >= n // 4]
+    assert large == [("all-gather", n)] * 4 + [("reduce-scatter", n // 4)] * 2, large
+    within = [found for found in collectives(compiled) if found not in collectives(main)]
+    assert not [found for found in within if found[0] != "all-reduce" or found[1] % 7], within
+
+
+def check_a_checkpoint_goes_on_over_another_mesh():
+    """To the bit, moments and masks too, and every array lies as its own mesh has it."""
+    import tempfile
+
+    from experiments.config import Mesh
+    from experiments.training.checkpoint import Checkpoints
+
+    method = s24.methods.FST()
+    one, other = (program_on(mesh, method) for mesh in (Mesh(dp=2, fsdp=2, tp=2), Mesh(fsdp=-1, dp=1)))
+    rng = np.random.default_rng(0)
+
+    def filled(x):
+        return jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding)
+
+    state = jax.tree.map(filled, one.abstract_state())
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.manager.wait_until_finished()
+        found = checkpoints.restore(1, other.abstract_state())
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    kernel = found["opt"], found["sparse"]["blocks"][0]["ffn"]["up"]["state"]["mask"].get_value()
+    assert kernel[1].sharding.spec == P("fsdp", "tp") and dict(kernel[1].sharding.mesh.shape)["fsdp"] == 8
+    places = jax.tree.map(lambda x, like: x.sharding == like.sharding, found, other.abstract_state())
+    assert all(jax.tree.leaves(places))
+
+
+def check_four_pieces_take_a_third_of_the_memory():
+    """Of parameters, moments and masks on each device, by XLA's own account of a program that takes them."""
+    from experiments.config import Mesh
+
+    held = {}
+    for fsdp in (1, 4):
+        state = program_on(Mesh(fsdp=fsdp), s24.methods.FST()).abstract_state()
+        plan = jax.jit(lambda state: state).lower(state).compile().memory_analysis()
+        held[fsdp] = plan.argument_size_in_bytes
+    assert held[4] <= 0.35 * held[1], held

@@ -1,0 +1,199 @@
+"""Checks that what is cut over a mesh has the values, gradients and draws of one device."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import jax_sparse24 as s24
+from tests.engine.eight_devices.common import (
+    KERNELS,
+    KEY,
+    METHODS,
+    T,
+    assert_near,
+    collectives,
+    d,
+    draw,
+    f,
+    mesh,
+    on_one_device,
+    partitioned,
+    states,
+)
+
+
+def check_what_concerns_more_than_a_shard():
+    """An order of all columns, for which the weight is gathered over `tp` in one product; scales of 8-bit
+    numbers, of which the largest magnitudes go over the mesh; a statistic of neurons, cut as they are."""
+    x, w1, w2, y = draw(10, (T, d), (d, f), (f, d), (T, f))
+    three, tokens = mesh(2, 2, 2, names=("dp", "fsdp", "tp")), ("dp", "fsdp")
+
+    method = s24.methods.BiMask()
+    order = jnp.asarray(np.random.default_rng(0).permutation(f), jnp.int32)
+    state = {"order": order, "searches": jnp.int32(0)}
+
+    def ordered(x, w, specs=None):
+        return s24.sparse_dot(x, w, method, state, implementation=KERNELS, specs=specs).sum()
+
+    gradient = jax.grad(ordered, argnums=(0, 1))
+    with jax.set_mesh(three):
+        specs = {"x": P(tokens), "w": P("fsdp", "tp")}
+        run = jax.jit(functools.partial(gradient, specs=specs)).lower(x, w1).compile()
+    assert_near(run(x, w1), jax.jit(gradient)(x, w1))
+    assert collectives(run).count(("all-gather", d * f)) == 1, collectives(run)
+
+    def in_eight_bits(y, w, specs=None):
+        methods = (s24.methods.SSTE(fp8=scales, scale="unit") for scales in ("tensor", "row"))
+        state, options = {"scale": jnp.float32(1)}, {"implementation": KERNELS, "specs": specs}
+        return [s24.sparse_dot(y, w, method, state, KEY, **options) for method in methods]
+
+    with jax.set_mesh(three):
+        specs = {"x": P(tokens), "w": P("tp", "fsdp")}
+        found = jax.jit(functools.partial(in_eight_bits, specs=specs))(y.at[0, 0].set(100), w2)
+    assert_near(found, jax.jit(in_eight_bits)(y.at[0, 0].set(100), w2))
+
+    options = {"columns": "statistic", "weights": "dense", "token_blocks": 4}
+    statistic = s24.methods.Venom(v=16, m=8, clusters=4, **options)
+    state = states(statistic, w1, w2)
+
+    def forward(x, w1, w2, specs=None):
+        return s24.sparse_ffn(x, w1, w2, statistic, state, implementation=KERNELS, specs=specs)
+
+    with jax.set_mesh(mesh(4, 2)):
+        specs = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
+        found = jax.jit(functools.partial(forward, specs=specs))(x, w1, w2)
+    assert_near(found, jax.jit(forward)(x, w1, w2))
+
+
+def check_features_are_counted_over_all_shards_of_tokens():
+    for rank in ("density", "lost"):
+        method = s24.methods.Activation24(tokens="consecutive", dense_share=0.1, rank=rank)
+        run, arguments = partitioned(method, {"dp": 8}, activation="squared_relu", seed=7)
+        assert_near(run.compile()(*arguments), on_one_device(method, "squared_relu", seed=7))
+
+
+def check_shards_of_tokens_equal_blocks_of_tokens_on_one_device():
+    """Tokens are sorted, and groups of distant tokens made, within each shard; counts are those of all."""
+    options = {"v": 16, "m": 8, "clusters": 4}
+    for method, sizes, blocks in (
+        (METHODS["Venom"], {"dp": 4}, 1),
+        (s24.methods.Venom(**options, columns="cluster", weights="dense"), {"dp": 2, "fsdp": 2}, 1),
+        (s24.methods.Activation24(token_cut="mvue"), {"dp": 2}, 4),
+    ):
+        options = {"activation": "squared_relu", "seed": 9}
+        run, arguments = partitioned(dataclasses.replace(method, token_blocks=blocks), sizes, **options)
+        compiled = run.compile()
+        want = on_one_device(dataclasses.replace(method, token_blocks=4), **options)
+        assert_near(compiled(*arguments), want)
+        kinds = {"all-reduce", *(("all-gather", "reduce-scatter") if "fsdp" in sizes else ())}
+        assert {kind for kind, _ in collectives(compiled)} == kinds
+
+
+def check_draws_are_those_of_one_device():
+    """A gradient of a weight by the identity is the estimate itself, whose bits do not depend on the mesh."""
+    n, out = 32, 48
+    dy, w = jnp.asarray(np.random.default_rng(1).normal(size=(n, out)), jnp.float32), jnp.zeros((n, out))
+    method = s24.methods.FST()
+    state = method.init(w)
+
+    def gradient(x, w, state, dy, specs=None):
+        options = {"specs": specs, "implementation": KERNELS}
+        return jax.grad(lambda w: (s24.sparse_dot(x, w, method, state, KEY, **options) * dy).sum())(w)
+
+    want = np.asarray(jax.jit(gradient)(jnp.eye(n), w, state, dy))
+    assert (np.count_nonzero(want.reshape(n // 4, 4, out), axis=1) <= 2).all() and want.any()
+    for explicit, sizes in (
+        (False, {"dp": 8}),
+        (True, {"fsdp": 8}),
+        (False, {"tp": 2}),
+        (True, {"dp": 4, "tp": 2}),
+        (False, {"dp": 2, "fsdp": 2, "tp": 2}),
+        (True, {"dp": 2, "fsdp": 2, "tp": 2}),
+    ):
+        fsdp, tp = (axis if axis in sizes else None for axis in ("fsdp", "tp"))
+        tokens = tuple(axis for axis in ("dp", "fsdp") if axis in sizes) or None
+        specs = {"x": P(tokens), "w": P(fsdp, tp)}
+        with jax.set_mesh(mesh(*sizes.values(), names=tuple(sizes), explicit=explicit)):
+            x, shard, mask = (
+                jax.device_put(a, specs[name])
+                for name, a in (("x", jnp.eye(n)), ("w", w), ("w", state["mask"]))
+            )
+            found = jax.jit(functools.partial(gradient, specs=None if explicit else specs))
+            drawn = found(x, shard, {"mask": mask}, dy)
+        np.testing.assert_array_equal(drawn, want, f"{sizes} {explicit}")
+
+
+def check_linear_and_gated_layers_over_dp_and_tp():
+    """Columns of the first, rows of the second over `tp`; a bias is added once; the batch has three axes."""
+    from jax_sparse24.engine.gated import Weight, gated_ffn
+
+    x, w1, w2, b1, b2 = draw(4, (8, 8, d), (d, f), (f, d), (f,), (d,))
+    method = s24.methods.FST(mvue=None)
+    masks = [method.init(w) for w in (w1, w1 * 2, w2)]
+
+    def linear(x, w1, w2, b1, b2, first=None, second=None):
+        y = s24.sparse_dot(x, w1, method, masks[0], bias=b1, implementation=KERNELS, specs=first)
+        return s24.sparse_dot(y, w2, method, masks[2], bias=b2, implementation=KERNELS, specs=second).sum()
+
+    def gated(x, w1, w2, specs=None):
+        weights = [Weight(w, m, None) for w, m in zip((w1, w1 * 2, w2), masks, strict=True)]
+        return gated_ffn([x, x], *weights, method, "silu", KERNELS, specs).sum()
+
+    columns = {"x": P("dp"), "w": P(None, "tp")}, {"x": P("dp", None, "tp"), "w": P("tp", None)}
+    specs = {"x": P("dp"), "gate": P(None, "tp"), "up": P(None, "tp"), "down": P("tp")}
+    for function, arguments, cuts in (
+        (linear, (x, w1, w2, b1, b2), columns),
+        (gated, (x, w1, w2), (specs,)),
+    ):
+        numbers = tuple(range(len(arguments)))
+        want = jax.jit(jax.grad(function, argnums=numbers))(*arguments)
+        with jax.set_mesh(mesh(4, 2)):
+            whole = jax.jit(jax.grad(lambda *a, c=cuts, f=function: f(*a, *c), argnums=numbers))
+            run = whole.lower(*arguments).compile()
+        assert_near(run(*arguments), want, 1e-6 * (function is gated))
+        assert not [found for found in collectives(run) if found[0] != "all-reduce"], collectives(run)
+        assert collectives(run).count(("all-reduce", 8 * 8 // 4 * d)) == 1, "of the gradient of x"
+
+
+def check_transformations_of_a_partition():
+    """A scan over layers with remat, a vmap over experts, and a shard_map of the user around it."""
+    x, w1, w2 = draw(5, (T, d), (3, d, f), (3, f, d))
+    w1, w2, method = w1 / 8, w2 / 8, s24.methods.STE()
+    specs = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
+
+    def ffn(x, w1, w2, specs):
+        return s24.sparse_ffn(x, w1, w2, method, implementation=KERNELS, activation="relu", specs=specs)
+
+    def scanned(x, w1, w2, specs=None):
+        def layer(x, weights):
+            return x + ffn(x, *weights, specs), None
+
+        return (jax.lax.scan(jax.checkpoint(layer), x, (w1, w2))[0] ** 2).mean()
+
+    def experts(x, w1, w2, specs=None):
+        return (jax.vmap(lambda w1, w2: ffn(x, w1, w2, specs))(w1, w2) ** 2).mean()
+
+    def within(x, w1, w2, specs=None):
+        """Manual over `dp`, so that of the specs only `tp` is left."""
+
+        def local(x, w1, w2):
+            return jax.lax.pmean((ffn(x, w1[0], w2[0], specs) ** 2).mean(), "dp")
+
+        if specs is None:
+            return (ffn(x, w1[0], w2[0], None) ** 2).mean()
+        manual = {"in_specs": (P("dp"), P(), P()), "out_specs": P(), "axis_names": {"dp"}}
+        return jax.shard_map(local, **manual)(x, w1, w2)
+
+    for function in (scanned, experts, within):
+        gradient = jax.grad(function, argnums=(0, 1, 2))
+        want = jax.jit(gradient)(x, w1, w2)
+        with jax.set_mesh(mesh(4, 2)):
+            run = jax.jit(jax.grad(lambda *a, f=function: f(*a, specs), argnums=(0, 1, 2)))
+            compiled = run.lower(x, w1, w2).compile()
+        assert_near(compiled(x, w1, w2), want, 1e-5)
+        gathers = [found for found in collectives(compiled) if found[0] != "all-reduce"]
+        assert not gathers, (function.__name__, gathers)
