@@ -86,7 +86,7 @@ def test_what_the_mesh_does_not_divide():
 
 
 OPTIONS = [
-    *("--method", "FST", "--method.mvue", "None", "--method.dense-fraction", "0"),
+    *("--method", "FST", "--method.dense-fraction", "0"),
     *("--train.steps", "100000", "--train.eval-every", "3", "--train.probe-every", "0", "--no-tune"),
     *("--train.monitor-every", "0", "--train.checkpoint-every", "0", "--train.eval-batches", "1"),
 ]
@@ -101,7 +101,7 @@ def losses(out):
 @pytest.mark.slow
 def test_two_processes_are_stopped_and_one_goes_on(shared, tmp_path, monkeypatch):
     """A run of two processes with four devices each, cut over all axes of the mesh, and its second half on
-    one device, has the losses of one that was always on one device."""
+    one device, has the losses of one that was always on one device, with the same draws."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -129,6 +129,7 @@ def test_two_processes_are_stopped_and_one_goes_on(shared, tmp_path, monkeypatch
     assert f"Stopped and saved at step {saved}" in printed[0]
 
     config = dataclasses.replace(open_run(out), mesh=Mesh())
+    assert config.method.stochastic
     monkeypatch.setattr(loop.StopSignal, "at", lambda self, step: step == saved + 4)
     resumed = loop.train(config, out, resume=True, show=False)
     whole = loop.train(config, tmp_path / "one", show=False)
