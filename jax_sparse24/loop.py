@@ -413,20 +413,19 @@ class Loop:
     def check(self, state: State, step: int) -> None:
         """Raises RuntimeError unless what must hold after a step does; it waits for the step to end.
 
-        In a sparse phase masks must be younger than the method's period, every layer must have been told this
-        step, so that its noise was new, and neurons must be in order.
+        In a sparse phase the masks of a layer must be younger than the period of its method, every layer must
+        have been told this step, so that its noise was new, and neurons must be in order.
 
         state: what `advance` returned for the step.
         step: number of the step."""
         if not self.phase(state, step).sparse:
             return
-        period = max(method.refresh_every for method in self.view.methods)
         for path, age in self.view.entries(state["sparse"], "refreshed").items():
-            old = step - np.asarray(age)
-            if (np.asarray(age) < 0).any() or (old >= period).any():
+            method, old = self.view.method_of(path), step - np.asarray(age)
+            if (np.asarray(age) < 0).any() or (old >= method.refresh_every).any():
                 raise RuntimeError(
                     f"Loop: the masks of {path} are {old.max()} steps old at step {step}; "
-                    f"{type(self.method).__name__} refreshes them every {period} steps."
+                    f"{type(method).__name__} refreshes them every {method.refresh_every} steps."
                 )
         for path, told in self.view.entries(state["sparse"], "step").items():
             if (np.asarray(told) != step).any():

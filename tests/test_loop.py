@@ -134,6 +134,31 @@ def test_debug_says_what_does_not_hold():
         loop.check(states[2], 5)
 
 
+def test_debug_compares_the_age_of_masks_with_the_period_of_their_own_method():
+    """Another layer's longer period excuses nothing, and the message names the layer's own method."""
+
+    class Two(nnx.Module):
+        def __init__(self, rngs):
+            self.up = s24.nn.Linear(d, f, method=s24.methods.FST(refresh_every=2, mvue=None), rngs=rngs)
+            self.down = s24.nn.Linear(f, d, method=s24.methods.SLoPe(refresh_every=50), rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(jax.nn.relu(self.up(x)))
+
+    model = Two(nnx.Rngs(0))
+    schedule = s24.Schedule((s24.Phase("sparse", 60, sparse=True),))
+    loop = s24.Loop(model, loss, optax.sgd(1e-2), schedule, method=model.down.method)
+    state, _ = loop.advance(loop.init(), batch(0), 0)
+
+    def told(step):
+        own = loop.view.refresh(state["params"], state["sparse"], step, sparse=True, due=False)
+        return {**state, "sparse": own}
+
+    loop.check(told(1), 1)
+    with pytest.raises(RuntimeError, match="up are 8 steps old at step 8; FST refreshes them every 2 steps"):
+        loop.check(told(8), 8)
+
+
 class Wrapped(nnx.Module):
     def __init__(self):
         self.block = nnx.List([ffn(METHODS["FST"])])

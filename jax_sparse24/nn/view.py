@@ -16,7 +16,7 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.arrange import Move, arrange, new_order
 from jax_sparse24.nn.linear import DUE, SparseState, Statistic
-from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh
+from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh, sparse_layers
 
 
 class View(Protocol):
@@ -116,6 +116,13 @@ class View(Protocol):
 
         Returns: the arrays, by the path of their layer."""
 
+    def method_of(self, path: str) -> Method:
+        """Finds the method of one sparse layer.
+
+        path: of the layer, as in `entries`.
+
+        Returns: the method."""
+
 
 class Modules(View):
     """The view of an NNX module.
@@ -138,6 +145,7 @@ class Modules(View):
         self.method = method if len(paths) > 1 else self.methods[0]
         if any(other.router for other in self.methods if other != self.method):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
+        self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
         self.module = module
         modes = [(sparse, adapters) for sparse in (False, True) for adapters in (False, True)]
         self._graphdefs = {mode: self._graphdef(found, *mode) for mode in modes}
@@ -204,6 +212,9 @@ class Modules(View):
     def entries(self, own, name):
         found = nnx.to_flat_state(own)
         return {".".join(map(str, path[:-1])): v[...] for path, v in found if path[-1] == name}
+
+    def method_of(self, path):
+        return self._methods[path]
 
 
 class Equinox(Modules):
@@ -347,6 +358,9 @@ class Blocks(View):
                 if name in place:
                     found[path] = place[name]
         return found
+
+    def method_of(self, path):
+        return self.method
 
 
 class TreeModel(NamedTuple):
