@@ -216,7 +216,7 @@ class Loop:
                 return step, False, losses
             phase = self.program.loop.phase(state, step)
             self._compile(phase)
-            watched = due(step, train.monitor_every)
+            watched = is_multiple(step, train.monitor_every)
             begins = self.program.loop.begins(step)
             if begins:
                 self._flush()
@@ -243,12 +243,12 @@ class Loop:
                     loss = self.program.loss(phase.sparse, state, batch)
                     values |= self.monitor.descent(metrics, loss)
                 self._write("monitor", step, values)
-            if due(step, train.probe_every):
+            if is_multiple(step, train.probe_every):
                 self._flush()
                 with self.clock.paused("probe"):
                     values = self.probe(state["params"], state["sparse"], phase.sparse)
                 self._write("probe", step, values)
-            if due(done, train.eval_every) or done == train.steps:
+            if is_multiple(done, train.eval_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
@@ -258,7 +258,7 @@ class Loop:
                     self.writer.write("eval", done, losses | leak | scored | peak_memory() | marks)
                     if self.second and done == train.steps:
                         self.writer.write("second", done, self._second(state) | marks)
-            if due(done, train.checkpoint_every) or done == train.steps:
+            if is_multiple(done, train.checkpoint_every) or done == train.steps:
                 self._flush()
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
@@ -314,7 +314,7 @@ class Loop:
         loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
         self.unlogged += 1
         finite = math.isfinite(loss)
-        if due(step, self.config.train.log_every) or not finite:
+        if is_multiple(step, self.config.train.log_every) or not finite:
             rate, joules = self.clock.tick(self.unlogged)
             self.unlogged = 0
             tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
@@ -366,6 +366,6 @@ def peak_memory() -> dict:
     return {"peak_bytes": max(peaks)} if all(peaks) else {}
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something done every `every` steps (0: never) is due at this step."""
+def is_multiple(step: int, every: int) -> bool:
+    """Whether something done every `every` steps (0: never) is done at this step."""
     return every > 0 and step % every == 0
