@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt
-from jax_sparse24.dispatch.decision import Decision, decide, library_obstacle
+from jax_sparse24.dispatch.decision import Decision, decide, eight_bits_obstacle
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.float8 import Float8
 from jax_sparse24.engine.fusions import SAMPLED_B1
@@ -95,7 +94,7 @@ def _method_table(method: Method, dtype, implementation) -> str:
 
 def _eight_bits(implementation) -> str:
     """What runs a forward product of 8-bit operands with a scale per tensor, in words."""
-    obstacle = library_obstacle() or cusparselt.float8_problem()
+    obstacle = eight_bits_obstacle()
     if implementation not in (None, "cusparselt") or obstacle:
         return f"simulated by XLA's dense product{f': {obstacle}' if obstacle else ''}"
     if implementation is None:

@@ -17,6 +17,7 @@ from jax_sparse24.patterns import FLOAT8
 IMPLEMENTATIONS = ("reference", "ffi", "cusparselt")
 Runs = Literal["reference", "ffi", "cusparselt", "auto", "dense"]
 Form = Literal["dense", "packed", "compressed"]
+FORMS: tuple[Form, ...] = ("dense", "packed", "compressed")
 
 
 @jax.tree_util.register_static
@@ -59,6 +60,8 @@ def decide(
     implementation: str | None = None,
     *,
     alternative: Literal["dense", "masked"] = "dense",
+    forms: tuple[Form, ...] = FORMS,
+    eight_bits: bool = False,
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """What runs an operation, or a product whose operand is to become sparse.
@@ -68,33 +71,18 @@ def decide(
     implementation: None, or the name that the caller was given.
     alternative: of products, the dense product that must not be faster: "dense" while the operand is yet to
         be made, "masked" if it is packed already and would be unpacked.
+    forms: of products, those in which the operand can be made.
+    eight_bits: of products, whether both operands may be rounded to 8 bits, whatever `forms` says: cuSPARSELt
+        multiplies them as such where it is asked for and can, or where a measured table says so; otherwise
+        a dense product simulates 8 bits. The product's dtype is that of the operands before rounding.
     missing: of operations, the platforms that have no kernel for it, and why (see `operation.Operation`).
 
     Raises: ValueError for an unknown name, RuntimeError for a named implementation that cannot run here."""
     if isinstance(what, Product):
-        return _product(what, implementation, alternative)
+        if eight_bits:
+            return _in_eight_bits(what, implementation)
+        return _product(what, implementation, alternative, forms)
     return _operation(what, dtype, implementation, missing)
-
-
-def decide_eight_bits(product: Product, implementation: str | None) -> Decision:
-    """What runs a product whose operands may be rounded to 8 bits.
-
-    That is cuSPARSELt where it is asked for and can, or where a measured table says so; otherwise a dense
-    product simulates 8 bits.
-
-    product: its dtype is that of the operands before rounding.
-    implementation: as the caller named it, or None.
-
-    Returns: a decision, whose form is "dense" where 8 bits are simulated."""
-    if implementation not in (None, "cusparselt"):
-        return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
-    rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=float8_sums(product.dtype))
-    obstacle = library_obstacle() or cusparselt.Descriptor.of(rounded).misfit()
-    if obstacle:
-        return Decision("dense", obstacle)
-    decision = decide(rounded, implementation=implementation)
-    by_library = decision.runs == "cusparselt"
-    return decision if by_library else dataclasses.replace(decision, runs="dense", form="dense")
 
 
 def unless_slower(found: Decision, other: Decision | None) -> Decision:
@@ -137,10 +125,27 @@ def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str,
     return Decision("auto", f"{found} kernel; reference on other platforms")
 
 
-def _product(product: Product, implementation: str | None, alternative: str) -> Decision:
+def _in_eight_bits(product: Product, implementation: str | None) -> Decision:
+    if implementation not in (None, "cusparselt"):
+        return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
+    rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=float8_sums(product.dtype))
+    obstacle = library_obstacle() or cusparselt.Descriptor.of(rounded).misfit()
+    if obstacle:
+        return Decision("dense", obstacle)
+    decision = _product(rounded, implementation, "dense", FORMS)
+    by_library = decision.runs == "cusparselt"
+    return decision if by_library else dataclasses.replace(decision, runs="dense", form="dense")
+
+
+def _product(
+    product: Product, implementation: str | None, alternative: str, forms: tuple[Form, ...]
+) -> Decision:
+    if forms == ("dense",):
+        return Decision("dense", "as the method says")
     misfit = cusparselt.Descriptor.of(product).misfit() if product.pattern == "2:4" else "it is not 2:4"
     # An 8-bit operand is made by its own scale first, and compressed as it is multiplied.
-    form = "packed" if misfit or product.dtype == FLOAT8 or 0 in product.shape else "compressed"
+    plain = misfit or product.dtype == FLOAT8 or 0 in product.shape or "compressed" not in forms
+    form = "packed" if plain else "compressed"
     if implementation == "cusparselt":
         return Decision("cusparselt", "asked for", form, _measured_algorithm(product))
     if implementation is not None:
@@ -203,6 +208,11 @@ def library_obstacle() -> str | None:
             f"this GPU has compute capability {capability()}; the order of its metadata is known for {known}"
         )
     return cusparselt.problem() or None
+
+
+def eight_bits_obstacle() -> str | None:
+    """Why cuSPARSELt cannot multiply 8-bit operands of any size, or None."""
+    return library_obstacle() or cusparselt.float8_problem() or None
 
 
 def float8_sums(dtype) -> jnp.dtype:

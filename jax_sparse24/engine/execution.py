@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch.decision import Decision, decide, decide_eight_bits, float8_sums
+from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.operand import Operands, Packed, Request
 from jax_sparse24.engine.partition import Partition, draw_key, permute_shards
@@ -122,7 +122,9 @@ class Execution:
     def decisions(
         self, products: Iterable[str], shapes: Mapping[str, tuple[int, ...]], dtype
     ) -> dict[str, Decision | None]:
-        """Decides what runs products of the call, which is done nowhere else.
+        """Decides what runs products of the call, for the whole of each product.
+
+        B1 can be replaced by a part of it, which `fusions.SAMPLED_B1` compares with the decision made here.
 
         products: their names.
         shapes: of their operands, by name.
@@ -140,12 +142,9 @@ class Execution:
         sizes = (left[-3 - a_axis], left[a_axis], right[-3 - b_axis])
         side = "left" if row.operand == a else "right"
         product = Product((a_axis, b_axis), side, dtype, sizes, row.by.pattern)
-        if row.eight_bits:
-            return decide_eight_bits(product, self.implementation)
-        if row.by.forms == ("dense",):
-            return Decision("dense", "as the method says")
+        options = {"forms": row.by.forms, "eight_bits": row.eight_bits}
         alternative = "masked" if name == "F2" and self.plan.save_packed else "dense"
-        return decide(product, implementation=self.implementation, alternative=alternative)
+        return decide(product, implementation=self.implementation, alternative=alternative, **options)
 
     def cut(
         self,
@@ -185,8 +184,6 @@ class Execution:
         if row.other is not None:
             y = row.other(y, other_axis, self.request(other, whole(states.get(other, {})), key))
         form = "packed" if packed and not decision.sparse else decision.form
-        if form == "compressed" and form not in row.by.forms:
-            form = "packed"
         strided = row.strides and form != "dense"
         pieces = x if isinstance(x, Pieces) else None
         if pieces is not None and form != "dense" and row.by.piecewise and pieces.packs(axis):
@@ -235,7 +232,7 @@ class Execution:
         y2_Tf: the activations.
         counts_f: int32, the non-zeros of each feature of Y2; None to count them here.
 
-        Returns: int32 (n,), ascending; None if the plan makes no such choice."""
+        Returns: int32 (k,), ascending; None if the plan makes no such choice."""
         row = self.plan.shared_split
         return None if row is None else self._densest(row, y2_Tf, counts_f)
 
@@ -254,7 +251,7 @@ class Execution:
 
         name: of the product.
         operands: as `cut` made them.
-        features: int32 (n,), the features that stay dense; None to choose them here.
+        features: int32 (k,), the features that stay dense; None to choose them here.
         bias: added to a product that does not contract tokens, along the free axis of its right operand; or
             None.
 

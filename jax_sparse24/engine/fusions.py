@@ -32,7 +32,7 @@ from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
 from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
-from jax_sparse24.ops.saved import PACK_COUNTED, in_tiles, saved_backward
+from jax_sparse24.ops.saved import PACK_COUNTED, saved_backward
 
 DENSE = Decision("dense", "only its values are needed")
 
@@ -57,7 +57,7 @@ def product(
     arrays: its operands by name.
     state, key: of the call.
     decision: of `Execution.decisions`.
-    features: int32 (n,), those that stay dense; None to choose them here.
+    features: int32 (k,), those that stay dense; None to choose them here.
     operands: the operands to multiply, if a rule has made them; None to make them here.
     bias: see `Execution.multiply`.
     saved: see `Request.saved`.
@@ -153,8 +153,6 @@ class Saved24:
     def matches(self, execution: Execution, saved: Packed, decisions: Mapping[str, Decision | None]) -> bool:
         row, other = execution.plan.row("B2"), execution.plan.row("B4")
         if not (row and other and isinstance(saved, Packed24 | Compressed24)):
-            return False
-        if isinstance(saved, Compressed24) and not in_tiles(saved):  # only whole tiles are packed so
             return False
         alike = row.operand == "y2" and other == dataclasses.replace(row, operand="dy1")
         ranked = row.rank == "density" or not row.dense_share

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch.decision import FORMS
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.plan import Row
 from jax_sparse24.ops import compressed24
@@ -29,14 +30,11 @@ Estimator = Literal["exact", "approximate"]
 GradientCut = Literal["exact", "approximate", "biased", "uniform", "paired"]
 
 
-ALL_FORMS = ("dense", "packed", "compressed")
-
-
 @dataclasses.dataclass(frozen=True)
 class Top2(Sparsifier):
     """Keeps the two largest magnitudes of every four elements along the contraction axis."""
 
-    forms: ClassVar = ALL_FORMS
+    forms: ClassVar = FORMS
     strides: ClassVar = True
     piecewise: ClassVar = True
 
@@ -179,7 +177,7 @@ class Masked(Sparsifier):
 
     entry: str = "mask"
     label: str = "stored mask"
-    forms: ClassVar = ALL_FORMS
+    forms: ClassVar = FORMS
     piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
@@ -203,7 +201,7 @@ class Soft(Sparsifier):
     Source: 2409.09099."""
 
     entry: str = "scale"
-    forms: ClassVar = ALL_FORMS
+    forms: ClassVar = FORMS
     piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
@@ -229,7 +227,7 @@ class MVUE(Sparsifier):
 
     exact: bool = True
     stochastic: ClassVar = True
-    forms: ClassVar = ALL_FORMS
+    forms: ClassVar = FORMS
     strides: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
@@ -286,7 +284,7 @@ class SavedSupport(Sparsifier):
     of: the sparsifier of F2."""
 
     of: Sparsifier
-    forms: ClassVar = ALL_FORMS
+    forms: ClassVar = FORMS
 
     @property
     def pattern(self):

@@ -7,7 +7,7 @@ The name of an array whose shape is always the same ends in its sizes: `x_Tn` is
 of dimensions, and those that a flag may transpose, have no such ending. The sizes, here and in docstrings:
 
     T  tokens               d  width of the model       f  width of the FFN
-    M, K, N  of a product (M, K) by (K, N)              R  rows of a matrix
-    V, M  rows and columns of a block of V:N:M          n  features or columns in general
-    k  columns or features that were chosen
+    R  rows of a matrix     n  features or columns in general     k  those of them that were chosen
+    R, K, N  of a product (R, K) by (K, N)
+    V, M  rows and columns of a block of V:N:M
 """

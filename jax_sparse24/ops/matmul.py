@@ -67,7 +67,7 @@ def matmul(
     the dense operand that meets an element which is not kept is multiplied by zero where the product runs
     dense, so that the result is NaN, as in `x @ w`; the packed kernels skip it.
 
-    a: (..., M, K), an array or packed along axis -1; float32, bfloat16, float16 or float8_e4m3fn.
+    a: (..., R, K), an array or packed along axis -1; float32, bfloat16, float16 or float8_e4m3fn.
     b: (..., K, N), an array, or packed along axis -2 if `a` is not packed; with the leading dimensions of
         `a`, unless one of the two has none. Its dtype may be another one, but float8_e4m3fn is multiplied
         with itself only. cuSPARSELt wants 8-bit operands contiguous along K: another dense one is transposed
@@ -79,7 +79,7 @@ def matmul(
     preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
         float8_e4m3fn is bfloat16. Sums are float32 in any case.
 
-    Returns: (..., M, N) in that dtype.
+    Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
         implementation), RuntimeError (a named implementation that cannot run)."""
     if activation is not None and activation not in ACTIVATIONS:
@@ -101,7 +101,7 @@ def matmul(
     a, b = _operand("a", a), _operand("b", b)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(
-            f"matmul: shapes {a.shape} and {b.shape} do not multiply; need (..., M, K) and (..., K, N)."
+            f"matmul: shapes {a.shape} and {b.shape} do not multiply; need (..., R, K) and (..., K, N)."
         )
     if a.ndim > 2 and b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"matmul: leading dimensions differ: {a.shape} and {b.shape}.")
@@ -180,7 +180,7 @@ def contract(
     If one is packed along that axis, no operand is transposed in memory, except where the kernel reads a
     dense one in the other layout only: cuSPARSELt one of 8 bits, CUDA's kernel of V:2:M one of 16 bits.
 
-    a: (M, K), or (K, M) if a_axis is -2; an array, or packed along that axis.
+    a: (R, K), or (K, R) if a_axis is -2; an array, or packed along that axis.
     b: (K, N), or (N, K) if b_axis is -1; an array, or packed along that axis, if `a` is not.
     a_axis, b_axis: the contracted axes, -1 or -2.
     implementation: as in `matmul`.
@@ -190,7 +190,7 @@ def contract(
     bias: as in `matmul`.
     activation: as in `matmul`.
 
-    Returns: (M, N) in that dtype.
+    Returns: (R, N) in that dtype.
     Raises: TypeError (dtypes)."""
     dtype = common_dtype(a, b)
     if out_dtype is None:
@@ -278,7 +278,7 @@ forward_only.defvjp(_refuse, lambda *_: None)
 
 
 def _shape(a, b, a_axis: int, b_axis: int) -> tuple[int, int, int]:
-    """The sizes (M, K, N) of a product."""
+    """The sizes (R, K, N) of a product."""
     return a.shape[-3 - a_axis], a.shape[a_axis], b.shape[-3 - b_axis]
 
 

@@ -26,7 +26,7 @@ class AlongTokens(NamedTuple):
     """A saved activation (T, f), regrouped for the products that contract tokens.
 
     packed: the two largest of every four tokens, packed along axis -2.
-    dense: the features (n, T) that stay dense, in the same order of tokens."""
+    dense: the features (k, T) that stay dense, in the same order of tokens."""
 
     packed: Packed24 | Compressed24
     dense: jax.Array
@@ -57,8 +57,6 @@ def pack_counted(
     implementation: as in `mask24`.
 
     Returns: the packed array, and the counts, int32 (f,)."""
-    if compressed and in_tiles(x_Tf):
-        return _counted_in_one_pass(x_Tf, squared=squared, compressed=True)
     return PACK_COUNTED(x_Tf, squared=squared, compressed=compressed, implementation=implementation)
 
 
@@ -93,7 +91,7 @@ PACK_COUNTED = Operation(
 def saved_backward(
     saved: Packed24 | Compressed24,
     dy2_Tf: jax.Array,
-    features_n: jax.Array,
+    features_k: jax.Array,
     activation: str,
     tokens: str = "strided",
     *,
@@ -107,17 +105,15 @@ def saved_backward(
 
     saved: Y2 (T, f), packed along f; T a multiple of 4.
     dy2_Tf: the gradient dY2, in the dtype of `saved`.
-    features_n: int32 (n,), ascending, the features that stay dense.
+    features_k: int32 (k,), ascending, the features that stay dense.
     activation: one of `reference.saved.SLOPES`.
     tokens: "consecutive" or "strided", as `regroup` has it.
-    compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA in whole tiles.
+    compressed: whether Y2 and dY1 along tokens are to be `Compressed24`, on CUDA only.
     implementation: as in `mask24`.
 
     Returns: dY1 in the form of `saved`; Y2 along tokens; dY1 along tokens."""
-    operands = saved, dy2_Tf, features_n
+    operands = saved, dy2_Tf, features_k
     options = {"activation": activation, "tokens": tokens, "compressed": compressed}
-    if in_tiles(saved) and any(compressed):
-        return _backward_in_one_pass(*operands, **options)
     return SAVED_BACKWARD(*operands, **options, implementation=implementation)
 
 
@@ -132,34 +128,37 @@ def _backward_flags(activation, tokens, **_):
 
 
 @partial(jax.jit, static_argnames=("activation", "tokens", "compressed"), inline=True)
-def _backward_in_one_pass(saved, dy2_Tf, features_n, *, activation, tokens, compressed):
-    ranks_f = rank_of(features_n, dy2_Tf.shape[1])
+def _backward_in_one_pass(saved, dy2_Tf, features_k, *, activation, tokens, compressed):
+    ranks_f = rank_of(features_k, dy2_Tf.shape[1])
     # The array that begins with the values.
     stored = saved.compressed if isinstance(saved, Compressed24) else saved.values
     options = {"activation": activation, "tokens": tokens, "compressed": compressed}
     operands = stored, saved.metadata, dy2_Tf, ranks_f
-    dy1, *parts = BACKWARD_KERNEL(*operands, features=features_n.size, **options)
+    dy1, *parts = BACKWARD_KERNEL(*operands, features=features_k.size, **options)
     y2, dy1_along = (
-        AlongTokens(_form(asked)(values, metadata, -2), dense_nT)
-        for asked, (values, metadata, dense_nT) in zip(compressed, (parts[:3], parts[3:]), strict=True)
+        AlongTokens(_form(asked)(values, metadata, -2), dense_kT)
+        for asked, (values, metadata, dense_kT) in zip(compressed, (parts[:3], parts[3:]), strict=True)
     )
     return type(saved)(dy1, saved.metadata, saved.axis), y2, dy1_along
 
 
-def _backward_in_steps(saved, dy2_Tf, features_n, *, activation, tokens, compressed, implementation):
+def _backward_in_steps(saved, dy2_Tf, features_k, *, activation, tokens, compressed, implementation):
     dy2 = gather24(dy2_Tf, saved.metadata, -1, implementation)  # at the positions of Y2
     dy1 = with_values(saved, sloped(saved.values, dy2, activation))
-    pack = pack24_strided if tokens == "strided" else partial(pack24, axis=-2)
+    strided = tokens == "strided"
+    pack = pack24_strided if strided else partial(pack24, axis=-2)
 
-    def along_tokens(packed):
+    def along_tokens(packed, compressed):
         x_Tf = packed.todense(implementation=implementation)
-        words_Tn = jnp.take(bits(x_Tf), features_n, axis=1, mode="clip")  # of floats, a CPU would change NaN
+        words_Tk = jnp.take(bits(x_Tf), features_k, axis=1, mode="clip")  # of floats, a CPU would change NaN
         # Gathered and moved in one pass, a GPU would read single elements.
-        words_Tn = regroup(lax.optimization_barrier(words_Tn), tokens)
-        dense_nT = lax.bitcast_convert_type(words_Tn, x_Tf.dtype).T
-        return AlongTokens(pack(x_Tf, implementation=implementation), dense_nT)
+        words_Tk = regroup(lax.optimization_barrier(words_Tk), tokens)
+        dense_kT = lax.bitcast_convert_type(words_Tk, x_Tf.dtype).T
+        if compressed:
+            return AlongTokens(compressed24.pack(x_Tf, -2, strided=strided), dense_kT)
+        return AlongTokens(pack(x_Tf, implementation=implementation), dense_kT)
 
-    return dy1, along_tokens(saved), along_tokens(dy1)
+    return dy1, along_tokens(saved, compressed[0]), along_tokens(dy1, compressed[1])
 
 
 BACKWARD_KERNEL = Kernel("s24_saved_backward", _backward_types, _backward_flags)

@@ -13,9 +13,13 @@ from jax_sparse24.dispatch import decision, operation
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine import execution
+from jax_sparse24.engine.execution import Execution
+from jax_sparse24.engine.plan import FFN
 from jax_sparse24.methods import FST, SSTE, Activation24
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.saved import saved_backward
 from tests.ops.data import assert_same_bits
 
 T, D, F = 256, 64, 128
@@ -99,8 +103,8 @@ def test_two_passes_make_four_of_them(monkeypatch):
 
 @pytest.mark.parametrize(
     "method",
-    [FST(), SSTE(), Activation24(token_cut="mvue", dense_share=0.25)],
-    ids=["FST", "S-STE", "Activation24"],
+    [FST(), SSTE(), Activation24(token_cut="mvue", dense_share=0.25), Activation24(dense_share=0.25)],
+    ids=["FST", "S-STE", "Activation24, drawn", "Activation24"],
 )
 def test_results_are_those_of_the_packed_form(method, documented_cusparselt, monkeypatch):
     """The library reads compressed matrices here, in its own order; elsewhere it compresses them."""
@@ -124,10 +128,28 @@ def test_results_are_those_of_the_packed_form(method, documented_cusparselt, mon
 
 
 def test_other_operands_are_compressed_before_the_product():
-    """Such as cuts that have no kernel."""
-    found = [target for target, *_ in calls(FST(mvue="uniform"))]
+    """Such as cuts that have no kernel, of which the decision says so."""
+    method = FST(mvue="uniform")
+    shapes = {"x": (T, D), "w1": (D, F), "w2": (F, D), "y2": (T, F), "dy1": (T, F), "dy3": (T, D)}
+    decided = Execution("test", "ffn", method.ffn_plan(), "cusparselt").decisions(FFN, shapes, jnp.bfloat16)
+    forms = {name: decision.form for name, decision in decided.items()}
+    assert forms == dict.fromkeys(FFN, "compressed") | dict.fromkeys(("B2", "B4"), "packed")
+    found = [target for target, *_ in calls(method)]
     assert found.count("s24_cusparselt_compress") == 2
     assert found.count("s24_cusparselt_matmul") == 6
+
+
+@pytest.mark.parametrize("tokens", ["strided", "consecutive"])
+@pytest.mark.parametrize("rows", [96, 128], ids=["no tiles", "tiles"])
+def test_what_follows_from_saved_activations_has_the_form_asked_for(rows, tokens, documented_cusparselt):
+    """Also where several steps take the place of CUDA's pass."""
+    y1, dy2 = (np.random.default_rng(n).normal(size=(rows, 64)) for n in range(2))
+    y2, dy2 = s24.pack24(jnp.asarray(np.maximum(y1, 0), jnp.bfloat16), -1), jnp.asarray(dy2, jnp.bfloat16)
+    args = y2, dy2, jnp.asarray([1, 5, 17], jnp.int32), "relu", tokens
+    dy1, *along = saved_backward(*args, compressed=(True, False), implementation="cusparselt")
+    want = saved_backward(*args, implementation="ffi")
+    assert [type(part.packed) for part in along] == [Compressed24, Packed24]
+    assert_same_bits((dy1, along[0].packed.plain, along[0].dense, along[1]), (want[0], *want[1], want[2]))
 
 
 def test_which_products_read_it():

@@ -88,7 +88,7 @@ def test_large():
     words = jax.random.bits(jax.random.key(1), (T, f), np.uint16) & 0x3FFF
     dy2 = jax.lax.bitcast_convert_type(words, jnp.bfloat16)  # 0 to 2
     packed, features = s24.pack24(dy2, -1), jnp.asarray([5, f - 1], jnp.int32)
-    run = partial(saved_backward, features_n=features, activation="squared_relu", tokens="consecutive")
+    run = partial(saved_backward, features_k=features, activation="squared_relu", tokens="consecutive")
     whole, end = run(packed, dy2), run(jax.tree.map(lambda x: x[-128:], packed), dy2[-128:])
     assert_same_bits(whole[0].values[-128:], end[0].values)
     for all_of, part in zip(whole[1:], end[1:], strict=True):

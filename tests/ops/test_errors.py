@@ -139,7 +139,7 @@ def test_packed_along_the_wrong_axis():
 
 def test_shapes_that_do_not_multiply():
     for a, b in ((P, X), (X, P.T.todense()[:8]), (P, jnp.ones(12))):
-        with raises(ValueError, "matmul", str(a.shape), str(b.shape), "(..., M, K) and (..., K, N)"):
+        with raises(ValueError, "matmul", str(a.shape), str(b.shape), "(..., R, K) and (..., K, N)"):
             s24.matmul(a, b)
     with raises(ValueError, "matmul", "leading dimensions differ", "(2, 3, 8)", "(3, 8, 4)"):
         s24.matmul(jnp.ones((2, 3, 8)), jnp.ones((3, 8, 4)))

@@ -11,8 +11,7 @@ from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings, kernels
 from experiments.benchmarks.torch import programs as torch_programs
 from experiments.errors import require
-from jax_sparse24.dispatch import cusparselt
-from jax_sparse24.dispatch.decision import decide, library_obstacle
+from jax_sparse24.dispatch.decision import decide, eight_bits_obstacle
 from jax_sparse24.measure import (
     FLOAT8_PRODUCTS,
     FORMAT_24,
@@ -80,7 +79,7 @@ def dense(a, b, axes):
 
 def dtypes_of(settings: Settings) -> tuple[str, ...]:
     """Those asked for; by default also e4m3 where the device can. UserError where it cannot."""
-    obstacle = library_obstacle() or cusparselt.float8_problem()
+    obstacle = eight_bits_obstacle()
     if FLOAT8.name in settings.dtype:
         require(not obstacle, f"--dtype {FLOAT8.name}: {obstacle}")
     return settings.dtypes if settings.dtype or obstacle else (*settings.dtypes, FLOAT8.name)
