@@ -3,7 +3,8 @@
 A new architecture is one file in this folder, `NAME.py`, with a subclass of `Config` that is called `Config`
 too. The launcher then knows it as `--model NAME`, and a config file as `Config(model=NAME.Config(...))`.
 Nothing else names architectures: monitors, and the lines before the first step, ask the layers of the model
-that was built.
+that was built. Two estimates read the config's sizes by the names that decoders give them: that of memory
+refuses a config without them, and the count of operations leaves attention out.
 """
 
 import dataclasses

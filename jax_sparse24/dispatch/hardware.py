@@ -21,7 +21,7 @@ class Generation:
 
     capabilities: the compute capabilities, such as "9.0".
     machine_code: which part of the built code runs there.
-    compresses: whether the order of cuSPARSELt's metadata is known, so that kernels can write its matrices
+    compresses: whether cuSPARSELt orders metadata as on sm_90, which is the one order that kernels write
         (`Compressed24`).
     algorithms: release of cuSPARSELt -> (dtype, whether the dense operand is column-major, whether the result
         is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.

@@ -1,4 +1,4 @@
-"""Fused passes: one pass does what several rows of a plan ask for. No other file looks for patterns in plans.
+"""Fused passes: one pass does what several rows of a plan ask for. No other file matches rows to passes.
 
 A rule has `matches`, whether a call can take the pass where its products run as was decided, and most have
 `run`, which makes operands or a result. The engines ask the rules in the order in which a block meets them;

@@ -38,7 +38,7 @@ class Weight(NamedTuple):
 
 
 def fuses(activation: str, dtype) -> bool:
-    """Whether some operation on gated activations has a kernel that was measured to be faster than XLA."""
+    """Whether some operation on gated activations runs a kernel, by the operations' own decisions."""
     packing = (ops.GATED_BACKWARD_PACK.decide(dtype, exact=exact) for exact in (True, False))
     found = (ops.GATED.decide(dtype), ops.GATED_BACKWARD.decide(dtype), *packing)
     return activation in GATES and any(decision.runs != "reference" for decision in found)

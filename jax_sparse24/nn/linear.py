@@ -509,7 +509,7 @@ def block_axes(block: str, options: dict[str, Any]) -> tuple[sharding.Name, shar
 
 
 def check_alike(block: str, **layers: Linear) -> None:
-    """Raises unless the layers of a block have the same method, implementation and dtype.
+    """Raises unless the layers of a block have the same method, implementation, dtypes and axis of tokens.
 
     One plan and one differentiation rule serve the whole block, so the layers must agree on these.
 
@@ -523,7 +523,7 @@ def check_alike(block: str, **layers: Linear) -> None:
                 f"{block}: {name} must be an s24.nn.Linear, got {type(layer).__name__}; write "
                 f"a block of other layers as a module of your own."
             )
-    for what in ("method", "implementation", "dtype", "promote_dtype"):
+    for what in ("method", "implementation", "dtype", "promote_dtype", "tokens"):
         values = {name: getattr(layer, what) for name, layer in layers.items()}
         if what == "dtype":
             values = {name: value and jnp.dtype(value) for name, value in values.items()}

@@ -465,6 +465,7 @@ def test_no_tokens_give_gradients_of_zero(method):
         ({"method": s24.methods.STE()}, r"up.method is FST\(.*down.method is STE\(\).*the same method"),
         ({"implementation": "reference"}, r"down.implementation is reference; .*the same implementation"),
         ({"dtype": jnp.bfloat16}, r"down.dtype is bfloat16; .*the same dtype"),
+        ({"tokens": "length"}, r"down.tokens is length; .*the same tokens"),
     ],
 )
 def test_a_block_refuses_layers_that_differ(block, changed, message):
