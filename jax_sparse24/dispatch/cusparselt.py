@@ -90,9 +90,9 @@ def _facts():
     """The facts about the library on this GPU; for a program that is lowered elsewhere, those of the latest
     generation that has some."""
     row = generation()
-    if row is not None and row.compresses:
+    if row is not None and row.layout:
         return row
-    return [row for row in GENERATIONS if row.compresses][-1]
+    return [row for row in GENERATIONS if row.layout][-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,8 +202,8 @@ def library_obstacle() -> str | None:
     """Why cuSPARSELt cannot run, or None."""
     if platform() != "cuda":
         return f"cuSPARSELt runs on CUDA and the default backend is {platform()}"
-    if generation() is None or not generation().compresses:
-        known = ", ".join(c for c, row in CAPABILITIES.items() if row.compresses)
+    if generation() is None or not generation().layout:
+        known = ", ".join(c for c, row in CAPABILITIES.items() if row.layout)
         return (
             f"this GPU has compute capability {capability()}; the order of its metadata is known for {known}"
         )

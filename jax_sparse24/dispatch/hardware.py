@@ -21,8 +21,8 @@ class Generation:
 
     capabilities: the compute capabilities, such as "9.0".
     machine_code: which part of the built code runs there.
-    compresses: whether cuSPARSELt orders metadata as on sm_90, which is the one order that kernels write
-        (`Compressed24`).
+    layout: the order in which cuSPARSELt has metadata, if kernels write it: "sm_90", that of `Compressed24`;
+        "" where it is not known.
     algorithms: release of cuSPARSELt -> (dtype, whether the dense operand is column-major, whether the result
         is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.
     tried: dtype -> how many algorithms a search tries.
@@ -31,7 +31,7 @@ class Generation:
 
     capabilities: tuple[str, ...]
     machine_code: str
-    compresses: bool = False
+    layout: str = ""
     algorithms: Mapping[tuple[int, int, int], Mapping] = dataclasses.field(default_factory=dict)
     tried: Mapping[str, int] = dataclasses.field(default_factory=dict)
     verified: tuple[tuple[int, int, int], ...] = ()
@@ -42,7 +42,7 @@ AMPERE = Generation(("8.0", "8.6", "8.7", "8.9"), "sm_80")
 HOPPER = Generation(
     ("9.0",),
     "sm_90a",
-    compresses=True,
+    layout="sm_90",
     algorithms={
         (0, 10, 0): {
             ("bfloat16", True, True): 17,

@@ -76,10 +76,12 @@ class EightBits:
     Where it does not match, the row's sparsifiers simulate the rounding."""
 
     def matches(self, execution: Execution, name: str, decision: Decision | None) -> bool:
+        """Whether the product of this name has operands in 8 bits, and was decided to run so."""
         row = execution.plan.row(name)
         return row is not None and row.eight_bits and decision.sparse
 
     def run(self, decision: Decision, execution: Execution, name: str, arrays, state, key) -> Operands:
+        """Rounds the two operands of the product and packs the sparse one."""
         (a, a_axis), (b, b_axis) = execution.table[name]
         row, states = execution.plan.row(name), execution.states(state)
         on_left = row.operand == a
@@ -98,6 +100,7 @@ class Counts:
     """The CUDA kernel that packs Y2 counts the non-zeros of each feature in the same pass."""
 
     def matches(self, execution: Execution, y1_Tf: jax.Array) -> bool:
+        """Whether F2 is cut to 2:4, the counts are asked for, and one pass on this machine does both."""
         row = execution.plan.shared_split
         if row is None or row.rank != "density" or not isinstance(execution.plan.row("F2").by, Top2):
             return False
@@ -136,6 +139,7 @@ class SampledB1:
     def matches(
         self, execution: Execution, dy3_Td: jax.Array, w2_fd: jax.Array, whole: Decision | None
     ) -> bool:
+        """Whether `decide` says so for the operands of B1. whole: the decision for the whole product."""
         return self.decide(execution, (*dy3_Td.shape, w2_fd.shape[0]), dy3_Td.dtype, whole).sparse
 
     def run(self, execution: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:
@@ -151,6 +155,7 @@ class Saved24:
     """
 
     def matches(self, execution: Execution, saved: Packed, decisions: Mapping[str, Decision | None]) -> bool:
+        """Whether B2 and B4 are cut alike from a saved 2:4 Y2, and both were decided to run packed."""
         row, other = execution.plan.row("B2"), execution.plan.row("B4")
         if not (row and other and isinstance(saved, Packed24 | Compressed24)):
             return False

@@ -28,7 +28,7 @@ SPARSE_OPERANDS = (
     ("F1", "w1"), ("F2", "w2"), ("F2", "y2"),
     ("B1", "w2"), ("B2", "dy3"), ("B2", "y2"), ("B3", "w1"), ("B3", "dy1"), ("B4", "dy1"),
 )  # fmt: skip
-ACTIVATIONS = ("y2", "dy1")  # the operands that methods make V:N:M
+VNM_OPERANDS = ("y2", "dy1")  # the operands that methods make V:N:M
 PATTERNS = (VNM(64, 8), VNM(64, 16))
 
 
@@ -141,7 +141,7 @@ def formats_of(product: FFNProduct, patterns: Sequence[VNM] = PATTERNS) -> list[
             x, pattern.v, pattern.m, axis=axis, implementation=implementation
         )
 
-    blocks = patterns if product.operand in ACTIVATIONS else ()
+    blocks = patterns if product.operand in VNM_OPERANDS else ()
     return [FORMAT_24, *(Format(str(p), pack(p), p.m, "ffi", p.v) for p in blocks)]
 
 

@@ -14,7 +14,7 @@ from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
-from jax_sparse24.measure.products import ACTIVATIONS, PATTERNS, SPARSE_OPERANDS
+from jax_sparse24.measure.products import PATTERNS, SPARSE_OPERANDS, VNM_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
 from jax_sparse24.methods.base import Method
 from jax_sparse24.patterns import FLOAT8, VNM
@@ -209,7 +209,7 @@ def _run(
     say = show or (lambda text: None)
     unique: dict[tuple, Job] = {}
     for job in jobs:
-        if job.key not in unique or job.sparse in ACTIVATIONS:  # which have more patterns
+        if job.key not in unique or job.sparse in VNM_OPERANDS:  # which have more patterns
             unique[job.key] = job
     entries = Entries(ROUNDS[platform()] if repeats is None else repeats, seconds)
     before, _ = table_file.read(path)

@@ -22,7 +22,7 @@ from jax_sparse24.ops.reference.packed_vnm import unpack_vnm
 from jax_sparse24.patterns import FLOAT8
 
 PACKED = Packed24, PackedVNM, Compressed24
-ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
+EPILOGUES = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 
 
 def gather(x, packed: Packed24 | PackedVNM | Compressed24, implementation: str | None = None) -> jax.Array:
@@ -82,9 +82,9 @@ def matmul(
     Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
         implementation), RuntimeError (a named implementation that cannot run)."""
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and activation not in EPILOGUES:
         raise ValueError(
-            f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(ACTIVATIONS)}."
+            f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(EPILOGUES)}."
         )
     for name, operand, side in (("a", a, -1), ("b", b, -2)):
         if isinstance(operand, PACKED) and operand.axis != side:
@@ -254,7 +254,7 @@ def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:
     """Adds a bias along an axis of a product and applies the activation, in the product's dtype."""
     if bias is not None:
         out = out + (bias if axis == -1 else bias[:, None])
-    return out if activation is None else ACTIVATIONS[activation](out)
+    return out if activation is None else EPILOGUES[activation](out)
 
 
 @jax.custom_vjp

@@ -154,7 +154,8 @@ def pack24(x, axis, mask=None, *, checked=False, implementation=None):
 
     Returns: a Packed24, or of two axes a tuple of them.
     Raises: as `mask24`; TypeError or ValueError for a mask of another dtype or shape, or traced though
-        checked; ValueError for other pairs of axes and for a checked mask that is not 2:4."""
+        checked; ValueError for other pairs of axes and for a checked mask that is not 2:4.
+    Source: 2104.08378, whose compressed format has these values and positions."""
     patterns.check_flag("pack24", "checked", checked)
     x = patterns.as_array("pack24", "x", x, also=(FLOAT8,))
     both = isinstance(axis, tuple) and len(axis) == 2

@@ -176,7 +176,8 @@ def pack_vnm(
         missing is filled with stored zeros.
 
     Returns: a PackedVNM.
-    Raises: as `vnm_mask`; TypeError or ValueError for a mask of another dtype or shape, or with exact."""
+    Raises: as `vnm_mask`; TypeError or ValueError for a mask of another dtype or shape, or with exact.
+    Source: 2310.02065."""
     x, blocks = _checked("pack_vnm", x, v, m, n, axis, exact)
     if mask is None:
         parts = PACK_VNM(x, **blocks, exact=bool(exact), implementation=implementation)

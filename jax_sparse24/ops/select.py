@@ -20,7 +20,8 @@ def mask24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = N
 
     Returns: bool, x's shape, exactly two per group.
     Raises: TypeError (dtype, axis type), ValueError (axis, size not a multiple of 4), RuntimeError
-        (implementation)."""
+        (implementation).
+    Source: 2104.08378."""
     x = patterns.as_array("mask24", "x", x)
     axis = patterns.check_grouped("mask24", x, axis)
     return MASK24(lax.stop_gradient(x), axis=axis, implementation=implementation)
@@ -65,7 +66,8 @@ def prune24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = 
     x, axis, implementation: as in `mask24`.
 
     Returns: an array of x's shape and dtype.
-    Raises: as `mask24`."""
+    Raises: as `mask24`.
+    Source: 2104.08378."""
     x = patterns.as_array("prune24", "x", x)
     axis = patterns.check_grouped("prune24", x, axis)
     return PRUNE24(x, axis=axis, implementation=implementation)
