@@ -2,7 +2,8 @@
 //
 // The position of a kept element is one scalar per (row, kept k), so vectors of D need no permutation: a panel of D lies
 // in cache as float32 [k][kPanel], P is decoded into (value, offset into the panel), and each kept element costs one
-// broadcast and one FMA with a memory operand per vector of columns. That is half of the dense FMAs.
+// broadcast and one FMA with a memory operand per vector of columns. That is half of the dense FMAs. Where a processor
+// multiplies pairs of bfloat16, an entry is a pair (matmul_pairs.h).
 //
 // Blocking: a task owns rows x cols of the output. For each block of kBlock along K it fills the panels, then for each
 // chunk of kChunk rows decodes P once and goes over the panels, one of which fits into a first-level cache, over tiles of
