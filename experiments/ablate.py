@@ -23,7 +23,7 @@ ROOT = Path("runs/ablate")
 ROUND = 3  # seeds of every ablation that are trained before more of any
 DESCRIPTION = """Trains every arm with every seed, and the replicate that gives the noise floor, then writes
 report.md, curves.png, metrics.csv and result.json, with the verdict on the claim
-(experiments/ablations/verdicts.py). Sizes are smoke, cpu, gpu, 124m and wide. --resume continues what was
+(experiments/ablations/verdicts.py). Sizes: smoke, cpu, gpu, pilot, 124m, wide. --resume continues what was
 interrupted; finished runs are kept. A finished run leaves ARM/seedN.json: such files of several machines, put
 into one folder with statement.json, are reported by --resume."""
 STATUS = """Exit status: 0 when all is done, or the time of --minutes or --until is over; 75 when a signal

@@ -2,8 +2,9 @@
 
 import jax_sparse24 as s24
 from configs.venom import venom
-from experiments.ablations.ablation import Ablation, Size
+from experiments.ablations.ablation import SIZES, Ablation, Size
 from experiments.ablations.verdicts import all_of, less, no_worse
+from experiments.config import Config
 
 
 def ablation(size: Size) -> Ablation:
@@ -37,3 +38,8 @@ def ablation(size: Size) -> Ablation:
         differs="The text is source code and not OpenWebText or DCLM; 459M tokens at the size 124m, where "
         "the papers have 10B to 300B.",
     )
+
+
+def fst_pilot() -> Config:
+    """The arm FST at the size pilot, whose decay `experiments.search_decay` looks for."""
+    return ablation(SIZES["pilot"]).arms["FST"]

@@ -3,7 +3,8 @@
 A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
 sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
 two cores, `gpu` is a model of 25M parameters that sees 16M bytes. `124m` and `wide` (268M in four wide
-blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100.
+blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100; `pilot`
+is an eighth of `124m`, for recipes that are chosen before it.
 """
 
 import dataclasses
@@ -69,21 +70,21 @@ def _size(name: str, decay: float, **parts) -> Size:
     return Size(name, Config(name=name, **parts), decay)
 
 
-def _on_linux(name: str, steps: int, least_speed: int, **model: int) -> Size:
+def _on_linux(name: str, steps: int, least_speed: int, warmup: int = 500, **model: int) -> Size:
     """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step."""
     return _size(
         name,
         6e-5,
         model=decoder.Config(**model, dtype="bfloat16", attention="cudnn"),
         data=linux.Config(seq=1024, batch=64, tokenizer="train:32768"),
-        optim=Optim(lr=6e-4, warmup=500),
+        optim=Optim(lr=6e-4, warmup=warmup),
         train=Train(
             steps=steps,
             log_every=20,
-            eval_every=500,
+            eval_every=warmup,
             eval_batches=16,
             monitor_every=100,
-            probe_every=1000,
+            probe_every=2 * warmup,
             checkpoint_every=steps,
             keep=1,
             least_speed=least_speed,
@@ -147,6 +148,7 @@ SIZES = {
                 keep=1,
             ),
         ),
+        _on_linux("pilot", 875, 350_000, warmup=125, layers=12, d=768, f=3072, heads=12),
         _on_linux("124m", 7000, 350_000, layers=12, d=768, f=3072, heads=12),
         _on_linux("wide", 4000, 150_000, layers=4, d=2048, f=8192, heads=16),
     )
