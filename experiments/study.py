@@ -27,10 +27,15 @@ HEAD = """# Evidence
 Loss and time of the methods beside dense training, in models of 124M and more parameters. Written by
 `python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
 LOG = f"../{PROBE.with_suffix('.md').relative_to(REPOSITORY)}"
-NONE = f"""**No run of these sizes exists yet.** What is known of the claims comes from smaller models, in
-[reproduction.md](reproduction.md), and what is known of the speed at 124M from short runs, in [a
-log]({LOG}). There FST's steps were not faster than
-dense ones: at this width the question is the loss, and the size `wide` is for speed."""
+NONE = f"""**No run of the sizes `124m` and `wide` exists yet.** What is known of the claims comes
+from smaller models, in [reproduction.md](reproduction.md), and what is known of the speed at 124M from
+short runs, in [a log]({LOG}).
+There FST's steps were not faster than dense ones: at this width the question is the loss, and the size
+`wide` is for speed."""
+RATES = f"../{(PROBE.parent / 'nvidia-h200_learning_rate_2026-11-24.md').relative_to(REPOSITORY)}"
+PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
+Twice its learning rate is far better for dense training ([log]({RATES})),
+so that the gap above is one at a rate that suits neither arm."""
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products. *Behind dense*: paired by seed, with the 95 % interval where there are
 seeds for one. *Of the second text*: bits per byte of text of another kind, at the end. *Sparse
@@ -124,8 +129,9 @@ def section(study: evidence.Study, folder: Path) -> str:
             raise
         raise UserError("The figures need matplotlib: pip install -e '.[plots]'.") from error
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [f"## {study.name}", evidence.summary(study), evidence.table(study)]
+    parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
     parts += [f"![{name}]({folder.name}/{name})" for name in evidence_plots.write(study, folder)]
+    parts += [PILOT] if study.name == "pilot" else []
     if said := evidence.samples(study):
         parts += ["### What they write", SAMPLES, said]
     return "\n\n".join(parts)
@@ -146,8 +152,9 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     studies = [evidence.read(folder) for folder in args.studies]
-    parts = [HEAD] + [section(study, args.out / FIGURES) for study in studies]
-    parts += [COLUMNS if studies else NONE, how()]
+    large = any(study.name in ("124m", "wide") for study in studies)
+    parts = [HEAD, *([] if large else [NONE]), *(section(study, args.out / FIGURES) for study in studies)]
+    parts += [*([COLUMNS] if studies else []), how()]
     args.out.mkdir(parents=True, exist_ok=True)
     files.write(args.out / PAGE, "\n\n".join(parts) + "\n")
     print(args.out / PAGE)

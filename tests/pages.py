@@ -7,6 +7,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("python", "sh")  # languages of blocks
+WRITTEN = "do not edit it by hand"  # of pages written by a program, which may show text of models
 FENCE = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.S | re.M)
 
 
@@ -40,6 +41,8 @@ def blocks(text: str) -> list[Code]:
     """The fenced blocks of a page, in order."""
     found = []
     for language, info, code in FENCE.findall(text):
+        if language not in RUN:
+            continue
         title = re.search(r'title="([^"]*)"', info)
         found.append(Code(language, title[1] if title else "", code))
     return found
@@ -55,7 +58,8 @@ def commands(text: str) -> list[str]:
 def unmarked(text: str) -> list[str]:
     """Lines that a page shows as code and that `blocks` does not find: set in by four spaces, or in a fence
     without a language that runs."""
-    rest = FENCE.sub(lambda match: "" if match[1] in RUN else match[0], text)
+    marked = (*RUN, "text") if WRITTEN in text else RUN
+    rest = FENCE.sub(lambda match: "" if match[1] in marked else match[0], text)
     return re.findall(r"^ *(?:```|~~~).*$|(?<=\n\n)    [^ \n*-].*$", rest, re.M)
 
 

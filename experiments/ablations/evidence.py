@@ -3,6 +3,7 @@
 A study is a folder with the records of an ablation's runs, ARM/seedN.json (record.py).
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +45,12 @@ class Study:
     """The runs of a folder.
 
     name: of the folder.
-    arms: arm -> seed -> run; the first arm is what the others are compared with."""
+    arms: arm -> seed -> run; the first arm is what the others are compared with.
+    devices: what every run had, as `2 x NVIDIA H200`."""
 
     name: str
     arms: dict[str, dict[int, Run]]
+    devices: str
 
     @property
     def reference(self) -> str:
@@ -99,7 +102,7 @@ def read(folder: Path) -> Study:
         )
         machines = {row["place"]["machine"] for row in run.rows.get("event", []) if "place" in row}
         require(len(machines) < 2, f"{path} is of a run on several machines: {', '.join(sorted(machines))}.")
-        devices.setdefault(str(content["environment"].get("devices")), path)
+        devices.setdefault(_named(content["environment"].get("devices")), path)
         texts.setdefault(str(run.corpus.get("digest")), path)
         seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
         arms.setdefault(path.parent.name, {})[run.config.seed] = run
@@ -108,7 +111,12 @@ def read(folder: Path) -> Study:
         known = ", ".join(f"{value} ({path})" for value, path in found.items())
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
-    return Study(folder.name, {"dense": arms.pop("dense"), **arms})
+    return Study(folder.name, {"dense": arms.pop("dense"), **arms}, next(iter(devices)))
+
+
+def _named(devices) -> str:
+    """Equal devices once, with their number."""
+    return " and ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(devices or ()).items())
 
 
 def tokens_per_step(run: Run) -> int:
@@ -218,6 +226,17 @@ def interval(found: Interval, form: str, unit: str = "") -> str:
         return "-"
     text = f"{found.mean:{form}}{unit}"
     return text if found.low is None else f"{text} ({found.low:{form}} to {found.high:{form}})"
+
+
+def about(study: Study) -> str:
+    """What the runs of dense training are."""
+    run = next(iter(study.arms[study.reference].values()))
+    config = run.config
+    return (
+        f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
+        f"{config.train.steps * tokens_per_step(run) / 1e6:.0f}M, at a peak learning rate of "
+        f"{config.optim.lr:g}, on {study.devices}."
+    )
 
 
 def summary(study: Study) -> str:

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec
 import jax_sparse24 as s24
 
 ROPE_BASE = 10_000.0
-# Rows up to which accelerators sum gradients of a table by a product: its time grows with the rows.
-ROWS_BY_PRODUCT = 4096
+# Rows up to which accelerators sum gradients of a table by a product: its time grows with the rows. Measured
+# on an H200 (experiments/benchmarks/results/probe/nvidia-h200_embedding_2026-11-24.md).
+ROWS_BY_PRODUCT = 1024
 
 
 @jax.custom_vjp
