@@ -82,14 +82,16 @@ class Launch:
 
 def usage() -> str:
     """The general help: what a CONFIG is and which there are."""
-    lines, above = [USAGE], None
-    for file in sorted(configs.listing(), key=lambda file: (len(file.parts), file)):
+    lines, above = [USAGE.rstrip("\n")], None
+    files = sorted(configs.listing(), key=lambda file: (len(file.parts), file))
+    found = [(file, *one) for file in files for one in offered(file)]
+    width = max(len(spec) for _, spec, _, _ in found)
+    for file, spec, config, words in found:
         if above != (above := heading(file)):
             lines.append(f"\n{above}")
-        for spec, config, words in offered(file):
-            count = parameters(config.model, config.data.tokenizer)
-            what = first_sentence(words, 72)
-            lines.append(f"  {spec:<40} {rounded(count):>5}  {needs(config, count):<7}  {what}")
+        count = parameters(config.model, config.data.tokenizer)
+        what = first_sentence(words, 72)
+        lines.append(f"  {spec:<{width}} {rounded(count):>5}  {needs(config, count):<7}  {what}")
     return "\n".join(lines)
 
 

@@ -1,6 +1,10 @@
 """The pages that people read, their code and their links."""
 
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,3 +86,26 @@ def anchors(text: str) -> set[str]:
         kept = re.sub(r"[^\w\s-]", "", heading).strip()
         found |= {re.sub(r"[-\s]+", "-", kept), re.sub(r"\s", "-", kept)}
     return found
+
+
+def answers(links: Iterable[str], seconds: float = 20) -> dict[str, int | None]:
+    """What web servers say to each link, such as 200 or 404; None where none is reached. A server that is
+    silent once is not asked again."""
+    found, silent = {}, set()
+    for link in links:
+        server = urllib.parse.urlsplit(link).netloc
+        found[link] = None if server in silent else status(link, seconds)
+        if found[link] is None:
+            silent.add(server)
+    return found
+
+
+def status(url: str, seconds: float) -> int | None:
+    asked = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "jax_sparse24 links"})
+    try:
+        with urllib.request.urlopen(asked, timeout=seconds) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None

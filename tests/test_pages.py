@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import http.server
 import importlib.util
 import inspect
 import operator
@@ -11,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -31,6 +33,7 @@ ELSEWHERE = {
 }
 ARXIV = "https://arxiv.org/abs/"
 TEXTS = {pages.name(page): page.read_text() for page in pages.PAGES}
+OUTSIDE = {link for text in TEXTS.values() for link in pages.links(text) if "://" in link}
 # Tutorials run as notebooks: tests/test_site.py.
 WITH_CODE = [
     name
@@ -56,16 +59,46 @@ def test_links_lead_somewhere(name):
     assert not dead, f"{name} has links that lead nowhere: {', '.join(dead)}"
 
 
-def test_links_out_of_the_project_are_known():
-    """No test asks the network: a new link is looked up by whoever writes it, and added here. An address that
-    is no link is not missed."""
-    found = {target for text in TEXTS.values() for target in pages.links(text) if "://" in target}
+def test_links_out_of_the_project_are_papers_and_few_others():
+    """Papers are in the list of papers. An address that is no link is not missed."""
     written = {
         url for text in TEXTS.values() for url in re.findall(r"https?://[^\s<>)`\"]+", pages.prose(text))
     }
-    papers = {link for link in found if re.fullmatch(rf"{ARXIV}\d{{4}}\.\d{{5}}", link)}
-    assert found - papers == {"https://jobset.sigs.k8s.io/"} and written <= found
+    papers = {link for link in OUTSIDE if re.fullmatch(rf"{ARXIV}\d{{4}}\.\d{{5}}", link)}
+    assert OUTSIDE - papers == {"https://jobset.sigs.k8s.io/"} and written <= OUTSIDE
     assert all(link in TEXTS["docs/papers.md"] for link in papers)
+
+
+@pytest.mark.slow
+def test_no_link_out_of_the_project_is_dead():
+    """Links that no server confirms, since there is no network or since it wants no robots, are reported."""
+    answers = pages.answers(sorted(OUTSIDE))
+    dead = [link for link, status in answers.items() if status in (404, 410)]
+    assert not dead, f"nothing is at {', '.join(dead)}"
+    unsure = [f"{link} ({status or 'no answer'})" for link, status in answers.items() if status != 200]
+    if unsure:
+        pytest.skip(f"{len(unsure)} of {len(answers)} links were not confirmed: {', '.join(unsure)}")
+
+
+def test_what_servers_answer_to_links_is_told():
+    asked = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            self.send_response(int(self.path[1:]))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there = f"http://127.0.0.1:{server.server_port}"
+        codes = {f"{there}/{code}": code for code in (200, 404, 410, 429)}
+        assert pages.answers(codes) == codes and len(asked) == 4
+        server.shutdown()
+    assert pages.answers([*codes, f"{there}/500"], seconds=1) == dict.fromkeys([*codes, f"{there}/500"])
 
 
 def test_every_paper_is_in_the_list_once_with_its_title():
