@@ -7,10 +7,11 @@ import numpy as np
 
 from experiments.ablations.leaks import leaking, marked
 from experiments.analysis.curves import smooth
-from experiments.analysis.outcome import LOSSES
+from experiments.analysis.outcome import LOSSES, METRICS
 from experiments.analysis.style import LONGEST, STYLE, WIDTH, colours, name_at_end, plt, save
 
 PANELS = 3  # metrics of a figure of arms at most
+LINE = 80  # characters of a label below an axis
 LABELS = {
     ("monitor", "flip_rate"): "flip rate per step",
     ("probe", "noise"): "share of |g|² that the cut adds",
@@ -87,7 +88,8 @@ def arms(result: dict, path: Path) -> str:
                     axes.plot(np.mean(values), row, "|", color=colour, markersize=14, markeredgewidth=1.8)
                     axes.annotate(mark, (max(values), row), (5, -3), textcoords="offset points")
             paired = metric in LOSSES
-            axes.set_xlabel(f"{metric} minus {names[0]}, nats per token" if paired else metric)
+            what = f"{metric} minus {names[0]}, nats per token" if paired else f"{metric}: {METRICS[metric]}"
+            axes.set_xlabel(textwrap.fill(what, LINE))
             axes.locator_params(axis="x", nbins=5)
             axes.margins(x=0.1)
             if paired:

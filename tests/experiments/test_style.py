@@ -6,7 +6,9 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import jax_sparse24 as s24
+from experiments.ablations import plots, reproduction
 from experiments.analysis import curves, style
+from experiments.analysis.outcome import LOSSES, METRICS
 from experiments.analysis.runs import Run
 from experiments.config import Config, Train
 
@@ -69,3 +71,22 @@ def test_names_of_phases_stand_free(tmp_path, monkeypatch):
     assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
     points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.get_lines()[-2:]])
     assert points[:, 1].max() < min(box.y0 for box in boxes)
+
+
+@pytest.mark.slow
+def test_axes_of_arms_say_what_a_metric_is(tmp_path, monkeypatch):
+    """And losses in which unit; a label is no wider than its figure."""
+    found, by_metrics = [], {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: found.append(figure) or path.name)
+    for _, result in reproduction.recorded():
+        by_metrics[frozenset(finding["metric"] for finding in result["findings"])] = result
+    for result in by_metrics.values():
+        plots.arms(result, tmp_path / "arms.png")
+        (figure,) = found
+        for axes in figure.axes:
+            label = axes.get_xlabel().replace("\n", " ")
+            metric = label.split(":")[0].split(" minus ")[0]
+            assert label.endswith(", nats per token" if metric in LOSSES else METRICS[metric])
+        figure.canvas.draw()
+        assert all(axes.xaxis.label.get_window_extent().x1 <= figure.bbox.x1 for axes in figure.axes)
+        style.plt.close(found.pop())
