@@ -1,6 +1,9 @@
 """Flax Linen layers: parameters as those of `flax.linen.Dense`, and the method's state in a collection of its
 own."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen, traverse_util
@@ -158,7 +161,7 @@ class FFN(linen.Module):
         return y if b2 is None else y + b2
 
 
-def refresh(variables: dict, method: Method) -> dict:
+def refresh(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """The variables of a model with all state in the collection "sparse24" computed anew.
 
     Call it before a step for which `s24.due(method, step)` is true, as a dense phase ends, and after
@@ -176,7 +179,7 @@ def refresh(variables: dict, method: Method) -> dict:
     return {**variables, COLLECTION: traverse_util.unflatten_dict(new)} if new else dict(variables)
 
 
-def masks(variables: dict, method: Method) -> dict:
+def masks(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """The masks in use, for `s24.optim.masked_decay`.
 
     variables, method: as in `refresh`.
@@ -194,10 +197,10 @@ def masks(variables: dict, method: Method) -> dict:
     return traverse_util.unflatten_dict(found)
 
 
-def _states(op: str, variables, method: Method):
+def _states(op: str, variables: Mapping[str, Any], method: Method):
     """(path with the role at its end, state, kernel) of every layer with state."""
     check_method(op, method)
-    if not isinstance(variables, dict) or "params" not in variables:
+    if not isinstance(variables, Mapping) or "params" not in variables:
         raise TypeError(f"{op}: needs the variables of a model, a dict with 'params', got {variables!r:.60}.")
     params = traverse_util.flatten_dict(variables["params"])
     layers: dict[tuple, dict] = {}

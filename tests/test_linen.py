@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from flax.core import freeze
 
 import jax_sparse24 as s24
 
@@ -83,6 +84,13 @@ def test_a_layer_trains_with_masks_that_are_refreshed():
     same(s24.linen.masks(fresh, FST)["kernel"], fresh["sparse24"]["w"]["mask"])
     assert s24.linen.masks(fresh, FST)["bias"]
     same(s24.linen.Dense(f).apply(fresh, X), linen.Dense(f).apply({"params": fresh["params"]}, X))
+
+
+def test_variables_may_be_frozen():
+    variables = s24.linen.Dense(f, method=FST).init(jax.random.key(0), X)
+    frozen = freeze(variables)
+    same(freeze(s24.linen.refresh(frozen, FST)), freeze(s24.linen.refresh(variables, FST)))
+    same(s24.linen.masks(frozen, FST), s24.linen.masks(variables, FST))
 
 
 def test_wrong_arguments_are_named():

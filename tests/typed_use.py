@@ -1,6 +1,7 @@
 """A program of a user, for a type checker alone: `make lint` runs mypy over it. It is never executed."""
 
-from typing import assert_type
+import dataclasses
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,23 @@ assert_type(s24.verify(model).ok, bool)
 s24.refresh(model, 3)
 s24.explain(model, shape=(8, 16, 64), dtype="bfloat16")
 dense: linen.Module = s24.linen.Dense(32, method=method)
+variables = s24.linen.refresh(dense.init(key, x), method)
+assert_type(s24.linen.masks(variables, method), dict[str, Any])
+
+
+# A method of the user's own.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept(s24.methods.Method):
+    refresh_every: int = 10
+    token_blocks: int = 2
+    tiles = (4, 1)
+
+    def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
+        return {"mask": s24.mask24(w, -2)}
+
+
+own: s24.methods.Method = Kept(refresh_every=5)
+assert_type(own.refresh_every, int)
 
 # Training.
 optimiser: optax.GradientTransformation = s24.optim.for_method(method, 1e-3, 100)

@@ -86,12 +86,13 @@ class Method:
         With 1 every shard is a block; else it is a multiple of the number of shards.
     """
 
-    refresh_every: ClassVar[int] = 0
+    # Not annotated: a subclass may have them as fields. The others belong to the class.
+    refresh_every = 0
+    token_blocks = 1
     when: ClassVar[str] = ""
     router: ClassVar[Router | None] = None
     tiles: ClassVar[tuple[int, int] | None] = None
     state_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = MappingProxyType({})
-    token_blocks: ClassVar[int] = 1
 
     def linear_plan(self) -> Plan:
         """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`.
