@@ -6,7 +6,7 @@ import platform
 
 import jax
 
-from jax_sparse24.dispatch import cusparselt, native, table
+from jax_sparse24.dispatch import cusparselt, hardware, native, table
 from jax_sparse24.dispatch.decision import library_obstacle
 from jax_sparse24.versions import __version__
 
@@ -57,14 +57,15 @@ def _info_lines() -> list[str]:
     )
     lines.append(f"  ffi         {'on ' if available else 'off'}   {detail}")
     cuda, reason = native.available("cuda")
-    detail = f"CUDA kernels, cuSPARSELt {_dotted(cusparselt.OLDEST)} or newer" if cuda else reason
-    lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {detail}")
-    if unreachable:
-        return [*lines, *(f"  {name:<11} off   {unreachable}" for name in ("None", "cusparselt"))]
-    found, note = table.tables()
-    decided = f"products {found[0].origin}" if found else "XLA's dense product everywhere; run s24.tune()"
-    lines.append(f"  None        {decided}{f' ({note})' if note else ''}")
-    obstacle = library_obstacle()
+    if cuda:
+        reason = f"CUDA kernels, cuSPARSELt {_dotted(cusparselt.OLDEST)} or newer"
+        reason += "" if unreachable or hardware.platform() == "cuda" else "; no CUDA device is here"
+    lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {reason}")
+    obstacle = unreachable or library_obstacle()
     detail = obstacle or f"version {_dotted(cusparselt.version())}"
     lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
+    if not unreachable:
+        found, note = table.tables()
+        chosen = f"the faster, as {found[0].origin}" if found else "dense products; run s24.tune()"
+        lines.append(f"where none is named: {chosen}{f' ({note})' if note else ''}")
     return lines

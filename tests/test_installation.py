@@ -35,6 +35,10 @@ def test_info_names_versions_devices_and_implementations(capsys):
     out = capsys.readouterr().out
     check_info(out)
     assert re.search(r"^  ffi +on +.*FFI API \d+\.\d+", out, re.MULTILINE)
+    assert re.search(r"^  ffi \(CUDA\)  (off .*|on .*; no CUDA device is here)$", out, re.MULTILINE)
+    assert re.search(
+        r"^where none is named: (the faster, as measured on|dense products; run s24.tune)", out, re.M
+    )
 
 
 def test_info_runs_as_a_module():
