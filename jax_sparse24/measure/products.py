@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine.plan import FFN
@@ -114,7 +115,7 @@ class Format:
     multiple: int
     implementation: str
     rows: int = 1
-    algorithm: int | None = None
+    algorithm: Algorithm | None = None
     also: tuple[str, ...] = ("masked", "with packing")
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:
