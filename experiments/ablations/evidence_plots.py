@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.evidence import PAPERS, Paper, Study, curve, final, places
-from experiments.analysis.style import STYLE, colours, name_at_end, plt, save
+from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 
 END = 0.15  # share of a run that has a panel of its own
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
@@ -23,33 +23,34 @@ def write(study: Study, folder: Path) -> list[str]:
 
 
 def _losses(study: Study, over: str, path: Path) -> str:
-    """Curves of all arms; in insets the end and what is paired by seed, below which steps were sparse."""
+    """Curves of all arms and which steps were sparse; below, the end, and what is paired by seed."""
     arms = [arm for arm in study.arms if arm != REPLICATE]
-    figure, (whole, phases) = plt.subplots(
-        2, 1, figsize=(9, 5.4), sharex=True, gridspec_kw={"height_ratios": (8, 0.35 * len(arms) + 0.3)}
-    )
-    end, pairs = (whole.inset_axes(place) for place in ((0.2, 0.56, 0.36, 0.38), (0.72, 0.56, 0.27, 0.38)))
+    heights = (3, 0.24 * len(arms), 2)
+    figure = plt.figure(figsize=(WIDTH, sum(heights) + 1.4))
+    grid = figure.add_gridspec(3, 2, height_ratios=heights)
+    whole, end, pairs = (figure.add_subplot(place) for place in (grid[0, :], grid[2, 0], grid[2, 1]))
+    phases = figure.add_subplot(grid[1, :], sharex=whole)
     last = max(curve(run, over)[0][-1] for runs in study.arms.values() for run in runs.values())
     for axes in (whole, end):
         for colour, arm in zip(colours(arms), arms, strict=True):
             _band(axes, [curve(run, over) for run in study.arms[arm].values()], colour, arm)
-    whole.set(ylabel="validation loss, every product dense\n(bits per byte)", xlim=(0, last))
-    whole.set_title(f"{study.name}: mean and range of seeds")
-    end.set(xlim=((1 - END) * last, last))
-    end.set_title(f"the last {END:.0%}", fontsize=8)
-    for axes, first, room in ((whole, 0.1, 1.6), (end, 1 - END, 0.08)):
+        axes.set_ylabel("bits per byte")
+    whole.set(xlim=(0, last))
+    whole.set_title(f"{study.name}: validation loss, every product dense; mean and range of seeds")
+    whole.tick_params(labelbottom=False)
+    end.set(xlim=((1 - END) * last, last), xlabel=UNITS[over])
+    end.set_title(f"the last {END:.0%}")
+    for axes, first in ((whole, 0.1), (end, 1 - END)):
         values = [
             y for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if x >= first * last
         ]
         if values:
             height = max(values) - min(values) or 0.01
-            axes.set_ylim(min(values) - 0.08 * height, max(values) + room * height)
-    figure.canvas.draw()  # so that labels know the height of the axes
-    name_at_end(whole)
+            axes.set_ylim(min(values) - 0.08 * height, max(values) + 0.08 * height)
     _pairs(study, arms, pairs)
     _phases(study, arms, over, phases)
-    for axes in (end, pairs):
-        axes.tick_params(labelsize=7)
+    figure.canvas.draw()  # so that labels know the height of the axes
+    name_at_end(whole)
     return save(figure, path)
 
 
@@ -70,7 +71,8 @@ def _pairs(study: Study, arms, axes):
         label.set_color(colour)
     axes.set_ylim(len(arms) - 0.4, 0.4)
     axes.grid(axis="y", visible=False)
-    axes.set_title("behind dense, nats per token", fontsize=8)
+    axes.set_title("behind dense")
+    axes.set_xlabel("nats per token")
 
 
 def _phases(study: Study, arms, over: str, axes):
@@ -103,7 +105,7 @@ def _band(axes, curves, colour, label):
 
 
 def _trade(study: Study, path: Path) -> str:
-    figure, axes = plt.subplots(figsize=(7.5, 4.6))
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.2))
     arms = [arm for arm in study.arms if arm != REPLICATE]
     for colour, arm in zip(colours(arms), arms, strict=True):
         gap, speed = study.gap(arm), study.run_speed(arm)
@@ -122,7 +124,7 @@ def _trade(study: Study, path: Path) -> str:
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set(
         xlabel="speed of the whole run, dense time / time",
-        ylabel="final loss less that of dense training, nats per token",
+        ylabel="final loss minus that of dense training, nats per token",
     )
     axes.set_title(f"{study.name}: below 0 and right of 1 sparsity wins; hollow: papers")
     return save(figure, path)

@@ -11,6 +11,7 @@ from experiments.analysis import curves, style
 from experiments.analysis.outcome import LOSSES, METRICS
 from experiments.analysis.runs import Run
 from experiments.config import Config, Train
+from tests import pages
 
 
 def test_a_name_has_one_colour_in_all_plots():
@@ -22,6 +23,17 @@ def test_a_name_has_one_colour_in_all_plots():
     assert len(set(style.FIXED.values())) == len(style.FIXED)
     assert {style._plain(entry.name) for entry in s24.methods.list()} <= style.FIXED.keys()
     assert len(style.colours(range(20))) == 20
+
+
+def test_figures_of_pages_are_read_on_a_narrow_screen():
+    """All are as wide as what was chosen for one, but for curves whose runs are gone."""
+    docs = pages.ROOT / "docs"
+    figures = [file for folder in ("images", "evidence") for file in (docs / folder).glob("*.png")]
+    figures += (docs / "reproduction").rglob("*_arms.png")
+    assert len(figures) > 50
+    for file in figures:
+        width = int.from_bytes(file.read_bytes()[16:20], "big")
+        assert width <= (style.WIDTH + 0.2) * style.STYLE["savefig.dpi"], file
 
 
 def test_labels_keep_their_distance_and_their_order():
