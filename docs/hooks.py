@@ -3,7 +3,8 @@
 - A link from a page to a file outside of docs/ leads to a copy of that file in the site.
 - Every tutorial can be downloaded as a notebook, made of the page itself.
 - A page that would load anything from elsewhere stops the build: the site is read from a folder, too.
-- Docstrings of this project say "name: what it is." on a line for each argument; the reference shows lists.
+- Docstrings of this project say "name: what it is." on a line for each argument, and a paper's number; the
+  reference shows lists, and links.
 """
 
 import json
@@ -21,6 +22,7 @@ LOADED = re.compile(
 )
 SECTION = re.compile(r"(Returns|Raises|Source): ")
 ARGUMENT = re.compile(r"((?:\*{0,2}\w+, )*\*{0,2}\w+): ")
+PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
 # ---- links that leave docs/
@@ -180,7 +182,8 @@ def cell(kind: str, text: str) -> dict:
 
 
 def sections(doc: str) -> str:
-    """A docstring with its arguments as a list, and with what it returns, raises and follows in bold."""
+    """A docstring with its arguments as a list, and with what it returns, raises and follows in bold; papers
+    are links."""
     out = []
     for block in doc.split("\n\n"):
         items = []
@@ -196,7 +199,7 @@ def sections(doc: str) -> str:
                 out.append(line)
         rest = [f"\n{item}\n" if item.startswith("**") else item for item in items]
         out += ["", *rest, ""]
-    return "\n".join(out)
+    return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", "\n".join(out))
 
 
 try:

@@ -115,11 +115,11 @@ def test_drawings_are_those_of_the_code(monkeypatch, tmp_path):
 
 def test_docstrings_become_lists():
     doc = "A line: with a colon.\n\nx, axis: an array,\n    of floats.\nm: a size.\n\n"
-    doc += "Returns: bool.\nSource: y."
+    doc += "Returns: bool.\nSource: 2404.01847, section 4."
     assert [line for line in hooks.sections(doc).split("\n") if line] == [
         "A line: with a colon.",
         "- **x, axis**: an array, of floats.",
         "- **m**: a size.",
         "**Returns:** bool.",
-        "**Source:** y.",
+        "**Source:** [arXiv 2404.01847](https://arxiv.org/abs/2404.01847), section 4.",
     ]
