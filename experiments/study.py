@@ -34,13 +34,13 @@ There FST's steps were not faster than dense ones: at this width the question is
 `wide` is for speed."""
 RATES = f"../{(PROBE.parent / 'nvidia-h200_learning_rate_2026-11-24.md').relative_to(REPOSITORY)}"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
-Twice its learning rate is far better for dense training ([log]({RATES})),
-so that the gap above is one at a rate that suits neither arm."""
+Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
+([log]({RATES}))."""
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
-method's own products. *Behind dense*: paired by seed, with the 95 % interval where there are
-seeds for one. *Of the second text*: bits per byte of text of another kind, at the end. *Sparse
-step* and *whole run*: dense time / time. In the last figure hollow marks are what papers say,
-at the left edge where they give no speed of a whole run."""
+method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
+paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
+byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. In the last
+figure hollow marks are what papers say, at the left edge where they give no speed of a whole run."""
 HOW = """## How to repeat it
 
 The text is the source of Linux, from Debian's package `linux-source` or a tarball of kernel.org

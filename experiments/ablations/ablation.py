@@ -74,10 +74,10 @@ def _on_linux(name: str, steps: int, least_speed: int, warmup: int = 500, **mode
     """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step."""
     return _size(
         name,
-        6e-5,
+        2e-5,
         model=decoder.Config(**model, dtype="bfloat16", attention="cudnn"),
         data=linux.Config(seq=1024, batch=64, tokenizer="train:32768"),
-        optim=Optim(lr=6e-4, warmup=warmup),
+        optim=Optim(lr=1.2e-3, warmup=warmup),
         train=Train(
             steps=steps,
             log_every=20,
