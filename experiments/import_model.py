@@ -36,36 +36,50 @@ def read(folder: Path, out: Path, *, seq: int = 1024, name: str = "") -> Config:
         f"{folder} is no folder of Hugging Face: it has no config.json. Give one that save_pretrained of "
         "transformers wrote, or a downloaded snapshot.",
     )
+    words = folder / "tokenizer.json"
+    require(
+        words.is_file(),
+        f"{folder} has no tokenizer.json. If it has another file of a tokenizer, such as tokenizer.model, "
+        f"transformers writes one: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained(...).",
+    )
     try:
-        model = huggingface.model_of(json.loads(path.read_text()))
+        model = huggingface.model_of(_json(path))
         tensors = read_tensors(folder)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"{folder}: {error}") from error
-    tokens = vocabulary.read(folder / "tokenizer.json", rows=model.vocabulary)
+    tokens = vocabulary.read(words, rows=model.vocabulary)
     config = Config(
         name=name or out.name,
         model=model,
-        data=text.Config(seq=seq, tokenizer=str(folder / "tokenizer.json")),
+        data=text.Config(seq=seq, tokenizer=str(words)),
         optim=Optim(warmup=0),
         train=Train(steps=1),
     )
     rundir.check_new(out, config, resume=False)
-    params = huggingface.params_of(model, tensors)
     program = Program(config)
-    filled = []
-    for place, value in nnx.to_flat_state(program.abstract_state()["params"]):
-        own = ".".join(map(str, place))
-        require(
-            params[own].shape == value.shape,
-            f"{folder}: {own} is {params[own].shape}, but config.json says {value.shape}.",
-        )
-        filled.append((place, value.replace(jnp.asarray(params[own], value.dtype))))
+    places = nnx.to_flat_state(program.abstract_state()["params"])
+    like = {".".join(map(str, place)): value for place, value in places}
+    try:
+        params = huggingface.params_of(model, tensors, like)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    filled = [
+        (place, value.replace(jnp.asarray(array, value.dtype)))
+        for (place, value), array in zip(places, (params[own] for own in like), strict=True)
+    ]
     state = program.initial_state() | {"params": nnx.from_flat_state(filled), "step": jnp.int32(1)}
     with rundir.alone(out):
         rundir.create(out, config, tokens)
         with Checkpoints(out / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(1, jax.device_put(state, program.shardings))
     return config
+
+
+def _json(path: Path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path.name} is no JSON: {error}.") from error
 
 
 def overrides(model: decoder.Config) -> list[str]:

@@ -19,6 +19,7 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 # Of the format, and of numpy.
 STORED = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 SHARD_BYTES = 5 * 10**9
+INDEX = "model.safetensors.index.json"  # which tensor is in which file
 
 
 def export(
@@ -75,6 +76,8 @@ def export(
         texts = {"config.json": json.dumps(config, indent=2) + "\n", **(others or {})}
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
+        for file in partial.glob("*.safetensors"):  # which safetensors lets nobody else read
+            shutil.copymode(partial / "config.json", file)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -102,21 +105,20 @@ def _write(tensors: dict, dtype, folder: Path) -> None:
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values()) * np.dtype(dtype).itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def read_tensors(folder) -> dict[str, np.ndarray]:
-    """The tensors of all safetensors files of a folder, float ones, by their names.
+    """The tensors of a folder's safetensors files, float ones, by their names: of those that its index names,
+    or of all where it has none.
 
     folder: a path, as `export` or Hugging Face's libraries write it.
 
     Returns: arrays in the dtypes that the files have.
-    Raises: FileNotFoundError if there is no such file, ValueError for a file that is damaged or has a tensor
-        of another dtype."""
-    found, files = {}, sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no *.safetensors. Convert other weights to safetensors first.")
-    for file in files:
+    Raises: FileNotFoundError if there is no such file, or one that the index names is missing; ValueError for
+        a file that is damaged or has a tensor of another dtype, and for a tensor in two files."""
+    found = {}
+    for file in _files(Path(folder)):
         try:
             entries = safetensors.deserialize(file.read_bytes())
         except safetensors.SafetensorError as error:
@@ -127,6 +129,32 @@ def read_tensors(folder) -> dict[str, np.ndarray]:
                     f"{file}: {name} is {entry['dtype']}, not one of {', '.join(STORED)}: quantised weights "
                     "cannot be read."
                 )
+            if name in found:
+                raise ValueError(
+                    f"{name} is in {file} and in another file of the folder, of which at most one is of this "
+                    "model. Take the other away."
+                )
             data = np.frombuffer(entry["data"], STORED[entry["dtype"]])
             found[name] = data.reshape(entry["shape"])
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.exists() or (folder / "model.safetensors").exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(
+                f"{folder} has no *.safetensors. Convert other weights to safetensors first."
+            )
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of safetensors: {error!r}.") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}, which {INDEX} names. Download it, too."
+        )
+    return [folder / name for name in names]

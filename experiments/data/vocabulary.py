@@ -124,9 +124,11 @@ class Subwords:
         self.separator = next((names[end] for end in ENDS if end in names), max(names.values()) + 1)
         count = max(*names.values(), self.separator) + 1
         self.tokens, self.size = count, padded(count) if rows is None else rows
+        own = f" (one of them for the end of a text, since none is called {' or '.join(ENDS)})"
+        also = "" if self.separator in names.values() else own
         require(
             count <= self.size,
-            f"{origin} has {count} tokens, more than the {self.size} that were asked for.",
+            f"{origin} has {count} tokens{also}, more than the {self.size} rows of the embedding.",
         )
         self._pieces = [b""] * self.size
         for name, token in names.items():

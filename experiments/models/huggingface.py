@@ -6,7 +6,7 @@ of ours is a weight (out, in) there; our queries, keys and values are one kernel
 
 import numpy as np
 
-from experiments.errors import UserError, require
+from experiments.errors import require
 from experiments.models import decoder
 from experiments.models.parts import ROPE_BASE
 
@@ -59,7 +59,9 @@ def description(model: decoder.Config, rows: int, length: int, end: int) -> dict
 def model_of(described: dict) -> decoder.Config:
     """The decoder that a config.json describes. Raises UserError for another architecture, and for options
     of these classes that our decoder does not have."""
-    kind = (described.get("architectures") or ["none"])[0]
+    require(isinstance(described, dict), f"config.json holds no object, but {described!r:.40}.")
+    names = described.get("architectures")
+    kind = str(names[0]) if isinstance(names, list) and names else "none"
     known = {(name, act): key for key, (name, _, act) in CLASSES.items()}
     act = described.get("hidden_act", "relu2" if kind == "ArceeForCausalLM" else "silu")
     named = f" with hidden_act {act!r}" if "hidden_act" in described else ""
@@ -68,13 +70,19 @@ def model_of(described: dict) -> decoder.Config:
         f"config.json names the architecture {kind}{named}. Our decoder computes the same "
         f"as {', '.join(f'{name} with {act!r}' for name, act in known)}; others cannot be read.",
     )
-    rope = described.get("rope_parameters") or {}
-    scaling = described.get("rope_scaling") or rope
+    rope, scaling = (described.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    rope = (
+        {**rope, **scaling} if isinstance(rope, dict) and isinstance(scaling, dict) else {"type": "unknown"}
+    )
     refused = {
         "attention_bias": described.get("attention_bias", False),
         "mlp_bias": described.get("mlp_bias", False),
-        "rope_scaling": scaling.get("rope_type", scaling.get("type", "default")) != "default",
+        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "partial_rotary_factor": any(
+            place.get("partial_rotary_factor") not in (None, 1) for place in (described, rope)
+        ),
         "use_sliding_window": described.get("use_sliding_window", False),
+        "layer_types": any(kind != "full_attention" for kind in described.get("layer_types") or ()),
         "quantization_config": described.get("quantization_config"),
     }
     wrong = [name for name, value in refused.items() if value]
@@ -82,25 +90,33 @@ def model_of(described: dict) -> decoder.Config:
         not wrong,
         f"config.json has {', '.join(wrong)}, which our decoder does not: its outputs would be wrong.",
     )
-    ffn, qk_norm = known[kind, act]
-    try:
-        heads, d = described["num_attention_heads"], described["hidden_size"]
-        return decoder.Config(
-            layers=described["num_hidden_layers"],
-            d=d,
-            f=described["intermediate_size"],
-            heads=heads,
-            kv_heads=described.get("num_key_value_heads") or heads,
-            head_dim=described.get("head_dim") or d // heads,
-            rope_base=float(described.get("rope_theta") or rope.get("rope_theta") or ROPE_BASE),
-            qk_norm=qk_norm,
-            norm_eps=described.get("rms_norm_eps", EPSILONS[kind]),
-            vocabulary=described["vocab_size"],
-            ffn=ffn,
-            tied=described.get("tie_word_embeddings", False),
+
+    def number(name, default=None, kinds=int):
+        value = default if described.get(name) is None else described[name]
+        require(value is not None, f"config.json lacks {name!r}, without which no {kind} can be built.")
+        whole = "whole " if kinds is int else ""
+        require(
+            isinstance(value, kinds) and value > 0,
+            f"config.json: {name} must be a positive {whole}number, got {value!r}.",
         )
-    except KeyError as error:
-        raise UserError(f"config.json lacks {error}, without which no {kind} can be built.") from error
+        return value
+
+    ffn, qk_norm = known[kind, act]
+    heads, d = number("num_attention_heads"), number("hidden_size")
+    return decoder.Config(
+        layers=number("num_hidden_layers"),
+        d=d,
+        f=number("intermediate_size"),
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", d // heads),
+        rope_base=float(number("rope_theta", rope.get("rope_theta", ROPE_BASE), (int, float))),
+        qk_norm=qk_norm,
+        norm_eps=number("rms_norm_eps", EPSILONS[kind], (int, float)),
+        vocabulary=number("vocab_size"),
+        ffn=ffn,
+        tied=bool(described.get("tie_word_embeddings", False)),
+    )
 
 
 def _pairs(model: decoder.Config) -> list[tuple[str, str]]:
@@ -142,16 +158,29 @@ def tensors_of(model: decoder.Config, params: dict[str, np.ndarray]) -> dict[str
     return found
 
 
-def params_of(model: decoder.Config, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inverse of `tensors_of`. Raises UserError where a tensor is missing or nobody asks for it."""
-    pairs, projections = _pairs(model), _projections(model)
-    asked = {theirs for _, theirs in pairs} | {name for _, theirs in projections for name in theirs}
+def params_of(model: decoder.Config, tensors: dict[str, np.ndarray], like: dict) -> dict[str, np.ndarray]:
+    """The inverse of `tensors_of`. like: what has the shapes of our parameters, by their paths. Raises
+    UserError where a tensor is missing, has another shape, or nobody asks for it."""
+    blank = {ours: np.broadcast_to(np.float32(0), value.shape) for ours, value in like.items()}
+    asked = {theirs: value.shape for theirs, value in tensors_of(model, blank).items()}
     # Some writers also store what follows from the rest.
     there = {name for name in tensors if not name.endswith("rotary_emb.inv_freq")}
-    there -= {"lm_head.weight"} if model.tied else set()
-    for names, word in ((asked - there, "lacks"), (there - asked, "has, but this architecture has not,")):
+    if model.tied and "lm_head.weight" in there:
+        there.remove("lm_head.weight")
+        require(
+            np.array_equal(tensors["lm_head.weight"], tensors.get("model.embed_tokens.weight")),
+            "config.json says tie_word_embeddings, but lm_head.weight is not model.embed_tokens.weight. "
+            'Write "tie_word_embeddings": false there if the head is its own, or take lm_head.weight away.',
+        )
+    for names, word in (
+        (asked.keys() - there, "lacks"),
+        (there - asked.keys(), "has, but this model has not,"),
+    ):
         require(not names, f"The folder {word} {len(names)} tensors; the first is {min(names, default='')}.")
-    found = {ours: _turned(ours, tensors[theirs]) for ours, theirs in pairs}
-    for ours, theirs in projections:
+    for name, shape in asked.items():
+        own = tensors[name].shape
+        require(own == shape, f"{name} is {own}, but by config.json it must be {shape}.")
+    found = {ours: _turned(ours, tensors[theirs]) for ours, theirs in _pairs(model)}
+    for ours, theirs in _projections(model):
         found[ours] = np.concatenate([tensors[name] for name in theirs]).T
     return found

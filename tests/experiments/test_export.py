@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ from experiments.models import decoder, huggingface
 from experiments.training import rundir, stored
 
 pytest.importorskip("safetensors")
+from safetensors.numpy import save_file
+
 from jax_sparse24.huggingface import read_tensors
 
 ROWS = 64
@@ -57,7 +61,7 @@ def test_what_is_exported_is_read_bit_for_bit(name, tmp_path):
     tensors = read_tensors(tmp_path / "out")
     assert {key: tensor.shape for key, tensor in tensors.items()} == shapes
     again, before = huggingface.model_of(described), flat(model)
-    after = huggingface.params_of(again, tensors)
+    after = huggingface.params_of(again, tensors, before)
     assert before.keys() == after.keys() and again.own_shape == MODELS[name].own_shape
     for key, value in before.items():
         np.testing.assert_array_equal(after[key], value, strict=True)
@@ -103,7 +107,8 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
     written(model, tmp_path / "sparse", weights="sparse", dtype="bfloat16")
     written(model, tmp_path / "dense")
     sparse, dense = (
-        huggingface.params_of(model.model, read_tensors(tmp_path / name)) for name in ("sparse", "dense")
+        huggingface.params_of(model.model, read_tensors(tmp_path / name), flat(model))
+        for name in ("sparse", "dense")
     )
     assert flat(scanned).keys() == before.keys()
     for key, value in flat(model).items():
@@ -165,6 +170,15 @@ def test_a_run_there_and_back(finished, tmp_path, capsys):
         ({"attention_bias": True}, "has attention_bias, which our decoder does not"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "has rope_scaling"),
         ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_scaling"),
+        ({"rope_scaling": "linear"}, "has rope_scaling"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor"),
+        ({"partial_rotary_factor": [1]}, "has partial_rotary_factor"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "has layer_types"),
+        ({"hidden_size": "16"}, "hidden_size must be a positive whole number, got '16'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive whole number, got 0"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "kv_heads must divide"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
         ({"vocab_size": ...}, "lacks 'vocab_size'"),
     ],
 )
@@ -177,15 +191,107 @@ def test_another_architecture(changes, words):
         huggingface.model_of(described)
 
 
+def test_what_is_no_config():
+    for content in ([1], None, "text"):
+        with pytest.raises(UserError, match=r"config\.json holds no object"):
+            huggingface.model_of(content)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of Hugging Face with the tokenizer of bytes, whose 257 tokens fill the embedding."""
+    model = decoder.Config(layers=1, d=16, f=32, heads=2)
+    made, own = model.create(s24.methods.Dense(), 257, rngs=nnx.Rngs(0)), vocabulary.Bytes()
+    place = tmp_path_factory.mktemp("huggingface") / "folder"
+    described = huggingface.description(model, 257, 32, own.separator)
+    rename = lambda params: huggingface.tensors_of(model, params)  # noqa: E731
+    s24.export(made, place, config=described, rename=rename, others={"tokenizer.json": own.text})
+    return place
+
+
+def sharded(place) -> dict:
+    """Divides the weights into two files with an index; its content."""
+    tensors = read_tensors(place)
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index = {"weight_map": {key: names[n % 2] for n, key in enumerate(tensors)}}
+    for name in names:
+        own = {key: tensors[key] for key, file in index["weight_map"].items() if file == name}
+        save_file(own, place / name)
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tensors
+
+
+def test_files_of_a_folder(folder, tmp_path):
+    """Those of the index alone; one that is missing, or that has a tensor of another, is an error."""
+    place = shutil.copytree(folder, tmp_path / "folder")
+    assert {file.stat().st_mode for file in place.iterdir()} == {(place / "config.json").stat().st_mode}
+    tensors = sharded(place)
+    save_file({key: value * 0 for key, value in tensors.items()}, place / "other.safetensors")
+    found = read_tensors(place)
+    assert found.keys() == tensors.keys()
+    for key, value in tensors.items():
+        np.testing.assert_array_equal(found[key], value)
+    (place / "model-00002-of-00002.safetensors").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00002.safetensors, which"):
+        read_tensors(place)
+    (place / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no index of safetensors"):
+        read_tensors(place)
+    (place / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match="in another file of the folder"):
+        read_tensors(place)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", "{", "config.json is no JSON"),
+        ("config.json", None, "is no folder of Hugging Face: it has no config.json"),
+        ("tokenizer.json", None, "has no tokenizer.json. If it has another"),
+        ("tokenizer.json", "{}", "is no tokenizer.json that"),
+        (
+            "tokenizer.json",
+            "<end_of_turn>",
+            "has 258 tokens .one of them for the end .* more than the 257 rows",
+        ),
+        ("model.safetensors", "no", "cannot be read"),
+        ("model.safetensors", None, "has no .*safetensors"),
+    ],
+)
+def test_folders_that_are_not_imported(file, content, words, folder, tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    place = shutil.copytree(folder, tmp_path / "folder")
+    if content == "<end_of_turn>":  # a tokenizer whose end has another name
+        content = (place / file).read_text(encoding="utf-8").replace(vocabulary.ENDS[0], content)
+    (place / file).unlink()
+    if content is not None:
+        (place / file).write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        import_model.main([str(place), "--out", str(tmp_path / "run")])
+    assert re.search(words, capsys.readouterr().err) and not (tmp_path / "run").exists()
+
+
 def test_a_model_without_a_class_and_missing_tensors():
     with pytest.raises(UserError, match="ffn squared_relu, qk_norm True"):
         huggingface.description(dataclasses.replace(MODELS["arcee"], qk_norm=True), ROWS, 32, 0)
-    tensors = huggingface.tensors_of(MODELS["arcee"], flat(built(MODELS["arcee"])))
+    like = flat(built(MODELS["arcee"]))
+    tensors = huggingface.tensors_of(MODELS["arcee"], like)
+    read = lambda tensors: huggingface.params_of(MODELS["arcee"], tensors, like)  # noqa: E731
     gone = {name: value for name, value in tensors.items() if "layers.1.mlp" not in name}
     with pytest.raises(UserError, match=r"lacks 2 tensors; the first is model.layers.1.mlp.down_proj.weight"):
-        huggingface.params_of(MODELS["arcee"], gone)
+        read(gone)
     with pytest.raises(UserError, match=r"has not, 1 tensors; the first is more"):
-        huggingface.params_of(MODELS["arcee"], tensors | {"more": np.zeros(1)})
+        read(tensors | {"more": np.zeros(1)})
+    query = "model.layers.0.self_attn.q_proj.weight"
+    for wrong in (np.zeros(16), np.zeros((8, 16))):
+        with pytest.raises(UserError, match=r"q_proj.weight is .*, but by config.json .* \(16, 16\)"):
+            read(tensors | {query: wrong})
+    table = tensors["model.embed_tokens.weight"]
+    for key, value in read(tensors | {"lm_head.weight": table}).items():  # some writers store it twice
+        np.testing.assert_array_equal(value, like[key])
+    with pytest.raises(UserError, match=r"lm_head.weight is not model.embed_tokens.weight"):
+        read(tensors | {"lm_head.weight": table + 1})
 
 
 def test_what_export_refuses(tmp_path):
