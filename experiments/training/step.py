@@ -34,8 +34,8 @@ LOGITS_AT_ONCE = 2**26  # 256 MiB in float32
 def loss_of(model, tokens_BL):
     """Mean cross entropy in nats of each token given those before it.
 
-    Where logits are many (`VOCABULARY_AT_ONCE`, `LOGITS_AT_ONCE`), those of some positions at a time: the
-    backward pass computes them again, so that all of them never stand in memory."""
+    Where logits are many (`VOCABULARY_AT_ONCE`, `LOGITS_AT_ONCE`), those of some positions at a time, so that
+    all of them never stand in memory."""
     if not isinstance(model, LanguageModel):
         return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
     x_BLd = model.features(tokens_BL[:, :-1])
@@ -55,23 +55,53 @@ def loss_of(model, tokens_BL):
     read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
     used = [n for n in range(len(leaves)) if id(jaxpr.invars[n]) in read]
 
+    def logits_of(own, x_BCd):
+        now = list(leaves)
+        for n, leaf in zip(used, own, strict=True):
+            now[n] = leaf
+        return logits(now, x_BCd)
+
+    targets_BL = tokens_BL[:, 1:]
+    mean = _mean_in_parts(logits_of, parts, targets_BL.size)
+    return summed_over_rows(mean, [leaves[n] for n in used], x_BLd, targets_BL)
+
+
+def _mean_in_parts(logits_of, parts: int, tokens: int):
+    """A function of (parameters, features (B, L, d), targets (B, L)): the sum of the cross entropy divided by
+    `tokens`. `logits_of(parameters, features)` is called for parts of the sequences.
+
+    Its gradient is made beside the loss, part by part, so that the backward pass does not make the logits
+    again."""
+
     def in_parts(array):  # (B, L, ...) to (parts, B, L / parts, ...)
         shape = (len(array), parts, -1, *array.shape[2:])
         return jnp.moveaxis(array.reshape(shape), 1, 0)
 
-    def total(own, x_BLd, targets_BL):
-        now = list(leaves)
-        for n, leaf in zip(used, own, strict=True):
-            now[n] = leaf
+    def share(logits_BCV, targets_BC):
+        return optax.softmax_cross_entropy_with_integer_labels(logits_BCV, targets_BC).sum() / tokens
 
-        @jax.checkpoint
-        def part(x_BCd, targets_BC):
-            return optax.softmax_cross_entropy_with_integer_labels(logits(now, x_BCd), targets_BC).sum()
+    @jax.custom_vjp
+    def mean(own, x_BLd, targets_BL):
+        each = in_parts(x_BLd), in_parts(targets_BL)
+        return jax.lax.map(lambda one: share(logits_of(own, one[0]), one[1]), each).sum()
 
-        return jax.lax.map(lambda one: part(*one), (in_parts(x_BLd), in_parts(targets_BL))).sum()
+    def with_gradient(own, x_BLd, targets_BL):
+        def part(sums, one):
+            x_BCd, targets_BC = one
+            logits_BCV, back = jax.vjp(logits_of, own, x_BCd)
+            loss, dlogits_BCV = jax.value_and_grad(share)(logits_BCV, targets_BC)
+            down, dx_BCd = back(dlogits_BCV)
+            return jax.tree.map(jnp.add, sums, down), (loss, dx_BCd)
 
-    own = [leaves[n] for n in used]
-    return summed_over_rows(total, own, x_BLd, tokens_BL[:, 1:]) / tokens_BL[:, 1:].size
+        each = in_parts(x_BLd), in_parts(targets_BL)
+        sums, (losses, dx_PBCd) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, own), each)
+        return losses.sum(), (sums, jnp.moveaxis(dx_PBCd, 0, 1).reshape(x_BLd.shape))
+
+    def gradient(made, g):
+        return *jax.tree.map(lambda each: each * g.astype(each.dtype), made), None
+
+    mean.defvjp(with_gradient, gradient)
+    return mean
 
 
 def parts_of(batch: int, length: int, vocabulary: int) -> int:

@@ -70,7 +70,8 @@ def test_gradient_of_a_large_table(rows, monkeypatch):
 
 
 def test_loss_in_parts(monkeypatch):
-    """The same loss and gradients to rounding, and never all logits at once; small vocabularies are whole."""
+    """The same loss and gradients to rounding, and never all logits at once, but each once; small vocabularies
+    are whole."""
     model, batch = build(layers=1), tokens(length=13, batch=2)
     loss, grads = gradient(model, batch)
     monkeypatch.setattr(step, "LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
@@ -85,6 +86,7 @@ def test_loss_in_parts(monkeypatch):
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     program = str(jax.make_jaxpr(jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, rest), batch)))(params))
     assert f"f32[2,4,{VOCABULARY}]" in program and f"[2,12,{VOCABULARY}]" not in program
+    assert len(re.findall(rf"f32\[2,4,{VOCABULARY}\] = dot_general", program)) == 1
 
 
 @pytest.mark.slow
