@@ -22,7 +22,7 @@ def ablation(size: Size) -> Ablation:
             less("warm-up", "from the start", "early_loss"),
         ),
         curve=("probe", "F2_lost_energy"),
-        seeds=size.seeds(gpu=8),
+        seeds=size.seeds(cpu=8, gpu=8),
         expects="Within 0.01 nats of dense with the warm-up. Without it a gap early, of which little is left "
         "at the end, so that the second comparison may be inconclusive.",
         found={

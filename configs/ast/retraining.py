@@ -38,6 +38,7 @@ def ablation(size: Size) -> Ablation:
             less("+ slorb", "+ distillation", "val_sparse", effect=0.01),
         ),
         curve=("eval", "sparse"),
+        seeds=size.seeds(cpu=8),
         expects="Cutting once costs some tenths of a nat; retraining wins all of that back and may end below "
         "the dense model, which is trained too shortly to be at its end. Distillation then holds the student "
         "back at that teacher's level: worse than cross entropy alone. SLoRB helps by about 0.01 nats.",

@@ -27,6 +27,7 @@ def ablation(size: Size) -> Ablation:
             no_worse("6.25 %", "6.25 % from step 0", 0.01),
         ),
         curve=("eval", "sparse"),
+        seeds=size.seeds(cpu=8),
         expects="One hundredth of 400 steps is 4 steps, at a tenth of the peak learning rate: too few to "
         "move adapters that start at zero, so the first three arms agree within 0.005 nats at the cpu size, "
         "and the claim is inconclusive or refuted. From step 0 should be better by 0.01 to 0.05 nats, the "

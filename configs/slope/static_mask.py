@@ -25,6 +25,7 @@ def ablation(size: Size) -> Ablation:
             less("fst", "static", effect=0.01),
             less("static", "ste", "flip_mid"),
         ),
+        seeds=size.seeds(cpu=8),
         expects="STE below static by 0.01 to 0.05 nats; FST, whose masks are held to 4x4 tiles, hardly "
         "below it; a random mask is about as good as one by magnitude: initial weights mean nothing yet.",
         differs="Plain STE and FST stand for SR-STE, the dynamic rival. The memory that a static mask "

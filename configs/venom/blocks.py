@@ -31,6 +31,7 @@ def ablation(size: Size) -> Ablation:
             less("smaller M", "sorted, spread", "cut_f"),
         ),
         curve=("probe", "F2_lost_energy"),
+        seeds=size.seeds(cpu=8),
         expects="The order of a simulation with 32 token types: sorted and spread best, adjacent worst.",
         found={
             "cpu": "With 45 % of the activations non-zero no order helps much: sorting lowers the energy "

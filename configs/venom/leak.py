@@ -33,6 +33,7 @@ def ablation(size: Size) -> Ablation:
             no_worse("by statistic", "by data", 0.05, "val_causal"),
         ),
         curve=("eval", "sparse"),
+        seeds=size.seeds(cpu=8),
         expects="A leak of some hundredths of a nat where tokens are sorted, and several times that where "
         "they are not. At the end of the dense warm-up, before the model adapts, the running statistic keeps "
         "as much energy as the block's own columns (about 80 %), as no block holds two clusters, and the "

@@ -70,8 +70,8 @@ def test_gradient_of_a_large_table(rows, monkeypatch):
 
 
 def test_loss_in_parts(monkeypatch):
-    """The same loss and gradients to rounding, and never all logits at once, but each once; small vocabularies
-    are whole."""
+    """The same loss and gradients to rounding, and never all logits at once, and each once; small
+    vocabularies are whole."""
     model, batch = build(layers=1), tokens(length=13, batch=2)
     loss, grads = gradient(model, batch)
     monkeypatch.setattr(step, "LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
