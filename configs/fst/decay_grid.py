@@ -27,11 +27,11 @@ def ablation(size: Size) -> Ablation:
         differs="Decays are multiples of the one that suits the size (6e-4 at cpu, 6e-5 at gpu; the paper's "
         "6e-6 to 2e-3 belong to GPT-2 and 300,000 steps), on a byte-level model of source code.",
         found={
-            "cpu": "At the cpu size the flip rates are ordered as the paper says in every seed, and no "
-            "decay at all is on average the worst arm, but the best loss is at the "
-            "largest decay, with masks all but frozen, in every seed. Probably a matter of "
-            "length: within 800 steps a small decay leaves the pruned weights large, and they "
-            "disturb the dense phase that they come back in (compare `dense_share`), while frozen "
-            "masks have little time to do harm.",
+            "cpu": "At the cpu size the flip rates are ordered as the paper says, and without decay the loss "
+            "is the highest; but it falls with every larger decay, and is lowest at the largest one, "
+            "with masks all but frozen, which refutes the U shape. Probably a matter of length: "
+            "within 800 steps a small decay leaves the pruned weights large, and they disturb the "
+            "dense phase that they come back in (compare `dense_share`), while frozen masks have "
+            "little time to do harm.",
         },
     )

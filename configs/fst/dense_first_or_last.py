@@ -22,7 +22,8 @@ def ablation(size: Size) -> Ablation:
         differs="`first` is the dense start alone, without STEP's frozen second moment. Each arm is measured "
         "as it ends: `last` as a dense model, the others as sparse ones.",
         found={
-            "cpu": "At the cpu size last is ahead of first on average, within the noise of three seeds; and "
-            "no dense steps at all do as well as either, for the reason that `dense_share` shows.",
+            "cpu": "At the cpu size last is 0.010 nats ahead of first on average, which eight seeds do not "
+            "tell from zero; and no dense steps at all are only 0.008 behind last, for the reason "
+            "that `dense_share` shows.",
         },
     )

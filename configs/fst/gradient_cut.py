@@ -40,10 +40,9 @@ def ablation(size: Size) -> Ablation:
         differs="No dense phase at the end, so that the sparse gradient's effect is not trained away; noise "
         "is measured on a fixed validation batch, over the gradient of all FFN kernels.",
         found={
-            "cpu": "The biased cut costs 0.28 nats even in this short run, far more than expected: without "
-            "noise, but wrong. Both MVUE estimates stay within some thousandths of a nat of no cut "
-            "on average, random twos 0.015 behind. Noise is ordered as claimed, except that exact "
-            "and approximate cannot be told apart over three seeds of this run; an earlier one, with "
-            "the first three arms, could.",
+            "cpu": "At the cpu size the biased cut costs 0.29 nats even in this short run, far more than "
+            "expected: without noise, but wrong. Both MVUE estimates stay within 0.005 nats of no cut "
+            "on average, random twos 0.018 behind it. Noise is ordered as claimed in eight seeds; "
+            "that of exact is 7 % below that of approximate, which makes no difference in loss.",
         },
     )
