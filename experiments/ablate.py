@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import math
+import re
 import shlex
 import sys
 import time
@@ -261,7 +262,8 @@ def start(args, again: str) -> int:
     if args.only:
         require(len(claims) == 1, "--only is for one ablation.")
         labels = {job.label: job for job in claims[0].jobs}
-        for label in (wanted := args.only.split(",")):
+        wanted = re.split(r"(?<=/\d),|(?<=/\d\d),", args.only)  # names of arms may have commas
+        for label in wanted:
             require(label in labels, f"There is no run {label!r}; there are: {', '.join(labels)}.")
         runs.register(claims[0].named, claims[0].out)
         runs.share_compilations(compiled)

@@ -185,6 +185,7 @@ def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path
         (["--jobs", "10000"], ["--jobs 10000 is more than"]),
         (["--cores", "1"], ["give --jobs too"]),
         (["--only", "fst/0"], ["no run 'fst/0'", "dense/0, ste/0, replicate/0, dense/1"]),
+        (["--only", "dense/0,ste, again/10"], ["no run 'ste, again/10'"]),
         (["--only", "dense/0", "configs/fst:smoke"], ["--only is for one ablation"]),
         (["tests/dispatch:smoke"], ["No file in tests/dispatch defines ablation(size)"]),
         (["--record"], ["smoke size shows only"]),
