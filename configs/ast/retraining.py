@@ -47,9 +47,9 @@ def ablation(size: Size) -> Ablation:
         "with the paper's proportions of warm-up (1/20) and annealing (1/4). FFN only; gradual magnitude "
         "pruning and the Wanda metric were left out.",
         found={
-            "cpu": "As expected at the cpu size: retraining takes back more than the one-shot cut costs and "
-            "ends below the dense model that it started from, SLoRB adds a little in every seed, and "
-            "distillation is behind cross entropy alone on average, since its teacher is not a "
-            "better model.",
+            "cpu": "Retraining does as expected: it takes back more than the one-shot cut costs and ends "
+            "0.07 nats below the dense model that it started from. Distillation, which the claim says to "
+            "help, costs 0.035 nats over cross entropy alone in eight seeds, since its teacher is not a "
+            "better model; SLoRB takes 0.009 of that back.",
         },
     )
