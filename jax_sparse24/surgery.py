@@ -130,10 +130,16 @@ def sparsify(
     implementation: as in `s24.nn.Linear`.
 
     Returns: the model, or its copy.
-    Raises: TypeError for arguments of other types; ValueError for rules that match nothing or of which two
-        take one layer, a method that needs a block on single layers, or in a model of Equinox, and a layer
-        that is sparse already."""
+    Raises: TypeError for arguments of other types, and for a model with shapes in place of arrays; ValueError
+        for rules that match nothing or of which two take one layer, a method that needs a block on single
+        layers, or in a model of Equinox, and a layer that is sparse already."""
     library = _library("sparsify", model)
+    values = nnx.state(model) if isinstance(model, nnx.Module) else model
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values)):
+        raise TypeError(
+            "sparsify: the model has shapes in place of arrays. Make it sparse inside: "
+            "nnx.eval_shape(lambda: s24.sparsify(make(), method)), or eqx.filter_eval_shape."
+        )
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"sparsify: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
@@ -207,8 +213,8 @@ def left_dense(model: Any, method: Method | None = None) -> list[tuple[str, tupl
     sites = library.sites(model)
     found = []
     for path, layer in sites.items():
-        reason = None
-        if type(layer) in library.PLAIN:
+        reason, own = None, library.sparse_method(layer)
+        if isinstance(layer, library.PLAIN) and own is None:
             reason = "no rule of s24.sparsify has taken it"
             if is_head(path, sites):
                 reason = "it is left alone as a head; a rule with its whole path takes it"
@@ -216,7 +222,7 @@ def left_dense(model: Any, method: Method | None = None) -> list[tuple[str, tupl
                 library.check_layer(layer, None if method is None or needs_block(method) else method)
             except Unfit as unfit:
                 reason = str(unfit)
-        elif (own := library.sparse_method(layer)) is not None and not own.ffn_plan().rows:
+        elif own is not None and not own.ffn_plan().rows:
             reason = "its method is Dense"
         if reason:
             found.append((path, library.kernel_shape(layer), reason))
@@ -278,8 +284,8 @@ def is_head(path: str, sites: dict[str, Any]) -> bool:
 
 def _chosen(library: ModuleType, sites, rules) -> dict[str, Rule]:
     """The rules that take modules, by the paths of these."""
-    plain = [path for path, m in sites.items() if type(m) in library.PLAIN]
     ours = {path: library.sparse_method(m) for path, m in sites.items()}
+    plain = [path for path, m in sites.items() if isinstance(m, library.PLAIN) and ours[path] is None]
     without = [rule for rule in rules if rule.method is None]
     chosen: dict[str, Rule] = {}
     by: dict[str, Rule] = {}  # the rule that takes a linear layer, alone or in its block

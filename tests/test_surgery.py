@@ -302,6 +302,8 @@ def test_a_layer_alone_is_returned():
 def test_a_model_without_values_becomes_sparse_too():
     shapes = nnx.eval_shape(lambda: s24.sparsify(Stack(nnx.Rngs(0)), ACTIVATION))
     assert shapes.blocks.fc1.dense_from.shape == (3,)
+    with pytest.raises(TypeError, match=r"shapes in place of arrays\. Make it sparse in.*: nnx\.eval_shape"):
+        s24.sparsify(nnx.eval_shape(lambda: Stack(nnx.Rngs(0))), STE)
 
 
 def test_the_sharding_of_a_result_is_taken_as_nnx_linear_takes_it():
@@ -368,6 +370,27 @@ class Odd(nnx.Module):
         self.dtype = nnx.Linear(d, d, rngs=rngs)
         self.dtype.kernel = nnx.Param(jnp.zeros((d, d), jnp.float8_e4m3fn))
         self.stacked = nnx.vmap(lambda rngs: nnx.Linear(d, d, rngs=rngs), out_axes=1)(rngs.split(3))
+
+
+class Doubled(nnx.Linear):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def test_layers_of_a_subclass_are_listed(capsys):
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(
+        mlp=nnx.Linear(d, d, rngs=rngs),
+        doubled=Doubled(d, d, rngs=rngs),
+        lora=nnx.LoRALinear(d, d, lora_rank=2, rngs=rngs),
+    )
+    with pytest.warns(UserWarning, match="2 of the layers .* doubled: Doubled is a subclass .* lora: LoRAL"):
+        s24.sparsify(model, STE)
+    assert list(sparse_types(model)) == ["mlp"]
+    s24.explain(model)
+    assert "doubled: kernel (8, 8): Doubled is a subclass whose call may be" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"fits its method\. the model: Doubled is a subclass"):
+        s24.sparsify(Doubled(d, d, rngs=rngs), STE)
 
 
 def test_layers_that_do_not_fit_are_listed_with_the_reason():

@@ -153,6 +153,8 @@ def check_layer(layer: eqx.nn.Linear, method: Method | None = None) -> None:
     layer: an `eqx.nn.Linear`, or a stack of such layers.
     method: from `s24.methods`, to compare its groups with the layer's widths; None to leave that out."""
     widths = layer.in_features, layer.out_features
+    if type(layer) not in PLAIN:
+        raise Unfit(f"{type(layer).__name__} is a subclass whose call may be another one")
     if "scalar" in widths:
         raise Unfit("it takes or gives a scalar")
     if kernel_shape(layer)[-2:] != widths:

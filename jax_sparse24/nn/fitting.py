@@ -142,6 +142,8 @@ def check_layer(layer: nnx.Module, method: Method | None = None) -> None:
     layer: an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or a stack of such layers.
     method: from `s24.methods`, to compare its groups with the layer's widths; None to leave that out."""
     kind = type(layer).__name__
+    if type(layer) not in PLAIN:
+        raise Unfit(f"{kind} is a subclass whose call may be another one")
     dots = [getattr(layer, name, None) for name in ("dot_general", "dot_general_cls", "einsum_op")]
     if any(dot not in (None, jax.lax.dot_general, jnp.einsum) for dot in dots):
         raise Unfit(f"this {kind} has a product of its own (dot_general or einsum_op)")
@@ -211,7 +213,7 @@ def replaced_block(
 
     Returns: a `ReplacedFFN` or `ReplacedGatedFFN`.
     Raises: `Unfit` for a block that computes something else, or does not fit the method."""
-    found = [name_of(path) for path, m in nnx.iter_modules(block) if type(m) in REPLACEMENTS]
+    found = [name_of(path) for path, m in nnx.iter_modules(block) if isinstance(m, PLAIN)]
     if missing := [path for path in names.values() if path not in found]:
         raise Unfit(f"it has no linear layer {missing[0]!r}, but {', '.join(found)}")
     if not names and len(found) != 2:
