@@ -52,6 +52,12 @@ class Weight(linen.Module):
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         state = {}
         if method.state_shapes(kernel.shape, self.role):
+            if not (self.has_variable(COLLECTION, self.role) or self.is_mutable_collection(COLLECTION)):
+                raise ValueError(
+                    f"Dense: here are parameters, as of a dense checkpoint, but no collection {COLLECTION!r} "
+                    f"with the state of {method}. Make it by init and compute it anew: s24.linen.refresh("
+                    "{**model.init(key, x), 'params': params}, method)."
+                )
             state = self.variable(COLLECTION, self.role, lambda: method.init(kernel, self.role)).value
         return kernel, bias, state
 
@@ -76,7 +82,7 @@ class Dense(linen.Module):
     implementation: None to choose, or "reference", "ffi" or "cusparselt".
 
     Raises: a call raises TypeError (method), ValueError (widths, implementation, a method that has no plan
-        for a single layer or that trains adapters), and as `s24.sparse_dot`."""
+        for a single layer or that trains adapters, variables without the state), and as `s24.sparse_dot`."""
 
     features: int
     method: Method | None = None

@@ -93,6 +93,16 @@ def test_variables_may_be_frozen():
     same(s24.linen.masks(frozen, FST), s24.linen.masks(variables, FST))
 
 
+def test_parameters_of_a_dense_checkpoint():
+    params = linen.Dense(f).init(jax.random.key(1), X)["params"]
+    layer = s24.linen.Dense(f, method=FST)
+    with pytest.raises(ValueError, match=r"no collection 'sparse24' with the state of FST.*linen.refresh"):
+        layer.apply({"params": params}, X)
+    made = s24.linen.refresh({**layer.init(jax.random.key(0), X), "params": params}, FST)
+    kept = s24.transposable_mask24(params["kernel"])
+    same(layer.apply(made, X), X @ jnp.where(kept, params["kernel"], 0) + params["bias"])
+
+
 def test_wrong_arguments_are_named():
     variables = s24.linen.Dense(f, method=FST).init(jax.random.key(0), X)
     for error, text, call in (
