@@ -37,7 +37,7 @@ WITHIN_FUNCTIONS = {
 }
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
-    *("tyro", "tqdm", "matplotlib", "tensorboardX", "wandb", "pyarrow", "zstandard", "tokenizers"),
+    *("tyro", "tqdm", "matplotlib", "tensorboardX", "wandb", "pyarrow", "tokenizers"),
 }
 FOLDERS = ("jax_sparse24", "experiments", "configs", "ffi", "tests", "docs")
 SOURCES = sorted(

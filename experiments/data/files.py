@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow
 import pyarrow.parquet
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
@@ -163,24 +164,23 @@ def json_lines(path: str, column: str) -> Iterator[tuple[int, bytes]]:
 
 def open_zst(path: str, mode: str) -> io.BufferedReader:
     """A file of one compressed frame or several."""
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise UserError(f"{path} needs the package zstandard: pip install zstandard.") from error
-    return io.BufferedReader(
-        zstandard.ZstdDecompressor().stream_reader(open(path, mode), read_across_frames=True)
-    )
+    return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
 
 
 def text_of(line: bytes, field: str, where: str) -> bytes:
-    """The text of a JSON document, UTF-8; UserError, which names where it is, for a line without one."""
+    """The text of a JSON document, UTF-8, empty for null; UserError, which names where it is, for a line
+    without one."""
     try:
         text = json.loads(line)[field]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{where} is no JSON object with a field {field!r} ({error!r:.80}): write --data.column NAME."
         ) from error
-    require(isinstance(text, str), f"{where}: the field {field!r} must be a text, got {text!r:.60}.")
+    text = "" if text is None else text
+    require(
+        isinstance(text, str),
+        f"{where}: the field {field!r} must be a text, got {text!r:.60}: write --data.column NAME.",
+    )
     return text.encode("utf-8", errors="surrogatepass")
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -25,6 +24,10 @@ def texts_of(source) -> list[str]:
 
 def json_lines(documents, field="text") -> bytes:
     return "".join(json.dumps({"id": n, field: text}) + "\n" for n, text in enumerate(documents)).encode()
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, "zstd", asbytes=True)
 
 
 def write_array_record(path, records):
@@ -46,9 +49,9 @@ def write(folder):
     parts = [DOCUMENTS[n : n + 10] for n in range(0, 60, 10)]
     table = pyarrow.table({"id": range(11), "text": [*parts[0], None]})
     pyarrow.parquet.write_table(table, folder / "0.parquet", row_group_size=4)
-    (folder / "1.jsonl").write_bytes(b"\n" + json_lines([*parts[1], ""]) + b"\n")
+    (folder / "1.jsonl").write_bytes(b"\n" + json_lines([*parts[1], "", None]) + b"\n")
     (folder / "2.json.gz").write_bytes(gzip.compress(json_lines(parts[2])))
-    halves = [zstandard.compress(json_lines(parts[3][n : n + 5])) for n in (0, 5)]
+    halves = [zstd(json_lines(parts[3][n : n + 5])) for n in (0, 5)]
     (folder / "3.jsonl.zst").write_bytes(b"".join(halves))
     write_array_record(folder / "4.array_record-00000-of-00001", map(example, parts[4]))
     write_array_record(folder / "5.arrayrecord", map(example, parts[5]))
@@ -79,9 +82,10 @@ def test_every_document_of_every_format_is_in_one_split(tmp_path):
             b'{"text": "a"}\n["text"]\n',
             "line 2 is no JSON object with a field 'text'.*data.column",
         ),
-        ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' must be a text, got 3"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' must be a text, got 3: write --data.column"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read; it is damaged"),
         ("a.jsonl.zst", b"no zstd", "a.jsonl.zst cannot be read; it is damaged"),
+        ("a.jsonl.zst", zstd(json_lines(DOCUMENTS))[:-9], "a.jsonl.zst cannot be read; it is damaged"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read; it is damaged"),
         ("a.array_record", b"none", "a.array_record cannot be read; it is damaged"),
         ("a.bin", b"\x00\x01", r"a.bin is none of .parquet, .*--data text --data.corpus FOLDER"),
