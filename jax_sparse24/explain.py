@@ -8,10 +8,8 @@ import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, eight_bits_obstacle
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.engine.float8 import Float8
 from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
-from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.measure.entries import producer_name
 from jax_sparse24.measure.products import product_of
@@ -80,14 +78,9 @@ def _method_table(method: Method, dtype, implementation) -> str:
                 by = plan.describe(product)
                 rows.append((product, place, _SYMBOLS[product], "none", by, "", "XLA dense product"))
                 continue
-            axis = dict(products[product])[row.operand]
-            dense_values = isinstance(row.by, DenseValues)
-            along = _AXES[row.operand][row.by.axis if dense_values else axis]
-            runs = "XLA dense product" if dense_values else runs_sparse
-            if row.eight_bits:
-                runs = _eight_bits(implementation)
-            elif isinstance(row.by, Float8):
-                runs = "simulated by XLA's dense product"
+            _, axis = row.by.chosen(dict(products[product])[row.operand])
+            along = _AXES[row.operand][axis]
+            runs = _eight_bits(implementation) if row.eight_bits else row.by.multiplied or runs_sparse
             rows.append((product, place, _SYMBOLS[product], row.operand, plan.describe(product), along, runs))
     return _aligned(rows)
 
@@ -148,7 +141,7 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
         row = plan.row(product)
         if product == "B1" and at_entries.sparse:
             found.append(Choice(product, "only at entries of Y2", at_entries.reason, at_entries))
-        elif row is None or (isinstance(row.by, DenseValues) and not row.eight_bits):
+        elif row is None or (row.by.multiplied and not row.eight_bits):
             found.append(Choice(product, "XLA dense product", "as the method says"))
         elif row.eight_bits:
             runs = "cuSPARSELt, e4m3" if decision.sparse else "simulated, dense"

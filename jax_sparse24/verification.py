@@ -12,11 +12,10 @@ import numpy as np
 from flax import nnx
 
 from jax_sparse24.engine.ffn import sparse_ffn
-from jax_sparse24.engine.linear import sparse_dot
+from jax_sparse24.engine.linear import sparse_dot, weight_in
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN as FFN_PRODUCTS
 from jax_sparse24.engine.plan import LINEAR
-from jax_sparse24.engine.sparsifiers import DenseValues, Masked
 from jax_sparse24.nn.ffn import FFN
 from jax_sparse24.nn.linear import Linear, checksum
 from jax_sparse24.nn.state import equinox_of, layers_of
@@ -167,11 +166,9 @@ def _age(layer: Linear) -> Iterator[tuple[bool, str]]:
 
 def _groups(w, state, product: str, row, axis: int) -> tuple[bool, str]:
     """Whether the sparse weight of a product has at most n non-zeros in each group of m."""
-    by = row.by
-    if isinstance(by, DenseValues):
-        by, axis = by.of, by.axis
+    by, axis = row.by.chosen(axis)
     n, m = map(int, by.pattern.split(":")[-2:])
-    kept = state[by.entry] if isinstance(by, Masked) else by(w, axis, Request(state, None, "reference")) != 0
+    kept = by.kept(w, axis, state)
     counts = jnp.moveaxis(kept, axis, -1).reshape(-1, m).sum(-1)
     along = {-1: "out", -2: "in"}[axis]
     if (counts > n).any():
@@ -204,11 +201,7 @@ def _products(layer: Linear, w, state) -> tuple[bool, str]:
     w = w.astype(dtype)
     x, dy = _probe((TOKENS, w.shape[0]), dtype), _probe((TOKENS, w.shape[1]), dtype)
     y, dx = _run(x, dy, (w,), state, sparse_dot, method, layer.implementation)
-    cut = {}
-    for product in ("fwd", "dgrad"):
-        row = plan.row(product)
-        on_w = row is not None and row.operand == "w"
-        cut[product] = row.by(w, dict(LINEAR[product])["w"], Request(state, None, "reference")) if on_w else w
+    cut = {product: weight_in(product, w, method, state) for product in ("fwd", "dgrad")}
     exact = {"precision": "highest", "preferred_element_type": jnp.float32}
     wants = {"the output": (y, jnp.matmul(x, cut["fwd"], **exact))}
     if plan.row("dgrad") is None or plan.row("dgrad").operand == "w":

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from jax_sparse24.engine import float8, sparsifiers
+from jax_sparse24.engine.operand import Sparsifier
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jax_sparse24"
 # From the bottom up. A unit (a module or folder) may import units of lower rows and itself.
@@ -247,6 +250,58 @@ def test_what_runs_is_decided_in_dispatch(folder):
         for path in modules(ROOT / "jax_sparse24" / folder)
         if (found := imports(path) & deciding)
     }
+
+
+def asked_of_plans(text: str) -> list[str]:
+    """Where code asks of which kind a sparsifier is, or for a row of a plan by the name of its product."""
+    found, nodes = [], list(ast.walk(ast.parse(text)))
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Name("isinstance"), args=[_, kinds]):
+                named = {part.id for part in ast.walk(kinds) if isinstance(part, ast.Name)}
+                found += [ast.unparse(node)] * bool(named & SPARSIFIERS - own)
+            case ast.Call(func=ast.Attribute(attr="row"), args=[ast.Constant(str()), *_]):
+                found.append(ast.unparse(node))
+    return found
+
+
+SPARSIFIERS = {
+    name
+    for module in (sparsifiers, float8)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, Sparsifier)
+}
+
+
+def test_only_rules_of_fused_passes_match_plans():
+    """Elsewhere no choice depends on the kind of a sparsifier, and the engines ask for rows of products whose
+    names they are given."""
+    assert {"Top2", "Blocks", "DenseValues", "Float8", "Sparsifier"} <= SPARSIFIERS
+    files = [*modules("jax_sparse24"), *modules("experiments")]
+    texts = {name(path): path.read_text() for path in files}
+    rules = "jax_sparse24/engine/fusions.py"
+    assert len(asked_of_plans(texts.pop(rules))) > 9
+    found = {place: asked_of_plans(text) for place, text in texts.items()}
+    for place, asked in found.items():
+        if not place.startswith("jax_sparse24/engine/"):  # who tells of a plan, not who executes it
+            found[place] = [call for call in asked if call.startswith("isinstance")]
+    assert not {place: asked for place, asked in found.items() if asked}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("isinstance(row.by, Top2)", 1),
+        ("isinstance(by, sparse | Blocks)", 1),
+        ("plan.row('B2').operand == 'y2'", 1),
+        ("plan.row(name)", 0),
+        ("isinstance(x, Packed24)", 0),
+        ("class Blocks: pass\nisinstance(x, Blocks)", 0),
+    ],
+)
+def test_a_question_about_a_plan_is_found(text, found):
+    assert len(asked_of_plans(text)) == found
 
 
 def test_one_file_calls_the_foreign_function_interface():

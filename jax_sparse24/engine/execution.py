@@ -226,17 +226,14 @@ class Execution:
             options["cuts"] = self.partition.over(operand, -2), self.partition.over(operand, -1)
         return Request(state, key, self.implementation, **options)
 
-    def shared_dense_features(self, y2_Tf: jax.Array, counts_f: jax.Array | None = None) -> jax.Array | None:
-        """The features that stay dense in both B2 and B4, if one choice serves both.
+    def dense_features(self, row: Row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
+        """The features of a row's operand that stay dense.
 
-        y2_Tf: the activations.
-        counts_f: int32, the non-zeros of each feature of Y2; None to count them here.
+        row: of the plan, with a `dense_share`.
+        x: the operand, (T, f).
+        counts: int32 (f,), the non-zeros of each feature; None to count them here.
 
-        Returns: int32 (k,), ascending; None if the plan makes no such choice."""
-        row = self.plan.shared_split
-        return None if row is None else self._densest(row, y2_Tf, counts_f)
-
-    def _densest(self, row: Row, x: jax.Array, counts: jax.Array | None = None) -> jax.Array:
+        Returns: int32 (k,), ascending."""
         # The number of non-zeros of a feature does not depend on the order of tokens.
         x = x if row.rank == "density" else row.arranged(x)
         over = self.partition.tokens if self.partition else ()
@@ -282,7 +279,7 @@ class Execution:
         on_left = row.operand == a
         if row.dense_share:
             if features is None:
-                features = self._densest(row, operands.uncut)
+                features = self.dense_features(row, operands.uncut)
             few, few_axis = operands.dense_features, -1
             if few is None:
                 few = jnp.take(

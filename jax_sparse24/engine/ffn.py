@@ -30,8 +30,8 @@ def _ffn(execution: Execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key)
 
     def body(arrays, state, key, _):
         x_Td, allowed_Tf = arrays["x"], arrays.get("allowed")
-        T, row = x_Td.shape[0], execution.plan.row("F2")
-        missing = -T % row.by.rows if row is not None and row.operand == "y2" else 0
+        T, row = x_Td.shape[0], fusions.ACTIVATED.row(execution.plan)
+        missing = 0 if row is None else -T % row.by.rows
         if missing:
             arrays = {**arrays, "x": jnp.pad(x_Td, ((0, missing), (0, 0)))}
         if missing and allowed_Tf is not None:
@@ -54,24 +54,13 @@ def _forward(execution, arrays, state, key):
     decisions = execution.decisions(["F1", "F2"], shapes, x_Td.dtype)
     first = {"x": x_Td, "w1": w1_df}
     y1_Tf = product(execution, "F1", first, state, key, decisions["F1"], bias=arrays.get("b1"))
-    row = execution.plan.row("F2")
-    if row is None or row.operand != "y2":
+    if not fusions.ACTIVATED.matches(execution):
         arrays = {"y2": ACTIVATIONS[execution.activation](y1_Tf), "w2": w2_fd}
         return product(execution, "F2", arrays, state, key, decisions["F2"]), y1_Tf
-    saves = execution.plan.save_packed
-    operands = execution.cut(
-        "F2",
-        {"y2": y1_Tf, "w2": w2_fd},
-        state,
-        key,
-        decisions["F2"],
-        activation=execution.activation,
-        packed=saves,
-        counts=saves and fusions.COUNTS.matches(execution, y1_Tf),
-        allowed=arrays.get("allowed"),
-    )
+    allowed = arrays.get("allowed")
+    operands = fusions.ACTIVATED.run(decisions["F2"], execution, y1_Tf, w2_fd, state, key, allowed)
     y3_Td = execution.multiply("F2", operands)
-    return y3_Td, (operands.left, operands.counts) if saves else y1_Tf
+    return y3_Td, (operands.left, operands.counts) if execution.plan.save_packed else y1_Tf
 
 
 def ffn_fwd(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
@@ -106,8 +95,8 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             dy1, operands, features, counts_f = None, {}, None, None
             arrays["y2"], activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], saved)
             (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key, decisions["B1"]))
-        if features is None:
-            features = execution.shared_dense_features(arrays["y2"], counts_f)
+        if features is None and fusions.SHARED_FEATURES.matches(execution):
+            features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)
 
         def run(name, **options):
             return product(execution, name, arrays, state, key, decisions[name], **options)

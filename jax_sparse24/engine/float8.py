@@ -47,6 +47,7 @@ class Float8(DenseValues):
 
     format: Literal["e4m3", "e5m2"] = "e4m3"
     scales: Literal["tensor", "row"] = "tensor"
+    multiplied: ClassVar = "simulated by XLA's dense product"
 
     def _scaled(self, values, axis, cuts) -> tuple[jax.Array, jax.Array]:
         """The values times the scale, rounded to the format, and the scale, float32."""
@@ -96,8 +97,7 @@ def in_float8(rows: dict[str, Row], scales: Literal["tensor", "row"]) -> dict[st
     found = {}
     for name, row in (defaults | rows).items():
         options = {"format": "e4m3" if name == "fwd" else "e5m2", "scales": scales}
-        of, axis = (row.by.of, row.by.axis) if isinstance(row.by, DenseValues) else (row.by, axes[name])
-        by, other = Float8(of, axis, **options), Float8(All(), -1, **options)
+        by, other = Float8(*row.by.chosen(axes[name]), **options), Float8(All(), -1, **options)
         eight_bits = name == "fwd" and scales == "tensor"
         found[name] = dataclasses.replace(row, by=by, other=other, eight_bits=eight_bits)
     return found

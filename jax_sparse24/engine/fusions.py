@@ -1,15 +1,20 @@
-"""Fused passes: one pass does what several rows of a plan ask for. No other file matches rows to passes.
+"""Fused passes: one pass does what several rows of a plan, or a row and an activation, ask for. No other file
+asks which rows a plan has, or of which kind their sparsifiers are, to choose a pass.
 
 A rule has `matches`, whether a call can take the pass where its products run as was decided, and most have
 `run`, which makes operands or a result. The engines ask the rules in the order in which a block meets them;
 the benchmark asks the same ones, to time what they make.
 
-    EIGHT_BITS   fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
-    COUNTS       F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
-    SAMPLED_B1   B1 is computed only at the entries of a saved V:N:M Y2
-    SAVED_24     one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and the operands of B2 and B4
-    SAVED_VNM    B2, B4: saved V:N:M activations are packed again along tokens from their packed form
-    GATED_MVUE   one pass makes the gradients of gate and up and packs their estimates for wgrad"""
+    EIGHT_BITS       fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
+    ACTIVATED        F2: what makes Y2 sparse applies the activation, too
+    COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
+    SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
+    SAMPLED_B1       B1 is computed only at the entries of a saved V:N:M Y2
+    SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4
+    SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form
+    GATED            gated activations, by a kernel in place of what XLA fuses
+    GATED_BACKWARD   the gradients of gate and up, likewise
+    GATED_MVUE       one pass makes these gradients and packs their estimates for wgrad"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -30,6 +35,7 @@ from jax_sparse24.ops.matmul import gather, with_values
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
+from jax_sparse24.ops.reference.gated import GATES
 from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
 from jax_sparse24.ops.saved import PACK_COUNTED, saved_backward
@@ -96,23 +102,72 @@ class EightBits:
         )
 
 
+class Activated:
+    """Applies the activation in what makes Y2 sparse for F2."""
+
+    def row(self, plan: Plan) -> Row | None:
+        """The row of F2 if it makes Y2 sparse; else None."""
+        row = plan.row("F2")
+        return row if row is not None and row.operand == "y2" else None
+
+    def matches(self, execution: Execution) -> bool:
+        """Whether F2 makes Y2 sparse."""
+        return self.row(execution.plan) is not None
+
+    def run(
+        self, decision: Decision, execution: Execution, y1_Tf: jax.Array, w2_fd, state, key, allowed
+    ) -> Operands:
+        """The operands of F2, of which Y2 is packed if it is saved, and counted if `COUNTS` matches.
+
+        allowed: see `Request.allowed`."""
+        saves = execution.plan.save_packed
+        options = {"packed": saves, "counts": saves and COUNTS.matches(execution, y1_Tf), "allowed": allowed}
+        arrays, activation = {"y2": y1_Tf, "w2": w2_fd}, execution.activation
+        return execution.cut("F2", arrays, state, key, decision, activation=activation, **options)
+
+
 class Counts:
     """The CUDA kernel that packs Y2 counts the non-zeros of each feature in the same pass."""
 
     def matches(self, execution: Execution, y1_Tf: jax.Array) -> bool:
         """Whether F2 is cut to 2:4, the counts are asked for, and one pass on this machine does both."""
-        row = execution.plan.shared_split
+        row = SHARED_FEATURES.row(execution.plan)
         if row is None or row.rank != "density" or not isinstance(execution.plan.row("F2").by, Top2):
             return False
         return PACK_COUNTED.in_one_pass(y1_Tf, implementation=execution.implementation)
 
 
+class SharedFeatures:
+    """One choice of the features that stay dense, of those of Y2, serves B2 and B4.
+
+    Y2 and dY1 have their non-zeros in the same places (2503.16672)."""
+
+    def row(self, plan: Plan) -> Row | None:
+        """The row of B2 if B2 and B4 leave equally many features dense, by equal rank; else None."""
+        first, second = plan.row("B2"), plan.row("B4")
+        if not (first and second and first.operand == "y2" and second.operand == "dy1"):
+            return None
+        same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
+        return first if same and first.dense_share else None
+
+    def matches(self, execution: Execution) -> bool:
+        """Whether B2 and B4 leave the same features dense."""
+        return self.row(execution.plan) is not None
+
+    def run(self, execution: Execution, y2_Tf: jax.Array, counts_f: jax.Array | None) -> jax.Array:
+        """The features, int32 (k,), ascending.
+
+        counts_f: int32, the non-zeros of each feature of Y2; None to count them here."""
+        return execution.dense_features(self.row(execution.plan), y2_Tf, counts_f)
+
+
 class SampledB1:
     """Dense weights give dY2 at the entries that F2 kept of Y2, and nowhere else."""
 
-    def wanted(self, plan: Plan) -> bool:
-        """Whether dY2 is needed at the entries of a saved V:N:M Y2 alone."""
-        return plan.save_packed and plan.row("F2").by.pattern != "2:4"
+    def pattern(self, plan: Plan) -> str | None:
+        """The pattern of a saved V:N:M Y2, at whose entries alone dY2 is needed; else None."""
+        pattern = plan.row("F2").by.pattern if plan.save_packed else "2:4"
+        return None if pattern == "2:4" else pattern
 
     def decide(
         self, execution: Execution, shape: tuple[int, int, int], dtype, whole: Decision | None
@@ -123,7 +178,8 @@ class SampledB1:
         shape: (T, d, f).
         dtype: of the operands.
         whole: the decision for the whole product."""
-        if not self.wanted(execution.plan):
+        pattern = self.pattern(execution.plan)
+        if pattern is None:
             return Decision("dense", "dY2 is needed everywhere")
         if execution.implementation == "reference":
             return Decision("dense", "asked for")
@@ -132,7 +188,6 @@ class SampledB1:
             return Decision("dense", kernel.reason)
         if execution.implementation is not None:
             return Decision("auto", "asked for", "packed")
-        pattern = execution.plan.row("F2").by.pattern
         found = decide(Product((-1, -1), "result", jnp.dtype(dtype), shape, pattern), alternative="masked")
         return unless_slower(found, whole)
 
@@ -180,9 +235,11 @@ class Saved24:
         """Makes dY1 on the support of Y2, the operands of B2 and B4, and the features that stay dense in
         both.
 
-        counts_f: see `Execution.shared_dense_features`."""
-        row, implementation = execution.plan.row("B2"), execution.implementation
-        features = execution.shared_dense_features(saved.todense(implementation=implementation), counts_f)
+        counts_f: as in `SharedFeatures.run`."""
+        row, implementation, features = execution.plan.row("B2"), execution.implementation, None
+        if SHARED_FEATURES.matches(execution):
+            y2_Tf = saved.todense(implementation=implementation)
+            features = SHARED_FEATURES.run(execution, y2_Tf, counts_f)
         chosen = jnp.zeros(0, jnp.int32) if features is None else features
         dy1, y2_along, dy1_along = saved_backward(
             *(saved, dy2_Tf, chosen, execution.activation, row.tokens),
@@ -221,8 +278,36 @@ class SavedVNM:
         return Operands(*((along, dense) if name == "B2" else (dense, along)), decision)
 
 
+class Gated:
+    """A kernel computes gated activations."""
+
+    def matches(self, dtype) -> bool:
+        """dtype: of gate and up."""
+        return gated.GATED.decide(dtype).runs != "reference"
+
+    def run(self, activation: str, gate_Tf: jax.Array, up_Tf: jax.Array) -> jax.Array:
+        """`act(gate) * up`."""
+        return gated.gated(gate_Tf, up_Tf, activation)
+
+
+class GatedBackward:
+    """A kernel computes the gradients of gate and up."""
+
+    def matches(self, dtype) -> bool:
+        """dtype: of gate, up and dz."""
+        return gated.GATED_BACKWARD.decide(dtype).runs != "reference"
+
+    def run(self, activation: str, gate_Tf, up_Tf, dz_Tf) -> tuple[jax.Array, jax.Array]:
+        """dgate and dup."""
+        return gated.gated_backward(gate_Tf, up_Tf, dz_Tf, activation)
+
+
 class GatedMVUE:
     """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
+
+    def packs(self, dtype, exact: bool) -> bool:
+        """Whether a kernel makes and packs exact, or approximate, estimates of a dtype."""
+        return gated.GATED_BACKWARD_PACK.decide(dtype, exact=exact).runs != "reference"
 
     def matches(self, execution: Execution, dtype, decisions: Iterable[Decision | None]) -> bool:
         """dtype: of the activations. decisions: for wgrad of gate and of up, which are packed in one form."""
@@ -230,7 +315,7 @@ class GatedMVUE:
         estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not estimated or row.tokens != "consecutive" or row.gather_features:
             return False
-        if gated.GATED_BACKWARD_PACK.decide(dtype, exact=row.by.exact).runs == "reference":
+        if not self.packs(dtype, row.by.exact):
             return False
         first, second = decisions
         return first.sparse and first == second
@@ -252,6 +337,16 @@ class GatedMVUE:
             Operands(x_Td, p, decision, dense) for p, dense in zip(packed, (dgate_Tf, dup_Tf), strict=True)
         ]
         return dgate_Tf, dup_Tf, operands
+
+
+def any_gated(activation: str, dtype) -> bool:
+    """Whether a rule of gated activations can match, for which one differentiation rule must cover the three
+    products of the block.
+
+    activation: by name.
+    dtype: of the operands."""
+    packs = (GATED_MVUE.packs(dtype, exact) for exact in (True, False))
+    return activation in GATES and any((GATED.matches(dtype), GATED_BACKWARD.matches(dtype), *packs))
 
 
 def _only_cut(row: Row) -> bool:
@@ -303,8 +398,12 @@ def _dy1_at_saved(
 
 
 EIGHT_BITS = EightBits()
+ACTIVATED = Activated()
 COUNTS = Counts()
+SHARED_FEATURES = SharedFeatures()
 SAMPLED_B1 = SampledB1()
 SAVED_24 = Saved24()
 SAVED_VNM = SavedVNM()
+GATED = Gated()
+GATED_BACKWARD = GatedBackward()
 GATED_MVUE = GatedMVUE()

@@ -18,7 +18,6 @@ from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.engine.partition import of_layers
 from jax_sparse24.engine.plan import LINEAR
-from jax_sparse24.ops import gated as ops
 from jax_sparse24.ops.mvue import key_words
 from jax_sparse24.ops.reference.gated import GATES
 
@@ -35,13 +34,6 @@ class Weight(NamedTuple):
     state: dict
     key: jax.Array | None
     bias: jax.Array | None = None
-
-
-def fuses(activation: str, dtype) -> bool:
-    """Whether some operation on gated activations runs a kernel, by the operations' own decisions."""
-    packing = (ops.GATED_BACKWARD_PACK.decide(dtype, exact=exact) for exact in (True, False))
-    found = (ops.GATED.decide(dtype), ops.GATED_BACKWARD.decide(dtype), *packing)
-    return activation in GATES and any(decision.runs != "reference" for decision in found)
 
 
 def gated_ffn(
@@ -68,7 +60,7 @@ def gated_ffn(
     dtypes = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
     bare = all(layer.bias is None for layer in layers) and implementation != "reference"
     over_mesh = activation in GATES and not jax.sharding.get_abstract_mesh().empty
-    if bare and len(dtypes) == 1 and (over_mesh or fuses(activation, *dtypes)):
+    if bare and len(dtypes) == 1 and (over_mesh or fusions.any_gated(activation, *dtypes)):
         return _in_one_rule(xs, layers, method, activation, implementation, specs)
     cuts = of_layers(specs, xs[0].ndim)
 
@@ -130,8 +122,8 @@ def _run_forward(execution, activation, products, xs, ws, states, keys):
             return product(own, "fwd", operands, states[name], keys[name], decision)
 
         gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
-        kernel = ops.GATED.decide(gate_Tf.dtype).runs != "reference"
-        z_Tf = ops.gated(gate_Tf, up_Tf, activation) if kernel else _fused(activation, gate_Tf, up_Tf)
+        activate = fusions.GATED.run if fusions.GATED.matches(gate_Tf.dtype) else _fused
+        z_Tf = activate(activation, gate_Tf, up_Tf)
         return {"dy": forward("down", z_Tf)}, (gate_Tf, up_Tf, z_Tf)
 
     operands = {"x_gate": xs[0], "x_up": xs[1], **ws}
@@ -168,8 +160,8 @@ def _bwd(execution, activation, residuals, dy_Td):
             dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
                 of_gate["wgrad"], first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
             )
-        elif ops.GATED_BACKWARD.decide(dz_Tf.dtype).runs != "reference":
-            dgate_Tf, dup_Tf = ops.gated_backward(*hidden, activation)
+        elif fusions.GATED_BACKWARD.matches(dz_Tf.dtype):
+            dgate_Tf, dup_Tf = fusions.GATED_BACKWARD.run(activation, *hidden)
         else:
             _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
             dgate_Tf, dup_Tf = activation_vjp(dz_Tf)

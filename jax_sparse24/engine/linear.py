@@ -75,18 +75,19 @@ def over_tokens(dy_Tf, bias_f):
     return dy_Tf.sum(0, dtype=sums).astype(bias_f.dtype)
 
 
-def forward_weight(w: jax.Array, method, state) -> jax.Array:
-    """The weight that `sparse_dot` multiplies by: `w` made sparse by its method, as an array with zeros.
+def weight_in(product: str, w: jax.Array, method, state) -> jax.Array:
+    """The weight by which a product of `sparse_dot` multiplies: `w` made sparse by its method, with zeros.
 
+    product: "fwd" or "dgrad".
     w: (..., in, out).
     method: from `s24.methods`.
     state: of the method, by name.
 
-    Returns: an array like w; w itself if the method leaves it dense in the forward pass."""
-    row = method.linear_plan().row("fwd")
+    Returns: an array like w; w itself if the method leaves it dense in this product."""
+    row = method.linear_plan().row(product)
     if row is None or row.operand != "w":
         return w
-    return row.by(w, dict(LINEAR["fwd"])["w"], Request(state, None, "reference"))
+    return row.by(w, dict(LINEAR[product])["w"], Request(state, None, "reference"))
 
 
 def sparse_dot(

@@ -109,6 +109,7 @@ class Sparsifier:
     rows: how many consecutive rows, across the contraction axis, choose together what they keep.
     forms: what it can make (see `Request.form`).
     strides: whether it finds strided groups by itself, which saves a pass that moves rows.
+    multiplied: for values that are never packed, what multiplies them, in words; "" if that is decided.
     piecewise: whether what it makes of pieces of a weight, given the pieces of the weight's state, is what it
     makes of the whole: no choice depends on other groups."""
 
@@ -119,6 +120,26 @@ class Sparsifier:
     forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
     strides: ClassVar[bool] = False
     piecewise: ClassVar[bool] = False
+    multiplied: ClassVar[str] = ""
+
+    @property
+    def producer(self) -> str:
+        """Its name among the producers of packed operands in measured tables."""
+        return str(self)
+
+    def chosen(self, axis: int) -> tuple["Sparsifier", int]:
+        """The sparsifier that chooses what is kept, and the axis along which its groups lie.
+
+        axis: the contracted axis, -1 or -2."""
+        return self, axis
+
+    def kept(self, w: jax.Array, axis: int, state: Mapping[str, jax.Array]) -> jax.Array:
+        """Which elements of a weight it keeps: bool, of w's shape.
+
+        w: a matrix.
+        axis: along which its groups lie, -1 or -2.
+        state: of the method, of this weight."""
+        return self(w, axis, Request(state, None, "reference")) != 0
 
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
         """Raises ValueError if an operand does not divide into groups.

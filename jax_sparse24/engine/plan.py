@@ -156,18 +156,6 @@ class Plan:
         Returns: a `Row`; None if the product is dense."""
         return dict(self.rows).get(product)
 
-    @property
-    def shared_split(self) -> Row | None:
-        """B2's row, if B2 and B4 leave the same features dense; else None.
-
-        They do if both have equal share and rank: Y2 and dY1 have their non-zeros in the same places, so one
-        choice of features serves both (2503.16672)."""
-        first, second = self.row("B2"), self.row("B4")
-        if not (first and second and first.operand == "y2" and second.operand == "dy1"):
-            return None
-        same = (first.dense_share, first.rank) == (second.dense_share, second.rank)
-        return first if same and first.dense_share else None
-
     def describe(self, product: str) -> str:
         """How a product is sparse, in words.
 

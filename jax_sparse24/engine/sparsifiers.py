@@ -136,6 +136,10 @@ class Blocks(Sparsifier):
         return str(VNM(self.v, self.m))
 
     @property
+    def producer(self):
+        return f"pack_vnm {self.pattern}"
+
+    @property
     def group(self):
         return self.m
 
@@ -179,6 +183,10 @@ class Masked(Sparsifier):
     label: str = "stored mask"
     forms: ClassVar = FORMS
     piecewise: ClassVar = True
+    producer: ClassVar = "stored mask"
+
+    def kept(self, w, axis, state):
+        return state[self.entry]
 
     def __call__(self, x, axis, request: Request):
         mask = request.state[self.entry]
@@ -313,6 +321,10 @@ class DenseValues(Sparsifier):
     of: Sparsifier
     axis: int
     forms: ClassVar = ("dense",)
+    multiplied: ClassVar = "XLA dense product"
+
+    def chosen(self, axis):
+        return self.of, self.axis
 
     @property
     def stochastic(self):

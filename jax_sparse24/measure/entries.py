@@ -13,7 +13,7 @@ from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.engine.operand import Request, Sparsifier
-from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Soft, Top2
+from jax_sparse24.engine.sparsifiers import MVUE, Masked, Soft, Top2
 from jax_sparse24.measure.products import (
     FORMAT_24,
     FFNProduct,
@@ -128,9 +128,7 @@ def producer_name(by: Sparsifier) -> str:
     by: from `s24.sparsifiers`.
 
     Returns: a name such as "pack_vnm 64:2:16"."""
-    if isinstance(by, Blocks):
-        return f"pack_vnm {by.pattern}"
-    return "stored mask" if isinstance(by, Masked) else str(by)
+    return by.producer
 
 
 class Entries:

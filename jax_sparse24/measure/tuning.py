@@ -159,8 +159,8 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
         for name, row in plan.rows:
             if "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
-        if SAMPLED_B1.wanted(plan):
-            wanted.setdefault(("B1", "result"), set()).add(plan.row("F2").by.pattern)
+        if pattern := SAMPLED_B1.pattern(plan):
+            wanted.setdefault(("B1", "result"), set()).add(pattern)
     return [
         job
         for (name, operand), patterns in wanted.items()

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse24.engine.linear import forward_weight
+from jax_sparse24.engine.linear import weight_in
 from jax_sparse24.nn.state import sparse_layers
 from jax_sparse24.patterns import check_flag
 
@@ -38,7 +38,7 @@ def merge_adapters(model: nnx.Module) -> None:
     for _, layer in sparse_layers(model):
         weight = layer.weight
         if layer.active:
-            weight = forward_weight(weight, layer.method, layer.method_state())
+            weight = weight_in("fwd", weight, layer.method, layer.method_state())
         if layer.adapted:
             weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
         layer.kernel[...] = layer.like_kernel(weight)

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import hardware
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine import gated as engine
 from jax_sparse24.ops import gated
 from tests.nn.models import d, f, inputs
@@ -66,7 +67,7 @@ def test_bits_are_those_of_three_layers(monkeypatch, kernels, name, dtype, imple
     pack = gated.gated_backward_pack
     monkeypatch.setattr(gated, "gated_backward_pack", lambda *a: calls.append(a) or pack(*a))
     monkeypatch.setattr(hardware, "faster", lambda operation, *_: packed)
-    monkeypatch.setattr(engine, "fuses", lambda *_: True)
+    monkeypatch.setattr(fusions, "any_gated", lambda *_: True)
     jax.tree.map(np.testing.assert_array_equal, gradients(model, x), want)
     assert len(calls) == packed
 
@@ -85,7 +86,7 @@ def test_one_rule_only_where_a_kernel_was_measured_to_be_faster(monkeypatch, ker
 
     assert not runs()
     monkeypatch.setattr(hardware, "faster", lambda operation, dtype, *_: dtype == jnp.bfloat16)
-    assert not engine.fuses("relu", jnp.bfloat16)
+    assert not fusions.any_gated("relu", jnp.bfloat16)
     assert runs(dtype=jnp.bfloat16)
     assert not runs()
     assert not runs(dtype=jnp.bfloat16, activation="relu"), "which no kernel has"
@@ -94,7 +95,7 @@ def test_one_rule_only_where_a_kernel_was_measured_to_be_faster(monkeypatch, ker
 
 
 def test_errors_are_those_of_a_layer(monkeypatch):
-    monkeypatch.setattr(engine, "fuses", lambda *_: True)
+    monkeypatch.setattr(fusions, "any_gated", lambda *_: True)
     model = s24.nn.GatedFFN(d, f, method=METHODS["FST"], rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"sparse_dot: .*operand dy of product wgrad.* size 6 along axis -2"):
         jax.grad(lambda x: model(x).sum())(inputs(6, d))
