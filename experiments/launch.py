@@ -131,10 +131,11 @@ def parameters(model, tokenizer: str) -> int:
     def count(model) -> int:
         return opening.parameters(Config(model=model, data=text.Config(tokenizer=tokenizer)))
 
-    if not hasattr(model, "layers"):
+    sizes = model.sizes()
+    if sizes is None:
         return count(model)
-    one, two = (count(dataclasses.replace(model, layers=n)) for n in (1, 2))
-    return one + (model.layers - 1) * (two - one)
+    one, two = (count(model.with_layers(n)) for n in (1, 2))
+    return one + (sizes.layers - 1) * (two - one)
 
 
 def rounded(count: int) -> str:
@@ -150,7 +151,7 @@ def needs(config: Config, count: int) -> str:
     gpus = math.ceil(state / GPU_BYTES)
     if gpus > 1:
         return f"{gpus}+ GPUs"
-    return "GPU" if getattr(config.model, "attention", "xla") == "cudnn" else "CPU"
+    return "GPU" if config.model.needs_gpu() else "CPU"
 
 
 def parse(argv) -> Launch:

@@ -293,7 +293,7 @@ def check_alike(job: Job, first: dict, others) -> None:
         models = [(c.model, c.train.start_from) for c in (config, other.config)]
         if models[0] != models[1] or first["parameters"] != theirs["parameters"]:
             continue  # adapters, which one of them may have, need not start from zero
-        relative = LOSS_TOLERANCE.get(getattr(config.model, "dtype", "float32"), 1e-3)
+        relative = LOSS_TOLERANCE.get(config.model.dtype, 1e-3)
         ours, expected = first["dense_loss"], theirs["dense_loss"]
         require(
             abs(ours - expected) <= relative * abs(expected),

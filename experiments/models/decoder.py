@@ -122,6 +122,27 @@ class Config(base.Config):
         """Heads of keys and values, and the width of a head."""
         return self.kv_heads or self.heads, self.head_dim or self.d // self.heads
 
+    def sizes(self) -> base.Sizes:
+        """See `experiments.models.base.Config`."""
+        return base.Sizes(
+            layers=self.layers,
+            d=self.d,
+            f=self.f,
+            gated=self.ffn == "swiglu",
+            heads=self.heads,
+            head=self.own_shape[1],
+            weights_kept=self.attention != "cudnn",
+            remat=self.remat,
+        )
+
+    def with_layers(self, layers: int) -> "Config":
+        """See `experiments.models.base.Config`."""
+        return dataclasses.replace(self, layers=layers)
+
+    def needs_gpu(self) -> bool:
+        """See `experiments.models.base.Config`."""
+        return self.attention == "cudnn"
+
     def create(self, method, vocabulary: int, *, rngs) -> "Decoder":
         """See `experiments.models.base.Config`."""
         model = Decoder(self, method, vocabulary, rngs=rngs)
@@ -344,6 +365,12 @@ class Decoder(base.LanguageModel):
             x_BLd, stats = block.with_stats(x_BLd)
             layers.append(stats)
         return jax.tree.map(lambda *values: jnp.stack(values), *layers)
+
+    def projections(self):
+        """See `LanguageModel.projections`."""
+        blocks = [self.blocks] if self.model.scan else self.blocks
+        found = [(part, axis) for b in blocks for part, axis in ((b.attention.out, 0), (b.attention.qkv, 1))]
+        return [(layer, axis) for layer, axis in found if isinstance(layer, s24.nn.Linear)]
 
     def _unrolled(self, x_BLd):
         for block in self.blocks:

@@ -5,7 +5,7 @@ Shape suffixes: B sequences, L tokens, S slots of a cache, N layers, d width, H 
 heads, h head width, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -81,6 +81,27 @@ class Config(base.Config):
     def shared_heads(self) -> int:
         """Heads of keys and values."""
         return self.kv_heads or max(self.heads // 2, 1)
+
+    def sizes(self) -> base.Sizes:
+        """See `experiments.models.base.Config`."""
+        return base.Sizes(
+            layers=self.layers,
+            d=self.d,
+            f=self.f,
+            gated=True,
+            heads=self.heads,
+            head=self.head,
+            weights_kept=self.attention != "cudnn",
+            remat=self.remat,
+        )
+
+    def with_layers(self, layers: int) -> "Config":
+        """See `experiments.models.base.Config`."""
+        return replace(self, layers=layers)
+
+    def needs_gpu(self) -> bool:
+        """See `experiments.models.base.Config`."""
+        return self.attention == "cudnn"
 
     def create(self, method, vocabulary: int, *, rngs) -> "Qwen3":
         """See `experiments.models.base.Config`."""

@@ -68,26 +68,23 @@ def estimate(config: Config, program: Program) -> Estimate:
     """What a step needs on each device of the program's mesh, which cuts the state, micro-batches, the widths
     of blocks, and heads.
 
-    Raises UserError for a model without the sizes of a decoder, and for a batch or a width that the mesh does
+    Raises UserError for a model whose config has no `sizes`, and for a batch or a width that the mesh does
     not divide."""
-    model, data = config.model, config.data
-    needed = ("layers", "d", "f", "heads", "attention")
-    missing = [name for name in needed if not hasattr(model, name)]
+    blocks, data = config.model.sizes(), config.data
     require(
-        not missing,
-        f"The formula needs the model's {', '.join(missing)}, which {type(model).__module__} does not have.",
+        blocks is not None,
+        f"The formula needs the sizes of the model's blocks: {type(config.model).__module__}.Config.sizes() "
+        "returns None; let it return them.",
     )
     meshes.check(config, program.mesh)
     sequences = data.batch // config.train.accumulate
     sequences //= math.prod(program.mesh.shape[axis] for axis in meshes.TOKENS)  # of each device
     state = program.abstract_state()
-    tokens, wide = sequences * data.seq, 2 if model.dtype == "float32" else 1
-    gated = getattr(model, "ffn", "swiglu") == "swiglu"
+    tokens, wide = sequences * data.seq, 2 if config.model.dtype == "float32" else 1
     tp = program.mesh.shape["tp"]
-    block = wide * (16 * model.d + (8 if gated else 4) * model.f // tp) * tokens
-    weights = 0 if model.attention == "cudnn" else (4 + 2 * wide) * (model.heads // tp) * data.seq * tokens
-    remat = getattr(model, "remat", False)
-    whole = 1 if remat else model.layers  # blocks whose activations stand in memory at once
+    block = wide * (16 * blocks.d + (8 if blocks.gated else 4) * blocks.f // tp) * tokens
+    weights = (4 + 2 * wide) * (blocks.heads // tp) * data.seq * tokens if blocks.weights_kept else 0
+    whole = 1 if blocks.remat else blocks.layers  # blocks whose activations stand in memory at once
     rows = state["params"]["embedding"]["embedding"].shape[0]
     at_once = tokens * rows
     if program.training.loss is None:  # one of a method's own sees all logits, and may see a teacher's
@@ -103,7 +100,7 @@ def estimate(config: Config, program: Program) -> Estimate:
         "moments": size_of(state["opt"]),
         "masks and other state": size_of(state["sparse"]),
         "teacher": size_of(state.get("teacher", ())),
-        "activations": block * whole + (2 * wide * model.d * tokens * model.layers if remat else 0),
+        "activations": block * whole + (2 * wide * blocks.d * tokens * blocks.layers if blocks.remat else 0),
         "attention weights": weights * whole,
         # In float32, their gradient, and both as they are multiplied.
         "logits": at_once * (8 + 2 * 2 * wide + (4 if "teacher" in state else 0)),

@@ -71,25 +71,23 @@ def _one_device(config: Config) -> tuple[int, int]:
 def projections_of(config: Config) -> list[tuple[Block, Method]]:
     """The projections of attention that a method makes sparse, without two that are alike, each as a block
     of its widths, with its method."""
-    if not getattr(config.model, "attention_method", ""):
-        return []
     tokens, tp = _one_device(config)
     found = []
-    for path, layer in s24.nn.sparse_layers(abstract_model(config)):
-        if layer.role == "w" and "attention" in path:
-            wide_in, wide_out = layer.in_features, layer.out_features
-            shape = (
-                (tokens, wide_in // tp, wide_out) if path[-1] == "out" else (tokens, wide_in, wide_out // tp)
-            )
-            block = Block(shape, jnp.dtype(layer.dtype).name, layer.implementation)
-            found.append((block, layer.method))
+    for layer, cut in abstract_model(config).projections():
+        widths = [layer.in_features, layer.out_features]
+        widths[cut] //= tp
+        block = Block((tokens, *widths), jnp.dtype(layer.dtype).name, layer.implementation)
+        found.append((block, layer.method))
     return list(dict.fromkeys(found))
 
 
 def ensure_measured(config: Config, show=say) -> None:
     """Measure the products of this run that no table of this machine knows; some seconds, once."""
-    for block, method in [*((block, config.method) for block in blocks_of(config)), *projections_of(config)]:
-        if block.implementation is None and not any(size % 4 for size in block.shape):
+    blocks = blocks_of(config)
+    if any(size % 4 for block in blocks for size in block.shape):
+        return  # nothing packs such blocks, and most methods refuse them as the model is built
+    for block, method in [*((block, config.method) for block in blocks), *projections_of(config)]:
+        if block.implementation is None:
             ensure([block.shape], [block.dtype], [method], show=show)
 
 

@@ -25,15 +25,13 @@ NO_PRODUCTS = {"scale", "bias"}
 
 def flops_per_token(config: Config) -> float:
     """Of forward and backward pass, of a token in a sequence of `data.seq`."""
-    model = config.model
     flat = nnx.to_flat_state(nnx.state(abstract_model(config), nnx.Param))
     sizes = {path: leaf.size for path, leaf in flat if path[-1] not in NO_PRODUCTS}
     if any(path[0] == "head" for path in sizes):  # else the embedding is the head, too
         sizes = {path: size for path, size in sizes.items() if path[-1] != "embedding"}
     attended = 0
-    if hasattr(model, "heads"):
-        head = getattr(model, "own_shape", (0, getattr(model, "head", 0)))[1]
-        attended = config.data.seq * model.layers * model.heads * head  # half of all pairs, two products
+    if blocks := config.model.sizes():  # of half of all pairs, two products
+        attended = config.data.seq * blocks.layers * blocks.heads * blocks.head
     return 6.0 * (sum(sizes.values()) + attended)
 
 
@@ -43,5 +41,5 @@ def peak(config: Config) -> float | None:
     found = next((peak for name, peak in PEAKS.items() if re.search(name, device.device_kind)), None)
     if found is None:
         return None
-    narrow = getattr(config.model, "dtype", "float32") != "float32"
+    narrow = config.model.dtype != "float32"
     return found * jax.device_count() / (1 if narrow else 2)
