@@ -31,8 +31,9 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefe
 VARIANTS = {"generic": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS |= {"avx2": AVX2, "avx512": AVX512}
-# Without the assumption that comparisons trap, conditionals become vector selections.
-OPTIMISE = ["-O3", "-fno-trapping-math"]
+# Without the assumption that comparisons trap, conditionals become vector selections; without errno, roots
+# become instructions.
+OPTIMISE = ["-O3", "-fno-trapping-math", "-fno-math-errno"]
 COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 

@@ -5,6 +5,7 @@
 // of squared ReLU are zero, too, where y < 2^-100, because the residue in slope_at would be subnormal. A NaN result has all
 // bits set but the sign.
 #pragma once
+#include "arguments.h"
 #include "floats.h"
 
 namespace s24 {
@@ -62,5 +63,38 @@ S24_HD uint32_t sloped_pair(uint32_t y, uint32_t dy) {
                                                                   << 16;
 #endif
 }
+
+// The saved activations that a device takes: multiples of so many tokens and features, and whether of float32 too.
+struct SavedSizes {
+  int64_t tokens, features;
+  bool float32;
+};
+
+// An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,
+// as rows of tokens; and, on CUDA and unless behind is null, the metadata in cuSPARSELt's order for sm_90 with rows padded to 64.
+struct AlongTokens {
+  void* values;
+  uint8_t* metadata;
+  void* dense;
+  uint8_t* behind = nullptr;
+};
+
+// The backward pass of Y2 (tokens, features), which was saved packed along features, with dY2 of the same shape. It gives dY1
+// on the support of Y2, whose metadata it shares, and both Y2 and dY1 along tokens. Tokens of a group are neighbours or, if
+// strided, a quarter of all tokens apart. A feature with ranks[i] >= 0 also goes to row ranks[i] of the dense rows
+// (dense_rows, tokens), in the order of packed tokens; a rank without such a row counts as negative.
+struct SavedArgs {
+  Dtype dtype;
+  Slope slope;
+  bool strided;
+  int64_t tokens, features, dense_rows;
+  const void* values;
+  const uint8_t* metadata;
+  const void* dy2;
+  const int32_t* ranks;
+  void* dy1;
+  AlongTokens y2_along, dy1_along;
+  uint8_t* behind = nullptr;  // of dY1 along features, only on CUDA: where its metadata go in cuSPARSELt's order
+};
 
 }  // namespace s24

@@ -18,6 +18,7 @@ using Device = ffi::ThreadPool;
 
 constexpr std::initializer_list<ffi::Traits> kTraits = {};
 constexpr bool kCompressed24 = false;  // cuSPARSELt is of CUDA alone
+constexpr SavedSizes kSavedSizes = {4, 4, true};
 
 inline ffi::Error clear(const char*, Device&, void* p, int64_t bytes) {
   std::memset(p, 0, size_t(bytes));

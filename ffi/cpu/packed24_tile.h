@@ -1,6 +1,7 @@
 // Packing along an axis that is not the last one is a transpose. A tile of groups x lanes of it stays in cache: rows are
 // read in runs long enough for the hardware's prefetchers, and packed lines are written in whole cache lines.
 #pragma once
+#include "../core/packed24.h"
 #include "lanes.h"
 #include "vectors.h"
 #include "work.h"
@@ -14,15 +15,16 @@ struct PackTile {
 };
 
 // Work unit -> tile.
+template <int64_t kTileLanes = kPackTileLanes>
 S24_HD PackTile pack_tile(const Groups& g, int64_t unit) {
-  const int64_t groups = g.len / 4, lane_blocks = ceil_div(g.inner, kPackTileLanes);
+  const int64_t groups = g.len / 4, lane_blocks = ceil_div(g.inner, kTileLanes);
   const int64_t group_blocks = ceil_div(groups, kPackTileGroups);
   PackTile t;
   // Neighbours along inner come first: they continue the same rows of the dense array.
   t.q0 = unit / lane_blocks % group_blocks * kPackTileGroups;
   t.q1 = t.q0 + kPackTileGroups < groups ? t.q0 + kPackTileGroups : groups;
-  t.i0 = unit % lane_blocks * kPackTileLanes;
-  t.n = g.inner - t.i0 < kPackTileLanes ? g.inner - t.i0 : kPackTileLanes;
+  t.i0 = unit % lane_blocks * kTileLanes;
+  t.n = g.inner - t.i0 < kTileLanes ? g.inner - t.i0 : kTileLanes;
   t.outer = unit / lane_blocks / group_blocks;
   return t;
 }
@@ -68,6 +70,13 @@ struct PackedTile {
       pairs[0][l] = B(rows[k][first + l]);
       pairs[1][l] = B(rows[k][first + l] >> 16);
     }
+  }
+  // Before the first put_nibbles of a tile of `count` groups.
+  S24_HD void clear_nibbles(int64_t count) {
+    // The group after the last of an odd number.
+    const uint32_t empty = count % 2 ? uint32_t(kEmptyNibble) << (4 * (count % 8)) : 0u;
+    for (int h = 0; h < kNibbleWords; ++h)
+      for (int l = 0; l < kTile; ++l) nibbles[h][l] = h == count / 8 ? empty : 0u;
   }
   template <class N, int kRun>
   S24_HD void put_nibbles(int64_t k, int64_t first, const N (&nibble)[kRun]) {

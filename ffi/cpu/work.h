@@ -7,6 +7,7 @@
 #include "../core/packed24.h"
 #include "../core/packed_vnm.h"
 #include "../core/sampled.h"
+#include "../core/saved.h"
 #include "../core/transposable.h"
 #include "kernels.h"
 
@@ -50,6 +51,12 @@ S24_HD Work work_of(const PackArgs& a, int64_t arrays, int64_t threads) {
   const int64_t units = pack_units(a.groups);
   const int64_t groups = a.groups.inner == 1 ? kPackGroups : kPackTileGroups * kPackTileLanes;  // of a unit
   return {units, task_of(arrays * units, threads, ceil_div(kLeastGroups, groups), ceil_div(kMostGroups, groups))};
+}
+
+constexpr int64_t kSavedLanes = 256;  // A unit is a tile of kPackTileGroups groups of tokens times so many features.
+
+S24_HD Work work_of(const SavedArgs& a, int64_t, int64_t) {
+  return {ceil_div(a.features, kSavedLanes) * ceil_div(a.tokens / 4, kPackTileGroups), 1};
 }
 
 constexpr int64_t kVnmGroups = 16;  // A unit of V:N:M packing has this many groups of columns

@@ -36,35 +36,8 @@ struct PackedGradients {
   Draws draws[2];
 };
 
-// An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,
-// as rows of tokens; and, unless behind is null, the metadata in cuSPARSELt's order for sm_90 with rows padded to 64.
-struct AlongTokens {
-  void* values;
-  uint8_t* metadata;
-  void* dense;
-  uint8_t* behind = nullptr;
-};
-
-// The backward pass of Y2 (tokens, features), which was saved packed along features, with dY2 of the same shape. It gives dY1
-// on the support of Y2, whose metadata it shares, and both Y2 and dY1 along tokens. Tokens of a group are neighbours or, if
-// strided, a quarter of all tokens apart. A feature with ranks[i] >= 0 also goes to row ranks[i] of the dense rows
-// (dense_rows, tokens), in the order of packed tokens; a rank without such a row counts as negative.
-struct SavedArgs {
-  Dtype dtype;
-  Slope slope;
-  bool strided;
-  int64_t tokens, features, dense_rows;
-  const void* values;
-  const uint8_t* metadata;
-  const void* dy2;
-  const int32_t* ranks;
-  void* dy1;
-  AlongTokens y2_along, dy1_along;
-};
-
-// 16-bit floats in whole tiles: tokens a multiple of kSavedTokens, features of 8.
+// Saved activations are 16-bit floats in whole tiles: tokens a multiple of kSavedTokens, features of 8.
 constexpr int64_t kSavedTokens = 128;
-cudaError_t launch_saved_backward(const SavedArgs& args, cudaStream_t stream);
 
 // Packs Y2 (tokens, features) along features (kPlain, kSquaredRelu) and counts the kept non-zeros of each feature in every
 // kSavedTokens tokens: counts (tokens / kSavedTokens, features). `args` describes the matrix flattened to one row.

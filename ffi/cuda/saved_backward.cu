@@ -180,9 +180,12 @@ cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
 
 static_assert(kSavedTokens == 4 * kTileGroups, "a tile");
 
-cudaError_t launch_saved_backward(const SavedArgs& a, cudaStream_t stream) {
+template <>
+cudaError_t run(const SavedArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
-  return a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
+  const cudaError_t e = a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
+  if (e != cudaSuccess || a.behind == nullptr) return e;
+  return launch_metadata_sm90_16bit(a.metadata, a.behind, a.tokens, a.features, stream);
 }
 
 }  // namespace cuda

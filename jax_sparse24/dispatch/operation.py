@@ -93,8 +93,9 @@ class Operation:
     composed: (*operands, implementation=, **options) -> results, of other operations; in place of a
         reference.
     kernel: (*operands, **options) -> results, a `Kernel` or a function that calls some; None if there is no
-        kernel, or if other operations or the reference do what `cuda` does on CPU.
-    cuda: as `kernel`, on CUDA: one pass in place of several, taken where `fits(*operands, **options)`.
+        kernel, or if other operations or the reference do elsewhere what `cpu` and `cuda` do.
+    cpu, cuda: as `kernel`, on that platform alone: one pass in place of several.
+    fits: (platform, *operands, **options) -> whether that pass is taken.
     library: as `kernel`, for implementation="cusparselt"; None for the kernel.
     measured: (dtype, **options) -> whether a kernel was measured to be faster here than what XLA fuses of the
         same, so that implementation=None takes it; None for operations whose kernel is always taken.
@@ -106,6 +107,7 @@ class Operation:
     reference: Callable[..., Any] | None = None
     composed: Callable[..., Any] | None = None
     kernel: Callable[..., Any] | None = None
+    cpu: Callable[..., Any] | None = None
     cuda: Callable[..., Any] | None = None
     fits: Callable[..., bool] = lambda *_, **__: True
     library: Callable[..., Any] | None = None
@@ -131,20 +133,20 @@ class Operation:
         return decision.decide(self.name, dtype, implementation, missing=self._missing)
 
     def in_one_pass(self, *operands, implementation: str | None = None, **options) -> bool:
-        """Whether a call with these arguments runs `cuda`, one pass in place of several, on this machine.
+        """Whether a call with these arguments runs one pass in place of several on this machine.
 
         operands, options: those of the call; of operands only shapes and dtypes matter.
         implementation: as of the call.
 
         Returns: whether it does.
         Raises: as `decision.decide`."""
-        if self.cuda is None or platform() != "cuda" or not self.fits(*operands, **options):
+        if platform() not in self._passes(operands, options):
             return False
         return self.decide(operands[0].dtype, implementation, **options).runs != "reference"
 
     @property
     def _missing(self) -> Mapping[str, str]:
-        return self.missing if self.kernel or self.cuda else {"every platform": "no kernel"}
+        return self.missing if self.kernel or self.cpu or self.cuda else {"every platform": "no kernel"}
 
     @functools.cached_property
     def _call(self) -> Callable[..., Any]:
@@ -203,10 +205,19 @@ class Operation:
     def _kernel(self, operands, implementation: str | None, options) -> Callable[..., Any]:
         steps = self._steps(implementation, options)
         kernel = steps if self.kernel is None else partial(self.kernel, **options)
-        if self.cuda is None or not self.fits(*operands, **options):
+        passes = self._passes(operands, options)
+        if not passes:
             return kernel
-        cuda = partial(self.cuda, **options)
-        return lambda *operands: jax.lax.platform_dependent(*operands, cuda=cuda, default=kernel)
+        return lambda *operands: jax.lax.platform_dependent(*operands, **passes, default=kernel)
+
+    def _passes(self, operands, options) -> dict[str, Callable[..., Any]]:
+        """The pass of each platform that has one for these arguments."""
+        passes = {"cpu": self.cpu, "cuda": self.cuda}
+        return {
+            name: partial(run, **options)
+            for name, run in passes.items()
+            if run is not None and self.fits(name, *operands, **options)
+        }
 
 
 def _dtype(operands):

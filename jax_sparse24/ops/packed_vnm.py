@@ -347,7 +347,7 @@ def _squares_in_one_pass(x_Tf, *, v, m):
     return PackedVNM(*SQUARED_RELU_KERNEL(x_Tf, v=v, m=m, axis=-1), v, m, -1)
 
 
-def _squares_fit(x_Tf, *, v, m) -> bool:
+def _squares_fit(_, x_Tf, *, v, m) -> bool:
     T, f = x_Tf.shape
     tiles = f % TILE == 0 and T % v == 0 and T // v <= MOST_TILES
     return x_Tf.dtype.itemsize == 2 and _tiled(v, m) and tiles
@@ -419,4 +419,9 @@ def in_vnm_tiles(packed: PackedVNM, collected: bool, exact: bool = False, **_) -
 
 
 REPACK_KERNEL = Kernel("s24_vnm_repack", _repacked_types, lambda **flags: flags)
-REPACK_VNM = Operation("repack_vnm", composed=_repack_in_steps, cuda=_repack_in_one_pass, fits=in_vnm_tiles)
+REPACK_VNM = Operation(
+    "repack_vnm",
+    composed=_repack_in_steps,
+    cuda=_repack_in_one_pass,
+    fits=lambda _, *operands, **options: in_vnm_tiles(*operands, **options),
+)

@@ -84,7 +84,7 @@ PACK_COUNTED = Operation(
     "pack24",
     composed=_counted_in_steps,
     cuda=_counted_in_one_pass,
-    fits=lambda x_Tf, **_: in_tiles(x_Tf),
+    fits=lambda _, x_Tf, **__: in_tiles(x_Tf),
 )
 
 
@@ -100,8 +100,8 @@ def saved_backward(
 ) -> tuple[Packed24 | Compressed24, AlongTokens, AlongTokens]:
     """The backward pass of an activation of which only the packed values Y2 were saved.
 
-    It makes dY1 at the positions of Y2, and regroups Y2 and dY1 along tokens. On CUDA it takes one pass over
-    dY2, for whole tiles of 16-bit floats. It is not differentiable.
+    It makes dY1 at the positions of Y2, and regroups Y2 and dY1 along tokens. It takes one pass over dY2, on
+    CUDA for whole tiles of 16-bit floats. It is not differentiable.
 
     saved: Y2 (T, f), packed along f; T a multiple of 4.
     dy2_Tf: the gradient dY2, in the dtype of `saved`.
@@ -161,10 +161,17 @@ def _backward_in_steps(saved, dy2_Tf, features_k, *, activation, tokens, compres
     return dy1, along_tokens(saved, compressed[0]), along_tokens(dy1, compressed[1])
 
 
+def _backward_fits(platform, saved, *_, compressed, **__):
+    if platform == "cuda":
+        return in_tiles(saved)
+    return isinstance(saved, Packed24) and not any(compressed)
+
+
 BACKWARD_KERNEL = Kernel("s24_saved_backward", _backward_types, _backward_flags)
 SAVED_BACKWARD = Operation(
     "saved_backward",
     composed=_backward_in_steps,
+    cpu=_backward_in_one_pass,
     cuda=_backward_in_one_pass,
-    fits=lambda saved, *_, **__: in_tiles(saved),
+    fits=_backward_fits,
 )

@@ -189,6 +189,35 @@ static bool packs() {
   return differ(kept) || (op != PackOp::kGather && differ(made));
 }
 
+static bool saved() {
+  SavedArgs a{};
+  a.dtype = dtype(), a.slope = one_of({Slope::kRelu, Slope::kSquaredRelu}), a.strided = upto(1) != 0;
+  a.features = 4 * size(200), a.tokens = 4 * size(std::max<int64_t>(1, 20000 / a.features)), a.dense_rows = upto(9);
+  now = "saved" + say({int64_t(a.dtype), int64_t(a.slope), a.strided, a.tokens, a.features, a.dense_rows});
+  const int64_t n = a.tokens * a.features, size = bytes_of(a.dtype);
+  Array values(n / 2, size), metadata(a.tokens * ceil_div(a.features, 8), 1), dy2(n, size), ranks(a.features, 4);
+  a.values = values.floats(a.dtype).data(), a.metadata = metadata.random().bytes(), a.dy2 = dy2.floats(a.dtype).data();
+  auto* const rank = reinterpret_cast<int32_t*>(ranks.data());
+  a.ranks = rank;
+  for (int64_t i = 0; i < a.features; ++i) rank[i] = -1;
+  for (int32_t r = 0; r < int32_t(a.dense_rows) + 2; ++r) rank[upto(a.features - 1)] = r;  // two name no row
+  std::vector<Array> results[7];
+  for (const auto run : kOfUnits<SavedArgs>) {
+    const auto made = [&](int i, int64_t count, int64_t each) -> Array& {
+      Array& to = results[i].emplace_back(count, each);
+      std::memset(to.data(), 0, size_t(count * each));  // a row that no rank names is left as it is
+      return to;
+    };
+    const auto along = [&](int i) {
+      return AlongTokens{made(i, n / 2, size).data(), made(i + 1, a.features * ceil_div(a.tokens, 8), 1).bytes(),
+                         made(i + 2, a.dense_rows * a.tokens, size).data()};
+    };
+    a.dy1 = made(0, n / 2, size).data(), a.y2_along = along(1), a.dy1_along = along(4);
+    in_pieces(work_of(a, 1, 1).units, a, run);
+  }
+  return std::any_of(std::begin(results), std::end(results), [](std::vector<Array>& of) { return differ(of); });
+}
+
 static bool prune_checks() {
   const int64_t width = one_of<int64_t>({1, 2, 4});
   const Groups g = groups(6000);
@@ -327,12 +356,12 @@ int main(int, char** arguments) {
     bool (*run)();
     long calls = 0, compared = 0, wrong = 0;
   } kinds[] = {{"groupwise", groupwise}, {"tiles", tiles}, {"packs", packs}, {"blocks", blocks},
-               {"prune checks", prune_checks}, {"products", products},
+               {"prune checks", prune_checks}, {"saved", saved}, {"products", products},
                {"products of blocks", block_products}, {"samples", samples}};
   for (uint32_t number = first; number < end; ++number) {
     random_bits.seed(number);
-    Kind& kind = kinds[number % 8];
-    compared = number % 8 < 5 || upto(1) != 0;
+    Kind& kind = kinds[number % 9];
+    compared = number % 9 < 6 || upto(1) != 0;
     const bool differs = kind.run();
     ++kind.calls, kind.compared += compared;
     if (differs && kind.wrong++ == 0) std::fprintf(stderr, "bits differ: number %u, %s\n", number, now.c_str());

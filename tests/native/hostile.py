@@ -39,14 +39,15 @@ class Case:
     """A right call of a target, as a function of sizes.
 
     build: sizes -> Call. sizes: of the right call. empty: the sizes that may be zero. bad: sizes that its
-    rules forbid, which fit each other. values: the right values of attributes other than 0 and 1. legal:
-    derived calls that are right after all: an operand of one row is one for all rows. wrong: further calls
-    that must be refused, by what they are."""
+    rules forbid, which fit each other. bad_on_cuda: those that the CPU takes. values: the right values of
+    attributes other than 0 and 1. legal: derived calls that are right after all: an operand of one row is
+    one for all rows. wrong: further calls that must be refused, by what they are."""
 
     build: Callable[..., Call]
     sizes: dict[str, int]
     empty: tuple[str, ...] = ()
     bad: tuple[dict[str, int], ...] = ()
+    bad_on_cuda: tuple[dict[str, int], ...] = ()
     values: dict[str, range] = dataclasses.field(default_factory=dict)
     legal: tuple[str, ...] = ()
     wrong: dict[str, Call] = dataclasses.field(default_factory=dict)
@@ -258,7 +259,11 @@ CASES = {
         legal=("out is float32",),
     ),
     "s24_saved_backward": Case(
-        saved, sizes={"T": 128, "f": 24, "n": 5}, empty=("T", "f", "n"), bad=({"T": 64}, {"f": 20})
+        saved,
+        sizes={"T": 128, "f": 24, "n": 5},
+        empty=("T", "f", "n"),
+        bad=({"T": 66}, {"f": 22}),
+        bad_on_cuda=({"T": 64}, {"f": 20}),
     ),
     "s24_features": Case(
         lambda count, n: Call(
@@ -382,10 +387,11 @@ def right_calls(case: Case) -> Iterator[tuple[str, Call]]:
             yield f"empty {' and '.join(names)}", case.build(**case.sizes | dict.fromkeys(names, 0))
 
 
-def calls(target: str) -> list[tuple[str, bool, Call]]:
+def calls(target: str, on_cuda: bool) -> list[tuple[str, bool, Call]]:
     """What the call is, whether it is right, and the call."""
     case = CASES[target]
     found = [(what, True, call) for what, call in right_calls(case)]
+    found += [(f"sizes {sizes}", not on_cuda, with_sizes(case, sizes)) for sizes in case.bad_on_cuda]
     return found + [(what, what in case.legal, call) for what, call in wrong_calls(case)]
 
 
@@ -490,7 +496,7 @@ def main(first: int, relay: str, *libraries: str) -> None:
     missing = [name for name in targets if name not in CASES]
     print(json.dumps({"targets": sorted(targets), "missing": missing}), flush=True)
     known = sorted(set(targets) & set(CASES))
-    every = [(target, *one) for target in known for one in calls(target)]
+    every = [(target, *one) for target in known for one in calls(target, bool(libraries))]
 
     def all_calls():
         for number, (target, what, right, call) in enumerate(every[first:], first + 1):

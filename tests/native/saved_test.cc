@@ -75,11 +75,11 @@ static void saved_case(const std::string& name, Dtype dtype, int64_t tokens, int
   std::vector<uint16_t> got_dy1(all / 2);
   Results got[2] = {fresh, fresh};
   const auto to = [](Results& r) {
-    return cuda::AlongTokens{r.values.data(), r.metadata.data(), r.dense.data(), r.behind.data()};
+    return AlongTokens{r.values.data(), r.metadata.data(), r.dense.data(), r.behind.data()};
   };
-  cuda::launch_saved_backward({dtype, slope, strided, tokens, features, int64_t(dense), values.data(), metadata.data(), dy2.data(), ranks.data(),
-                     got_dy1.data(), to(got[0]), to(got[1])},
-                    nullptr);
+  const SavedArgs args = {dtype, slope, strided, tokens, features, int64_t(dense), values.data(), metadata.data(), dy2.data(),
+                          ranks.data(), got_dy1.data(), to(got[0]), to(got[1])};
+  cuda::run(args, nullptr);
   long wrong = got_dy1 != want_dy1;
   for (const auto& [r, from] : {std::pair(&got[0], &y), std::pair(&got[1], &dy1)}) {
     const Results want = expected(*from);

@@ -107,6 +107,18 @@ def test_saved_activations_are_one_call_each_way_on_cuda(shape, built):
     assert found == ("s24_saved_backward", f"tensor<128x12xbf16>, {along}, {along})")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_backward_pass_of_saved_activations_is_one_call_on_a_cpu(dtype):
+    """Whatever their size: no array is moved, and nothing dense of their size is made."""
+
+    def parts(x):
+        return saved_backward(s24.pack24(x, -1), x, jnp.asarray([1, 5]), "squared_relu")
+
+    text = lowered(parts, "cpu", x=jax.ShapeDtypeStruct((44, 20), dtype))
+    assert re.findall(r"@(s24_\w+)\(", text) == ["s24_pack", "s24_saved_backward"]
+    assert "transpose" not in text
+
+
 @pytest.mark.parametrize("shape", [(128, 1024), (128, 512)], ids=str)
 def test_blocks_are_packed_again_in_one_call_on_cuda(shape, built):
     """If they fall into whole tiles: neither an array nor anything moved between."""

@@ -80,19 +80,24 @@ def test_what_runs():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs for CPU")
-def test_one_pass_on_cuda_is_for_what_fits():
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_one_pass_on_a_platform_is_for_what_fits(platform):
     kernel, one_pass = (Kernel(target, like, trailing) for target in ("s24_prune", "s24_soft"))
-    operation = Operation(
-        "twice", twice, kernel=kernel, cuda=one_pass, fits=lambda x, axis: x.shape[0] % 8 == 0
-    )
 
-    def cuda(x):
+    def fits(asked, x, axis):
+        return asked == platform and x.shape[0] % 8 == 0
+
+    operation = Operation("twice", twice, kernel=kernel, **{platform: one_pass}, fits=fits)
+
+    def lowered(on, x):
         program = jax.jit(lambda x: operation(x, axis=-1, implementation="ffi")).trace(x)
-        return re.findall(r"@(s24_\w+)\(", program.lower(lowering_platforms=("cuda",)).as_text())
+        return re.findall(r"@(s24_\w+)\(", program.lower(lowering_platforms=(on,)).as_text())
 
-    assert cuda(X) == ["s24_soft"]
-    assert cuda(X[:4]) == ["s24_prune"]
-    assert calls(lambda x: operation(x, axis=-1), X) == ["s24_prune"]
+    assert lowered(platform, X) == ["s24_soft"]
+    assert lowered(platform, X[:4]) == ["s24_prune"]
+    assert lowered({"cpu": "cuda", "cuda": "cpu"}[platform], X) == ["s24_prune"]
+    assert operation.in_one_pass(X, axis=-1) == (platform == "cpu")
+    assert not operation.in_one_pass(X[:4], axis=-1)
 
 
 def test_a_declared_derivative():

@@ -29,6 +29,7 @@ from tests.ops.data import (
 pytestmark = pytest.mark.optimised
 T, f = 40, 24
 FEATURES = np.array([2, 3, 11, 23], np.int32)
+TILES = 260, 1036  # several, with odd numbers of groups either way
 
 
 @pytest.mark.parametrize("activation", SLOPES)
@@ -77,10 +78,11 @@ CASES = [
 
 
 @pytest.mark.slow_where(dtype=("float32", "float16"))
+@pytest.mark.parametrize("shape", [(T, f), TILES], ids=str)
 @pytest.mark.parametrize(("dtype", "activation", "tokens"), CASES)
-def test_the_backward_pass_of_saved_activations(dtype, activation, tokens):
+def test_the_backward_pass_of_saved_activations(dtype, activation, tokens, shape):
     """By the kernels of a CPU, and of Y2 and dY1 as arrays."""
-    y2, dy2 = saved_operands(dtype, (T, f))
+    y2, dy2 = saved_operands(dtype, shape)
 
     @jax.jit
     def parts(y2, dy2):
@@ -96,6 +98,19 @@ def test_the_backward_pass_of_saved_activations(dtype, activation, tokens):
     for made, dense, packed in zip(along, moved, cut, strict=True):
         assert_same_bits(made.packed, packed)
         np.testing.assert_array_equal(words(made.dense), dense[:, FEATURES].T)
+
+
+def test_the_backward_pass_is_mapped():
+    """Over dY2 and features, with one Y2 for all."""
+    y2, dy2 = saved_operands("bfloat16", (T, f))
+    several = jnp.stack([dy2, -dy2]), device(np.stack([FEATURES, FEATURES - 1]))
+
+    def run(dy2, features):
+        return saved_backward(y2, dy2, features, "squared_relu", implementation="ffi")
+
+    got = jax.vmap(run)(*several)
+    for i in range(2):
+        assert_same_bits(jax.tree.map(lambda x, i=i: x[i], got), run(*(x[i] for x in several)))
 
 
 @pytest.mark.parametrize("collected", [False, True])
