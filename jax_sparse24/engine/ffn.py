@@ -20,7 +20,7 @@ from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of
-from jax_sparse24.ops.reference.saved import SLOPES
+from jax_sparse24.ops.reference.saved import SLOPES, gives_input, input_of
 from jax_sparse24.patterns import GROUP
 
 
@@ -45,8 +45,8 @@ def _ffn(execution: Execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key)
 def _forward(execution, arrays, state, key):
     """Y3, and what the backward pass needs of the activations.
 
-    That is Y1, or the packed Y2 with the counts of its non-zeros, which are None if nothing has counted them.
-    """
+    That is the packed Y2 with the counts of its non-zeros, which are None if nothing has counted them; or Y2
+    where F2 multiplies the whole of it and Y1 follows from it, so that not both are kept; or Y1."""
     x_Td, w1_df, w2_fd = (arrays[name] for name in ("x", "w1", "w2"))
     T, f = x_Td.shape[0], w1_df.shape[1]
     shapes = {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape}
@@ -55,12 +55,18 @@ def _forward(execution, arrays, state, key):
     first = {"x": x_Td, "w1": w1_df}
     y1_Tf = product(execution, "F1", first, state, key, decisions["F1"], bias=arrays.get("b1"))
     if not fusions.ACTIVATED.matches(execution):
-        arrays = {"y2": ACTIVATIONS[execution.activation](y1_Tf), "w2": w2_fd}
-        return product(execution, "F2", arrays, state, key, decisions["F2"]), y1_Tf
+        y2_Tf = ACTIVATIONS[execution.activation](y1_Tf)
+        y3_Td = product(execution, "F2", {"y2": y2_Tf, "w2": w2_fd}, state, key, decisions["F2"])
+        return y3_Td, y2_Tf if _saves_y2(execution, y1_Tf.dtype) else y1_Tf
     allowed = arrays.get("allowed")
     operands = fusions.ACTIVATED.run(decisions["F2"], execution, y1_Tf, w2_fd, state, key, allowed)
     y3_Td = execution.multiply("F2", operands)
     return y3_Td, (operands.left, operands.counts) if execution.plan.save_packed else y1_Tf
+
+
+def _saves_y2(execution: Execution, dtype) -> bool:
+    """Whether the backward pass gets the whole Y2 in place of Y1."""
+    return not fusions.ACTIVATED.matches(execution) and gives_input(execution.activation, dtype)
 
 
 def ffn_fwd(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
@@ -93,7 +99,10 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             arrays["dy1"] = dy1.todense(implementation=execution.implementation)
         else:
             dy1, operands, features, counts_f = None, {}, None, None
-            arrays["y2"], activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], saved)
+            y2_given = _saves_y2(execution, saved.dtype)
+            y1_Tf = input_of(saved, execution.activation) if y2_given else saved
+            y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
+            arrays["y2"] = saved if y2_given else y2_Tf
             (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key, decisions["B1"]))
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.engine import ffn
+from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.measure import same_bits
 from tests.engine import oracle
 from tests.engine.spy import Log, Spied
 from tests.engine.test_linear import METHODS
+from tests.ops.data import assert_same_bits
 
 T, d, f, out = 12, 16, 24, 8
 KEY = jax.random.key(7)
@@ -114,6 +118,38 @@ def test_without_noise_it_is_autodiff_with_straight_through_weights(name, activa
     assert float(jnp.abs(want[0]).max()) < 2**24
     for what, a, b in zip(("y", "dx", "dw1", "dw2", "db1"), got, want, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+@pytest.mark.parametrize("name", ["Dense", "STE", "FST exact"])
+@pytest.mark.parametrize(
+    ("activation", "dtype"), [("squared_relu", "bfloat16"), ("relu", "bfloat16"), ("relu", "float32")]
+)
+def test_saved_activations_give_the_bits_of_their_saved_inputs(name, activation, dtype, monkeypatch):
+    """Y2 in place of Y1, for the backward pass as a program of its own and in one with the forward pass."""
+    method = METHODS[name]
+    x, w1, w2, dy3, b1 = oracle.matrices(1, dtype, (T, d), (d, f), (f, out), (T, out), (f,))
+    x, state = x.at[0].set(0).at[1].multiply(1e-8).at[2].multiply(1e8), states(method, w1, w2)
+
+    def run(*operands):
+        *operands, b1 = operands
+        return s24.sparse_ffn(*operands, method, state, KEY, b1=b1, activation=activation)
+
+    def gradients(*operands):
+        return jax.vjp(run, *operands)[1](dy3)
+
+    def found():
+        jax.clear_caches()
+        _, saved = jax.jit(lambda *operands: jax.vjp(run, *operands))(x, w1, w2, b1)
+        kept = [leaf for leaf in jax.tree.leaves(saved) if leaf.shape == (T, f)]
+        return kept, jax.jit(lambda saved: saved(dy3))(saved), jax.jit(gradients)(x, w1, w2, b1)
+
+    (y2,), *new = found()
+    monkeypatch.setattr(ffn, "gives_input", lambda *_: False)
+    (y1,), *old = found()
+    activated = jax.jit(ACTIVATIONS[activation])(y1)
+    for a, b in zip(jax.tree.leaves((y2, new)), jax.tree.leaves((activated, old)), strict=True):
+        assert_same_bits(a, b)
+    assert not same_bits(y1, y2)
 
 
 def test_both_weight_gradients_are_unbiased():

@@ -12,7 +12,7 @@ from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.reference import packed24 as reference
 from jax_sparse24.ops.reference.bits import FORMATS
-from jax_sparse24.ops.reference.saved import SLOPES, sloped
+from jax_sparse24.ops.reference.saved import SLOPES, gives_input, input_of, sloped
 from jax_sparse24.ops.saved import pack_counted, saved_backward
 from tests.ops.data import (
     LAYOUT,
@@ -48,6 +48,32 @@ def test_slopes_follow_from_values(dtype, activation):
         np.testing.assert_array_equal(words(got), words(want))
     else:  # XLA's roots on a GPU are within a unit in the last place, not correctly rounded
         np.testing.assert_allclose(got, want, rtol=4 * unit_roundoff(dtype))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_bfloat16_follows_from_its_rounded_square(apart):
+    """From 2^-63, whose square is the least normal number, to where squares overflow; in one program, in
+    which XLA may leave out the rounding of the square, and in two."""
+    y1 = device(from_words(np.arange(1 << 16), "bfloat16"))
+    square, back = (
+        jax.jit(lambda x: jnp.square(jax.nn.relu(x))),
+        jax.jit(lambda y: input_of(y, "squared_relu")),
+    )
+    got = (
+        back(square(y1))
+        if apart
+        else jax.jit(lambda x: input_of(jnp.square(jax.nn.relu(x)), "squared_relu"))(y1)
+    )
+    got, y1, y2 = (np.asarray(x, np.float32) for x in (got, y1, square(y1)))
+    known = (y1 >= 2.0**-63) & np.isfinite(y2)
+    assert known.sum() > 2**14 - 256
+    np.testing.assert_array_equal(got[known], y1[known])
+    assert not got[y1 < 2.0**-63].any() and np.isnan(got[np.isnan(y1)]).all()
+
+
+def test_where_the_input_of_an_activation_follows():
+    found = {(a, t) for a in (*SLOPES, "gelu") for t in LAYOUT if gives_input(a, jnp.dtype(t))}
+    assert found == {("squared_relu", "bfloat16"), *(("relu", dtype) for dtype in LAYOUT)}
 
 
 @pytest.mark.parametrize("activation", SLOPES)
