@@ -10,8 +10,8 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments.bench import main
-from experiments.benchmarks import pages, rows, select, session, shown, stored, xla_programs
-from experiments.benchmarks.settings import PRESETS, Case, Settings
+from experiments.benchmarks import check, pages, rows, select, session, shown, stored, xla_programs
+from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
 from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers
 from experiments.config import Mesh
 from jax_sparse24.dispatch.cusparselt import Algorithm
@@ -264,18 +264,51 @@ def test_steps_that_search_masks_are_counted_at_their_rate():
 
 
 def test_a_wrong_block_is_found():
-    case, method = (8, 8, 16), s24.methods.FST()
+    case = Case(8, 8, 16)
     good = ffn.float64_block(
         *(
             np.random.default_rng(i).standard_normal(s)
             for i, s in enumerate([(8, 8), (8, 16), (16, 8), (8, 8)])
         )
     )
-    assert ffn.verdict(method, good, good, "float32", case) == "ok"
+    expected = ffn.expected_of_dense(good, "float32", case)
+    assert ffn.verdict(good, expected) == "ok"
     for place in range(4):
         bad = list(good)
         bad[place] = bad[place] * 1.1
-        assert ffn.verdict(method, bad, good, "float32", case) == "wrong"
+        assert ffn.verdict(bad, expected) == "wrong"
+
+
+def test_products_in_tf32_are_not_allowed_any_error(monkeypatch):
+    """The rounding of operands does not add up with the number of terms; a tolerance of 1 refuses nothing."""
+    monkeypatch.setattr(check, "roundoff", lambda dtype: 2.0**-11)
+    assert check.tolerance("float32", 16384) < 0.01
+
+
+@pytest.mark.parametrize("name", ["Venom", "Activation24"])
+def test_what_rounding_chooses_is_no_error_and_what_is_wrong_is_one(name):
+    """XLA leaves out roundings of a block in bfloat16, so that other elements of nearly equal size stay."""
+    case, method = Case(256, 128, 512), METHODS[name]
+    operands = ffn.data(case, "bfloat16")
+    args = [operands[key] for key in ("x", "w1", "w2", "dy3")]
+    states = {name: ffn.state_of(method, operands)}
+    expected = ffn.expected(case, "bfloat16", {name: method}, states, args)[name]
+    wide = [v.astype("float32") for v in args]
+    as_written, unrounded = (
+        jax.jit(ffn.forward_backward(ffn.block(method, states[name], by)))(*given)
+        for by, given in ((None, args), ("reference", wide))
+    )
+    assert ffn.verdict(as_written, expected) == ffn.verdict(unrounded, expected) == "ok"
+    if name == "Venom":
+        assert check.distance(unrounded[2], expected.results[2]) > 10 * check.tolerance("bfloat16", max(case))
+    for place in range(4):
+        bad = list(as_written)
+        eighth = len(bad[place]) // 8
+        bad[place] = bad[place].at[:eighth].set(bad[place][-eighth:])
+        assert ffn.verdict(bad, expected) == "wrong"
+    other = s24.methods.Venom(m=8, weights="soft" if name == "Venom" else "dense")
+    y = jax.jit(ffn.block(other, ffn.state_of(other, operands), None))(*args[:3])
+    assert ffn.verdict((y,), expected) == "wrong"
 
 
 # ---- command line and page
