@@ -16,11 +16,11 @@ from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
-from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation, gives_input, input_of
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of
-from jax_sparse24.ops.reference.saved import SLOPES, gives_input, input_of
+from jax_sparse24.ops.reference.saved import SLOPES
 from jax_sparse24.patterns import GROUP
 
 

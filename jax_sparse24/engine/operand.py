@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import Decision, Form
@@ -15,7 +16,7 @@ from jax_sparse24.ops.packed_vnm import PackedVNM
 from jax_sparse24.ops.reference.gated import GATES
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "squared_relu": lambda y: jax.numpy.square(jax.nn.relu(y)),
+    "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
     "relu": jax.nn.relu,
     **GATES,
 }
@@ -28,6 +29,35 @@ def check_activation(op: str, activation: str) -> None:
     activation: from a caller, any object."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
+
+
+def gives_input(activation, dtype) -> bool:
+    """Whether `input_of` finds the input of an activation exactly: of ReLU, and of squared ReLU in bfloat16.
+
+    Squares of float16 underflow, and roots of float32 are not rounded alike everywhere.
+
+    activation: its name.
+    dtype: of its input and result."""
+    return activation == "relu" or (activation == "squared_relu" and dtype == jnp.bfloat16)
+
+
+def input_of(y, activation):
+    """What an activation was applied to, as far as its slope needs it: zeros where that is not positive.
+
+    A square that is rounded to p bits errs by 2^-p of itself at most. So its root errs by less than half a
+    unit in the last of p bits, and rounded it is the number that was squared. Numbers below 2^-63, whose
+    squares are subnormal, are taken for zeros.
+
+    y: result of the activation, any shape; an activation and dtype for which `gives_input`.
+    activation: its name.
+
+    Returns: an array of y's shape and dtype; NaN where y is."""
+    if activation == "relu":
+        return y
+    own, wide = jnp.finfo(y.dtype), y.astype(jnp.float32)
+    root = jnp.where(wide < own.tiny, 0, jnp.sqrt(wide))
+    # XLA may leave out a conversion to bfloat16 and back, but not this.
+    return jax.lax.reduce_precision(root, own.nexp, own.nmant).astype(y.dtype)
 
 
 Packed = Packed24 | PackedVNM | Compressed24

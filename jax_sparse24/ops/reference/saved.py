@@ -9,35 +9,6 @@ from jax_sparse24.ops.reference.bits import FORMATS, bits, compute_format, flush
 SLOPES = "squared_relu", "relu"
 
 
-def gives_input(activation, dtype) -> bool:
-    """Whether `input_of` finds the input of an activation exactly: of ReLU, and of squared ReLU in bfloat16.
-
-    Squares of float16 underflow, and roots of float32 are not rounded alike everywhere.
-
-    activation: its name.
-    dtype: of its input and result."""
-    return activation == "relu" or (activation == "squared_relu" and dtype == jnp.bfloat16)
-
-
-def input_of(y, activation):
-    """What an activation was applied to, as far as its slope needs it: zeros where that is not positive.
-
-    A square that is rounded to p bits errs by 2^-p of itself at most. So its root errs by less than half a
-    unit in the last of p bits, and rounded it is the number that was squared. Numbers below 2^-63, whose
-    squares are subnormal, are taken for zeros.
-
-    y: result of the activation, any shape; an activation and dtype for which `gives_input`.
-    activation: its name.
-
-    Returns: an array of y's shape and dtype; NaN where y is."""
-    if activation == "relu":
-        return y
-    own, wide = jnp.finfo(y.dtype), y.astype(jnp.float32)
-    root = jnp.where(wide < own.tiny, 0, jnp.sqrt(wide))
-    # XLA may leave out a conversion to bfloat16 and back, but not this.
-    return lax.reduce_precision(root, own.nexp, own.nmant).astype(y.dtype)
-
-
 def sloped(y, dy, activation):
     """The gradient of the input of an activation: its slope times the gradient `dy` of its result.
 
