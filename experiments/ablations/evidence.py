@@ -46,11 +46,13 @@ class Study:
 
     name: of the folder.
     arms: arm -> seed -> run; the first arm is what the others are compared with.
-    devices: what every run had, as `2 x NVIDIA H200`."""
+    devices: what every run had, as `2 x NVIDIA H200`.
+    commits: of each run, by its path. Times are compared between runs of one commit only."""
 
     name: str
     arms: dict[str, dict[int, Run]]
     devices: str
+    commits: dict[Path, str]
 
     @property
     def reference(self) -> str:
@@ -73,17 +75,41 @@ class Study:
 
     def run_speed(self, arm: str) -> Interval:
         """Seconds per step of the reference's run over those of the arm's, everything but measurements."""
-        first, own = self.arms[self.reference], self.arms[arm]
-        return Interval.of([pace(first[s]) / pace(own[s]) for s in own if s in first])
+        return Interval.of([pace(first) / pace(run) for first, run in self._timed(arm)])
 
     def step_speed(self, arm: str) -> float | None:
         """The same of sparse steps alone, medians; None for an arm without."""
-        ratios = []
-        for seed, run in self.arms[arm].items():
-            sparse = speeds(run, sparse=True)
-            if seed in self.arms[self.reference] and len(sparse):
-                ratios.append(np.median(sparse) / np.median(speeds(self.arms[self.reference][seed])))
+        ratios = [
+            np.median(speeds(run, sparse=True)) / np.median(speeds(first))
+            for first, run in self._timed(arm)
+            if len(speeds(run, sparse=True))
+        ]
         return float(np.mean(ratios)) if ratios else None
+
+    def alike(self, arm: str) -> list[Run]:
+        """The runs of an arm at the commit that has the most runs of the study."""
+        most = Counter(self.commits.values()).most_common(1)[0][0]
+        return [run for run in self.arms[arm].values() if self.commits[run.out] == most]
+
+    def tokens_per_second(self, arm: str) -> list[float]:
+        """The means of an arm's runs at each commit: the lowest, and the highest if there are several."""
+        by_commit = {}
+        for run in self.arms[arm].values():
+            by_commit.setdefault(self.commits[run.out], []).append(tokens_per_step(run) / pace(run))
+        means = [float(np.mean(values)) for values in by_commit.values()]
+        return sorted({min(means), max(means)})
+
+    def _timed(self, arm: str) -> list[tuple[Run, Run]]:
+        """Each run of an arm after one of the reference at the same commit: of its seed, if there is one."""
+        found = []
+        for seed, run in self.arms[arm].items():
+            first = {s: one for s, one in self.arms[self.reference].items() if self._same(one, run)}
+            if first:
+                found.append((first.get(seed, next(iter(first.values()))), run))
+        return found
+
+    def _same(self, a: Run, b: Run) -> bool:
+        return self.commits[a.out] == self.commits[b.out]
 
 
 def read(folder: Path) -> Study:
@@ -92,7 +118,7 @@ def read(folder: Path) -> Study:
     folder: with ARM/seedN.json.
 
     Raises: UserError if it has none, none of an arm "dense", or runs on different texts or devices."""
-    arms, devices, texts, seconds = {}, {}, {}, {}
+    arms, devices, texts, seconds, commits = {}, {}, {}, {}, {}
     for path in sorted(folder.glob("*/seed*.json")):
         content = record.read(path)
         run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
@@ -106,12 +132,13 @@ def read(folder: Path) -> Study:
         texts.setdefault(str(run.corpus.get("digest")), path)
         seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
         arms.setdefault(path.parent.name, {})[run.config.seed] = run
+        commits[path] = str(content["environment"].get("commit"))
     require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
     for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
         known = ", ".join(f"{value} ({path})" for value, path in found.items())
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
-    return Study(folder.name, {"dense": arms.pop("dense"), **arms}, next(iter(devices)))
+    return Study(folder.name, {"dense": arms.pop("dense"), **arms}, next(iter(devices)), commits)
 
 
 def _named(devices) -> str:
@@ -212,7 +239,7 @@ def table(study: Study) -> str:
                 "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
                 "-" if step is None else f"{step:.2f}x",
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
-                f"{mean(lambda run: tokens_per_step(run) / pace(run)):,.0f}",
+                " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
                 "not measured" if None in memory else f"{max(memory) / 1e9:.1f}",
             ]
@@ -236,6 +263,7 @@ def about(study: Study) -> str:
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
         f"{config.train.steps * tokens_per_step(run) / 1e6:.0f}M, at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
+        + (" Times are compared between runs of one commit." if len(set(study.commits.values())) > 1 else "")
     )
 
 
@@ -250,7 +278,23 @@ def summary(study: Study) -> str:
         seeds = f"{gap.n} seed{'s' * (gap.n != 1)}"
         sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
         said.append(
-            f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure}), its run "
-            f"{speed.mean:.2f} times as fast"
+            f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
+            + ("" if speed.mean is None else f", its run {speed.mean:.2f} times as fast")
         )
-    return "; ".join(said) + "." if said else "No arm can be compared with dense training yet."
+    if not said:
+        return "No arm can be compared with dense training yet."
+    return " ".join(["; ".join(said) + ".", *_beaten(study)])
+
+
+def _beaten(study: Study) -> list[str]:
+    """A sentence for each arm without sparse steps that is lower in loss and faster than arms with them."""
+    at = {arm: (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others}
+    at = {arm: numbers for arm, numbers in at.items() if None not in numbers}
+    found = []
+    for arm in [arm for arm in at if study.step_speed(arm) is None]:
+        losers = [other for other in at if at[other][0] > at[arm][0] and at[other][1] < at[arm][1]]
+        if losers:
+            found.append(
+                f"In these means {arm}, which is dense, is lower and faster than {' and '.join(losers)}."
+            )
+    return found

@@ -24,16 +24,17 @@ def write(study: Study, folder: Path) -> list[str]:
 
 def _losses(study: Study, over: str, path: Path) -> str:
     """Curves of all arms and which steps were sparse; below, the end, and what is paired by seed."""
-    arms = [arm for arm in study.arms if arm != REPLICATE]
+    shown = {arm: _shown(study, arm, over) for arm in study.arms if arm != REPLICATE}
+    arms = [arm for arm, runs in shown.items() if runs]
     heights = (3, 0.24 * len(arms), 2)
     figure = plt.figure(figsize=(WIDTH, sum(heights) + 1.4))
     grid = figure.add_gridspec(3, 2, height_ratios=heights)
     whole, end, pairs = (figure.add_subplot(place) for place in (grid[0, :], grid[2, 0], grid[2, 1]))
     phases = figure.add_subplot(grid[1, :], sharex=whole)
-    last = max(curve(run, over)[0][-1] for runs in study.arms.values() for run in runs.values())
+    last = max(curve(run, over)[0][-1] for runs in shown.values() for run in runs)
     for axes in (whole, end):
         for colour, arm in zip(colours(arms), arms, strict=True):
-            _band(axes, [curve(run, over) for run in study.arms[arm].values()], colour, arm)
+            _band(axes, [curve(run, over) for run in shown[arm]], colour, arm)
         axes.set_ylabel("bits per byte")
     whole.set(xlim=(0, last))
     whole.set_title(f"{study.name}: validation loss, every product dense; mean and range of seeds")
@@ -48,10 +49,16 @@ def _losses(study: Study, over: str, path: Path) -> str:
             height = max(values) - min(values) or 0.01
             axes.set_ylim(min(values) - 0.08 * height, max(values) + 0.08 * height)
     _pairs(study, arms, pairs)
-    _phases(study, arms, over, phases)
+    _phases([shown[arm][0] for arm in arms], arms, over, phases)
     figure.canvas.draw()  # so that labels know the height of the axes
     name_at_end(whole)
     return save(figure, path)
+
+
+def _shown(study: Study, arm: str, over: str):
+    """The runs of an arm, the lowest seed first; where time counts, those whose times can be compared."""
+    runs = study.arms[arm].values() if over == "tokens" else study.alike(arm)
+    return sorted(runs, key=lambda run: run.config.seed)
 
 
 def _pairs(study: Study, arms, axes):
@@ -75,10 +82,9 @@ def _pairs(study: Study, arms, axes):
     axes.set_xlabel("nats per token")
 
 
-def _phases(study: Study, arms, over: str, axes):
+def _phases(runs, arms, over: str, axes):
     """A bar for each arm: dense steps pale, sparse steps in its colour."""
-    for place, (colour, arm) in enumerate(zip(colours(arms), arms, strict=True)):
-        run = study.arms[arm][min(study.arms[arm])]
+    for place, (colour, run) in enumerate(zip(colours(arms), runs, strict=True)):
         spans = [(places(run, over, [start, end]), phase.sparse) for start, end, phase in run.phases]
         longest = spans[-1][0][1]
         for (start, end), sparse in spans:

@@ -41,7 +41,8 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     assert sample["prompt"] == "def " and len(sample["text"].encode()) >= 16 and "### What they write" in page
     for name in ("tokens", "minutes", "trade"):
         assert (tmp_path / f"page/evidence/tiny_{name}.png").read_bytes().startswith(b"\x89PNG")
-    run = evidence.read(copy).arms["ste"][0]
+    both = evidence.read(copy)
+    run = both.arms["ste"][0]
     at, speeds = run.column("train", "steps_per_s")
     assert evidence.seconds_at(run, [0, at[-1]]) == pytest.approx([0, (1 / speeds).sum()], rel=1e-6)
 
@@ -51,6 +52,16 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
 
     file = copy / "ste/seed1.json"
     whole = file.read_text()
+    commit = json.loads(whole)["environment"]["commit"]
+    assert both.run_speed("ste").n == 2 and len(both.tokens_per_second("ste")) == 1
+    file.write_text(whole.replace(commit, "0" * len(commit)))
+    mixed = evidence.read(copy)
+    assert (
+        mixed.run_speed("ste").n == 1
+        and mixed.gap("ste").n == 2
+        and mixed.alike("ste") == [mixed.arms["ste"][0]]
+    )
+    assert len(mixed.tokens_per_second("ste")) == 2 and "runs of one commit" in evidence.about(mixed)
     for kind, words in (("event", "different texts: "), ("second", "different second texts: ")):
         digest = re.search(rf'"{kind}":.*?"digest":\W*(\w+)', whole)[1]
         file.write_text(whole.replace(digest, "0" * len(digest)))
