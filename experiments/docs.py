@@ -9,6 +9,7 @@ import argparse
 import jax_sparse24 as s24
 from experiments import files
 from experiments.ablations import reproduction
+from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.leaks import NOTE, config_of, leaking, marked
 from experiments.ablations.verdicts import Comparison, Interval
 from experiments.analysis.tables import markdown
@@ -91,7 +92,7 @@ LOSS = """## What it costs in loss
 Validation loss of each arm as its run ends, minus that of the dense arm with the same seeds and number of
 steps (of `AST`: of the model that it started from), mean with 95 % interval, from the recorded results in
 [reproduction.md](reproduction.md), where claims are judged. Small models and short runs. Results without a
-dense arm are not listed. Methods without a row were not measured against dense training."""
+dense arm and replicates are not listed. Methods without a row were not measured against dense training."""
 
 
 def page() -> str:
@@ -211,7 +212,7 @@ def loss() -> str:
         leaks = leaking(result)
         dense = next((arm for arm, method in methods.items() if method == "Dense"), None)
         for arm, method in methods.items():
-            if dense in (None, arm):
+            if dense in (None, arm) or arm == REPLICATE:
                 continue
             values, _ = Comparison(arm, "val_loss", dense).values(result["metrics"])
             found = Interval.of(list(values.values()))
