@@ -124,9 +124,6 @@ class Settings:
     """whether PyTorch takes part where it is installed"""
     exhaustive: bool = False
     """on a GPU: also dense programs for which XLA tries every tiling, which takes minutes each to compile"""
-    splits: bool = False
-    """for gemm, in 16 bits on a GPU with cuSPARSELt: also its fastest algorithm for each way to divide sums
-    among multiprocessors"""
     own_kernel: bool = False
     """for gemm, in 16 bits on a GPU with cuSPARSELt: also 2:4 by our own kernel, which is slower"""
     parts: bool = True

@@ -209,7 +209,15 @@ def bytes_per_token(vocabulary, batches) -> float:
 
 def statistics(source) -> dict:
     """Bytes, the entropies in nats of a byte alone (order 0) and given the byte before (order 1), and what a
-    compressor needs."""
+    compressor needs; of a mixture the means of its sources by their weights."""
+    if isinstance(source, Mixture):
+        parts = [statistics(part) for part in source.sources]
+        known = {name: sum(part[name] for part in parts) for name in ("bytes", "records")}
+        return known | {
+            name: float(np.average([part[name] for part in parts], weights=source.weights))
+            for name in parts[0]
+            if name not in known
+        }
     pairs = np.zeros(256 * 256, np.int64)
     firsts = np.zeros(256, np.int64)
     for index in range(len(source)):

@@ -14,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 
-from experiments.errors import require
+from experiments.errors import UserError, require
+
+AGAIN = "Delete its folder, and prepare it anew."
 
 
 class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -48,16 +51,27 @@ def prepared(make: Callable[[], Builder], check: Callable[[], None] = lambda: No
 
 
 def sources(builder: tfds.core.DatasetBuilder, splits=("train", "validation")) -> dict:
-    """The records of splits. Raises UserError where some were lost."""
+    """The records of splits. Raises UserError where a file is missing or damaged, or lost records."""
     found = {split: builder.as_data_source(split) for split in splits}
-    for split, source in found.items():
-        # A format that loses records on the way must not go unnoticed.
-        expected = builder.info.splits[split].num_examples
-        require(
-            expected == len(source),
-            f"The {split} split of {builder.data_dir} has {len(source)} records, not {expected}.",
-        )
+    for split in splits:
+        info = builder.info.splits[split]
+        for path, expected in zip(info.filepaths, info.shard_lengths, strict=True):
+            # The records of a source are counted by what was written, not by what is there.
+            there = records_in(path)
+            require(there == expected, f"{path} has {there} records, not {expected}. {AGAIN}")
     return found
+
+
+def records_in(path: Path) -> int:
+    """How many records an ArrayRecord has. Raises UserError for a file that cannot be read."""
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path))
+        count = reader.num_records()
+        reader.close()
+    except Exception as error:  # of ArrayRecord's own
+        reason = str(error).strip().split("\n")[0][:200]
+        raise UserError(f"{path} cannot be read; it is missing or damaged: {reason}. {AGAIN}") from error
+    return count
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 
 from experiments.data import base
 from experiments.data.prepared import quiet, sources
+from experiments.data.text import fingerprint
 from experiments.errors import UserError, require
 
 
@@ -49,34 +50,43 @@ class Config(base.Config):
             f"{self.name} has no text in a feature {self.column!r}; those with text are "
             f"{', '.join(texts) or 'none'}. Write --data.column NAME.",
         )
-        content = f"{builder.info.full_name}\0{builder.data_dir}\0{self.column}\0{self.split}"
-        content += "\0".join(f"{name} {builder.info.splits[name].num_examples}" for name in splits)
         found = sources(builder, ("train", self.split))
+        shards = [str(path) for split in found for path in builder.info.splits[split].filepaths]
+        content = f"{builder.info.full_name}\0{fingerprint(Path('/'), shards)}\0{self.column}\0{self.split}"
+        name = f"{builder.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
         train, validation = (Texts(split, source, self.column) for split, source in found.items())
         return base.Records(
             builder.name,
             train,
             validation,
-            fingerprint=f"{builder.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}",
+            fingerprint=name,
+            folder=Path(self.root).resolve() / "tfds" / name,
         )
 
 
 def opened(name: str, folder: Path) -> tfds.core.DatasetBuilder:
     """The builder of a prepared dataset. Raises UserError for another."""
-    place = Path(name).expanduser()
+    place, prepare = Path(name).expanduser(), "tfds build NAME --file_format=array_record --data_dir FOLDER"
     try:
         if place.is_dir():
-            return tfds.builder_from_directory(str(place))
-        builder = tfds.builder(name, data_dir=str(folder), file_format="array_record")
+            builder = tfds.builder_from_directory(str(place))
+        else:
+            builder = tfds.builder(name, data_dir=str(folder), file_format="array_record")
     except Exception as error:  # of many types, also for packages that a dataset would need
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
-            f"data.name {name!r} is neither the folder of a prepared dataset nor one that "
-            f"tensorflow-datasets can open here ({reason}). Give a name of its catalogue, such as lm1b or "
-            "wiki40b/en, or the folder with its dataset_info.json, such as ~/tensorflow_datasets/lm1b/1.1.0."
+            f"data.name {name!r} is neither the folder of a prepared dataset, with its dataset_info.json, "
+            f"nor the name of one that is prepared as ArrayRecord in {folder} ({reason}). Where TensorFlow "
+            f"is, `{prepare}` prepares one of the catalogue, once."
         ) from error
+    kind = builder.info.file_format
     require(
-        builder.is_prepared(),
+        kind is tfds.core.FileFormat.ARRAY_RECORD,
+        f"{name} is prepared as {kind and kind.value}, which is not read in random order. Where TensorFlow "
+        f"is, write once: `{prepare}`.",
+    )
+    require(
+        place.is_dir() or builder.is_prepared(),
         f"{name} is not prepared in {folder}. Where TensorFlow is, write once: tfds build {name} "
         f"--file_format=array_record --data_dir {folder}",
     )

@@ -86,9 +86,8 @@ struct LibraryCall {
   ffi::Error error = ffi::Error::Success();
 
   static LibraryCall of(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
-                        int64_t algorithm, int64_t split, int64_t split_mode, const ffi::AnyBuffer& compressed,
-                        const ffi::AnyBuffer& dense, const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out,
-                        const ffi::AnyBuffer& workspace) {
+                        int64_t algorithm, const ffi::AnyBuffer& compressed, const ffi::AnyBuffer& dense,
+                        const ffi::RemainingArgs& rest, const ffi::AnyBuffer& out, const ffi::AnyBuffer& workspace) {
     LibraryCall call;
     Check check(kProduct);
     const Dims c = dims_of(compressed), d = dims_of(dense), o = dims_of(out);
@@ -131,7 +130,7 @@ struct LibraryCall {
     call.bias_bytes = rows * result.bytes;
     call.out_bytes = rows * cols * result.bytes;
     call.key = {device,      rows,        depth, cols, k_last, packed_last, in.type, result.type, Epilogue(activation),
-                call.bias.data, algorithm, split, split_mode};
+                call.bias.data, algorithm};
     return call;
   }
 
@@ -144,10 +143,10 @@ struct LibraryCall {
 };
 
 ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation, int64_t algorithm,
-                      int64_t split, int64_t split_mode, ffi::AnyBuffer compressed, ffi::AnyBuffer dense,
-                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, split, split_mode, compressed,
-                                        dense, rest, *out, *workspace);
+                      ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
+                      ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
+  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
+                                        *workspace);
   if (c.error.failure() || c.empty() || c.key.depth == 0) return c.error;
   Check check(kProduct);
   for (int64_t b = 0; b < (c.bias.data == nullptr ? 1 : c.batch.count()); ++b) {
@@ -160,10 +159,10 @@ ffi::Error Initialize(int32_t device, int64_t dense_k_last, int64_t out_packed_l
 }
 
 ffi::Error Execute(Device stream, int32_t device, int64_t dense_k_last, int64_t out_packed_last, int64_t activation,
-                   int64_t algorithm, int64_t split, int64_t split_mode, ffi::AnyBuffer compressed, ffi::AnyBuffer dense,
-                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
-  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, split, split_mode, compressed,
-                                        dense, rest, *out, *workspace);
+                   int64_t algorithm, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::RemainingArgs rest,
+                   ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
+  const LibraryCall c = LibraryCall::of(device, dense_k_last, out_packed_last, activation, algorithm, compressed, dense, rest, *out,
+                                        *workspace);
   if (c.error.failure() || c.empty()) return c.error;
   if (c.key.depth == 0) return status(kProduct, cudaMemsetAsync(c.out, 0, size_t(c.batch.count() * c.out_bytes), stream));
   for (int64_t b = 0; b < c.batch.count(); ++b) {
@@ -181,8 +180,6 @@ ffi::Error Execute(Device stream, int32_t device, int64_t dense_k_last, int64_t 
       .Attr<int64_t>("out_packed_last") \
       .Attr<int64_t>("activation")     \
       .Attr<int64_t>("algorithm")      \
-      .Attr<int64_t>("split")          \
-      .Attr<int64_t>("split_mode")     \
       .Arg<ffi::AnyBuffer>()           \
       .Arg<ffi::AnyBuffer>()           \
       .RemainingArgs()                 \

@@ -18,8 +18,7 @@ struct alignas(16) Opaque {
 
 enum Order { kColumnMajor = 1, kRowMajor = 2 };
 enum { kNoTranspose = 0, kHalfSparse = 0, kCompute32F = 2, kDefaultAlgorithms = 0 };
-enum AlgorithmAttribute { kAlgorithmId = 0, kAlgorithmMaxId = 1, kSplit = 3, kSplitMode = 4 };
-constexpr int64_t kSegments = -1, kWhole = 1, kLastSplitMode = 6;  // a split of compute capability 9.0, and its modes
+enum AlgorithmAttribute { kAlgorithmId = 0, kAlgorithmMaxId = 1 };
 enum ProductAttribute { kRelu = 0, kGelu = 3, kBiasPointer = 8 };
 constexpr uint32_t kAlignment = 16;
 
@@ -114,19 +113,8 @@ struct Plan {
                       "its own choice) or 0 to " + std::to_string(needs.algorithms - 1);
         return;
       }
-      if (k.split < kSegments || k.split > kWhole || k.split_mode < 0 || k.split_mode > kLastSplitMode) {
-        needs.error = "cuSPARSELt: split=" + std::to_string(k.split) + ", split_mode=" + std::to_string(k.split_mode) +
-                      " is unknown; use a split of 0 (the library's own), 1 (none) or -1 (segments), and a mode of 0 (its "
-                      "own) to " + std::to_string(kLastSplitMode);
-        return;
-      }
-      const auto set = [&](AlgorithmAttribute attribute, int64_t value, const char* what) {
-        const int number = int(value);
-        if (status.ok()) status(L.MatmulAlgSetAttribute(handle, &selection, attribute, &number, sizeof number), what);
-      };
-      if (k.algorithm >= 0) set(kAlgorithmId, k.algorithm, "MatmulAlgSetAttribute of the algorithm");
-      if (k.split != 0) set(kSplit, k.split, "MatmulAlgSetAttribute of the split");
-      if (k.split_mode != 0) set(kSplitMode, k.split_mode, "MatmulAlgSetAttribute of the split's mode");
+      const int id = int(k.algorithm);
+      if (id >= 0) status(L.MatmulAlgSetAttribute(handle, &selection, kAlgorithmId, &id, sizeof id), "MatmulAlgSetAttribute");
       size_t workspace = 0, compressed = 0, temporary = 0;
       if (status.ok() && step(L.MatmulPlanInit(handle, &plan, &product, &selection), "MatmulPlanInit")) {
         status(L.MatmulGetWorkspace(handle, &plan, &workspace), "MatmulGetWorkspace");

@@ -34,13 +34,9 @@ struct PlanKey {
   Epilogue activation = Epilogue::kNone;
   const void* bias = nullptr;  // one number per row, of the result's type, on the device; null: none
   int64_t algorithm = -1;      // -1: the library's choice; others it may not have are refused
-  // The library's SPLIT_K and SPLIT_K_MODE, how sums are split among multiprocessors: 0 leaves the library's own, and
-  // others that it does not have for this product are refused.
-  int64_t split = 0, split_mode = 0;
 
   auto tied() const {
-    return std::tie(device, rows, depth, cols, dense_k_last, out_packed_last, in, out, activation, bias, algorithm, split,
-                    split_mode);
+    return std::tie(device, rows, depth, cols, dense_k_last, out_packed_last, in, out, activation, bias, algorithm);
   }
   bool operator<(const PlanKey& o) const { return tied() < o.tied(); }
 };

@@ -51,7 +51,7 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
   m.def(
       "cusparselt_needs",
       [](int64_t rows, int64_t depth, int64_t cols, bool dense_k_last, bool out_packed_last, const std::string& in,
-         const std::string& out, int64_t activation, int64_t algorithm, int64_t split, int64_t split_mode) {
+         const std::string& out, int64_t activation, int64_t algorithm) {
         const auto type = [](const std::string& name) {
           for (const auto& [known, value] : {std::pair{"bfloat16", CUDA_R_16BF}, std::pair{"float16", CUDA_R_16F},
                                              std::pair{"float32", CUDA_R_32F}, std::pair{"float8_e4m3fn", CUDA_R_8F_E4M3}})
@@ -63,13 +63,11 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         key.dense_k_last = dense_k_last, key.out_packed_last = out_packed_last;
         key.in = type(in), key.out = type(out);
         key.activation = s24::cuda::Epilogue(activation), key.algorithm = algorithm;
-        key.split = split, key.split_mode = split_mode;
         const s24::cuda::Needs needs = s24::cuda::cusparselt_needs(key);
         if (!needs.error.empty()) throw std::runtime_error(needs.error);
         return py::make_tuple(needs.workspace, needs.compressed, needs.algorithms);
       },
       py::arg("rows"), py::arg("depth"), py::arg("cols"), py::arg("dense_k_last"), py::arg("out_packed_last"),
       py::arg("dtype"), py::arg("out_dtype"), py::arg("activation"), py::arg("algorithm"),
-      py::arg("split"), py::arg("split_mode"),
       "(bytes of workspace, bytes of the compressed matrix, number of algorithms) of a product on the current device.");
 }

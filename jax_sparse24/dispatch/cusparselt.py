@@ -4,14 +4,12 @@ tried."""
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.hardware import GENERATIONS, Split, generation
+from jax_sparse24.dispatch.hardware import GENERATIONS, generation
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 
@@ -97,27 +95,6 @@ def _facts():
     return [row for row in GENERATIONS if row.layout][-1]
 
 
-class Algorithm(NamedTuple):
-    """How the library computes a product.
-
-    number: of its algorithms; -1 stands for its own choice.
-    split: how sums are divided among multiprocessors, a name in `Generation.splits`; "" for its own way."""
-
-    number: int = -1
-    split: str = ""
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Algorithm | None":
-        """The algorithm in an entry of a table; None if it names none."""
-        number = entry.get("algorithm")
-        return None if number is None else cls(number, entry.get("split", ""))
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """What an entry of a table says of it."""
-        return {"algorithm": self.number} | ({"split": self.split} if self.split else {})
-
-
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
     """A product as the library describes it: out(rows, cols) = P(rows, depth) D(depth, cols), with P packed.
@@ -164,36 +141,11 @@ class Descriptor:
         known = activation != "gelu" or (self.dtype, self.out_dtype) in GELU
         return something and known and version() in _facts().verified
 
-    def _ask(self, activation: str | None, algorithm: Algorithm) -> tuple[int, int, int]:
-        sizes, layouts = (self.rows, self.depth, self.cols), (self.dense_k_last, self.out_packed_last)
-        flags = (*layouts, self.dtype, self.out_dtype, CODES[activation])
-        return native.module("cuda").cusparselt_needs(*sizes, *flags, *self.numbers(algorithm).values())
+    def _ask(self, activation: str | None, algorithm: int) -> tuple[int, int, int]:
+        flags = (self.dense_k_last, self.out_packed_last, self.dtype, self.out_dtype, CODES[activation])
+        return native.module("cuda").cusparselt_needs(self.rows, self.depth, self.cols, *flags, algorithm)
 
-    def numbers(self, algorithm: Algorithm) -> dict[str, int]:
-        """The attributes by which calls of the library's wrapper name an algorithm.
-
-        Raises: ValueError for a split that the library does not have for this dtype here."""
-        name = algorithm.split
-        split = Split(0, 0, (self.dtype,)) if not name else self._splits().get(name)
-        if split is None:
-            known = ", ".join(map(repr, ("", *self._splits())))
-            raise ValueError(
-                f"matmul: cuSPARSELt has no split {name!r} of products of {self.dtype} here; "
-                f"use one of {known}."
-            )
-        return {"algorithm": algorithm.number, "split": split.factor, "split_mode": split.mode}
-
-    def _splits(self) -> dict[str, Split]:
-        return {name: split for name, split in _facts().splits.items() if self.dtype in split.dtypes}
-
-    def split(self, algorithms: Iterable[Algorithm]) -> list[Algorithm]:
-        """Each of some algorithms with each way to divide sums that a search tries besides the library's own.
-
-        Those of a release that was not verified on this GPU are not tried: one may end the process."""
-        splits = self._splits() if version() in _facts().verified else ()
-        return [Algorithm(number, name) for number, _ in algorithms for name in splits]
-
-    def workspace(self, algorithm: Algorithm, activation: str | None = None) -> int:
+    def workspace(self, algorithm: int, activation: str | None = None) -> int:
         """Bytes of workspace that an algorithm needs.
 
         The library is asked where it runs; a program that is lowered elsewhere gets an upper bound."""
@@ -201,13 +153,13 @@ class Descriptor:
             return max(self._ask(activation, algorithm)[0], 16)
         return 1 << 27
 
-    def algorithms(self) -> list[Algorithm]:
-        """The algorithms that a search tries, each with the library's own way to divide sums."""
-        *_, count = self._ask(None, Algorithm())
-        return [*map(Algorithm, (-1, *range(min(count, _facts().tried[self.dtype]))))]
+    def algorithms(self) -> list[int]:
+        """The numbers of the algorithms that a search tries; -1 stands for the library's own choice."""
+        *_, count = self._ask(None, -1)
+        return [-1, *range(min(count, _facts().tried[self.dtype]))]
 
     @property
-    def preferred(self) -> Algorithm:
+    def preferred(self) -> int:
         """The algorithm to take where nothing was measured."""
         known = _facts().algorithms.get(version(), {})
-        return Algorithm(known.get((self.dtype, self.dense_k_last, self.out_packed_last), -1))
+        return known.get((self.dtype, self.dense_k_last, self.out_packed_last), -1)

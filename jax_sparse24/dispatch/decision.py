@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import cusparselt, native, table
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.hardware import CAPABILITIES, capability, generation, platform
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
@@ -38,7 +37,7 @@ class Decision:
     runs: Runs
     reason: str
     form: Form = "dense"
-    algorithm: Algorithm | None = None
+    algorithm: int | None = None
     entry: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -47,7 +46,7 @@ class Decision:
         return self.form != "dense"
 
 
-def named(implementation: str, algorithm: Algorithm | None = None) -> Decision:
+def named(implementation: str, algorithm: int | None = None) -> Decision:
     """The decision for a product whose operand is packed already and whose implementation the caller names.
 
     implementation: "reference", "ffi" or "cusparselt".
@@ -162,13 +161,13 @@ def _product(
     obstacle = library_obstacle() or misfit
     if obstacle:
         return Decision("dense", obstacle, entry=found.entry)
-    return Decision("cusparselt", found.reason, form, Algorithm.of(found.entry), found.entry)
+    return Decision("cusparselt", found.reason, form, found.entry.get("algorithm"), found.entry)
 
 
-def _measured_algorithm(product: Product) -> Algorithm | None:
+def _measured_algorithm(product: Product) -> int | None:
     """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
     near = table.find(product)
-    return Algorithm.of(near[1]) if near is not None and table.same_library(near[0]) else None
+    return near[1].get("algorithm") if near is not None and table.same_library(near[0]) else None
 
 
 def platforms(op: str, dtype, missing: Mapping[str, str]) -> list[str]:

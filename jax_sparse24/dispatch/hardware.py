@@ -7,24 +7,12 @@ import platform as system
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import native
 from jax_sparse24.patterns import FLOAT8
-
-
-class Split(NamedTuple):
-    """How cuSPARSELt divides the sums of a product among multiprocessors, for results with few tiles.
-
-    factor, mode: the library's SPLIT_K and SPLIT_K_MODE; 0 for its own.
-    dtypes: of operands."""
-
-    factor: int
-    mode: int
-    dtypes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +26,6 @@ class Generation:
     algorithms: release of cuSPARSELt -> (dtype, whether the dense operand is column-major, whether the result
         is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.
     tried: dtype -> how many algorithms a search tries.
-    splits: name -> how cuSPARSELt can divide sums, besides its own way; a search tries all.
     verified: releases whose 8-bit products and epilogues were compared with float64.
     faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion."""
 
@@ -47,7 +34,6 @@ class Generation:
     layout: str = ""
     algorithms: Mapping[tuple[int, int, int], Mapping] = dataclasses.field(default_factory=dict)
     tried: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    splits: Mapping[str, Split] = dataclasses.field(default_factory=dict)
     verified: tuple[tuple[int, int, int], ...] = ()
     faster: frozenset[tuple[str, str, str, bool]] = frozenset()
 
@@ -69,14 +55,6 @@ HOPPER = Generation(
     # For float16, algorithms 36 to 45 of release 0.8.0 end the process with an illegal instruction on an
     # H200; with later releases they were not tried.
     tried={"bfloat16": 64, "float16": 36, FLOAT8.name: 64},
-    # The library's kernels for this generation exist with and without segments of K. Which of its modes it
-    # takes here was not measured yet; a search passes over those that it refuses. SPLIT_K_BUFFERS must be 0.
-    splits={
-        "segments": Split(-1, 0, ("bfloat16",)),
-        "segments in two kernels": Split(-1, 2, ("bfloat16",)),
-        "split": Split(0, 5, ("bfloat16",)),
-        "stream": Split(0, 6, ("bfloat16",)),
-    },
     verified=((0, 10, 0),),
     # experiments/benchmarks/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as
     # fast as a copy, and with approximate estimates whole blocks gain nothing. The suite `producers` of
@@ -92,7 +70,6 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(("10.0", "10.3", "11.0", "12.0", "12.1"), "PTX of sm_80")
 GENERATIONS = (AMPERE, HOPPER, BLACKWELL)
-SPLITS = tuple(dict.fromkeys(name for generation in GENERATIONS for name in generation.splits))
 CAPABILITIES = {c: generation for generation in GENERATIONS for c in generation.capabilities}
 
 

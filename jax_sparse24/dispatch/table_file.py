@@ -4,8 +4,7 @@ It is JSON: `format`, `hardware`, `isa`, `versions`, and one entry in `products`
 times in microseconds. An entry names its product by the product's name in a linear layer (which says the
 contracted axes), by the side of its sparse operand and by the pattern of that; its shape is (M, K, N). Format
 1 has no patterns (all products are 2:4). Formats 1 and 2 lack the `capability` of a GPU, the `order` of
-samples, and the joules, MHz and seed of an entry. Without a `split`, cuSPARSELt divides sums in its own
-way."""
+samples, and the joules, MHz and seed of an entry."""
 
 import json
 import os
@@ -15,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_sparse24.dispatch.hardware import SPLITS
 from jax_sparse24.dispatch.product import KINDS
 
 FORMAT = 3
@@ -84,7 +82,6 @@ ENTRY = {
     ),
     "implementation": _one_of(IMPLEMENTATIONS)._replace(default="ffi"),
     "algorithm": Rule("a whole number", lambda value: value is None or type(value) is int),
-    "split": _one_of(("", *SPLITS))._replace(default=""),
     "status": _one_of(STATUSES),
     "producers_us": _BY_NAME._replace(default=None),
     "joules": _BY_NAME,

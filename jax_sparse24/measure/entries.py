@@ -2,14 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import cusparselt
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.engine.operand import Request, Sparsifier
@@ -36,11 +35,8 @@ from jax_sparse24.patterns import FLOAT8, VNM
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
 FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # the products that methods multiply in 8 bits
 SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
-SPLIT = 4  # algorithms of cuSPARSELt, the fastest of a product, that are tried with divided sums
 CLOSE = 1.03  # a second algorithm is measured with the first if the search cannot tell them apart
 BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed
-Choice = tuple[str, Algorithm | None]  # an implementation, and of cuSPARSELt also how it multiplies
-OWN: Choice = ("ffi", None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +138,7 @@ class Entries:
     def __init__(self, repeats: int, seconds: float):
         self.repeats, self.seconds = repeats, seconds
         self._producers: dict[tuple, Mapping[str, float]] = {}
-        self._searched: dict[tuple, list[Algorithm]] = {}
+        self._searched: dict[tuple, list[int]] = {}
 
     def of(self, job: Job) -> list[dict]:
         """The entries of a job: one per form of the sparse operand, or per pattern of sampled entries."""
@@ -161,7 +157,7 @@ class Entries:
             place = (product.kind, product.side, form.name, dtype, product.shape)
             us = {name: producers[name] for name in names if name in producers}
             choice = {"implementation": packed.implementation}
-            choice |= {} if packed.algorithm is None else packed.algorithm.entry
+            choice |= {} if packed.algorithm is None else {"algorithm": packed.algorithm}
             return _entry(found, f"{form.name} masked", packed.name, place, choice, us)
 
         best = min(candidates, key=lambda c: found.times[c.name].median if c.name in found.times else 1e9)
@@ -206,71 +202,57 @@ class Entries:
         """The 2:4 forms, one or two, with the fastest implementation and algorithm by a brief search.
 
         Algorithms whose results are wrong or change from call to call are left out. At the first product of a
-        layout all algorithms are tried, at further ones those that were fastest there; the fastest of each
-        product are tried with divided sums, too."""
+        layout all algorithms are tried, at further ones those that were fastest there."""
         first = dataclasses.replace(FORMAT_24, also=("masked",))
         if platform() != "cuda":
             return [first]
         layout = (product.axes, product.side, dtype)
         known = self._searched.get(layout)
         algorithms = _algorithms(product, dtype)
-        search = _Search(product, dtype)
-        times = search.times([OWN, *_by_library(a for a in algorithms if known is None or a in known)])
+        times = _search(product, dtype, [a for a in algorithms if known is None or a in known])
         ranked = sorted(times, key=times.get)
-        whole = [algorithm for by, algorithm in ranked if by == "cusparselt"]
         if known is None and algorithms:
-            self._searched[layout] = whole[:SEARCHED]
-        if split := cusparselt.Descriptor.of(product.key(dtype)).split(whole[:SPLIT]):
-            times = search.times([*ranked[:2], *_by_library(split)])
-            ranked = sorted(times, key=times.get)
+            self._searched[layout] = [algorithm for by, algorithm in ranked if by == "cusparselt"][:SEARCHED]
         close = [choice for choice in ranked[:2] if times[choice] <= CLOSE * times[ranked[0]]]
         forms = []
-        for implementation, algorithm in close or [OWN]:
+        for implementation, algorithm in close or [("ffi", None)]:
             form = dataclasses.replace(first, implementation=implementation, algorithm=algorithm)
             other = dataclasses.replace(form, name=f"2:4 by {algorithm}", also=())
             forms.append(other if forms else form)
         return forms
 
 
-class _Search:
-    """Times one product by implementations and algorithms whose results are right and repeat, briefly."""
+def _search(product: FFNProduct, dtype, algorithms: Sequence[int]) -> dict[tuple[str, int | None], float]:
+    """Seconds per call, for the implementations and algorithms whose results are right and repeat."""
+    (i, j), left = product.axes, product.side == "left"
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
+    packed = pack24(a if left else b, product.axis)
+    operands = (packed, b) if left else (a, packed)
+    truth = jax.jit(lambda a, b: contract(a, b, i, j, "ffi", jnp.float32))(*operands)
 
-    def __init__(self, product: FFNProduct, dtype):
-        self.axes, left = product.axes, product.side == "left"
-        a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
-        packed = pack24(a if left else b, product.axis)
-        self.operands = (packed, b) if left else (a, packed)
-        self.truth = jax.jit(lambda a, b: contract(a, b, *self.axes, "ffi", jnp.float32))(*self.operands)
-        self._calls: dict[Choice, Callable | None] = {}
+    def error(result):
+        return jnp.linalg.norm(result.astype(jnp.float32) - truth) / jnp.linalg.norm(truth)
 
-    def times(self, choices: Sequence[Choice]) -> dict[Choice, float]:
-        """Seconds per call, of those that are valid, in random order."""
-        new = [choice for choice in choices if choice not in self._calls]
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiling takes longer than running
-            self._calls |= zip(new, pool.map(self._valid, new), strict=True)
-        calls = {choice: call for choice in choices if (call := self._calls[choice]) is not None}
-        return {choice: t.median for choice, t in interleaved(calls, 3, BRIEF).items()}
-
-    def _valid(self, choice: Choice) -> Callable | None:
-        """What calls the program, or None if it is refused, wrong or does not repeat its result."""
+    def valid(choice):
+        implementation, algorithm = choice
         try:
             program = Program(
-                lambda a, b: contract(a, b, *self.axes, decision=named(*choice)), *self.operands
+                lambda a, b: contract(a, b, i, j, decision=named(implementation, algorithm)), *operands
             )
         except (RuntimeError, ValueError):  # an algorithm that the library refuses for this product
             return None
-        error = jnp.linalg.norm(program.result.astype(jnp.float32) - self.truth)
-        right = error <= jnp.finfo(program.result.dtype).eps * jnp.linalg.norm(self.truth)
-        right = right and program.repeats_itself()
+        right = error(program.result) <= jnp.finfo(program.result.dtype).eps and program.repeats_itself()
         program.result = None  # dozens of results would fill the memory
         return program.__call__ if right else None
 
+    choices = [("ffi", None), *(("cusparselt", algorithm) for algorithm in algorithms)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiling takes longer than running
+        checked = zip(choices, pool.map(valid, choices), strict=True)
+        calls = {choice: call for choice, call in checked if call is not None}
+    return {choice: t.median for choice, t in interleaved(calls, 3, BRIEF).items()}
 
-def _by_library(algorithms: Iterable[Algorithm]) -> list[Choice]:
-    return [("cusparselt", algorithm) for algorithm in algorithms]
 
-
-def _algorithms(product: FFNProduct, dtype) -> list[Algorithm]:
+def _algorithms(product: FFNProduct, dtype) -> list[int]:
     """The algorithms of cuSPARSELt that may be tried for a product."""
     try:
         decide("tune", dtype, "cusparselt")
@@ -278,23 +260,6 @@ def _algorithms(product: FFNProduct, dtype) -> list[Algorithm]:
         return []
     asked = cusparselt.Descriptor.of(product.key(dtype))
     return [] if asked.misfit() else asked.algorithms()
-
-
-def fastest_by_split(product: FFNProduct, dtype: jax.typing.DTypeLike) -> dict[str, Algorithm]:
-    """The fastest algorithm of cuSPARSELt for each way to divide the sums of a product, by a brief search.
-
-    product: from `product_of`, with a 2:4 operand.
-    dtype: of the operands.
-
-    Returns: name of the way, "" for the library's own, -> algorithm; empty where the library cannot be used.
-        Ways that the library refuses, or whose results are wrong or do not repeat, are left out."""
-    dtype, found = jnp.dtype(dtype), {}
-    whole = _algorithms(product, dtype)
-    split = cusparselt.Descriptor.of(product.key(dtype)).split(whole)
-    times = _Search(product, dtype).times(_by_library([*whole, *split]))
-    for _, algorithm in sorted(times, key=times.get):
-        found.setdefault(algorithm.split, algorithm)
-    return found
 
 
 def _us(seconds: float) -> float:

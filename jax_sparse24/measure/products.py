@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine.plan import FFN
@@ -115,7 +114,7 @@ class Format:
     multiple: int
     implementation: str
     rows: int = 1
-    algorithm: Algorithm | None = None
+    algorithm: int | None = None
     also: tuple[str, ...] = ("masked", "with packing")
 
     def fits(self, shape: tuple[int, int], axis: int) -> bool:

@@ -173,7 +173,7 @@ def multiply(
     dense_k_last: bool,
     out_packed_last: bool,
     out_dtype,
-    algorithm: cusparselt.Algorithm | None,
+    algorithm: int | None,
     bias=None,
     activation: str | None = None,
 ) -> jax.Array:
@@ -184,12 +184,12 @@ def multiply(
     dense_k_last: whether the contracted axis of `dense` is its last one.
     out_packed_last: whether the result is (N, R), with the axis of the packed matrix last, and not (R, N).
     out_dtype: of the result.
-    algorithm: of the library; None for the preferred one.
+    algorithm: number of the library's algorithm; None for the preferred one.
     bias: (R,), added to the float32 sums; or None.
     activation: None, "relu" or "gelu", applied to the float32 sums.
 
     Returns: (R, N) or (N, R).
-    Raises: ValueError for a product, or a split of it, that the library does not run."""
+    Raises: ValueError for a product that the library does not run."""
     dtype, k_last = packed.dtype, dense_k_last or packed.dtype == FLOAT8
     rows, n = packed.metadata.shape[0], dense.shape[-2 if dense_k_last else -1]
     product = cusparselt.Descriptor(rows, packed.K, n, k_last, out_packed_last, str(dtype), str(out_dtype))
@@ -205,6 +205,6 @@ def multiply(
         dense_k_last=k_last,
         out_packed_last=out_packed_last,
         activation=cusparselt.CODES[activation],
-        **product.numbers(chosen),
+        algorithm=chosen,
         types=(out, workspace),
     )[0]

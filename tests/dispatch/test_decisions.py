@@ -1,6 +1,5 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
-import re
 from functools import partial
 from pathlib import Path
 
@@ -11,14 +10,12 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import decision, table_file
 from jax_sparse24.dispatch import table as tables
-from jax_sparse24.dispatch.cusparselt import Algorithm
-from jax_sparse24.dispatch.hardware import HOPPER, Hardware, hardware
+from jax_sparse24.dispatch import table_file
+from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.explain import choices
-from jax_sparse24.ops.matmul import contract
 from tests.dispatch.tables import entry, runs_packed, store, table
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
@@ -224,7 +221,6 @@ def test_a_broken_file_is_passed_over_and_named(folders, text, capsys):
         ({"status": ["ok"]}, "'status' is ['ok'] and must be"),
         ({"implementation": "magic"}, "'implementation' is 'magic' and must be 'ffi' or 'cusparselt'"),
         ({"algorithm": "3"}, "'algorithm' is '3' and must be a whole number"),
-        ({"split": "halves"}, "'split' is 'halves' and must be '', 'segments', "),
         ({"product": "F1"}, "'product' is 'F1' and must be 'fwd', 'dgrad' or 'wgrad'"),
         ({"sparse": 3}, "'sparse' is 3 and must be 'left', 'right' or 'result'"),
         ({"pattern": "64:2"}, "'pattern' is '64:2' and must be '2:4' or such as '64:2:16'"),
@@ -339,22 +335,6 @@ def test_of_a_borrowed_table_other_versions_of_cusparselt_decide_nothing(folders
     store(folders[1], table(by_library, capability="9.0", versions={"cusparselt": "0.8.1"}), "nvidia-h200")
     hopper("nvidia-h100-pcie")
     assert not decided().packed and "measured with cuSPARSELt 0.8.1" in decided().reason
-
-
-@pytest.mark.parametrize("implementation", [None, "cusparselt"])
-@pytest.mark.parametrize("more", [{}, {"split": ""}, {"split": "segments"}])
-def test_a_table_says_how_cusparselt_divides_sums(monkeypatch, folders, more, implementation):
-    """An older table, without the field, leaves it to the library."""
-    by_library = entry(shape=(64, 64, 64), implementation="cusparselt", algorithm=3, dtype="bfloat16")
-    store(folders[0], table(by_library | more))
-    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
-    product = Product((-1, -2), "right", jnp.dtype("bfloat16"), (64, 64, 64))
-    found = decision.decide(product, implementation=implementation)
-    assert found.runs == "cusparselt" and found.algorithm == Algorithm(3, more.get("split", ""))
-    x = jnp.ones((64, 64), jnp.bfloat16)
-    text = str(jax.make_jaxpr(lambda x: contract(x, s24.pack24(x, -2), -1, -2, decision=found))(x))
-    factor = HOPPER.splits["segments"].factor if more.get("split") else 0
-    assert re.search(rf"\('algorithm', 3\).*\('split', {factor}\)", text.replace("np.int64", "")), text
 
 
 def test_cpus_borrow_nothing(folders):

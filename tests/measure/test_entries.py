@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import cusparselt, decision, table, table_file
-from jax_sparse24.dispatch.cusparselt import Algorithm
-from jax_sparse24.dispatch.hardware import HOPPER, Hardware
+from jax_sparse24.dispatch import decision, table, table_file
+from jax_sparse24.dispatch.hardware import Hardware
 from jax_sparse24.measure import entries, nvml, products, tuning
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
@@ -132,89 +131,33 @@ def test_the_fastest_algorithms_are_measured_in_turn(monkeypatch):
     """All are searched at the first product of a layout, those that were fast there at the next."""
     monkeypatch.setattr(entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    every = [*map(Algorithm, range(-1, 20))]
-    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: every)
+    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: list(range(-1, 20)))
     monkeypatch.setattr(entries, "SEARCHED", 2)
-    asked = searches(monkeypatch, lambda algorithm: 1.0 + 0.02 * abs(algorithm.number - 7))
-    maker, product = entries.Entries(3, 0.4), products.product_of("F1", "w1", 64, 32, 48)
-    forms = maker._candidates(product, jnp.dtype("bfloat16"))
-    assert [form.algorithm for form in forms] == [Algorithm(7), Algorithm(6)]
-    assert forms[0].also == ("masked",) != forms[1].also
-    maker._candidates(product, jnp.dtype("bfloat16"))
-    assert asked == [[None, *every], [None, Algorithm(6), Algorithm(7)]]
-
-
-def searches(monkeypatch, seconds) -> list:
-    """Times are those of a function of an algorithm, 2 s of our own kernel; the algorithms of each search."""
     asked = []
 
-    class Search:
-        def __init__(self, product, dtype):
-            pass
+    def search(product, dtype, algorithms):
+        asked.append(list(algorithms))
+        times = {("cusparselt", a): 1.0 + 0.02 * abs(a - 7) for a in algorithms}
+        return {("ffi", None): 2.0} | times
 
-        def times(self, choices):
-            asked.append([algorithm for _, algorithm in choices])
-            return {(by, a): 2.0 if a is None else seconds(a) for by, a in choices}
-
-    monkeypatch.setattr(entries, "_Search", Search)
-    return asked
-
-
-@pytest.mark.parametrize("gain", [0.5, 0.99, 2.0])
-def test_divided_sums_are_tried_with_the_fastest_algorithms(monkeypatch, gain):
-    """They are measured again with the two fastest choices of the first search, and chosen if they win."""
-    monkeypatch.setattr(entries, "platform", lambda: "cuda")
-    monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
-    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: [*map(Algorithm, range(6))])
-    monkeypatch.setattr(entries, "SPLIT", 2)
-    name = next(iter(HOPPER.splits))
-
-    def seconds(algorithm):
-        return (1 + 0.1 * algorithm.number) * {"": 1.0, name: gain}.get(algorithm.split, 3.0)
-
-    asked = searches(monkeypatch, seconds)
-    product = products.product_of("B4", "dy1", 64, 32, 48)
-    forms = entries.Entries(3, 0.4)._candidates(product, jnp.dtype("bfloat16"))
-    divided = [Algorithm(number, split) for number in (0, 1) for split in HOPPER.splits]
-    assert asked[1:] == [[Algorithm(0), Algorithm(1), *divided]]
-    expected = {0.5: [Algorithm(0, name)], 0.99: [Algorithm(0, name), Algorithm(0)], 2.0: [Algorithm(0)]}
-    assert [form.algorithm for form in forms] == expected[gain]
-    asked.clear()
-    entries.Entries(3, 0.4)._candidates(product, jnp.dtype("float16"))
-    assert len(asked) == 1, "float16 has no splits"
-
-
-def test_the_fastest_algorithm_of_each_way_to_divide_sums(monkeypatch):
-    every = [*map(Algorithm, range(4))]
-    monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
-    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: every)
-    best = {"": 3, "segments": 1}
-    asked = searches(monkeypatch, lambda a: 1.0 + abs(a.number - best.get(a.split, 2)) - 0.1 * bool(a.split))
-    found = entries.fastest_by_split(products.product_of("B4", "dy1", 64, 32, 48), "bfloat16")
-    assert asked == [every + [Algorithm(n, name) for n in range(4) for name in HOPPER.splits]]
-    expected = {name: Algorithm(best.get(name, 2), name) for name in ("", *HOPPER.splits)}
-    assert found == expected and next(iter(found)) != ""
-
-
-def test_what_divides_sums_is_tried_only_with_releases_that_were_verified(monkeypatch):
-    product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
-    for version, tried in (((0, 10, 0), len(HOPPER.splits)), ((0, 11, 0), 0)):
-        monkeypatch.setattr(cusparselt, "version", lambda version=version: version)
-        assert len(product.split([Algorithm(3)])) == tried
+    monkeypatch.setattr(entries, "_search", search)
+    maker, product = entries.Entries(3, 0.4), products.product_of("F1", "w1", 64, 32, 48)
+    forms = maker._candidates(product, jnp.dtype("bfloat16"))
+    assert [form.algorithm for form in forms] == [7, 6] and forms[0].also == ("masked",) != forms[1].also
+    maker._candidates(product, jnp.dtype("bfloat16"))
+    assert asked == [list(range(-1, 20)), [6, 7]]
 
 
 def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparselt, own):
-    """cuSPARSELt in jnp; algorithm 5 is refused by the library, and so are all but one way to divide sums."""
+    """cuSPARSELt in jnp; algorithm 5 is refused by the library."""
     monkeypatch.setattr(entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: [*map(Algorithm, (1, 5, 9))])
+    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: [1, 5, 9])
     monkeypatch.setattr(entries, "CLOSE", 100.0)
     right = entries.contract
-    others = [name for name in HOPPER.splits if name != "segments"]
-    refused = {Algorithm(5), *(Algorithm(number, name) for number in (1, 5, 9) for name in others)}
 
     def refusing(a, b, i, j, *args, decision=None):
-        if decision is not None and decision.algorithm in refused:
+        if decision is not None and decision.algorithm == 5:
             raise RuntimeError("not supported")
         return right(a, b, i, j, *args, decision=decision)
 
@@ -225,7 +168,6 @@ def test_algorithms_in_the_products_of_a_table(monkeypatch, documented_cusparsel
     (entry,) = [e for e in stored(own)["products"] if e["sparse"] == "right"]
     assert entry["status"] == "ok" and entry.get("algorithm") in (None, 1, 9)
     assert (entry["implementation"] == "cusparselt") == ("algorithm" in entry)
-    assert entry.get("split", "segments") == "segments"
 
 
 @pytest.mark.slow
@@ -245,7 +187,7 @@ def test_on_a_gpu_entries_hold_joules_clock_and_seed(monkeypatch, documented_cus
     monkeypatch.setattr(decision, "platform", lambda: "cpu")  # where programs really run
     monkeypatch.setattr(entries, "platform", lambda: "cuda")
     monkeypatch.setattr(tuning, "platform", lambda: "cuda")
-    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: [Algorithm(), Algorithm(3)])
+    monkeypatch.setattr(entries, "_algorithms", lambda product, dtype: [-1, 3])
     monkeypatch.setattr(tuning, "SHAPES", {"cuda": {"bfloat16": ((64, 64, 128),)}})
     monkeypatch.setattr(tuning, "SPARSE_OPERANDS", (("F2", "y2"),))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

@@ -47,26 +47,6 @@ int main() {
   }
   report("epilogues there are not", wrong);
 
-  // A product that names no split sets none.
-  const auto divided = [](int64_t split, int64_t mode) {
-    PlanKey key = product(8, 6);
-    key.split = split, key.split_mode = mode;
-    return key;
-  };
-  wrong = seen("fake_split") != 0 || seen("fake_split_mode") != 0;
-  const int without = seen("fake_plans");
-  wrong += !cusparselt_needs(divided(-1, 0)).error.empty() || seen("fake_split") != -1 || seen("fake_split_mode") != 0;
-  wrong += !cusparselt_needs(divided(1, 2)).error.empty() || seen("fake_split") != 1 || seen("fake_split_mode") != 2;
-  wrong += !multiply(divided(-1, 0)).empty() || seen("fake_plans") != without + 2;
-  report("splits there are", wrong);
-  wrong = 0;
-  for (const int64_t number : {int64_t(-2), int64_t(7), int64_t(1) << 32, INT64_MIN}) {
-    wrong += !names(cusparselt_needs(divided(number, 0)).error, "split=" + std::to_string(number));
-    wrong += !names(multiply(divided(0, number)), "split_mode=" + std::to_string(number));
-  }
-  wrong += !names(multiply(divided(0, 4)), "the split's mode returned status 10");
-  report("splits there are not", wrong + (seen("fake_plans") != without + 2));
-
   report("a workspace that is too small", !names(multiply(product(8), 15), "the workspace needs 16 bytes, got 15"));
 
   // A graph may hold the launch of the first for ever.

@@ -10,11 +10,10 @@
 
 namespace {
 
-constexpr int kAlgorithms = 8, kWaits = 7, kUnsupported = 10, kRefusedMode = 4;
-enum { kAlgorithmId = 0, kSplit = 3, kSplitMode = 4 };
+constexpr int kAlgorithms = 8, kWaits = 7, kUnsupported = 10;
 constexpr size_t kWorkspace = 16;
 
-std::atomic<int> plans{0}, destroyed{0}, products{0}, together{0}, chosen{-1}, split{0}, split_mode{0};
+std::atomic<int> plans{0}, destroyed{0}, products{0}, together{0}, chosen{-1};
 
 struct Structure {
   int64_t rows, cols;
@@ -34,9 +33,6 @@ S24_FAKE int fake_products() { return products; }
 S24_FAKE int fake_together() { return together; }  // whether two threads were in one plan
 S24_FAKE int fake_chosen() { return chosen; }      // the algorithm asked for last
 
-S24_FAKE int fake_split() { return split; }        // the split, and its mode, that were set last
-S24_FAKE int fake_split_mode() { return split_mode; }
-
 S24_FAKE int cusparseLtInit(void*) { return 0; }
 S24_FAKE int cusparseLtGetVersion(const void*, int* version) { return *version = 1000, 0; }
 S24_FAKE int cusparseLtDenseDescriptorInit(const void*, void* d, int64_t rows, int64_t cols, int64_t, uint32_t, int, int) {
@@ -55,12 +51,10 @@ S24_FAKE int cusparseLtMatmulDescriptorInit(const void*, void*, int, int, const 
 S24_FAKE int cusparseLtMatmulDescSetAttribute(const void*, void*, int, const void*, size_t) { return 0; }
 S24_FAKE int cusparseLtMatmulAlgSelectionInit(const void*, void* s, const void*, int) { return at(s).algorithm = -1, 0; }
 S24_FAKE int cusparseLtMatmulAlgSelectionDestroy(const void*) { return 0; }
-S24_FAKE int cusparseLtMatmulAlgSetAttribute(const void*, void* s, int attribute, const void* value, size_t) {
-  const int number = *static_cast<const int*>(value);
-  if (attribute == kAlgorithmId) chosen = at(s).algorithm = number;
-  if (attribute == kSplit) split = number;
-  if (attribute == kSplitMode) split_mode = number;
-  return attribute == kSplitMode && number == kRefusedMode ? kUnsupported : 0;
+S24_FAKE int cusparseLtMatmulAlgSetAttribute(const void*, void* s, int, const void* value, size_t) {
+  at(s).algorithm = *static_cast<const int*>(value);
+  chosen = at(s).algorithm;
+  return 0;
 }
 S24_FAKE int cusparseLtMatmulAlgGetAttribute(const void*, const void*, int, void* value, size_t) {
   return *static_cast<int*>(value) = kAlgorithms, 0;

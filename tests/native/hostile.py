@@ -145,8 +145,7 @@ def saved(T, f, n) -> Call:
 
 def library(R, K, N) -> Call:
     operands = {"compressed": compressed(R, K), "dense": x(K, N), "bias": x(R)}
-    flags = {"dense_k_last": 0, "out_packed_last": 0, "activation": 0}
-    flags |= {"algorithm": -1, "split": 0, "split_mode": 0}
+    flags = {"dense_k_last": 0, "out_packed_last": 0, "activation": 0, "algorithm": -1}
     return Call(operands, {"out": x(R, N), "workspace": x(16, dtype="uint8")}, flags)
 
 
@@ -316,10 +315,7 @@ CASES = {
         sizes={"R": 48, "K": 64, "N": 40},
         empty=("R", "K", "N"),
         bad=({"K": 48}, {"R": 20}),
-        values={
-            **{"activation": range(3), "algorithm": range(-1, 8)},
-            **{"split": range(-1, 2), "split_mode": range(7)},
-        },
+        values={"activation": range(3), "algorithm": range(-1, 8)},
         legal=(
             "without bias",
             *(f"workspace {how}" for how in ("dim 0 + 1", "in a batch of 1", "in a batch of 2")),

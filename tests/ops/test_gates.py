@@ -1,6 +1,5 @@
 """Which devices and versions the kernels and cuSPARSELt are for: explicit lists, mocked here."""
 
-import re
 import types
 
 import jax
@@ -9,9 +8,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import cusparselt, decision, native
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.hardware import HOPPER
-from jax_sparse24.ops.matmul import contract
 
 # capability -> (kernels run, cuSPARSELt's metadata are known)
 DEVICES = {
@@ -93,7 +90,7 @@ def test_versions_that_are_taken(version, monkeypatch):
     assert cusparselt.gate(version) == ""
     monkeypatch.setattr(cusparselt, "version", lambda: version)
     product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
-    assert product.preferred == Algorithm(17 if version in HOPPER.algorithms else -1)
+    assert product.preferred == (17 if version in HOPPER.algorithms else -1)
 
 
 def test_library_that_is_not_installed(monkeypatch):
@@ -134,7 +131,7 @@ def test_what_was_verified_in_some_versions_only(version, monkeypatch):
     why = "" if taken else f"float8_e4m3fn were verified with cuSPARSELt 0.10.0, here is {here}"
     assert product.misfit().endswith(why)
     assert (product.misfit() == "") == taken
-    assert product.preferred == Algorithm(8 if taken else -1)
+    assert product.preferred == (8 if taken else -1)
     product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
     assert product.applies(jnp.ones(64), None) == product.applies(None, "relu") == taken
     assert not product.applies(jnp.ones(64), "gelu")
@@ -148,30 +145,7 @@ def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
     module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
     monkeypatch.setitem(native._loaded, "cuda", (module, None))
     product = cusparselt.Descriptor(64, 64, 64, True, True, "float16", "float16")
-    assert product.algorithms() == [*map(Algorithm, (-1, *range(36)))]
-
-
-def test_an_unknown_split_is_refused_before_any_kernel(monkeypatch):
-    """With the name, the dtype and what there is; the library is not asked."""
-    monkeypatch.setattr(decision, "library_obstacle", lambda: None)
-    x = jnp.ones((64, 64), jnp.bfloat16)
-    for dtype, split, known in (("bfloat16", "halves", "'', 'segments', "), ("float16", "segments", "''.")):
-        by = decision.named("cusparselt", Algorithm(3, split))
-        words = f"no split '{split}' of products of {dtype} here; use one of {known}"
-        with pytest.raises(ValueError, match=re.escape(words)):
-            contract(s24.pack24(x.astype(dtype), 1), x.astype(dtype), -1, -1, decision=by)
-
-
-def test_a_split_reaches_the_library_as_two_numbers(monkeypatch):
-    asked = []
-    module = types.SimpleNamespace(cusparselt_needs=lambda *a: asked.append(a) or (64, 0, 52))
-    monkeypatch.setitem(native._loaded, "cuda", (module, None))
-    monkeypatch.setattr(cusparselt, "problem", lambda: "")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
-    for name, (factor, mode, _) in ({"": (0, 0, ())} | HOPPER.splits).items():
-        assert product.workspace(Algorithm(3, name)) == 64
-        assert asked.pop()[-3:] == (3, factor, mode)
+    assert product.algorithms() == [-1, *range(36)]
 
 
 def test_a_product_that_does_not_fit_says_so(monkeypatch):

@@ -9,9 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import cusparselt, decision, hardware, native
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.dispatch.decision import named
-from jax_sparse24.dispatch.hardware import HOPPER
 from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
@@ -164,15 +162,13 @@ def test_products_of_cusparselt(monkeypatch, axes, side, flags):
     def product(x):
         packed = s24.pack24(x, axes[side == "right"], implementation="reference")
         operands = (packed, x) if side == "left" else (x, packed)
-        return contract(*operands, *axes, decision=named("cusparselt", Algorithm(7, "segments")))
+        return contract(*operands, *axes, decision=named("cusparselt", 7))
 
     text = lowered(product, "cuda", x=x)
     call = re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0)
     for name, value in zip(("dense_k_last", "out_packed_last"), flags, strict=True):
         assert f"{name} = {value} : i64" in call
-    segments = HOPPER.splits["segments"]
-    for name, value in {"algorithm": 7, "split": segments.factor, "split_mode": segments.mode}.items():
-        assert f"{name} = {value} : i64" in call
+    assert "algorithm = 7 : i64" in call
     # 64 x 64: 4096 bytes of values, and 512 of metadata fill 8 rows more.
     types = "(tensor<64x32xbf16>, tensor<64x8xui8>) -> tensor<72x32xbf16>"
     assert types in re.search(r"custom_call @s24_cusparselt_compress\(.*", text).group(0)
@@ -217,16 +213,14 @@ def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
     x = jax.ShapeDtypeStruct((32, 128) if b_axis == -1 else (128, 32), jnp.float8_e4m3fn)
 
     def product(w, x):
-        return contract(
-            s24.pack24(w, -1), x, -1, b_axis, None, out, decision=named("cusparselt", Algorithm(5))
-        )
+        return contract(s24.pack24(w, -1), x, -1, b_axis, None, out, decision=named("cusparselt", 5))
 
     call, text = lowered_library_call(monkeypatch, product, w, x)
     short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[out]
     types = "(tensor<128x64xf8E4M3FN>, tensor<32x128xf8E4M3FN>)"
     assert f"{types} -> (tensor<96x32x{short}>" in call
     assert "dense_k_last = 1 : i64" in call
-    assert all(f"{name} : i64" in call for name in ("algorithm = 5", "split = 0", "split_mode = 0"))
+    assert "algorithm = 5 : i64" in call
     assert text.count("stablehlo.transpose") == copies
 
 

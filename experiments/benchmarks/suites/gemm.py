@@ -16,7 +16,6 @@ from jax_sparse24.measure import (
     FLOAT8_PRODUCTS,
     FORMAT_24,
     Program,
-    fastest_by_split,
     ffn_products,
     formats_of,
     measure_product,
@@ -48,12 +47,7 @@ def formats(product, dtype: str, settings: Settings) -> list:
     own = dataclasses.replace(own, name=OWN_KERNEL)
     if dtype == "float32":
         return [own, *blocks]
-    splits = fastest_by_split(product, dtype) if settings.splits else {}
-    divided = [
-        dataclasses.replace(by_library, name=f"2:4, {name or 'not split'}", algorithm=algorithm, also=())
-        for name, algorithm in splits.items()
-    ]
-    return [by_library, *divided, *([own] if settings.own_kernel else []), *blocks]
+    return [by_library, *([own] if settings.own_kernel else []), *blocks]
 
 
 class Rivals:
@@ -106,7 +100,7 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
 
 def decision_of(product, dtype: str, form):
     """What `implementation=None` does with an operand packed in that form."""
-    pattern = "2:4" if form.name.startswith("2:4") else form.name
+    pattern = "2:4" if form.name == OWN_KERNEL else form.name
     return decide(product.key(dtype, pattern), alternative="masked")
 
 
@@ -118,7 +112,7 @@ def rows_of_product(case: Case, dtype: str, product, settings: Settings) -> list
         name: ("with packing",) if decision.sparse else ("masked", "with packing")
         for name, decision in decisions.items()
     }
-    forms = [dataclasses.replace(form, also=also[form.name] if form.also else ()) for form in forms]
+    forms = [dataclasses.replace(form, also=also[form.name]) for form in forms]
     done = measure_product(
         product,
         dtype,
@@ -147,7 +141,6 @@ def rows_of_product(case: Case, dtype: str, product, settings: Settings) -> list
                 "shape": list(product.shape),
                 "format": form.name,
                 "implementation": form.implementation,
-                **({} if form.algorithm is None else form.algorithm.entry),
                 "status": take(done.status),
                 "ms": rows.times(take(done.times)),
                 "bytes": {"dense": done.operand_bytes["dense"], "packed": done.operand_bytes[form.name]},

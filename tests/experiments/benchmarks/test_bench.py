@@ -14,7 +14,6 @@ from experiments.benchmarks import check, pages, rows, select, session, shown, s
 from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
 from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers
 from experiments.config import Mesh
-from jax_sparse24.dispatch.cusparselt import Algorithm
 from jax_sparse24.measure import Times, products
 
 pytestmark = pytest.mark.slow
@@ -76,26 +75,6 @@ def test_blocks_are_measured_where_they_fit(bench, monkeypatch):
     assert {"dense", "32:2:16", "32:2:16 with packing", "32:2:16 masked"} <= set(row["ms"])
     assert row["bytes"]["packed"] == 32 * (8 * 4 + 2) + 4 * 4
     assert "32:2:16" in out
-
-
-def test_each_way_to_divide_sums_is_a_row(bench, monkeypatch, documented_cusparselt):
-    """Beside the algorithm that is known, in one random order with the dense product; cuSPARSELt in jnp."""
-    monkeypatch.setattr(gemm, "ffn_products", two_products)
-    found = {"segments": Algorithm(2, "segments"), "": Algorithm(1)}
-    monkeypatch.setattr(gemm, "fastest_by_split", lambda product, dtype: found)
-    sizes = ["--shape", "64,128", "--tokens", "64", "--dtype", "bfloat16", "--vnm", "64,12"]
-    status, result, out, _ = bench("gemm", "--splits", *sizes)
-    assert status == 0
-    check_file(result, "gemm")
-    forms, found = ["2:4", "2:4, segments", "2:4, not split"], result["rows"]
-    assert [row["format"] for row in found] == [*2 * forms, *2 * [gemm.OWN_KERNEL]], "and float32"
-    for known, segments, whole in (found[:3], found[3:6]):
-        assert "algorithm" not in known and "split" not in whole
-        assert (segments["algorithm"], segments["split"], whole["algorithm"]) == (2, "segments", 1)
-        assert {"dense", "2:4, segments"} <= set(segments["ms"]) and "2:4, segments masked" not in segments[
-            "ms"
-        ]
-    assert all(f" {form} " in out for form in forms)
 
 
 def test_producers_of_blocks(bench, monkeypatch):

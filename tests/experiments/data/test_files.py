@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pyarrow
@@ -134,10 +135,42 @@ def test_a_dataset_of_tfds(config):
     for change, words in (
         ({"split": "test"}, "has no split 'test', but train, validation"),
         ({"column": "body"}, "no text in a feature 'body'; those with text are path, text"),
-        ({"name": "no_such"}, "neither the folder of a prepared dataset nor one that"),
+        (
+            {"name": "no_such"},
+            "neither the folder of a prepared dataset, .* nor the name of one that is prep",
+        ),
+        ({"name": "wiki40b/en"}, "wiki40b/en.*Where TensorFlow is, `tfds build NAME"),
     ):
         with pytest.raises(UserError, match=words):
             dataclasses.replace(data, **change).records()
+
+
+def test_statistics_of_a_dataset_of_tfds_are_computed_once(config, monkeypatch):
+    data = tfds.Config(name=str(config.data.records().folder), seq=16, batch=2, root=config.data.root)
+    known = batches.open_corpus(data).statistics
+    monkeypatch.setattr(batches, "statistics", None)
+    assert batches.open_corpus(data).statistics == known
+
+
+def test_prepared_datasets_that_cannot_be_read(config, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(config.data.records().folder, folder)
+    data = tfds.Config(name=str(folder), seq=16, batch=2, root=str(tmp_path))
+    assert len(data.records().train) > 0
+    (shard,) = folder.glob("*-train.array_record*")
+    whole = shard.read_bytes()
+    for content in (whole[:-70_000], b""):
+        shard.write_bytes(content)
+        with pytest.raises(UserError, match=r"train.array_record.* is missing or damaged: .* prepare it"):
+            data.records()
+    (other,) = folder.glob("*-validation.array_record*")
+    shard.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match=r"has \d+ records, not \d+"):
+        data.records()
+    info = folder / "dataset_info.json"
+    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
+    with pytest.raises(UserError, match=r"is prepared as tfrecord, .*tfds build NAME --file_format=array"):
+        data.records()
 
 
 @pytest.fixture
@@ -165,6 +198,15 @@ def test_a_mixture_has_shares_of_tokens_and_an_exact_position(mixed):
         np.testing.assert_array_equal(next(iterator)["tokens"], next(again)["tokens"])
     held_out = np.stack(batches.validation_batches(corpus, mixed, 8))
     assert 0.1 < (held_out[..., 3] >= ord("a")).mean() < 0.4
+
+
+def test_statistics_of_a_mixture_are_means_by_weight(mixed):
+    """A compressor that saw its text in order would see nothing but the first source."""
+    known = batches.open_corpus(mixed).statistics
+    digits, letters = (batches.open_corpus(mix.part_of(part, mixed)[0]).statistics for part in mixed.parts)
+    assert known["bytes"] == digits["bytes"] + letters["bytes"]
+    for name in ("order0_nats", "order1_nats", "xz_bits"):
+        assert known[name] == pytest.approx(0.75 * digits[name] + 0.25 * letters[name])
 
 
 def test_a_mixture_in_tokens(mixed):

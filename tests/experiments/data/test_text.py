@@ -122,14 +122,6 @@ def test_several_prepare_it_at_once(tmp_path):
     assert first and all(other == first for other in others)
 
 
-def test_lost_records_are_noticed(data, monkeypatch):
-    builder = corpora.prepare(data)
-    source = builder.as_data_source("train")
-    monkeypatch.setattr(type(builder), "as_data_source", lambda self, split: [source[0]])
-    with pytest.raises(UserError, match="records, not"):
-        datas.open_corpus(data)
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
