@@ -65,8 +65,8 @@ def cluster_neurons(w1, clusters: int, metric: Metric = "cosine") -> Clusters:
         previous, assignment = assignment, _balanced(closeness)
         if previous is not None and (previous == assignment).all():
             break
-        sums = np.zeros((clusters, d), np.float32)
-        np.add.at(sums, assignment, points)
+        members = np.argsort(assignment, kind="stable").reshape(clusters, -1)
+        sums = np.stack([points[own].sum(0) for own in members])
         centroids = _unit(sums) if metric == "cosine" else sums / (f // clusters)
     return Clusters(assignment, np.ascontiguousarray(centroids.T))
 
