@@ -158,17 +158,21 @@ class Sparsifier:
         return str(self)
 
     def chosen(self, axis: int) -> tuple["Sparsifier", int]:
-        """The sparsifier that chooses what is kept, and the axis along which its groups lie.
+        """What chooses which elements are kept.
 
-        axis: the contracted axis, -1 or -2."""
+        axis: the contracted axis, -1 or -2.
+
+        Returns: the sparsifier that chooses, and the axis along which its groups lie."""
         return self, axis
 
     def kept(self, w: jax.Array, axis: int, state: Mapping[str, jax.Array]) -> jax.Array:
-        """Which elements of a weight it keeps: bool, of w's shape.
+        """Which elements of a weight it keeps.
 
         w: a matrix.
         axis: along which its groups lie, -1 or -2.
-        state: of the method, of this weight."""
+        state: of the method, of this weight.
+
+        Returns: bool, of w's shape."""
         return self(w, axis, Request(state, None, "reference")) != 0
 
     def check(self, op: str, shape: tuple[int, ...], axis: int, what: str) -> None:
