@@ -50,7 +50,7 @@ def cluster_neurons(w1, clusters: int, metric: Metric = "cosine") -> Clusters:
     Returns: `Clusters`.
     Raises: ValueError if f is no multiple of `clusters`, or for weights with NaN or Inf."""
     w1 = np.asarray(w1, np.float32)
-    d, f = w1.shape
+    f = w1.shape[1]
     if clusters < 1 or f % clusters:
         raise ValueError(
             f"cluster_neurons: {clusters} clusters do not divide {f} neurons; all have the same size."
