@@ -33,7 +33,12 @@ def main(argv=None):
         default=0.8,
         help="0 always takes the likeliest token (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first prompt; each has the next one (default: %(default)s)",
+    )
     parser.add_argument(
         "--to-end", action="store_true", help="stop where the model ends a document, before all tokens"
     )
@@ -43,17 +48,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     require(args.tokens > 0, f"--tokens must be positive, got {args.tokens}.")
     require(args.temperature >= 0, f"--temperature must not be negative, got {args.temperature}.")
-    require(not (args.prompt and args.prompts), "Give --prompt or --prompts, not both.")
-    prompts = read(args.prompts) if args.prompts else [args.prompt or "def "]
+    require(args.prompt is None or args.prompts is None, "Give --prompt or --prompts, not both.")
+    prompts = read(args.prompts) if args.prompts else ["def " if args.prompt is None else args.prompt]
+    for prompt in prompts:
+        check(prompt)
     sampler = Sampler(args.run, args.sparse)
-    options = {
-        "tokens": args.tokens,
-        "temperature": args.temperature,
-        "seed": args.seed,
-        "to_end": args.to_end,
-    }
+    options = {"tokens": args.tokens, "temperature": args.temperature, "to_end": args.to_end}
     for number, prompt in enumerate(prompts):
-        parts = sampler(prompt, **options)
+        parts = sampler(prompt, seed=args.seed + number, **options)
         if args.prompts and args.prompts.suffix == ".jsonl":
             print(json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False), flush=True)
             continue
@@ -65,6 +67,14 @@ def main(argv=None):
                 print(part, end="", flush=True)
         finally:
             print(flush=True)
+
+
+def check(prompt: str) -> None:
+    """UserError for a prompt that is no text, as Python marks it with surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"The prompt {prompt!r:.80} is no UTF-8. Write it in UTF-8.") from error
 
 
 def read(path: Path) -> list[str]:

@@ -314,7 +314,8 @@ class Loop:
         loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
         self.unlogged += 1
         finite = math.isfinite(loss)
-        if is_multiple(step, self.config.train.log_every) or not finite:
+        logged = is_multiple(step, self.config.train.log_every) or not finite
+        if logged or step + 1 == self.config.train.steps:
             rate, joules = self.clock.tick(self.unlogged)
             self.unlogged = 0
             tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
@@ -325,10 +326,12 @@ class Loop:
             speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s}
             more = {"mfu": share, "joules_per_step": joules}
             speeds |= {name: value for name, value in more.items() if value}
-            self.writer.write("train", step, {**row, **speeds, **marks})
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
+            if logged:
+                self.writer.write("train", step, {**row, **speeds, **marks})
             self.progress.update(step + 1, said, loss, row["bits_per_byte"], tokens_per_s, share)
-            self._check_speed(step, tokens_per_s)
+            if logged:
+                self._check_speed(step, tokens_per_s)
         if not finite:
             self.writer.write("event", step, {"event": "diverged"})
             raise Diverged(

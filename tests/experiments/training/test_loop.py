@@ -311,7 +311,9 @@ def test_generate_from_files_of_prompts(finished, tmp_path, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prompt"] + row["text"] for row in rows] == alone
     (tmp_path / "b.jsonl").write_text('{"text": "abc"}\n')
+    (tmp_path / "c.jsonl").write_text('{"prompt": "\\ud800"}\n')
     for words, said in (
+        ([str(tmp_path / "c.jsonl")], "The prompt '\\ud800' is no UTF-8"),
         ([str(tmp_path / "b.jsonl")], "line 1, is no JSON object with a field 'prompt'"),
         ([str(tmp_path / "no.txt")], "is no file of text"),
         ([str(tmp_path / "a.txt"), "--prompt", "a"], "--prompt or --prompts, not both"),
@@ -319,6 +321,19 @@ def test_generate_from_files_of_prompts(finished, tmp_path, capsys):
         with pytest.raises(SystemExit):
             generate.main([*arguments, "--prompts", *words])
         assert said in capsys.readouterr().err
+
+
+def test_prompts_of_a_file_have_draws_of_their_own(finished, tmp_path, capsys):
+    """Which are those of a prompt alone with the next seed; an empty prompt is one, too."""
+    arguments, alone = [str(finished), "--tokens", "40"], []
+    for seed in ("5", "6"):
+        generate.main([*arguments, "--prompt", "", "--seed", seed])
+        alone.append(capsys.readouterr().out.removesuffix("\n"))
+    (tmp_path / "a.jsonl").write_text('{"prompt": ""}\n' * 2)
+    generate.main([*arguments, "--prompts", str(tmp_path / "a.jsonl"), "--seed", "5"])
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == alone and texts[0] != texts[1]
+    assert not any(text.startswith("def ") for text in alone)
 
 
 def test_text_comes_in_parts_and_ends_with_its_document(finished, monkeypatch, capsys):
@@ -464,6 +479,15 @@ def test_plain_lines_come_at_intervals(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"arm: step {n}/20" for n in (1, 6, 11, 16, 20)]
     assert "2,000 tokens/s (41% of peak), 01:03 left" in lines[2] and "left" not in lines[0] + lines[4]
+
+
+def test_the_last_line_tells_of_the_last_step(config, tmp_path, capsys):
+    """Also where `log_every` passes over it; such a step has no row."""
+    every = dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=5))
+    train(every, tmp_path / "run")
+    lines = [line.split(",")[0] for line in capsys.readouterr().err.splitlines() if ": step " in line]
+    assert lines == [f"{config.name}: step {n}/12" for n in (1, 12)]
+    assert [row["step"] for row in rows(tmp_path / "run", "train")] == [0, 5, 10]
 
 
 def test_the_share_of_the_peak(config, monkeypatch):
