@@ -53,6 +53,8 @@ def quick(monkeypatch, finished, tmp_path):
         method = configs_load(spec).method
         if hasattr(method, "dense_warmup"):  # of a run of twelve steps
             method = dataclasses.replace(method, dense_warmup=3)
+        if hasattr(method, "v"):  # of 32 neurons
+            method = dataclasses.replace(method, v=32)
         return dataclasses.replace(config, method=method)
 
     configs_load = configs.load
