@@ -72,8 +72,8 @@ wheels: $(TOOLS)/auditwheel
 	$(TOOLS)/python -m build --sdist --outdir dist .
 	for python in $(PYTHONS); do \
 	  $$python -c '' 2> /dev/null || { echo "There is no $$python here, and no wheel for it."; continue; }; \
-	  S24_CUDA=0 LDFLAGS="$(PORTABLE)" $$python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-	    --wheel-dir build/wheels $(DISTRIBUTIONS) || exit 1; \
+	  S24_CUDA=0 LDFLAGS="$(PORTABLE)" $(TOOLS)/python -m pip --python $$python wheel --quiet --disable-pip-version-check \
+	    --no-deps --wheel-dir build/wheels $(DISTRIBUTIONS) || exit 1; \
 	done
 	PATH="$(abspath $(TOOLS)):$$PATH" auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheels/*.whl
 	ls -l dist

@@ -142,3 +142,11 @@ def test_the_range_is_that_of_the_project():
     for table in (project["build-system"], wheel["build-system"]):
         assert f"jaxlib=={versions.OLDEST}" in table["requires"]
     assert s24.__version__ == versions.__version__
+
+
+def test_wheels_need_no_pip_in_the_pythons_that_they_are_for():
+    """Debian's and Ubuntu's have none until it is installed."""
+    root = Path(__file__).parent.parent
+    shown = subprocess.check_output(["make", "--dry-run", "wheels"], cwd=root, text=True)
+    (line,) = [line for line in shown.splitlines() if " wheel --quiet" in line]
+    assert "build/tools/bin/python -m pip --python $python wheel" in line
