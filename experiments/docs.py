@@ -5,6 +5,7 @@ benchmarks; no number is written here.
 """
 
 import argparse
+import textwrap
 
 import jax_sparse24 as s24
 from experiments import files
@@ -57,7 +58,7 @@ that is s times as fast leaves time for s times as many steps, and these have to
 steps. The loss at equal *time* is that of a small model with the steps for which each method has the time at
 d, f = 4096, 14336 on an H200; that each method ends at the loss of dense training or below in this time is a
 claim that came out refuted ([`equal_time`](reproduction.md)). Behind a difference of losses stand the least
-and the most over seeds. No loss was measured at the widths of the first table. What is marked * is an older
+and the most over seeds. {larger} {without_loss} What is marked * is an older
 measurement, whose programs ran in a fixed cyclic order and not in a random one."""
 GLOSSARY = """## Words
 
@@ -99,7 +100,7 @@ def page() -> str:
     """The page as Markdown."""
     parts = [
         INTRODUCTION,
-        DECISION,
+        decision(),
         break_even(),
         costs(),
         "## Methods",
@@ -114,6 +115,13 @@ def page() -> str:
         loss(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def decision() -> str:
+    """What the two tables say, with what larger models lost and at which widths nothing was measured."""
+    without = quoted.without_loss(bench.load(Settings().folder), reproduction.recorded())
+    words = DECISION.format(larger=quoted.of_studies(""), without_loss=without)
+    return textwrap.fill(words, 110, break_on_hyphens=False, break_long_words=False)
 
 
 def break_even() -> str:

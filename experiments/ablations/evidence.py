@@ -14,6 +14,7 @@ from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.verdicts import Interval
 from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
+from experiments.config import REPOSITORY
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import require
 
@@ -139,6 +140,11 @@ def read(folder: Path) -> Study:
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
     return Study(folder.name, {"dense": arms.pop("dense"), **arms}, next(iter(devices)), commits)
+
+
+def studies() -> list[Study]:
+    """Those whose records are in the repository, docs/evidence/SIZE."""
+    return [read(folder) for folder in sorted((REPOSITORY / "docs/evidence").iterdir()) if folder.is_dir()]
 
 
 def _named(devices) -> str:

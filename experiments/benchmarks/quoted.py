@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import files
+from experiments.ablations import evidence
 from experiments.benchmarks import rows, select, stored
 from experiments.benchmarks.shown import gpus_first, hardware, images
 from experiments.benchmarks.suites import producers
@@ -204,7 +205,8 @@ SPARSE = {
 
 def speed(results: dict, recorded: list, here: str) -> str:
     """README: where it pays, where not, and what it costs in loss."""
-    parts = where_it_pays(results), at_what_loss(recorded, here), table(results, ("train-step",), here)
+    loss = at_what_loss(results, recorded, here)
+    parts = where_it_pays(results), loss, table(results, ("train-step",), here)
     return "\n\n".join(part for part in parts if part)
 
 
@@ -241,8 +243,8 @@ def _said(name: str, places: list[str], old: bool) -> str:
     return f"on an {name}{' (older, in a fixed cyclic order)' if old else ''}: {'; '.join(places)}"
 
 
-def at_what_loss(recorded: list, here: str) -> str:
-    """What methods cost in loss, from the recorded ablations."""
+def at_what_loss(results: dict, recorded: list, here: str) -> str:
+    """What methods cost in loss, from the recorded ablations and the studies of larger models."""
     parts = []
     for method in METHODS:
         found = loss_of(recorded, *LOSSES[method])
@@ -258,10 +260,34 @@ def at_what_loss(recorded: list, here: str) -> str:
         "At equal steps the loss is not that of dense training. Validation loss minus the dense one's, both "
         "evaluated with dense weights and products, in nats "
         f"per byte: {'; '.join(parts)}. Those are small models in short runs "
-        f"([verdicts]({here}reproduction.md)); at the widths of the steps above no loss was measured."
+        f"([verdicts]({here}reproduction.md)). {of_studies(here)} {without_loss(results, recorded)}"
         if parts
         else ""
     )
+
+
+def of_studies(here: str) -> str:
+    """What methods cost in loss in larger models, a sentence for each study."""
+    sentences = []
+    for study in evidence.studies():
+        config = next(iter(study.arms[study.reference].values())).config
+        tokens = config.train.steps * config.data.batch * config.data.seq
+        gaps = {method: study.gap(method) for method in METHODS if method in study.arms}
+        losses = (f"`{m}` {gap.mean:+.3f} ({gap.n} seed{'s' * (gap.n != 1)})" for m, gap in gaps.items())
+        sentences.append(
+            f"In nats per token, with d = {config.model.d}, {config.model.layers} blocks and "
+            f"{tokens / 1e6:.0f}M tokens ([evidence]({here}evidence.md)): {', '.join(losses)}."
+        )
+    return " ".join(sentences)
+
+
+def without_loss(results: dict, recorded: list) -> str:
+    """A sentence that names the widths of whole steps at which no loss was measured."""
+    widths = {d for suites in gpus(results).values() for _, _, d, _ in of_methods(suites, "train-step")}
+    widths -= {result["config"]["model"]["d"] for _, result in recorded}
+    for study in evidence.studies():
+        widths -= {run.config.model.d for seeds in study.arms.values() for run in seeds.values()}
+    return f"No loss was measured at d = {' or '.join(map(str, sorted(widths)))}." if widths else ""
 
 
 def blocks(results: dict, recorded: list, here: str) -> str:

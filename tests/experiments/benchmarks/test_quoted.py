@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.ablations import reproduction
+from experiments.ablations import evidence, reproduction
 from experiments.benchmarks import pages, quoted, session
 from experiments.benchmarks.settings import Settings
 
@@ -59,3 +59,14 @@ def test_quoted_numbers_follow_the_results():
     assert "| 0.50x (0.50-0.50), J 0.75 " in text, "time, and energy"
     assert "At equal steps" not in text, "there is no loss without a recorded one"
     assert quoted.first(results, [], "docs/").count("not measured") == 3
+
+
+def test_no_loss_is_missing_at_a_width_that_a_study_has():
+    """The step of d = 768 has a loss by the study of larger models, those of wider models have none."""
+    results, recorded = pages.load(Settings().folder), reproduction.recorded()
+    studied = {run.config.model.d for study in evidence.studies() for run in study.arms["dense"].values()}
+    sentence = quoted.without_loss(results, recorded)
+    widths = {int(d) for d in re.findall(r"\d+", sentence)}
+    assert 768 in studied and sentence.startswith("No loss was measured at d = ")
+    assert not studied & widths and widths <= {2048, 4096}
+    assert all(f"with d = {d}, " in quoted.of_studies("") for d in studied)
