@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def replacing(path: Path):
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """What processes that were killed while they wrote into a folder left there."""
+    return [path for path in folder.glob(".*-*-*") if re.fullmatch(r"\..+-\d+-\d+(\.\w+)?", path.name)]
 
 
 def write(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import jax
@@ -68,10 +69,20 @@ def read(folder: Path, out: Path, *, seq: int = 1024, name: str = "") -> Config:
         for (place, value), array in zip(places, (params[own] for own in like), strict=True)
     ]
     state = program.initial_state() | {"params": nnx.from_flat_state(filled), "step": jnp.int32(1)}
+    # A run is there with its checkpoint or not at all: without one, it would be trained from its start.
+    out = out.resolve()
+    partial = out.with_name(f".{out.name}.importing")
     with rundir.alone(out):
-        rundir.create(out, config, tokens)
-        with Checkpoints(out / "checkpoints", keep=1) as checkpoints:
-            checkpoints.save(1, jax.device_put(state, program.shardings))
+        rundir.check_new(out, config, resume=False)  # another process may have begun meanwhile
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        try:
+            rundir.create(partial, config, tokens)
+            with Checkpoints(partial / "checkpoints", keep=1) as checkpoints:
+                checkpoints.save(1, jax.device_put(state, program.shardings))
+            shutil.rmtree(out, ignore_errors=True)  # holds nothing, by check_new
+            partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return config
 
 

@@ -48,7 +48,7 @@ def check_new(out: Path, config: Config, resume: bool):
         "OTHER_FOLDER.",
     )
     # Of a process that was killed while it made the folder.
-    begun = {own_tokenizer(out), out / "environment.json"}
+    begun = {own_tokenizer(out), out / "environment.json", *files.unfinished(out)}
     occupied = out.exists() and (not out.is_dir() or bool(set(out.iterdir()) - begun))
     require(not occupied, f"{out} exists and is not an empty folder. Choose another folder with --out.")
 
@@ -128,6 +128,8 @@ def create(out: Path, config: Config, vocabulary):
     makes it a run (process 0 only)."""
     if jax.process_index() == 0:
         out.mkdir(parents=True, exist_ok=True)
+        for left in files.unfinished(out):
+            left.unlink()
         if isinstance(vocabulary, vocabularies.Subwords):
             files.write(own_tokenizer(out), vocabulary.text)
         files.write(out / "environment.json", json.dumps(environment(), indent=2) + "\n")

@@ -243,6 +243,24 @@ def test_files_of_a_folder(folder, tmp_path):
         read_tensors(place)
 
 
+def test_an_import_that_is_killed_leaves_no_run(folder, tmp_path, monkeypatch):
+    """Which would have no checkpoint, and begin at random when it is resumed."""
+    out, partial = tmp_path / "run", tmp_path / ".run.importing"
+
+    def killed(self, *_):
+        shutil.copytree(partial, tmp_path / "left")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(import_model.Checkpoints, "save", killed)
+        import_model.read(folder, out)
+    assert not out.exists() and not partial.exists()
+    (tmp_path / "left").rename(partial)
+    import_model.read(folder, out)
+    assert rundir.open_run(out).train.steps == 1 and not partial.exists()
+    assert stored.load_state(out)[2] == 1
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [

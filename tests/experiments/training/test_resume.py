@@ -153,6 +153,25 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(copy, config):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "environment.json", "config.json"])
+def test_a_run_killed_while_its_folder_was_made_starts_again(name, config, tmp_path):
+    """With what it has left of a file."""
+    with files.replacing(tmp_path / "elsewhere" / name) as partial:
+        left = tmp_path / "run" / partial.name
+        left.parent.mkdir()
+        left.touch()
+        (tmp_path / "elsewhere").mkdir()
+        partial.touch()
+    (tmp_path / "run" / "environment.json").touch()
+    rundir.check_new(tmp_path / "run", config, resume=False)
+    rundir.create(tmp_path / "run", config, config.data.vocabulary)
+    assert {path.name for path in left.parent.iterdir()} == {"config.json", "environment.json"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".hidden-file").touch()
+    with pytest.raises(UserError, match="is not an empty folder"):
+        rundir.check_new(tmp_path / "other", config, resume=False)
+
+
 # ---- lengthening
 
 
