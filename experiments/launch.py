@@ -211,7 +211,7 @@ def array(argv) -> list[str]:
     )
     given = parse(fixed)
     require(not given.resume, "--array is for new runs; each of its commands can be resumed by itself.")
-    out, commands = given.out or Path("runs") / given.config.name, []
+    out, commands = given.out or Path("runs") / given.config.name, {}
     for values in itertools.product(*(values.split(",") for _, _, values in choices)):
         named = [(name, value) for (name, _, _), value in zip(choices, values, strict=True)]
         folder = out / ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in named).replace(
@@ -224,8 +224,9 @@ def array(argv) -> list[str]:
             str(folder),
         ]
         parse(words)
-        commands.append(shlex.join(["python", "-m", "experiments.launch", *words]))
-    return commands
+        require(folder not in commands, f"--array names the folder {folder} twice. Give each value once.")
+        commands[folder] = shlex.join(["python", "-m", "experiments.launch", *words])
+    return list(commands.values())
 
 
 def connect(launch: Launch):

@@ -130,6 +130,7 @@ def test_array(capsys, shared):
         (["--array", "seed"], "--array comes last"),
         (["--array", "method=Dens"], "Did you mean Dense?"),
         (["--array", "seed=0,x"], "--seed"),
+        (["--array", "seed=0,1,0"], "names the folder sweep/seed=0 twice. Give each value once"),
     ):
         status, text = run(capsys, *words, *wrong)
         assert status == 2 and part in text
