@@ -36,14 +36,17 @@ class Wandb:
         path = out / "wandb.id"
         if not path.exists():
             files.write(path, secrets.token_hex(8))
-        self.run = wandb().init(
-            project=config.train.wandb,
-            name=config.name,
-            id=path.read_text(),
-            resume="allow",
-            dir=str(out),
-            config=configs.to_dict(config),
-        )
+        try:
+            self.run = wandb().init(
+                project=config.train.wandb,
+                name=config.name,
+                id=path.read_text(),
+                resume="allow",
+                dir=str(out),
+                config=configs.to_dict(config),
+            )
+        except Exception as error:  # of its own, such as for a server that does not answer
+            raise UserError(f"{_reason(error)} Then continue with --resume {out}.") from error
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
@@ -53,11 +56,25 @@ class Wandb:
 
 
 def check(train: Train) -> None:
-    """UserError for a tracker whose package is missing."""
+    """UserError for a tracker whose package is missing, and where nobody is logged in."""
     if train.tensorboard:
         summary_writer()
     if train.wandb:
-        wandb()
+        package = wandb()
+        if jax.process_index() == 0:
+            try:
+                package.login()  # says nothing where WANDB_MODE is offline
+            except Exception as error:
+                raise UserError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error of Weights & Biases says first, and what to do."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        f"train.wandb: {said:.200} Give a key by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline and "
+        "send the run later by `wandb sync`."
+    )
 
 
 def opened(config: Config, out: Path) -> list:

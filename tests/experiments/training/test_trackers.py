@@ -9,6 +9,7 @@ import pytest
 from experiments import config as configs
 from experiments.errors import UserError
 from experiments.training import trackers
+from experiments.training.loop import train
 from experiments.training.metrics import Writer
 
 
@@ -25,7 +26,8 @@ def calls(monkeypatch) -> list:
         made.append(options)
         return Run
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    package = types.SimpleNamespace(init=init, login=lambda: True)
+    monkeypatch.setitem(sys.modules, "wandb", package)
     return made
 
 
@@ -40,6 +42,22 @@ def test_weights_and_biases_go_on_with_a_run(config, tmp_path, calls):
     assert (options["project"], options["name"], options["resume"]) == ("words", "tiny", "allow")
     assert options["config"] == configs.to_dict(config) and len(options["id"]) == 16
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_weights_and_biases_refuses_is_one_sentence(config, tmp_path, calls, monkeypatch):
+    """Before anything is written where nobody is logged in."""
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, wandb="words"))
+
+    def refused(**_):
+        raise RuntimeError("no answer.\nDetails")
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", refused)
+    with pytest.raises(UserError, match=r"no answer\. Give a key .* WANDB_MODE=offline .* --resume"):
+        trackers.opened(config, tmp_path)
+    monkeypatch.setattr(sys.modules["wandb"], "login", refused)
+    with pytest.raises(UserError, match=r"train\.wandb: no answer\. Give a key by `wandb login`"):
+        train(config, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
