@@ -72,8 +72,8 @@ def _reason(error: Exception) -> str:
     """What an error of Weights & Biases says first, and what to do."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
-        f"train.wandb: {said:.200} Give a key by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline and "
-        "send the run later by `wandb sync`."
+        f"train.wandb: {said:.200} Give a key by `wandb login` or WANDB_API_KEY, or set WANDB_MODE=offline "
+        "and send the run later by `wandb sync`."
     )
 
 
