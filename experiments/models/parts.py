@@ -176,8 +176,9 @@ def with_columns(layer: s24.nn.Linear, x_BLd, moved, head: int):
     """What a sparse layer without bias gives, with its columns moved and cut over shards of heads.
 
     Masks move with the columns, in blocks of a head, in which tiles of 4x4 weights stay whole, and an order
-    of columns, as `BiMask` keeps it, names the columns by their new places. Raises
-    ValueError for heads that do not, and for adapters of as many columns as the layer has.
+    of the columns of each head, as `BiMask` keeps it, names the columns by their new places. Raises
+    ValueError for heads that do not divide, for an order of more than a head, and for adapters of as many
+    columns as the layer has.
 
     moved: moves the columns of an array like the kernel."""
     layer.check_current()
@@ -190,7 +191,12 @@ def with_columns(layer: s24.nn.Linear, x_BLd, moved, head: int):
 
     def with_them(value):
         if value.shape == (wide,):
-            return jnp.argsort(moved(jnp.arange(wide)[None])[0])[value]
+            if head % (wide // layer.method.feature_blocks):
+                raise ValueError(
+                    f"an order of the {wide} columns of a projection that is cut over tp must stay within "
+                    f"heads of width {head}; choose feature_blocks={wide // head}, or --mesh.tp 1"
+                )
+            return moved(jnp.argsort(moved(jnp.arange(wide)[None])[0])[value][None])[0]
         return moved(value) if value.shape == layer.kernel.shape else value
 
     state = jax.tree.map(with_them, layer.method_state())

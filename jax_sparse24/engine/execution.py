@@ -185,10 +185,10 @@ class Execution:
             y = row.other(y, other_axis, self.request(other, whole(states.get(other, {})), key))
         form = "packed" if packed and not decision.sparse else decision.form
         strided = row.strides and form != "dense"
-        pieces = x if isinstance(x, Pieces) else None
-        if pieces is not None and form != "dense" and row.by.piecewise and pieces.packs(axis):
-            request = self.request(row.operand, own_pieces(states.get(row.operand, {})), key, form="packed")
-            sparse = pieces.joined(row.by(pieces.piece, axis, request))
+        if isinstance(x, Pieces) and row.by.piecewise(x.piece.shape, axis):
+            own = own_pieces(states.get(row.operand, {}))
+            request = self.request(row.operand, own, key, form="dense" if form == "dense" else "packed")
+            sparse = x.joined(row.by(x.piece, axis, request))
             if form == "compressed":
                 sparse = Compressed24(compress(sparse), sparse.metadata, sparse.axis)
             return Operands(*((sparse, y) if on_left else (y, sparse)), decision)

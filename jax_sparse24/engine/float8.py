@@ -49,6 +49,9 @@ class Float8(DenseValues):
     scales: Literal["tensor", "row"] = "tensor"
     multiplied: ClassVar = "simulated by XLA's dense product"
 
+    def piecewise(self, shape, axis):
+        return False  # a scale is of all pieces
+
     def _scaled(self, values, axis, cuts) -> tuple[jax.Array, jax.Array]:
         """The values times the scale, rounded to the format, and the scale, float32."""
         wide = values.astype(jnp.float32)

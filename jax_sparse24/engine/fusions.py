@@ -281,9 +281,13 @@ class SavedVNM:
 class Gated:
     """A kernel computes gated activations."""
 
-    def matches(self, dtype) -> bool:
-        """dtype: of gate and up."""
+    def serves(self, dtype) -> bool:
+        """Whether a kernel takes gate and up of a dtype."""
         return gated.GATED.decide(dtype).runs != "reference"
+
+    def matches(self, execution: Execution, dtype) -> bool:
+        """dtype: of gate and up."""
+        return _may_gate(execution) and self.serves(dtype)
 
     def run(self, activation: str, gate_Tf: jax.Array, up_Tf: jax.Array) -> jax.Array:
         """`act(gate) * up`."""
@@ -293,9 +297,13 @@ class Gated:
 class GatedBackward:
     """A kernel computes the gradients of gate and up."""
 
-    def matches(self, dtype) -> bool:
-        """dtype: of gate, up and dz."""
+    def serves(self, dtype) -> bool:
+        """Whether a kernel takes gate, up and dz of a dtype."""
         return gated.GATED_BACKWARD.decide(dtype).runs != "reference"
+
+    def matches(self, execution: Execution, dtype) -> bool:
+        """dtype: of gate, up and dz."""
+        return _may_gate(execution) and self.serves(dtype)
 
     def run(self, activation: str, gate_Tf, up_Tf, dz_Tf) -> tuple[jax.Array, jax.Array]:
         """dgate and dup."""
@@ -315,7 +323,7 @@ class GatedMVUE:
         estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not estimated or row.tokens != "consecutive" or row.gather_features:
             return False
-        if not self.packs(dtype, row.by.exact):
+        if not (_may_gate(execution) and self.packs(dtype, row.by.exact)):
             return False
         first, second = decisions
         return first.sparse and first == second
@@ -346,7 +354,12 @@ def any_gated(activation: str, dtype) -> bool:
     activation: by name.
     dtype: of the operands."""
     packs = (GATED_MVUE.packs(dtype, exact) for exact in (True, False))
-    return activation in GATES and any((GATED.matches(dtype), GATED_BACKWARD.matches(dtype), *packs))
+    return activation in GATES and any((GATED.serves(dtype), GATED_BACKWARD.serves(dtype), *packs))
+
+
+def _may_gate(execution: Execution) -> bool:
+    """Whether kernels of gated activations know the activation of a block and may run in it."""
+    return execution.activation in GATES and execution.implementation != "reference"
 
 
 def _only_cut(row: Row) -> bool:

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.call import check_state, cut_over_mesh, in_shards, plan_of, prepare
+from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
-from jax_sparse24.engine.linear import sparse_dot
+from jax_sparse24.engine.linear import over_tokens, sparse_dot
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.engine.partition import of_layers
 from jax_sparse24.engine.plan import LINEAR
 from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.ops.reference.gated import GATES
 
 
 class Weight(NamedTuple):
@@ -41,16 +40,16 @@ def gated_ffn(
 ):
     """`down(act(gate(x)) * up(x))`, products and gradients as three `sparse_dot` give them.
 
-    Without biases, and where a kernel serves the activations or there is a mesh in the context, one
-    differentiation rule covers all three products; elsewhere each has its own. The values are the same. Over
-    a mesh the gradients of the input by gate and by up are summed over shards together.
+    One differentiation rule covers all three products where there is a mesh in the context, and without
+    biases also where a kernel serves the activations; elsewhere each has its own. The values are the same.
+    Over a mesh the gradients of the input by gate and by up are summed over shards together.
 
     xs: the input (..., d) twice, for gate and for up, so that autodiff sums the gradients of both branches
         with the bits of two layers.
     gate, up: of weights (d, f).
     down: of a weight (f, d').
     method: from `s24.methods`, with a plan for a single linear layer.
-    activation: "silu" or "gelu" for one rule, or another one of `engine.operand.ACTIVATIONS`.
+    activation: one of `engine.operand.ACTIVATIONS`, of which "silu" and "gelu" have kernels.
     implementation: as in `sparse_dot`.
     specs: as in `sparse_dot`, of "x", "gate", "up" and "down".
 
@@ -58,9 +57,9 @@ def gated_ffn(
     Raises: as `sparse_dot`."""
     layers = (gate, up, down)
     dtypes = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
+    over_mesh = not jax.sharding.get_abstract_mesh().empty
     bare = all(layer.bias is None for layer in layers) and implementation != "reference"
-    over_mesh = activation in GATES and not jax.sharding.get_abstract_mesh().empty
-    if bare and len(dtypes) == 1 and (over_mesh or fusions.any_gated(activation, *dtypes)):
+    if len(dtypes) == 1 and (over_mesh or (bare and fusions.any_gated(activation, *dtypes))):
         return _in_one_rule(xs, layers, method, activation, implementation, specs)
     cuts = of_layers(specs, xs[0].ndim)
 
@@ -82,20 +81,23 @@ def _in_one_rule(xs, layers, method, activation, implementation, specs):
     states = {name: layer.state for name, layer in zip(ws, layers, strict=True)}
     for name, w in ws.items():
         check_state(op, method, states[name], w=w)
+    biases = {
+        f"{name}_bias": check_bias(op, "bias", layer.bias, "w", ws[name])
+        for name, layer in zip(ws, layers, strict=True)
+    }
     words = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
     leading = jnp.shape(xs[0])[:-1]
     cut = cut_over_mesh(op, "gated", method, specs, states, x=xs[0], **ws)
-    operands = {"x_gate": x_gate, "x_up": x_up, **ws}
+    operands = {"x_gate": x_gate, "x_up": x_up, **ws, **biases}
     keys, operands, states = in_shards(op, cut, dict(zip(ws, words, strict=True)), operands, states)
-    execution = Execution(op, "linear", plan, implementation, partition=cut)
-    xs, ws = [operands[name] for name in ("x_gate", "x_up")], {name: operands[name] for name in ws}
-    out = _gated_ffn(execution, activation, xs, ws, states, keys)
+    execution = Execution(op, "linear", plan, implementation, activation, partition=cut)
+    out = _gated_ffn(execution, operands, states, keys)
     return checkpoint_name(out.reshape(*leading, w_down.shape[1]), "s24_dot")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gated_ffn(execution: Execution, activation: str, xs, ws, states, keys):
-    return _run_forward(execution, activation, ["fwd"], xs, ws, states, keys)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gated_ffn(execution: Execution, operands, states, keys):
+    return _run_forward(execution, ["fwd"], operands, states, keys)[0]
 
 
 def _shapes(operands):
@@ -107,8 +109,9 @@ def _fused(activation, gate, up):
     return ACTIVATIONS[activation](gate) * up
 
 
-def _run_forward(execution, activation, products, xs, ws, states, keys):
+def _run_forward(execution, products, operands, states, keys):
     """The result, and gate, up and z, which the backward pass needs."""
+    activation = execution.activation
 
     def body(arrays, states, keys, _):
         x_Td, f = arrays["x_gate"], arrays["gate"].shape[1]
@@ -119,25 +122,26 @@ def _run_forward(execution, activation, products, xs, ws, states, keys):
         def forward(name, x):
             own, operands = execution.layer(name), {"x": x, "w": arrays[name]}
             decision = own.decisions(["fwd"], _shapes(operands), x.dtype)["fwd"]
-            return product(own, "fwd", operands, states[name], keys[name], decision)
+            options = {"bias": arrays.get(f"{name}_bias")}
+            return product(own, "fwd", operands, states[name], keys[name], decision, **options)
 
         gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
-        activate = fusions.GATED.run if fusions.GATED.matches(gate_Tf.dtype) else _fused
+        rule = fusions.GATED
+        activate = rule.run if rule.matches(execution, gate_Tf.dtype) else _fused
         z_Tf = activate(activation, gate_Tf, up_Tf)
         return {"dy": forward("down", z_Tf)}, (gate_Tf, up_Tf, z_Tf)
 
-    operands = {"x_gate": xs[0], "x_up": xs[1], **ws}
     found, saved = execution.run(body, operands, states, keys, results=["dy"])
     return found["dy"], saved
 
 
-def _fwd(execution, activation, xs, ws, states, keys):
-    y_Td, saved = _run_forward(execution, activation, LINEAR, xs, ws, states, keys)
-    return y_Td, (xs, saved, ws, states, keys)
+def _fwd(execution, operands, states, keys):
+    y_Td, saved = _run_forward(execution, LINEAR, operands, states, keys)
+    return y_Td, (operands, saved, states, keys)
 
 
-def _bwd(execution, activation, residuals, dy_Td):
-    xs, saved, ws, states, keys = residuals
+def _bwd(execution, residuals, dy_Td):
+    (operands, saved, states, keys), activation = residuals, execution.activation
 
     def body(arrays, states, keys, saved):
         x_Td, (gate_Tf, up_Tf, z_Tf) = arrays["x_gate"], saved
@@ -156,11 +160,12 @@ def _bwd(execution, activation, residuals, dy_Td):
         dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"], decide("down", z_Tf, arrays["dy"]))
         hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")
         of_gate, of_up = decide("gate", x_Td, gate_Tf), decide("up", x_Td, up_Tf)
-        if fusions.GATED_MVUE.matches(first, gate_Tf.dtype, (of_gate["wgrad"], of_up["wgrad"])):
+        wgrads = of_gate["wgrad"], of_up["wgrad"]
+        if fusions.GATED_MVUE.matches(first, gate_Tf.dtype, wgrads):
             dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
                 of_gate["wgrad"], first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
             )
-        elif fusions.GATED_BACKWARD.matches(dz_Tf.dtype):
+        elif fusions.GATED_BACKWARD.matches(execution, dz_Tf.dtype):
             dgate_Tf, dup_Tf = fusions.GATED_BACKWARD.run(activation, *hidden)
         else:
             _, activation_vjp = jax.vjp(partial(_fused, activation), gate_Tf, up_Tf)
@@ -171,12 +176,14 @@ def _bwd(execution, activation, residuals, dy_Td):
         dx_up, d_up = gradients("up", x_Td, dup_Tf, of_up, packed[1], joined)
         if over:  # both are gradients of one input: one sum over shards
             dx_gate, dx_up = jax.lax.psum(dx_gate + dx_up, over), jnp.zeros_like(dx_up)
-        return {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}, None
+        found = {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}
+        for name, dy in (("gate", dgate_Tf), ("up", dup_Tf), ("down", arrays["dy"])):
+            found[f"{name}_bias"] = over_tokens(dy, arrays.get(f"{name}_bias"))
+        return {name: gradient for name, gradient in found.items() if gradient is not None}, None
 
-    operands = {"x_gate": xs[0], "x_up": xs[1], **ws, "dy": dy_Td}
-    results = ["x_gate", "x_up", *ws]
-    found, _ = execution.run(body, operands, states, keys, saved, results=results)
-    return [found["x_gate"], found["x_up"]], {name: found[name] for name in ws}, None, None
+    results = [name for name, x in operands.items() if x is not None]
+    found, _ = execution.run(body, operands | {"dy": dy_Td}, states, keys, saved, results=results)
+    return {name: found.get(name) for name in operands}, None, None
 
 
 _gated_ffn.defvjp(_fwd, _bwd)

@@ -139,9 +139,7 @@ class Sparsifier:
     rows: how many consecutive rows, across the contraction axis, choose together what they keep.
     forms: what it can make (see `Request.form`).
     strides: whether it finds strided groups by itself, which saves a pass that moves rows.
-    multiplied: for values that are never packed, what multiplies them, in words; "" if that is decided.
-    piecewise: whether what it makes of pieces of a weight, given the pieces of the weight's state, is what it
-    makes of the whole: no choice depends on other groups."""
+    multiplied: for values that are never packed, what multiplies them, in words; "" if that is decided."""
 
     stochastic: ClassVar[bool] = False
     pattern: ClassVar[str] = "2:4"
@@ -149,7 +147,6 @@ class Sparsifier:
     rows: ClassVar[int] = 1
     forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
     strides: ClassVar[bool] = False
-    piecewise: ClassVar[bool] = False
     multiplied: ClassVar[str] = ""
 
     @property
@@ -182,6 +179,14 @@ class Sparsifier:
         shape: of the operand.
         axis: along which groups lie."""
         patterns.check_divides(op, shape, axis, what=what)
+
+    def piecewise(self, shape: tuple[int, ...], axis: int) -> bool:
+        """Whether what it makes of pieces of a weight, given the pieces of the weight's state, is what it
+        makes of the whole: groups lie in pieces, and no choice depends on other groups.
+
+        shape: of a piece.
+        axis: of the call."""
+        return False
 
     def __call__(self, x: jax.Array, axis: int, request: Request) -> Packed | jax.Array:
         """The operand that `request` asks for.

@@ -48,7 +48,10 @@ DIMENSIONS = {
         **{"dy1": "Tf", "dy3": "To", "order": "T", "back": "T"},
         **{"some": "Td", "norms": "Kf", "centroids": "dK"},  # d and K are never cut
     },
-    "gated": {"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
+    "gated": {
+        **{"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
+        **{"gate_bias": "f", "up_bias": "f", "down_bias": "o"},
+    },
 }
 # The letters that the layers of a gated block have as a linear layer.
 LAYERS = {

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 
 from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.reference.packed24 import bytes_of, nibbles_of
+from jax_sparse24.patterns import GROUP
 
 Axes = tuple[str, ...]  # of a mesh
 
@@ -33,28 +35,31 @@ class Pieces:
     def dtype(self):
         return self.piece.dtype
 
-    def packs(self, axis: int) -> bool:
-        """Whether pieces that are packed along an axis make the packed whole, of whole bytes of metadata.
-
-        axis: -1 or -2."""
-        return self.piece.shape[axis] % 8 == 0 or all(cut != axis for cut, _, _ in self.cuts)
-
     def whole(self) -> jax.Array:
         """The whole, gathered."""
-        x = self.piece
+        return self.joined(self.piece)
+
+    def joined(self, sparse: Packed24 | jax.Array) -> Packed24 | jax.Array:
+        """The whole of what is made of every piece, gathered.
+
+        sparse: made of this piece, an array of its shape or packed."""
+        if isinstance(sparse, Packed24):
+            return self._joined_packed(sparse)
         for axis, over, _ in self.cuts:
-            x = jax.lax.all_gather(x, over, axis=axis % x.ndim, tiled=True)
-        return x
+            sparse = jax.lax.all_gather(sparse, over, axis=axis % sparse.ndim, tiled=True)
+        return sparse
 
-    def joined(self, packed: Packed24) -> Packed24:
-        """The packed whole, gathered from packed pieces.
-
-        packed: this piece."""
-        parts = packed.values, packed.metadata
+    def _joined_packed(self, packed: Packed24) -> Packed24:
+        values, metadata = packed.values, packed.metadata
         for axis, over, _ in self.cuts:
             stored = 1 if axis == packed.axis else 0  # the packed axis stands last
-            parts = tuple(jax.lax.all_gather(part, over, axis=stored, tiled=True) for part in parts)
-        return Packed24(*parts, packed.axis)
+            values = jax.lax.all_gather(values, over, axis=stored, tiled=True)
+            if stored and packed.K % 8:  # the last byte of each piece is half full
+                metadata = jax.lax.all_gather(metadata, over, axis=1)
+                metadata = bytes_of(nibbles_of(metadata, packed.K // GROUP).reshape(len(values), -1))
+            else:
+                metadata = jax.lax.all_gather(metadata, over, axis=stored, tiled=True)
+        return Packed24(values, metadata, packed.axis)
 
 
 def whole(tree):

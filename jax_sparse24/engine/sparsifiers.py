@@ -30,13 +30,19 @@ Estimator = Literal["exact", "approximate"]
 GradientCut = Literal["exact", "approximate", "biased", "uniform", "paired"]
 
 
+class GroupByGroup(Sparsifier):
+    """Decides for each group of four along the contraction axis by that group alone."""
+
+    def piecewise(self, shape, axis):
+        return shape[axis] % self.group == 0
+
+
 @dataclasses.dataclass(frozen=True)
-class Top2(Sparsifier):
+class Top2(GroupByGroup):
     """Keeps the two largest magnitudes of every four elements along the contraction axis."""
 
     forms: ClassVar = FORMS
     strides: ClassVar = True
-    piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
         implementation = request.implementation
@@ -170,7 +176,7 @@ class Blocks(Sparsifier):
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked(Sparsifier):
+class Masked(GroupByGroup):
     """Keeps the elements of a mask in the layer's state.
 
     The mask is read as `pack24` reads it: of a group with more than two elements, the two of largest
@@ -182,7 +188,6 @@ class Masked(Sparsifier):
     entry: str = "mask"
     label: str = "stored mask"
     forms: ClassVar = FORMS
-    piecewise: ClassVar = True
     producer: ClassVar = "stored mask"
 
     def kept(self, w, axis, state):
@@ -201,7 +206,7 @@ class Masked(Sparsifier):
 
 
 @dataclasses.dataclass(frozen=True)
-class Soft(Sparsifier):
+class Soft(GroupByGroup):
     """Soft threshold along the contraction axis, times a scale in the layer's state.
 
     entry: name of the scale in the state.
@@ -210,7 +215,6 @@ class Soft(Sparsifier):
 
     entry: str = "scale"
     forms: ClassVar = FORMS
-    piecewise: ClassVar = True
 
     def __call__(self, x, axis, request: Request):
         soft = soft24(x, axis, implementation=request.implementation)
@@ -332,6 +336,9 @@ class DenseValues(Sparsifier):
 
     def check(self, op, shape, axis, what):
         self.of.check(op, shape, self.axis, what)
+
+    def piecewise(self, shape, axis):
+        return self.of.piecewise(shape, self.axis)
 
     def __call__(self, x, axis, request: Request) -> jax.Array:
         values = self.of(x, self.axis, dataclasses.replace(request, form="dense"))

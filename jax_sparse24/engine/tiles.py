@@ -13,16 +13,28 @@ from jax_sparse24.dispatch.shards import manual_over, mesh_axes, under_jit
 # Rows and columns of a tile; 0 for an axis that must be whole, None for a function of all of the weight.
 Size = tuple[int, int] | None
 
-_OVER = jax.make_user_context(())  # the mesh axes that cut the matrices within `on_shards`
+_OVER = jax.make_user_context(((), ()))  # the mesh axes that cut rows and columns within `on_shards`
 
 
-def total(x: jax.Array) -> jax.Array:
+def total(x: jax.Array, axes: tuple[int, ...] = (-2, -1)) -> jax.Array:
     """The sum of an array over the shards of the weight, within `on_shards`; elsewhere the array itself.
 
     x: any array, computed of one shard.
+    axes: of the weight, along which the shards are that add to the sum.
 
-    Returns: an array like x, the same on every shard."""
-    return jax.lax.psum(x, _OVER.value) if _OVER.value else x
+    Returns: an array like x, the same on every one of these shards."""
+    over = tuple(name for axis in axes for name in _OVER.value[axis])
+    return jax.lax.psum(x, over) if over else x
+
+
+def whole_columns(x: jax.Array) -> jax.Array:
+    """An array with the columns of all shards, gathered, within `on_shards`; elsewhere the array itself.
+
+    x: (..., rows, columns), of the columns of one shard.
+
+    Returns: (..., rows, all columns)."""
+    over = _OVER.value[-1]
+    return jax.lax.all_gather(x, over, axis=x.ndim - 1, tiled=True) if over else x
 
 
 def on_shards(function: Callable, size: Size, cut: PartitionSpec | None, w: jax.Array, state=None):
@@ -66,7 +78,7 @@ def on_shards(function: Callable, size: Size, cut: PartitionSpec | None, w: jax.
         return None if found is None else jax.tree.map(jax.sharding.reshard, found, specs[-1])
 
     def local(*operands):
-        with _OVER(axes[-2] + axes[-1]):
+        with _OVER((axes[-2], axes[-1])):
             return function(*operands)
 
     options = {"in_specs": specs, "out_specs": specs[-1], "axis_names": manual_over(used), "check_vma": False}

@@ -84,11 +84,15 @@ class Method:
     token_blocks: into how many blocks of equal size the tokens of a call are cut. Tokens are sorted, and
         their groups found, within each, so that one device computes what as many shards of tokens compute.
         With 1 every shard is a block; else it is a multiple of the number of shards.
+    feature_blocks: into how many blocks of equal size a method that puts the columns of a weight into an
+        order cuts them. Columns change places within each block alone, so that over a mesh that cuts them
+        into as many shards, or fewer, a device needs no columns of another.
     """
 
     # Not annotated: a subclass may have them as fields. The others belong to the class.
     refresh_every = 0
     token_blocks = 1
+    feature_blocks = 1
     when: ClassVar[str] = ""
     router: ClassVar[Router | None] = None
     tiles: ClassVar[tuple[int, int] | None] = None

@@ -220,6 +220,11 @@ def test_bimask_loses_fewer_weights_than_without_an_order():
         state = refresh(state, w)
     assert (np.diff(counts, axis=0) >= 0).all()  # the present order is among the candidates
     assert (np.array(counts[-1]) > counts[0]).all()
+    within = s24.methods.BiMask(trials=5, feature_blocks=2).init(w)["order"]
+    assert within.tolist() != [list(range(16))] * 2
+    assert (within // 8 == np.arange(16) // 8).all(), "every column stays in its half"
+    with pytest.raises(ValueError, match=r"BiMask: the weight in feature_blocks=3 .* multiple of 12"):
+        s24.methods.BiMask(feature_blocks=3).init(w)
 
 
 @pytest.mark.parametrize(

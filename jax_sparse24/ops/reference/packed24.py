@@ -25,6 +25,17 @@ def _positions(keep):
     return first, second
 
 
+def bytes_of(nibbles):
+    if nibbles.shape[-1] % 2:
+        nibbles = jnp.pad(nibbles, [(0, 0)] * (nibbles.ndim - 1) + [(0, 1)], constant_values=4)
+    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+
+
+def nibbles_of(metadata, groups):
+    halves = jnp.stack([metadata & 15, metadata >> 4], axis=-1)
+    return halves.reshape(*metadata.shape[:-1], 2 * metadata.shape[-1])[..., :groups]
+
+
 def _pick(members, index):
     return select(
         index == 0,
@@ -35,10 +46,7 @@ def _pick(members, index):
 
 def _pack(members, keep, axis):
     first, second = _positions(keep)
-    nibbles = jnp.moveaxis(first | second << 2, axis, -1)
-    if nibbles.shape[-1] % 2:
-        nibbles = jnp.pad(nibbles, [(0, 0)] * (nibbles.ndim - 1) + [(0, 1)], constant_values=4)
-    metadata = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    metadata = bytes_of(jnp.moveaxis(first | second << 2, axis, -1))
     values = jnp.moveaxis(join_floats([_pick(members, first), _pick(members, second)], axis), axis, -1)
     return values, metadata
 
@@ -65,8 +73,7 @@ def pack24_masked(x, mask, axis):
 
 
 def _unpack_positions(metadata, groups):
-    halves = jnp.stack([metadata & 15, metadata >> 4], axis=-1)
-    nibbles = halves.reshape(*metadata.shape[:-1], 2 * metadata.shape[-1])[..., :groups]
+    nibbles = nibbles_of(metadata, groups)
     return nibbles & 3, nibbles >> 2
 
 

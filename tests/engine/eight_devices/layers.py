@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
-from tests.engine.eight_devices.common import KERNELS, T, assert_near, collectives, d, draw, f, mesh
+from tests.engine.eight_devices.common import KERNELS, T, assert_near, collectives, d, draw, f, mesh, traffic
 from tests.engine.eight_devices.refusals import refused
 
 
@@ -68,7 +68,7 @@ def check_layers_outside_of_jit():
 def check_masks_are_chosen_on_the_shards_of_weights():
     """By a refresh, and for the optimiser and monitors, to the bit of one device; a scale but for the order
     of its sums. Over the mesh go sums of scalars and of what the checksum of a kernel reads. The order of all
-    columns that `BiMask` keeps needs a kernel whose columns are cut."""
+    columns that `BiMask` keeps needs the mask of a kernel whose columns are cut, of a byte per weight."""
 
     def compiled(make, *sizes, explicit=False):
         graph, state = nnx.split(nnx.eval_shape(make))
@@ -87,6 +87,8 @@ def check_masks_are_chosen_on_the_shards_of_weights():
             )
             on_the_mesh = run.lower(like).compile()
         found = {found for found in collectives(on_the_mesh) if found[1] > 4}  # one for each expert
+        if gathered := traffic(on_the_mesh).get("all-gather"):
+            assert gathered <= f * f, "a byte per weight"
         return found, lambda state: (on_the_mesh(jax.device_put(state, places)), run(state))
 
     def linear(method, axes=("embed", "mlp")):
@@ -104,8 +106,10 @@ def check_masks_are_chosen_on_the_shards_of_weights():
     assert_near(*compiled(make, 1, 4, 2, explicit=True)[1](nnx.state(jax.jit(make)())), 0)
     orders = s24.methods.BiMask(trials=2)
     assert compiled(linear(orders), 1, 8, 1)[0] == {("all-reduce", f)}
-    moved, _ = compiled(linear(orders, ("mlp", "embed")), 1, 8, 1)
-    assert f * f in {size for _, size in moved}, moved
+    make = linear(orders, ("mlp", "embed"))
+    found, both = compiled(make, 1, 4, 2)
+    assert found == {("all-reduce", f), ("all-gather", f * f // 2)}, found  # of the rows on a device
+    assert_near(*both(nnx.state(jax.jit(make)())), 0)
     options = {"experts": 4, "method": s24.methods.FST(), "expert_axis": "expert"}
     found, _ = compiled(lambda: s24.nn.MoE(d, f, **options, rngs=nnx.Rngs(0)), 2, 4, 1)
     assert all(kind == "all-reduce" and size <= 4 * f for kind, size in found), found
@@ -193,16 +197,19 @@ def check_projections_of_attention_are_cut_by_heads():
     assert sums == [("all-reduce", 62 * 8)] * 4, sums
 
     options = {"axes": ("embed", None), "use_bias": False, "rngs": nnx.Rngs(0)}
-    layer = s24.nn.Linear(d, d, method=s24.methods.BiMask(trials=1), **options)
-    order, places, scale = rng.permutation(d), rng.permutation(d), draw(5, (d,))[0]
+    layer = s24.nn.Linear(d, d, method=s24.methods.BiMask(trials=1, feature_blocks=4), **options)
+    order, places = (heads + np.arange(8) for heads in (np.arange(0, d, 8)[:, None], [[16], [0], [24], [8]]))
+    order, places, scale = rng.permuted(order, axis=1).ravel(), places.ravel(), draw(5, (d,))[0]
     layer.state["order"][...] = jnp.asarray(order)
 
-    def moved(x):
-        return (with_columns(layer, x, lambda w: w[:, places], 4) * scale[places]).sum()
+    def moved(x, head=8):
+        return (with_columns(layer, x, lambda w: w[:, places], head) * scale[places]).sum()
 
     want = jax.jit(jax.grad(lambda x: (layer(x) * scale).sum()))(x[:, :4])
     with jax.set_mesh(cut):
         assert_near(jax.jit(jax.grad(moved))(x[:, :4]), want)
+        with refused("choose feature_blocks=8, or --mesh.tp 1"):
+            moved(x, head=4)
 
 
 def check_experts_over_an_axis_by_all_to_all():

@@ -19,12 +19,13 @@ def refused(text):
 def check_errors_of_partitions():
     columns = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
 
-    def raises(text, specs=columns, method=EXACT["STE"], T=T, f=f, sizes=(4, 2), shape=None):
-        x, w1, w2 = draw(6, shape or (T, d), (d, f), (f, d))
+    def raises(text, specs=columns, method=EXACT["STE"], T=T, f=f, sizes=(4, 2), shape=None, gradient=False):
+        def call(x, w1, w2):
+            return s24.sparse_ffn(x, w1, w2, method, states(method, w1, w2), KEY, specs=specs).sum()
+
+        arrays = draw(6, shape or (T, d), (d, f), (f, d))
         with jax.set_mesh(mesh(*sizes)), refused(text):
-            jax.eval_shape(
-                lambda *a: s24.sparse_ffn(*a, method, states(method, *a[1:]), KEY, specs=specs), x, w1, w2
-            )
+            jax.eval_shape(jax.grad(call) if gradient else call, *arrays)
 
     raises("x along axis 0 of size 66 does not divide into 4 shards (dp = 4)", T=66)
     raises("w1 along axis -1 of size 65 does not divide into 2 shards", f=65)
@@ -36,6 +37,8 @@ def check_errors_of_partitions():
     raises("x of shape (32,) is one vector, without the axis of tokens that P('dp') cuts", shape=(d,))
     unknown = type("Own", (s24.methods.BiMask,), {"state_axes": {}})(trials=1)
     raises("Own keeps 'order' of shape (64,) for w1 of shape (32, 64), which mesh axis tp", method=unknown)
+    order = s24.methods.BiMask(trials=1)
+    raises("into 2 shards (tp), but with feature_blocks=1 its order", method=order, gradient=True)
     raises("token_blocks=6 is no multiple of the 4 shards", method=s24.methods.Activation24(token_blocks=6))
     raises("operand w2 of product F2, one shard of it, of shape (62, 32)", f=124)
     raises("of the 124 features along axis -2 it has one part in 2 (tp = 2)", f=124)

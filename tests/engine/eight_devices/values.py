@@ -27,14 +27,14 @@ from tests.engine.eight_devices.common import (
 
 
 def check_what_concerns_more_than_a_shard():
-    """An order of all columns, for which the weight is gathered over `tp` in one product; scales of 8-bit
+    """An order of the columns of each shard, for which nothing is gathered over `tp`; scales of 8-bit
     numbers, of which the largest magnitudes go over the mesh; a statistic of neurons, cut as they are."""
     x, w1, w2, y = draw(10, (T, d), (d, f), (f, d), (T, f))
     three, tokens = mesh(2, 2, 2, names=("dp", "fsdp", "tp")), ("dp", "fsdp")
 
-    method = s24.methods.BiMask()
-    order = jnp.asarray(np.random.default_rng(0).permutation(f), jnp.int32)
-    state = {"order": order, "searches": jnp.int32(0)}
+    method = s24.methods.BiMask(feature_blocks=4)
+    order = np.random.default_rng(0).permuted(np.arange(f).reshape(4, -1), axis=1).ravel()
+    state = {"order": jnp.asarray(order, jnp.int32), "searches": jnp.int32(0)}
 
     def ordered(x, w, specs=None):
         return s24.sparse_dot(x, w, method, state, implementation=KERNELS, specs=specs).sum()
@@ -44,7 +44,7 @@ def check_what_concerns_more_than_a_shard():
         specs = {"x": P(tokens), "w": P("fsdp", "tp")}
         run = jax.jit(functools.partial(gradient, specs=specs)).lower(x, w1).compile()
     assert_near(run(x, w1), jax.jit(gradient)(x, w1))
-    assert collectives(run).count(("all-gather", d * f)) == 1, collectives(run)
+    assert ("all-gather", d * f) not in collectives(run), collectives(run)
 
     def in_eight_bits(y, w, specs=None):
         methods = (s24.methods.SSTE(fp8=scales, scale="unit") for scales in ("tensor", "row"))
@@ -128,7 +128,8 @@ def check_draws_are_those_of_one_device():
 
 
 def check_linear_and_gated_layers_over_dp_and_tp():
-    """Columns of the first, rows of the second over `tp`; a bias is added once; the batch has three axes."""
+    """Columns of the first, rows of the second over `tp`; a bias is added once; the batch has three axes. The
+    gradients of the input by both branches of a gated block are one sum, with biases and any activation."""
     from jax_sparse24.engine.gated import Weight, gated_ffn
 
     x, w1, w2, b1, b2 = draw(4, (8, 8, d), (d, f), (f, d), (f,), (d,))
@@ -139,15 +140,19 @@ def check_linear_and_gated_layers_over_dp_and_tp():
         y = s24.sparse_dot(x, w1, method, masks[0], bias=b1, implementation=KERNELS, specs=first)
         return s24.sparse_dot(y, w2, method, masks[2], bias=b2, implementation=KERNELS, specs=second).sum()
 
-    def gated(x, w1, w2, specs=None):
-        weights = [Weight(w, m, None) for w, m in zip((w1, w1 * 2, w2), masks, strict=True)]
-        return gated_ffn([x, x], *weights, method, "silu", KERNELS, specs).sum()
+    def gated(x, w1, w2, specs=None, activation="silu", biases=(None, None, None)):
+        weights = zip((w1, w1 * 2, w2), masks, (None,) * 3, biases, strict=True)
+        return gated_ffn([x, x], *(Weight(*w) for w in weights), method, activation, KERNELS, specs).sum()
+
+    def biased(x, w1, w2, b1, b2, specs=None):
+        return gated(x, w1, w2, specs, "relu", (b1, b1 * 2, b2))
 
     columns = {"x": P("dp"), "w": P(None, "tp")}, {"x": P("dp", None, "tp"), "w": P("tp", None)}
     specs = {"x": P("dp"), "gate": P(None, "tp"), "up": P(None, "tp"), "down": P("tp")}
     for function, arguments, cuts in (
         (linear, (x, w1, w2, b1, b2), columns),
         (gated, (x, w1, w2), (specs,)),
+        (biased, (x, w1, w2, b1, b2), (specs,)),
     ):
         numbers = tuple(range(len(arguments)))
         want = jax.jit(jax.grad(function, argnums=numbers))(*arguments)
