@@ -2,12 +2,15 @@
 experiments.benchmarks.kernels --help`.
 
 Forward and backward of blocks, or optimiser steps of a small decoder, each method after the dense one in one
-process, and their kernels by JAX's profiler. A look inside, not a benchmark: results are not checked, and the
-suites `ffn` and `train-step` give the numbers to quote.
+process, and their kernels by JAX's profiler. Of steps over several GPUs these are the kernels of the first,
+and how much of their communication has nothing beside it. A look inside, not a benchmark: results are not
+checked, and the suites `ffn`, `train-step` and `mesh` give the numbers to quote.
 """
 
 import argparse
 import collections
+import math
+import re
 import statistics
 import tempfile
 import time
@@ -19,10 +22,14 @@ import jax
 from experiments.benchmarks import settings
 from experiments.benchmarks.settings import Case
 from experiments.benchmarks.suites.ffn import block, data, forward_backward, state_of
-from experiments.benchmarks.suites.train_step import Steps, config_of
+from experiments.benchmarks.suites.mesh import steps_on
 from experiments.cli import command
+from experiments.config import Mesh
+from experiments.errors import require
 
 REPEATS, CALLS, TRACED, IDLE = 7, 5, 4, 5
+# Kernels that send to other GPUs: NCCL's, and XLA's own for small arrays.
+COMMUNICATION = re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 
 
 def milliseconds(step, args) -> float:
@@ -48,7 +55,7 @@ class Event(NamedTuple):
 
 
 def traced(program, args) -> list[Event]:
-    """Of TRACED calls in a row, in the order of their begin; empty without a GPU."""
+    """On the first GPU in TRACED calls in a row, in the order of their begin; empty without a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(TRACED):
@@ -63,6 +70,7 @@ def traced(program, args) -> list[Event]:
         events = [
             Event(event.name, event.start_ns * 1e-6, (event.start_ns + event.duration_ns) * 1e-6)
             for plane in planes
+            if plane.name == min(plane.name for plane in planes)
             for line in plane.lines
             if "Stream" in line.name
             for event in line.events
@@ -85,6 +93,24 @@ def idle(events: list[Event]) -> list[tuple[str, float, float]]:
     return _per_call(gaps)
 
 
+def communication(events: list[Event]) -> tuple[float, float]:
+    """(all, alone): milliseconds of one call in which a kernel of communication runs, and in which none but
+    such run."""
+    own = [event for event in events if COMMUNICATION.search(event.name)]
+    others = [event for event in events if not COMMUNICATION.search(event.name)]
+    together, beside = _covered(own), _covered(others)
+    return together / TRACED, (_covered(events) - beside) / TRACED
+
+
+def _covered(events: list[Event]) -> float:
+    """Milliseconds in which at least one of the events runs; they are in the order of their begin."""
+    total, until = 0.0, -math.inf
+    for event in events:
+        total += max(event.end - max(event.begin, until), 0.0)
+        until = max(until, event.end)
+    return total
+
+
 def _per_call(named) -> list[tuple[str, float, float]]:
     found = collections.defaultdict(lambda: [0, 0.0])
     for name, ms in named:
@@ -102,10 +128,11 @@ def blocks(case: Case, dtype: str, methods: dict):
         yield name, jax.jit(forward_backward(block(method, state_of(method, operands), None))), args
 
 
-def steps(case: Case, dtype: str, methods: dict, layers: int):
-    """The same of optimiser steps, in the sparse phase."""
+def steps(case: Case, dtype: str, methods: dict, layers: int, mesh: Mesh | None = None):
+    """The same of optimiser steps, in the sparse phase; over a mesh if there is one, each device of which has
+    the tokens of the case."""
     for name, method in methods.items():
-        yield name, Steps(config_of(case, dtype, method, layers), None), ()
+        yield name, steps_on(mesh, case, dtype, method, layers), ()
 
 
 def show(programs, shape: str, shown: int) -> None:
@@ -125,6 +152,9 @@ def show(programs, shape: str, shown: int) -> None:
                 print(f"  {sum(own for *_, own in rows):8.3f} ms {what}")
             for kernel, calls, own in rows[:most]:
                 print(f"  {own:8.3f} ms  x{calls:<3.0f} {kernel[:90]}")
+        sent, alone = communication(events)
+        if sent:
+            print(f"  {sent:8.3f} ms of communication, {alone:.3f} ms of them with nothing beside it")
 
 
 @command
@@ -138,12 +168,17 @@ def main(argv=None):
     )
     parser.add_argument("--step", action="store_true", help="whole optimiser steps instead of blocks")
     parser.add_argument("--layers", type=int, default=2, help="blocks in a step (default: %(default)s)")
+    parser.add_argument(
+        "--mesh", metavar="AXIS=N,...", help="of --step: over devices, such as dp=2 or dp=2,tp=2"
+    )
     parser.add_argument("--shown", type=int, default=20, help="kernels to list (default: %(default)s)")
     args = parser.parse_args(argv)
     case = Case(args.tokens, *settings.widths(args.shape))
     names = dict.fromkeys(("Dense", *(args.method or ["FST"])))
     given = (case, args.dtype, {name: settings.method(name) for name in names})
-    programs = steps(*given, args.layers) if args.step else blocks(*given)
+    require(args.step or not args.mesh, "--mesh is for whole steps: add --step.")
+    mesh = settings.mesh_of(args.mesh, jax.device_count())[1] if args.mesh else None
+    programs = steps(*given, args.layers, mesh) if args.step else blocks(*given)
     show(programs, f"T={case.T} d={case.d} f={case.f} {args.dtype}", args.shown)
 
 

@@ -37,14 +37,16 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
             yield what, partial(measure_case, case, dtype, settings, progress)
 
 
-def steps_on(mesh: Mesh | None, case: Case, dtype: str, method, settings: Settings) -> Steps:
-    """Steps over a mesh of the first devices; None for one device."""
+def steps_on(
+    mesh: Mesh | None, case: Case, dtype: str, method, layers: int, implementation: str | None = None
+) -> Steps:
+    """Steps over a mesh of the first devices, each of which that cuts the batch has the tokens of the case.
+    mesh: None for one device. implementation: None for what is decided."""
     along = {"dp": 1, "fsdp": 1, "tp": 1} if mesh is None else mesh.sizes
     tokens = case.T * along["dp"] * along["fsdp"]
-    config = config_of(case._replace(T=tokens), dtype, method, settings.layers, seq=min(256, case.T))
-    named = None if settings.implementation == "auto" else settings.implementation
+    config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T))
     devices = jax.devices()[: math.prod(along.values())]
-    return Steps(dataclasses.replace(config, mesh=Mesh(**along)), named, devices=devices)
+    return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
 
 
 def expected(mesh: Mesh | None, alone: Steps) -> list[float]:
@@ -78,10 +80,11 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     """All meshes and methods of one case. progress: called with what is worked on."""
     where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     steps, programs, wanted = {}, {}, {}
+    named = None if settings.implementation == "auto" else settings.implementation
     for mesh_name, mesh in {ONE: None, **settings.meshes}.items():
         for name, method in settings.methods.items():
             progress(f"{where}: {name} on {mesh_name}")
-            own = steps[mesh_name, name] = steps_on(mesh, case, dtype, method, settings)
+            own = steps[mesh_name, name] = steps_on(mesh, case, dtype, method, settings.layers, named)
             alone = steps[ONE, name]
             wanted[mesh_name, name] = expected(mesh, alone)
             programs[mesh_name, name, "step"] = own

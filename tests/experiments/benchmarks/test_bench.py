@@ -197,7 +197,7 @@ def test_steps_over_meshes(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     made = []
 
-    def steps_on(mesh_of_steps, case, dtype, method, settings):
+    def steps_on(mesh_of_steps, case, dtype, method, layers, implementation):
         made.append((mesh_of_steps, type(method).__name__))
         pieces = 1 if mesh_of_steps is None else mesh_of_steps.fsdp
         program = SimpleNamespace(

@@ -34,3 +34,15 @@ def test_times_without_a_kernel():
     per_call = kernels.TRACED
     assert kernels.idle(events) == [("a ... c", 2 / per_call, 5 / per_call)]
     assert kernels.kernels(events)[0] == ("a", 2 / per_call, 3 / per_call)
+
+
+def test_communication_beside_kernels_and_alone():
+    rows = (("product", 0, 4), ("ncclDevKernel_AllReduce_Sum_f32", 3, 7), ("loop_fusion", 5, 6))
+    sent, alone = kernels.communication([kernels.Event(*row) for row in rows])
+    assert (sent, alone) == (4 / kernels.TRACED, 2 / kernels.TRACED)
+
+
+def test_a_mesh_is_for_whole_steps(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        kernels.main(["--mesh", "dp=2"])
+    assert "add --step" in capsys.readouterr().err
