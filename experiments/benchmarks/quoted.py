@@ -12,7 +12,7 @@ from experiments import files
 from experiments.ablations import evidence
 from experiments.benchmarks import rows, select, stored
 from experiments.benchmarks.shown import gpus_first, hardware, images
-from experiments.benchmarks.suites import producers
+from experiments.benchmarks.suites import mesh, producers
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
 
@@ -23,6 +23,7 @@ PAGES = (
     "docs/gpu.md",
     "docs/gpu-log.md",
     "docs/cpu-kernels.md",
+    "docs/scaling.md",
 )
 METHODS = ("FST", "Activation24", "Venom")
 DTYPE = "bfloat16"
@@ -34,6 +35,7 @@ LOSSES = {
 }
 EQUAL_TIME = "fst", "equal_time"  # the claim whose arms have the time of its dense arm
 PAYS = 1.05  # a step that is no faster than this is not worth another loss
+RESULTS_FROM_DOCS = "../experiments/benchmarks/results"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end of bench: \2 -->)", re.S)
 
 
@@ -298,7 +300,7 @@ def blocks(results: dict, recorded: list, here: str) -> str:
 def table(results: dict, suites: tuple[str, ...], here: str) -> str:
     """Ratios of the methods by width, and their energy: a table for each GPU."""
     programs = {"ffn": ("block", "dense both", "both"), "train-step": ("step", "dense step", "step")}
-    folder = "experiments/benchmarks/results" if here else "../experiments/benchmarks/results"
+    folder = "experiments/benchmarks/results" if here else RESULTS_FROM_DOCS
     parts, used, sources = [], [], []
     for name, own in gpus(results).items():
         lines, there_from = [], []
@@ -338,6 +340,37 @@ def timed(row: dict | None, base: str, name: str) -> str:
     """`1.31x (1.30-1.33), J 0.74`."""
     joules = energy(row, base, name)
     return cell(row, base, name) + (f", J {joules}" if joules != "-" else "")
+
+
+def over_meshes(results: dict, recorded: list, here: str) -> str:
+    """docs/scaling.md: whole steps over several GPUs of one host, a table for each model."""
+    parts = []
+    for name, own in gpus(results).items():
+        models = {}
+        for row in select.rows_of(own, "mesh"):
+            if row["mesh"] != mesh.ONE and row["dtype"] == DTYPE:
+                models.setdefault((row["d"], row["f"], row["layers"], row["T"]), []).append(row)
+        for (d, f, layers, tokens), found in sorted(models.items(), reverse=True):
+            header = ["mesh", "method", "of one device", "against dense", "on one device", "state, MB"]
+            lines = [[row["mesh"], f"`{row['method']}`", *_over_a_mesh(row)] for row in found]
+            parts.append(
+                f"{layers} blocks with d, f = {d}, {f}, {tokens} tokens on each {name}, {DTYPE}:\n\n"
+                f"{rows.table(header, lines)}"
+            )
+        if models:
+            files = own["mesh"]["sources"]
+            links = (f"[{f['file'].split('_')[-1][:-5]}]({RESULTS_FROM_DOCS}/{f['file']})" for f in files)
+            parts.append(f"From {', '.join(links)}. {uncommitted(files)}".rstrip())
+    return "\n\n".join(parts) or "No steps were measured over several GPUs."
+
+
+def _over_a_mesh(row: dict) -> list[str]:
+    """Ratios to one device and to the dense step, there and on one device; the size of the state."""
+    ratios = [rows.show_ratio(row, f"{mesh.ONE} step", "step"), "", ""]
+    if not select.is_dense(row["method"]):
+        ratios[1] = rows.show_ratio(row, "dense step", "step")
+        ratios[2] = rows.show_ratio(row, f"{mesh.ONE} dense step", f"{mesh.ONE} step")
+    return [*ratios, rows.show_mb(row["state_bytes"])]
 
 
 def uncommitted(results) -> str:
@@ -445,4 +478,5 @@ BLOCKS = {
     "torch": torch,
     "producers": of_a_copy,
     "gallery": gallery,
+    "mesh": over_meshes,
 }

@@ -149,7 +149,10 @@ def energy(row: dict, base: str, name: str) -> list[str]:
 
 
 def show_mb(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**20:.3g}"
+    if count is None:
+        return "-"
+    megabytes = count / 2**20
+    return f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:.0f}"
 
 
 def table(header, lines) -> str:

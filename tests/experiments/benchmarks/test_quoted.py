@@ -70,3 +70,21 @@ def test_no_loss_is_missing_at_a_width_that_a_study_has():
     assert 768 in studied and sentence.startswith("No loss was measured at d = ")
     assert not studied & widths and widths <= {2048, 4096}
     assert all(f"with d = {d}, " in quoted.of_studies("") for d in studied)
+
+
+def test_steps_over_meshes_are_compared_with_one_device_and_with_dense_ones():
+    results = pages.load(Settings().folder)
+    times = {"median": 4.0, "low": 4.0, "high": 4.0, "rounds": [4.0] * 6}
+    twice = times | {"rounds": [8.0] * 6, "median": 8.0}
+    for row in quoted.gpus(results)["NVIDIA H100 80GB HBM3"]["mesh"]["rows"]:
+        if (row["mesh"], row["method"]) == ("dp 2", "FST"):
+            row["ms"] |= {"step": times, "dense step": twice, "one device step": times}
+            row["state_bytes"] = 3 << 30
+    text = quoted.over_meshes(results, [], "")
+    assert re.search(
+        r"\| dp 2 +\| `FST` +\| 1\.00x \(1\.00-1\.00\) +\| 2\.00x \(2\.00-2\.00\) .* 3072 +\|", text
+    )
+    assert all(line.count("|") <= 8 for line in text.splitlines())
+    for suites in results.values():
+        suites.pop("mesh", None)
+    assert quoted.over_meshes(results, [], "") == "No steps were measured over several GPUs."
