@@ -22,7 +22,9 @@ TIE = (
     0.97  # packed runs from this ratio: the difference is within the noise, and packed takes half the memory
 )
 BORROWED = 1.1  # as TIE, for another GPU's measurements: nothing may be slower than dense on this one
-NEAR = 4.0  # a measurement speaks for shapes within this factor in every dimension
+# A measurement speaks for shapes of up to so many times its size in every dimension, and down to such a share
+# of it: products gain less by packing the smaller they are.
+ABOVE, BELOW = 4.0, 0.5
 
 
 def versions() -> dict[str, str]:
@@ -59,18 +61,23 @@ class Table:
     borrowed: bool = False
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
-        """The entry of this product whose shape is nearest; None if none is within a factor of `NEAR`."""
+        """The entry of this product whose shape is nearest; None if none is within `ABOVE` and `BELOW`."""
         if 0 in product.shape:
             return None
-        best, distance = None, math.log2(NEAR) + 1e-6
+        best, distance = None, 1 + 1e-6
         wanted = product.kind, product.side, str(product.dtype), product.pattern
         for entry in self.content["products"]:
             if (*(entry[k] for k in ("product", "sparse", "dtype")), table_file.pattern_of(entry)) != wanted:
                 continue
-            far = max(abs(math.log2(n / m)) for n, m in zip(product.shape, entry["shape"], strict=True))
+            far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
             if far < distance:
                 best, distance = entry, far
         return best
+
+
+def _distance(ratio: float) -> float:
+    """How far a size is from a measured one, 1 at `ABOVE` and at `BELOW`."""
+    return math.log(ratio) / math.log(ABOVE if ratio > 1 else BELOW)
 
 
 _adopted: Table | None = None
