@@ -211,14 +211,17 @@ static void product_case(const std::string& name, Dtype dtype, int64_t rows, int
     a.product = {dtype, dtype, values.data(), metadata.data(), nullptr, out.data(), rows, depth, cols, layout % 2 == 1, layout / 2 == 1};
     a.product.dense = a.product.dense_k_last ? turned.data() : dense.data();
     a.columns = columns.data(), a.v = v, a.m = m;
-    std::fill(out.begin(), out.end(), Bits(0));
-    m == 4 ? cuda::run(a.product, nullptr)  // the columns of a group are all of them: also the 2:4 product
-           : cuda::run(a, nullptr);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t n = 0; n < cols; ++n) {
-        const Bits got = out[size_t(a.product.out_packed_last ? n * rows + r : r * cols + n)];
-        wrong += T::from_f32(bits_of(float(want[size_t(r * cols + n)]))) != got;
-      }
+    for (const int major : {8, 9}) {  // mma.sp, and on Hopper wgmma.sp
+      emulated::major = major;
+      std::fill(out.begin(), out.end(), Bits(0));
+      m == 4 ? cuda::run(a.product, nullptr)  // the columns of a group are all of them: also the 2:4 product
+             : cuda::run(a, nullptr);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < cols; ++n) {
+          const Bits got = out[size_t(a.product.out_packed_last ? n * rows + r : r * cols + n)];
+          wrong += T::from_f32(bits_of(float(want[size_t(r * cols + n)]))) != got;
+        }
+    }
   }
   report(name, wrong);
 }
@@ -440,6 +443,8 @@ int main() {
   vnm_case<F32>("float32 32:2:9 searched along columns", Dtype::kF32, true, false, 64, 18, 32, 9);
   product_case<BF16>("bfloat16 128:2:8 product", Dtype::kBF16, 128, 128 * 8, 24, 128, 8);
   product_case<BF16>("bfloat16 64:2:16 product of two tiles", Dtype::kBF16, 128, 80 * 16, 264, 64, 16);
+  product_case<BF16>("bfloat16 128:2:8 product of many tiles", Dtype::kBF16, 256, 128, 1288, 128, 8);
+  product_case<F16>("float16 64:2:8 product of tiles of an odd number", Dtype::kF16, 320, 48 * 8, 136, 64, 8);
   product_case<BF16>("bfloat16 64:2:10 product of odd sizes", Dtype::kBF16, 128, 70, 13, 64, 10);
   product_case<F16>("float16 32:2:16 product", Dtype::kF16, 64, 512, 136, 32, 16);
   product_case<F32>("float32 16:2:5 product", Dtype::kF32, 32, 55, 70, 16, 5);

@@ -27,6 +27,7 @@ using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -43,6 +44,11 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 
 namespace emulated {
 inline thread_local bool has_context = false;
+inline int major = 8;  // of the device's compute capability
+}  // namespace emulated
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  return *value = attribute == cudaDevAttrMultiProcessorCount ? 2 : emulated::major, cudaSuccess;
 }
 
 inline cudaError_t cudaSetDevice(int device) {
