@@ -1,8 +1,6 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -126,11 +124,13 @@ def exact(case: Case):
 def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[str, Expected]:
     """Of each method, by masked-dense products."""
 
-    def truth(name):
+    def program(name):
         function = block(methods[name], states[name], "reference")
         if function is dense_block:
-            return expected_of_dense(exact(case)(*args), dtype, case)
-        compiled = jax.jit(forward_backward(function)).lower(*args).compile(compiler_options=untuned())
+            return exact(case)
+        return jax.jit(forward_backward(function)).lower(*args).compile(compiler_options=untuned())
+
+    def truth(name, compiled):
         results, near = compiled(*args), check.tolerance(dtype, max(case))
         if not chooses(methods[name]):
             return Expected(results, (near,) * len(OUTPUTS))
@@ -145,8 +145,8 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
             ),
         )
 
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
-        return dict(zip(methods, pool.map(truth, methods), strict=True))
+    programs = check.compiled({name: partial(program, name) for name in methods})
+    return {name: truth(name, compiled) for name, compiled in programs.items()}
 
 
 def expected_of_dense(results, dtype: str, case: Case) -> Expected:
