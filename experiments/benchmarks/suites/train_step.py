@@ -226,7 +226,7 @@ def compare(
         if s24.due(method, 0):
             programs[name, REFRESHING] = steps[name].refreshing
         state = state_of(method, operands)
-        programs[name, "ffn"] = Program(forward_backward(block(method, state, named)), *args)
+        programs[name, "ffn"] = Program(forward_backward(block(method, named)), *args, state)
     progress(f"{where}: dense steps by other programs")
     others = rivals(arms[baseline], steps[baseline])
     for name, other in others.items():

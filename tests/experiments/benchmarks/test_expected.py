@@ -6,6 +6,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_sparse24 as s24
@@ -99,3 +100,13 @@ def test_steps_run_nothing_until_they_are_asked():
     steps = train_step.Steps(config, None)
     assert "state" not in vars(steps) and "metrics" not in vars(steps)
     assert jnp.isfinite(steps()["loss"]) and jnp.isfinite(steps.metrics[1]["loss"])
+
+
+def test_masks_are_no_constants_of_a_block():
+    """XLA's compiler would compute with them, and a training step could not."""
+    method, case = s24.methods.FST(), Case(64, 64, 128)
+    operands = ffn.data(case, "float32")
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    run = jax.jit(ffn.forward_backward(ffn.block(method, "reference")))
+    largest = max(map(np.size, jax.make_jaxpr(run)(*args, ffn.state_of(method, operands)).consts), default=0)
+    assert largest <= ffn.KEY.size
