@@ -110,3 +110,13 @@ def test_masks_are_no_constants_of_a_block():
     run = jax.jit(ffn.forward_backward(ffn.block(method, "reference")))
     largest = max(map(np.size, jax.make_jaxpr(run)(*args, ffn.state_of(method, operands)).consts), default=0)
     assert largest <= ffn.KEY.size
+
+
+def test_a_dense_variant_that_cannot_run_is_left_out(monkeypatch):
+    def fail(self):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(train_step.Steps, "first_two", fail)
+    config = train_step.config_of(CASE, "bfloat16", s24.methods.Dense(), 1)
+    with pytest.warns(UserWarning, match="RESOURCE_EXHAUSTED"):
+        assert train_step.dense_variants(config, False) == {}
