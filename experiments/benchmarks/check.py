@@ -1,6 +1,9 @@
-"""How far results of whole blocks may differ from the masked-dense computation."""
+"""What results of whole blocks are compared with, and how far they may be from it."""
 
 import math
+import os
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,14 @@ import numpy as np
 from jax_sparse24.measure import roundoff
 
 MOVE = 2.0**-8  # half an eps of bfloat16
+
+
+def compiled(make: Mapping[Hashable, Callable]) -> dict:
+    """What the functions give, by name: programs, which they compile at the same time, in threads, and do not
+    run. XLA's compiler waits for the whole GPU as it gives back a handle of cuDNN, and CUDA ends what another
+    thread is capturing into a graph then: "operation failed due to a previous error during capture"."""
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        return dict(zip(make, pool.map(lambda name: make[name](), make), strict=True))
 
 
 def tolerance(dtype, depth: int) -> float:

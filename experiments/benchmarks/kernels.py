@@ -125,7 +125,7 @@ def blocks(case: Case, dtype: str, methods: dict):
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
     for name, method in methods.items():
-        yield name, jax.jit(forward_backward(block(method, state_of(method, operands), None))), args
+        yield name, jax.jit(forward_backward(block(method, None))), [*args, state_of(method, operands)]
 
 
 def steps(case: Case, dtype: str, methods: dict, layers: int, mesh: Mesh | None = None):

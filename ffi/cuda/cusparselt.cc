@@ -147,6 +147,18 @@ struct State {
   std::map<PlanKey, std::unique_ptr<Plan>> plans;
 };
 
+// While this lives, its thread may do what may not become part of a graph, such as allocating memory, although the thread
+// captures one: a bias at an address that was not known before needs a plan then.
+class Uncaptured {
+ public:
+  Uncaptured() { cudaThreadExchangeStreamCaptureMode(&other_); }
+  ~Uncaptured() { cudaThreadExchangeStreamCaptureMode(&other_); }
+  Uncaptured(const Uncaptured&) = delete;
+
+ private:
+  cudaStreamCaptureMode other_ = cudaStreamCaptureModeRelaxed;
+};
+
 State& state() {
   static State* s = new State;
   return *s;
@@ -196,6 +208,7 @@ Plan* plan_of(State& s, const PlanKey& key, std::string& error) {
   if (Plan* const known = find_plan(s, key)) return known;  // made while this thread waited
   error = open_library(s, nullptr);
   if (!error.empty()) return nullptr;
+  const Uncaptured uncaptured;
   // The library works in the context of the calling thread, and a thread that only traces a program has none.
   if (cudaSetDevice(key.device) != cudaSuccess) {
     error = "cuSPARSELt: there is no CUDA device " + std::to_string(key.device);
@@ -224,6 +237,7 @@ std::string load_cusparselt(const char* path) {
 int cusparselt_version() {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.making);
+  const Uncaptured uncaptured;
   int device = 0, version = 0;
   std::string error = open_library(s, nullptr);
   if (!error.empty() || cudaGetDevice(&device) != cudaSuccess) return 0;

@@ -57,7 +57,7 @@ struct Needs {
   }
 };
 
-// Makes the plan, if it is not there, and says what it needs. Host work; never inside a capture.
+// Makes the plan, if it is not there, and says what it needs. Host work, which no capture records.
 Needs cusparselt_needs(const PlanKey& key);
 
 // compressed: values, then metadata. Empty, or an error. Threads launch different plans at once, and each plan one at a time:

@@ -59,14 +59,14 @@ def cluster_neurons(w1, clusters: int, metric: Metric = "cosine") -> Clusters:
         raise ValueError(f"cluster_neurons: the weights of shape {w1.shape} hold NaN or Inf.")
     points = _unit(w1.T) if metric == "cosine" else w1.T
     centroids = points[_farthest(points, clusters)]
-    assignment = None
+    rows, assignment = np.ascontiguousarray(points), None  # a column of w1 is far apart in memory
     for _ in range(ITERATIONS):
         closeness = points @ centroids.T - (0 if metric == "cosine" else (centroids**2).sum(1) / 2)
         previous, assignment = assignment, _balanced(closeness)
         if previous is not None and (previous == assignment).all():
             break
         members = np.argsort(assignment, kind="stable").reshape(clusters, -1)
-        sums = np.stack([points[own].sum(0) for own in members])
+        sums = np.stack([rows[own].sum(0) for own in members])
         centroids = _unit(sums) if metric == "cosine" else sums / (f // clusters)
     return Clusters(assignment, np.ascontiguousarray(centroids.T))
 

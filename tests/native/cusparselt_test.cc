@@ -12,7 +12,8 @@
 
 using namespace s24::cuda;
 
-static int seen(const char* what) { return reinterpret_cast<int (*)()>(dlsym(dlopen(S24_FAKE_LIBRARY, RTLD_NOW), what))(); }
+static void* fake(const char* what) { return dlsym(dlopen(S24_FAKE_LIBRARY, RTLD_NOW), what); }
+static int seen(const char* what) { return reinterpret_cast<int (*)()>(fake(what))(); }
 
 static PlanKey product(int64_t cols, int64_t algorithm = -1, const void* bias = nullptr) {
   PlanKey key;
@@ -27,8 +28,26 @@ static std::string multiply(const PlanKey& key, int64_t workspace = 16) {
 
 static bool names(const std::string& error, const std::string& what) { return error.find(what) != std::string::npos; }
 
+static long works, forbidden;  // of the library, and how often a capture would have forbidden it
+
 int main() {
   if (!load_cusparselt(S24_FAKE_LIBRARY).empty()) return 1;
+
+  // A bias at a new address is found as late as in a capture, which allows no memory to be allocated until the thread says
+  // that this is no part of it. What the library does afterwards is.
+  reinterpret_cast<void (*)(void (*)())>(fake("fake_when_at_work"))([] {
+    ++works;
+    forbidden += emulated::capture_mode != cudaStreamCaptureModeRelaxed;
+  });
+  long kept = 0;
+  for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal}) {
+    emulated::capture_mode = mode;
+    char bias;
+    kept += !multiply(product(56, -1, &bias + mode)).empty() + (emulated::capture_mode != mode);
+    kept += cusparselt_needs(product(56, 99)).error.empty() + (emulated::capture_mode != mode);
+    kept += (cusparselt_version() != 1000) + (emulated::capture_mode != mode);
+  }
+  report("plans made within a capture", kept + forbidden + (works != 3));
 
   // Numbers that a conversion to 32 bits would make others.
   report("algorithms there are", !cusparselt_needs(product(8, -1)).error.empty() + !cusparselt_needs(product(8, 6)).error.empty());

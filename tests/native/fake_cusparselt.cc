@@ -14,6 +14,7 @@ constexpr int kAlgorithms = 8, kWaits = 7, kUnsupported = 10;
 constexpr size_t kWorkspace = 16;
 
 std::atomic<int> plans{0}, destroyed{0}, products{0}, together{0}, chosen{-1};
+void (*at_work)() = [] {};
 
 struct Structure {
   int64_t rows, cols;
@@ -33,7 +34,9 @@ S24_FAKE int fake_products() { return products; }
 S24_FAKE int fake_together() { return together; }  // whether two threads were in one plan
 S24_FAKE int fake_chosen() { return chosen; }      // the algorithm asked for last
 
-S24_FAKE int cusparseLtInit(void*) { return 0; }
+S24_FAKE void fake_when_at_work(void (*f)()) { at_work = f; }  // is called where the real one may allocate memory
+
+S24_FAKE int cusparseLtInit(void*) { return at_work(), 0; }
 S24_FAKE int cusparseLtGetVersion(const void*, int* version) { return *version = 1000, 0; }
 S24_FAKE int cusparseLtDenseDescriptorInit(const void*, void* d, int64_t rows, int64_t cols, int64_t, uint32_t, int, int) {
   at(d).rows = rows, at(d).cols = cols;
@@ -60,6 +63,7 @@ S24_FAKE int cusparseLtMatmulAlgGetAttribute(const void*, const void*, int, void
   return *static_cast<int*>(value) = kAlgorithms, 0;
 }
 S24_FAKE int cusparseLtMatmulPlanInit(const void*, void* plan, const void*, const void* selection) {
+  at_work();
   at(plan).algorithm = at(selection).algorithm;
   at(plan).users = 0;
   ++plans;

@@ -16,5 +16,5 @@ def test_plans(counts, fake_cusparselt):
         f'-DS24_FAKE_LIBRARY="{fake_cusparselt}"',
         *("-pthread", str(SOURCE), "-ldl"),
     )
-    assert len(found) == 8
+    assert len(found) == 9
     assert not any(found.values()), found

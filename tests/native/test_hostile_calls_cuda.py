@@ -35,4 +35,4 @@ def test_targets_of_cuda(relay, cuda_targets, fake_cusparselt):
     found = outcomes(relay, cuda_targets, fake_cusparselt)
     written = {name for source in handlers() for name in re.findall(r'"(s24_\w+)"', source.read_text())}
     assert set(found["targets"]) == written
-    check(found)
+    check(found, least=2800)

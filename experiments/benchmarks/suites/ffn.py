@@ -1,8 +1,6 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -60,16 +58,19 @@ def data(case: Case, dtype: str) -> dict:
     return found | {"y2": jnp.square(jax.nn.relu(found["y2"]))}
 
 
-def dense_block(x, w1, w2):
+def dense_block(x, w1, w2, state=None):
     return jnp.square(jax.nn.relu(x @ w1)) @ w2
 
 
-def block(method, state, implementation):
-    """The block of a method; Dense in plain jnp, independent of this package."""
+def block(method, implementation):
+    """(x, w1, w2, state) -> y of a method; Dense in plain jnp, independent of this package. The state is an
+    argument as in training: XLA's compiler computes with constants, such as large masks for half a minute."""
     if type(method) is s24.methods.Dense:
         return dense_block
     key = KEY if method.stochastic else None
-    return lambda x, w1, w2: s24.sparse_ffn(x, w1, w2, method, state, key, implementation=implementation)
+    return lambda x, w1, w2, state: s24.sparse_ffn(
+        x, w1, w2, method, state, key, implementation=implementation
+    )
 
 
 def state_of(method, operands) -> dict:
@@ -81,10 +82,10 @@ def state_of(method, operands) -> dict:
 
 
 def forward_backward(function):
-    """(x, w1, w2, dy) -> (y, dx, dw1, dw2)."""
+    """(x, w1, w2, dy, and what else the function takes) -> (y, dx, dw1, dw2)."""
 
-    def run(x, w1, w2, dy):
-        y, vjp = jax.vjp(function, x, w1, w2)
+    def run(x, w1, w2, dy, *state):
+        y, vjp = jax.vjp(lambda *inputs: function(*inputs, *state), x, w1, w2)
         return y, *vjp(dy)
 
     return run
@@ -126,16 +127,19 @@ def exact(case: Case):
 def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[str, Expected]:
     """Of each method, by masked-dense products."""
 
-    def truth(name):
-        function = block(methods[name], states[name], "reference")
+    def program(name):
+        function = block(methods[name], "reference")
         if function is dense_block:
-            return expected_of_dense(exact(case)(*args), dtype, case)
-        compiled = jax.jit(forward_backward(function)).lower(*args).compile(compiler_options=untuned())
-        results, near = compiled(*args), check.tolerance(dtype, max(case))
+            return lambda *given: exact(case)(*given[:-1])
+        lowered = jax.jit(forward_backward(function)).lower(*args, states[name])
+        return lowered.compile(compiler_options=untuned())
+
+    def truth(name, compiled):
+        results, near = compiled(*args, states[name]), check.tolerance(dtype, max(case))
         if not chooses(methods[name]):
             return Expected(results, (near,) * len(OUTPUTS))
         x, w1, w2, dy = args
-        others = compiled(x, check.moved(w1, 1), check.moved(w2, 2), dy)
+        others = compiled(x, check.moved(w1, 1), check.moved(w2, 2), dy, states[name])
         groups = case.T * case.f // 4
         return Expected(
             results,
@@ -145,8 +149,8 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
             ),
         )
 
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:  # compiling takes longest
-        return dict(zip(methods, pool.map(truth, methods), strict=True))
+    programs = check.compiled({name: partial(program, name) for name in methods})
+    return {name: truth(name, compiled) for name, compiled in programs.items()}
 
 
 def expected_of_dense(results, dtype: str, case: Case) -> Expected:
@@ -234,9 +238,9 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     programs, status = {}, {}
     for name, method in settings.methods.items():
         progress(f"{where}: {name} is checked")
-        function = block(method, states[name], implementation)
-        programs[name, "forward"] = Program(lambda *args, function=function: (function(*args),), *args)
-        programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"])
+        function, state = block(method, implementation), states[name]
+        programs[name, "forward"] = Program(lambda *args, run=function: (run(*args),), *args, state)
+        programs[name, "both"] = Program(forward_backward(function), *args, operands["dy3"], state)
         for part in PARTS:
             result = programs[name, part].result
             status[name, part] = verdict(result, truths[name])
@@ -304,16 +308,17 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         own = {key: operands[key] for key in (a, b)}
         sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, dy3, operands["w2"], decisions["B1"])
 
-        def cut(own, name=name, decision=fusions.DENSE if sampled else decisions[name]):
-            return run.cut(name, own, states, KEY, decision, saved=saved if name == "B3" else None)
+        def cut(own, states, saved, name=name, decision=fusions.DENSE if sampled else decisions[name]):
+            return run.cut(name, own, states, KEY, decision, saved=saved)
 
-        def made_only(own, cut=cut):
-            done = cut(own)  # an operand that stays as it is would be copied to be a result
+        def made_only(own, *rest, cut=cut):
+            done = cut(own, *rest)  # an operand that stays as it is would be copied to be a result
             return [x for x in (done.left, done.right) if not any(x is given for given in own.values())]
 
-        done = made.get(name) or jax.jit(cut)(own)
+        given = own, states, saved if name == "B3" else None
+        done = made.get(name) or jax.jit(cut)(*given)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
-            programs["producer", name] = Program(made_only, own)
+            programs["producer", name] = Program(made_only, *given)
         if sampled:
             at = partial(sampled_matmul, implementation=implementation)
             programs["product", name] = Program(at, done.left, done.right, saved)

@@ -274,7 +274,7 @@ def test_what_rounding_chooses_is_no_error_and_what_is_wrong_is_one(name):
     expected = ffn.expected(case, "bfloat16", {name: method}, states, args)[name]
     wide = [v.astype("float32") for v in args]
     as_written, unrounded = (
-        jax.jit(ffn.forward_backward(ffn.block(method, states[name], by)))(*given)
+        jax.jit(ffn.forward_backward(ffn.block(method, by)))(*given, states[name])
         for by, given in ((None, args), ("reference", wide))
     )
     assert ffn.verdict(as_written, expected) == ffn.verdict(unrounded, expected) == "ok"
@@ -286,7 +286,7 @@ def test_what_rounding_chooses_is_no_error_and_what_is_wrong_is_one(name):
         bad[place] = bad[place].at[:eighth].set(bad[place][-eighth:])
         assert ffn.verdict(bad, expected) == "wrong"
     other = s24.methods.Venom(m=8, weights="soft" if name == "Venom" else "dense")
-    y = jax.jit(ffn.block(other, ffn.state_of(other, operands), None))(*args[:3])
+    y = jax.jit(ffn.block(other, None))(*args[:3], ffn.state_of(other, operands))
     assert ffn.verdict((y,), expected) == "wrong"
 
 

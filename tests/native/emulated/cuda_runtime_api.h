@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __host__
@@ -26,6 +27,7 @@
 using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
 struct dim3 {
@@ -45,10 +47,14 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 namespace emulated {
 inline thread_local bool has_context = false;
 inline int major = 8;  // of the device's compute capability
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 }  // namespace emulated
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return *value = attribute == cudaDevAttrMultiProcessorCount ? 2 : emulated::major, cudaSuccess;
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return std::swap(*mode, emulated::capture_mode), cudaSuccess;
 }
 
 inline cudaError_t cudaSetDevice(int device) {

@@ -1,0 +1,122 @@
+"""How the suites find out what results must be: programs are compiled side by side; none runs meanwhile."""
+
+import os
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments.benchmarks.settings import Case
+from experiments.benchmarks.suites import ffn, train_step
+
+CASE = Case(64, 16, 32)
+METHODS = {"STE": s24.methods.STE(), "FST": s24.methods.FST(), "Venom": s24.methods.Venom(v=16)}
+
+
+class Watch:
+    """Three compilers, which must be at work at once, and the programs that ran before all had ended."""
+
+    def __init__(self):
+        self.all_at_once, self.lock = threading.Barrier(3, timeout=120), threading.Lock()
+        self.working, self.disturbed = 0, []
+
+    def compiles(self, work=lambda: None):
+        with self.lock:
+            self.working += 1
+        made = work()
+        time.sleep(0.2 * self.all_at_once.wait())  # one after the other
+        with self.lock:
+            self.working -= 1
+        return made
+
+    def runs(self, name):
+        self.disturbed += [name] if self.working else []
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    return Watch()
+
+
+def test_of_steps(watch, monkeypatch):
+    class Steps:
+        def __init__(self, config, implementation, options):
+            assert implementation == "reference"
+            self.name = type(config.method).__name__
+            watch.compiles()
+
+        def first_two(self):
+            watch.runs(self.name)
+            return [self.name]
+
+        metrics = property(first_two)
+
+    monkeypatch.setattr(train_step, "Steps", Steps)
+    arms = {n: train_step.config_of(CASE, "float32", method, 2) for n, method in METHODS.items()}
+    arms["Dense"] = train_step.config_of(CASE, "float32", s24.methods.Dense(), 2)
+    assert train_step.expected_metrics(arms) == {name: [name] for name in METHODS}
+    assert not watch.disturbed
+
+
+def test_of_blocks(watch, monkeypatch):
+    lower = jax.stages.Lowered.compile
+
+    def compile_slowly(lowered, **options):
+        compiled = watch.compiles(lambda: lower(lowered, **options))
+
+        def run(*args):
+            watch.runs(lowered)
+            return compiled(*args)
+
+        return run
+
+    operands = ffn.data(CASE, "float32")
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    states = {name: ffn.state_of(method, operands) for name, method in METHODS.items()}
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_slowly)
+    assert list(ffn.expected(CASE, "float32", METHODS, states, args)) == list(METHODS)
+    assert not watch.disturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FST", "Venom"])
+def test_of_scanned_blocks_are_those_of_unrolled_ones(name):
+    """Loss and gradient norm of two steps: nearer by far than what a wrong step is told by."""
+    config = train_step.config_of(CASE, "float32", METHODS[name], 2)
+    (found,) = train_step.expected_metrics({name: config}).values()
+    unrolled = train_step.Steps(config, "reference").first_two()
+    near = 1e-2 if METHODS[name].stochastic else 1e-5
+    assert train_step.alike(found, unrolled, near), (found, unrolled)
+    assert not train_step.alike(found, [*reversed(unrolled)], near)
+
+
+def test_steps_run_nothing_until_they_are_asked():
+    config = train_step.config_of(CASE, "float32", s24.methods.Dense(), 1)
+    steps = train_step.Steps(config, None)
+    assert "state" not in vars(steps) and "metrics" not in vars(steps)
+    assert jnp.isfinite(steps()["loss"]) and jnp.isfinite(steps.metrics[1]["loss"])
+
+
+def test_masks_are_no_constants_of_a_block():
+    """XLA's compiler would compute with them, and a training step could not."""
+    method, case = s24.methods.FST(), Case(64, 64, 128)
+    operands = ffn.data(case, "float32")
+    args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
+    run = jax.jit(ffn.forward_backward(ffn.block(method, "reference")))
+    largest = max(map(np.size, jax.make_jaxpr(run)(*args, ffn.state_of(method, operands)).consts), default=0)
+    assert largest <= ffn.KEY.size
+
+
+def test_a_dense_variant_that_cannot_run_is_left_out(monkeypatch):
+    def fail(self):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(train_step.Steps, "first_two", fail)
+    config = train_step.config_of(CASE, "bfloat16", s24.methods.Dense(), 1)
+    with pytest.warns(UserWarning, match="RESOURCE_EXHAUSTED"):
+        assert train_step.dense_variants(config, False) == {}
