@@ -145,7 +145,7 @@ def test_the_range_is_that_of_the_project():
 
 
 def test_wheels_are_built_by_one_pip_for_a_python_that_has_none(tmp_path):
-    """Debian's and Ubuntu's have none until it is installed. pip takes the path of another Python, not its name."""
+    """Debian's and Ubuntu's have none until it is installed. pip takes another Python by its path alone."""
     tools, there = tmp_path / "tools", tmp_path / "path"
     scripts = {
         tools / "python": f'mkdir -p dist && echo "$@" >> {tmp_path}/called',
