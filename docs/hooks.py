@@ -3,6 +3,7 @@
 - A link from a page to a file outside of docs/ leads to a copy of that file in the site.
 - Every tutorial can be downloaded as a notebook, made of the page itself.
 - A page that would load anything from elsewhere stops the build: the site is read from a folder, too.
+- Numbers in tables stay in one line.
 - Docstrings of this project say "name: what it is." on a line for each argument, and a paper's number; the
   reference shows lists, and links.
 """
@@ -22,6 +23,8 @@ LOADED = re.compile(
 )
 SECTION = re.compile(r"(Returns|Raises|Source): ")
 ARGUMENT = re.compile(r"((?:\*{0,2}\w+, )*\*{0,2}\w+): ")
+CELL = re.compile(r"<td\b.*?</td>", re.S)
+RANGE = re.compile(r"\(\d[\d.]*-\d[\d.]*\)")
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
@@ -140,7 +143,21 @@ def on_post_page(html, page, config):
         from mkdocs.exceptions import PluginError
 
         raise PluginError(f"{page.file.src_uri} loads from elsewhere: {', '.join(found)}. Put it into docs/.")
-    return html
+    return unbroken(html)
+
+
+# ---- numbers in tables
+
+
+def unbroken(html: str) -> str:
+    """A page in whose cells no line ends within a range such as (1.26-1.33), nor before the * or behind the J
+    of a number."""
+
+    def keep(cell):
+        text = RANGE.sub(r'<span class="unbroken">\g<0></span>', cell[0])
+        return re.sub(r"(?<=\dx) (?=\*)|(?<=\bJ) (?=\d)", "&nbsp;", text)
+
+    return CELL.sub(keep, html)
 
 
 # ---- notebooks

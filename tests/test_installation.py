@@ -144,9 +144,23 @@ def test_the_range_is_that_of_the_project():
     assert s24.__version__ == versions.__version__
 
 
-def test_wheels_need_no_pip_in_the_pythons_that_they_are_for():
-    """Debian's and Ubuntu's have none until it is installed."""
-    root = Path(__file__).parent.parent
-    shown = subprocess.check_output(["make", "--dry-run", "wheels"], cwd=root, text=True)
-    (line,) = [line for line in shown.splitlines() if " wheel --quiet" in line]
-    assert "build/tools/bin/python -m pip --python $python wheel" in line
+def test_wheels_are_built_by_one_pip_for_a_python_that_has_none(tmp_path):
+    """Debian's and Ubuntu's have none until it is installed. pip takes another Python by its path alone."""
+    tools, there = tmp_path / "tools", tmp_path / "path"
+    scripts = {
+        tools / "python": f'mkdir -p dist && echo "$@" >> {tmp_path}/called',
+        tools / "auditwheel": "",
+        there / "python3.99": '[ "$1" = -c ]',
+    }
+    for file, script in scripts.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+    makefile = Path(__file__).parent.parent / "Makefile"
+    words = ["make", "-f", makefile, "wheels", f"TOOLS={tools}", "PYTHONS=python3.98 python3.99"]
+    paths = os.pathsep.join((str(there), os.environ["PATH"]))
+    out = subprocess.check_output(words, cwd=tmp_path, env=os.environ | {"PATH": paths}, text=True)
+    assert "There is no python3.98 here, and no wheel for it." in out
+    sdist, wheel = (tmp_path / "called").read_text().splitlines()
+    assert sdist.startswith("-m build --sdist ")
+    assert wheel.startswith(f"-m pip --python {there / 'python3.99'} wheel ")

@@ -102,6 +102,13 @@ def test_nothing_is_loaded_from_elsewhere():
     assert (pages.ROOT / "docs" / script).exists() and "://" not in CONFIG and "  font: false" in CONFIG
 
 
+def test_numbers_in_tables_stay_in_one_line():
+    html = "<p>1.2x (1.1-1.3)</p><td>1.2x (1.1-1.3), J 0.90</td><td align=right>1.01x *</td>"
+    turned = '<td>1.2x <span class="unbroken">(1.1-1.3)</span>, J&nbsp;0.90</td>'
+    assert hooks.unbroken(html) == f"<p>1.2x (1.1-1.3)</p>{turned}<td align=right>1.01x&nbsp;*</td>"
+    assert ".unbroken { white-space: nowrap; }" in (pages.ROOT / "docs/style.css").read_text()
+
+
 def test_drawings_are_those_of_the_code(monkeypatch, tmp_path):
     """The phases are those that the page prints below them."""
     drawings = loaded("docs/drawings.py")

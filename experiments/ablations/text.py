@@ -76,10 +76,10 @@ def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
 
 
 def verdict(result: dict) -> str:
-    """`Refuted (on the mechanism: confirmed; on loss: refuted)`."""
-    names = ("on the mechanism", "on loss")
-    parts = "; ".join(f"{name}: {long(result[name])}" for name in names if result[name])
-    return f"{long(result['verdict']).capitalize()} ({parts})"
+    """`Refuted (on the mechanism: confirmed; on loss: refuted)`, or `Refuted (on loss)` where that is all."""
+    parts = {name: long(result[name]) for name in ("on the mechanism", "on loss") if result[name]}
+    said = parts if len(parts) == 1 else [f"{name}: {part}" for name, part in parts.items()]
+    return f"{long(result['verdict']).capitalize()} ({'; '.join(said)})"
 
 
 def long(verdict: str) -> str:

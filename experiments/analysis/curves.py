@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jax_sparse24 as s24
 from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 from experiments.data.vocabulary import bits_per_byte
 
@@ -26,24 +27,24 @@ def _axes(axes, runs, title: str, ylabel: str):
 
 
 def _phases(axes, runs):
-    """Shade the dense phase that ends a run; a run with one phase has nothing to mark."""
+    """Name each phase but the first of a run where it begins, and shade the dense ones."""
     named = 0
     for colour, run in zip(colours([run.label for run in runs]), runs, strict=True):
-        for (start, end, phase), earlier in zip(run.phases[1:], run.phases, strict=False):
+        for start, end, phase in run.phases[1:]:
             axes.axvline(start, color=colour, linestyle="--", linewidth=1, label="_phase")
-            if earlier[2].sparse and not phase.sparse:
+            if not phase.sparse:
                 axes.axvspan(start, end, color=colour, alpha=0.08, linewidth=0)
-                axes.annotate(
-                    f"{run.label}: dense",
-                    (start, 1),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(3, -3 - 10 * named),
-                    textcoords="offset points",
-                    va="top",
-                    color=colour,
-                    fontsize=8,
-                )
-                named += 1
+            axes.annotate(
+                f"{run.label}: {phase.name}",
+                (start, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -3 - 10 * named),
+                textcoords="offset points",
+                va="top",
+                color=colour,
+                fontsize=8,
+            )
+            named += 1
 
 
 def smooth(values, window: int):
@@ -73,8 +74,7 @@ def _loss(runs):
         for name, line in (("dense", "o-"), ("sparse", "v--")):
             steps, values = run.column("eval", name)
             values = scale * np.asarray(values)
-            leaks = name == "sparse" and not run.config.method.causal
-            label = f"{run.label}, {name}{' *' if leaks else ''}"
+            label = run.label if name == "dense" else _cut(run)
             below.plot(steps, values, line, color=colour, markersize=5, clip_on=False, label=label)
             heights += list(values)
     for order1 in sorted({run.order1 for run in runs if run.order1}):
@@ -88,6 +88,13 @@ def _loss(runs):
     for axes in (above, below):
         name_at_end(axes)
     return figure
+
+
+def _cut(run) -> str:
+    """What the line of a run's losses with sparse products is called."""
+    if isinstance(run.config.method, s24.methods.Dense):
+        return f"{run.label}, cut to 2:4"
+    return f"{run.label}, sparse{'' if run.config.method.causal else ' *'}"
 
 
 def _flip_rate(runs):

@@ -22,6 +22,7 @@ tbody tr:hover { background: #8881; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
 pre { white-space: pre-wrap; padding: 0.8em 1em; background: #8881; border-radius: 6px; font-size: 0.86rem; }
 code { font-family: ui-monospace, monospace; font-size: 0.92em; }
+@media (max-width: 38rem) { p:has(> img) { overflow-x: auto; } img { width: 38rem; max-width: none; } }
 """
 
 

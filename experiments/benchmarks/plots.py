@@ -13,7 +13,7 @@ KINDS = {
     "--": "dashed: packed product alone, median",
     ":": "dotted: PyTorch",
 }
-OLD = "hollow: an older measurement, in a fixed cyclic order"
+OLD = "an older measurement, in a fixed cyclic order"
 PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
 
 
@@ -53,7 +53,7 @@ def _lead(suites: dict):
                 pair = rows.paired(row, *lead.PROGRAMS[what])
                 hollow = stored.is_old(row)
                 bar = None if pair.low is None else [[pair.ratio - pair.low], [pair.high - pair.ratio]]
-                kinds = {"bars: 95 % intervals": bar, OLD: hollow}
+                kinds = {"bars: 95 % intervals": bar, f"hollow: {OLD}": hollow}
                 marks |= {words: None for words, there in kinds.items() if there}
                 axes.errorbar(
                     pair.ratio,
@@ -129,11 +129,11 @@ def _tokens(suites: dict):
 def _speedup(suites: dict, cases, names, label: str):
     """Methods' forward and backward passes as lines with the range of their 95 % interval, the median packed
     product dashed, PyTorch dotted."""
-    dtypes = _dtypes(suites)
+    dtypes, any_old = _dtypes(suites), False
     figure, panels = _panels(suites, dtypes, figsize=(WIDTH, 0.7 + 3.3 * len(dtypes)))
     for dtype, axes in panels.items():
         for text, found, pair, style in _curves(suites):
-            points = []
+            points, old = [], []
             for at, case in enumerate(cases):
                 own = [r for r in found if (r["T"], r["d"], r["f"], r["dtype"]) == (*case, dtype)]
                 pairs = [one for row in own if (one := pair(row)) is not None]
@@ -143,10 +143,16 @@ def _speedup(suites: dict, cases, names, label: str):
                     points.append(
                         (at, middle, middle if low is None else low, middle if low is None else high)
                     )
+                    old += [(at, middle)] if any(map(stored.is_old, own)) else []
             if points:
                 x, y, low, high = zip(*points, strict=True)
                 axes.plot(x, y, marker="o", label=text, **style)
                 axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            if old:
+                any_old = True
+                axes.plot(
+                    *zip(*old, strict=True), "o", color=style["color"], markerfacecolor="white", label="_old"
+                )
         axes.axhline(1, color="black", linewidth=1, label="_dense")
         axes.set_xticks(range(len(cases)), names)
         axes.set_ylabel("dense time / time")
@@ -157,7 +163,8 @@ def _speedup(suites: dict, cases, names, label: str):
         name_at_end(axes)
     lines = [line for axes in panels.values() for line in axes.get_lines()]
     drawn = {line.get_linestyle() for line in lines if not line.get_label().startswith("_")}
-    figure.supxlabel("; ".join(words for kind, words in KINDS.items() if kind in drawn), fontsize=8)
+    words = "; ".join(words for kind, words in KINDS.items() if kind in drawn)
+    figure.supxlabel(f"{words}\nhollow: {OLD}" if any_old else words, fontsize=8)
     return figure
 
 
@@ -202,14 +209,15 @@ def _cost(suites: dict):
                 for part, width in zip(PARTS, parts, strict=True):
                     axes.barh(at, width / whole, left=left, color=PARTS[part])
                     left += width / whole
-                labels.append((at, row["method"]))
+                labels.append((at, row["method"] + (" *" if stored.is_old(row) else "")))
                 at += 1
             at += 1.4
         axes.axvline(1, color="black", linewidth=1)
         axes.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=8)
         axes.set_ylim(at - 1.6, -1.8)
         axes.grid(axis="y", visible=False)
-    axes.set_xlabel("share of the dense block's time, forward + backward")
+    note = f"\n*: {OLD}" if any(map(stored.is_old, found)) else ""
+    axes.set_xlabel(f"share of the dense block's time, forward + backward{note}")
     first = next(iter(panels.values()))
     x = 0.0
     for part, colour in PARTS.items():

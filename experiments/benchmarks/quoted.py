@@ -11,7 +11,7 @@ from typing import NamedTuple
 from experiments import files
 from experiments.ablations import evidence
 from experiments.benchmarks import rows, select, stored
-from experiments.benchmarks.shown import gpus_first, hardware, images
+from experiments.benchmarks.shown import caption, gpus_first, hardware, images
 from experiments.benchmarks.suites import mesh, producers
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
@@ -455,7 +455,10 @@ def gallery(results: dict, recorded: list, here: str) -> str:
     parts = []
     for suites in gpus_first(results):
         parts.append(f"## {hardware(suites)['description']}")
-        parts += [f"### {alt}\n\n![{alt}]({here}images/{name})" for name, alt in images(suites).items()]
+        parts += [
+            f"### {alt}\n\n{caption(name)}\n\n![{alt}]({here}images/{name})"
+            for name, alt in images(suites).items()
+        ]
     return "\n\n".join(parts) or "Nothing was measured."
 
 

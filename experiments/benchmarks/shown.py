@@ -2,6 +2,22 @@
 
 from experiments.benchmarks import lead, select
 
+# By the end of a plot's file name.
+CAPTIONS = {
+    "lead": "How many times as fast as the dense program each method is: on the left a feed-forward block, "
+    "forward and backward, on the right a whole training step.",
+    "width": "The same blocks at several widths (solid), and beside them single products whose operand was "
+    "packed before (dashed).",
+    "tokens": "The same blocks and products for several numbers of tokens.",
+    "cost": "Where a block's time goes, as a share of the dense block's: *producers* cut, draw and pack "
+    "operands, *products* multiply them, the *rest* is what these two leave of the whole.",
+}
+
+
+def caption(name: str) -> str:
+    """What is seen in the plot of this file name, as Markdown."""
+    return CAPTIONS[name.removesuffix(".png").rpartition("-")[2]]
+
 
 def hardware(suites: dict) -> dict:
     """The hardware that the results of some suites are of."""

@@ -1,5 +1,7 @@
 """What all plots share."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -62,26 +64,31 @@ def flips(height: float) -> dict:
     return {"monitor": [{"step": step, "flip_rate": height} for step in range(0, 100, 10)]}
 
 
-def test_names_of_phases_stand_free(tmp_path, monkeypatch):
-    """No curve of flip rates runs through them, and none stands over another."""
+def test_every_phase_and_loss_has_a_name_that_stands_free(tmp_path, monkeypatch):
+    """No curve of flip rates runs through a phase's name, and none stands over another."""
     found = []
     monkeypatch.setattr(curves, "save", lambda figure, path: found.append(figure) or path.name)
     methods = {
+        "dense": s24.methods.Dense(),
         "fst": s24.methods.FST(),
         "venom": s24.methods.Venom(dense_warmup=10, sparse_share=0.5),
     }
+    losses = {"eval": [{"step": step, "dense": 2.0, "sparse": 2.1} for step in (50, 100)]}
     runs = [
-        Run(name, tmp_path, Config(method=method, train=Train(steps=100)), rows)
-        for (name, method), rows in zip(methods.items(), [flips(0.001), flips(0.004)], strict=True)
+        Run(name, tmp_path, Config(method=method, train=Train(steps=100)), flips(height) | losses)
+        for (name, method), height in zip(methods.items(), (0.002, 0.001, 0.004), strict=True)
     ]
     curves.write(runs, tmp_path)
-    figure = found[-1]
+    *_, loss, figure = found
+    names = {text.get_text() for text in loss.axes[1].texts if ": " not in text.get_text()}
+    assert names == {"dense", "dense, cut to 2:4", "fst", "fst, sparse", "venom", "venom, sparse *"}
     figure.canvas.draw()
     (axes,) = figure.axes
-    names = [text for text in axes.texts if text.get_text().endswith(": dense")]
+    names = [text for text in axes.texts if ": " in text.get_text()]
+    assert [text.get_text() for text in names] == ["fst: dense", "venom: sparse", "venom: dense"]
     boxes = [text.get_window_extent() for text in names]
-    assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
-    points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.get_lines()[-2:]])
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    points = np.concatenate([axes.transData.transform(line.get_xydata()) for line in axes.get_lines()[-3:]])
     assert points[:, 1].max() < min(box.y0 for box in boxes)
 
 

@@ -133,6 +133,12 @@ def test_recorded_results_are_judged_by_the_claims_and_rules_of_today():
         assert "recorded with" in found or found["registered"]["runs before"] == 0
 
 
+def test_a_verdict_on_one_thing_is_said_once():
+    both = {"verdict": "refuted", "on the mechanism": "confirmed", "on loss": "refuted"}
+    assert text.verdict(both) == "Refuted (on the mechanism: confirmed; on loss: refuted)"
+    assert text.verdict(both | {"on the mechanism": None}) == "Refuted (on loss)"
+
+
 def test_a_result_without_curves_is_recorded(done, elsewhere, tmp_path):
     """They need matplotlib, and can be drawn later."""
     path, out = done

@@ -386,6 +386,22 @@ def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
     assert all(f"images/{p.name}" in text for p in images.iterdir())
 
 
+def test_what_is_older_is_marked_in_plots(monkeypatch, tmp_path):
+    plots, found = pytest.importorskip("experiments.benchmarks.plots"), []
+    monkeypatch.setattr(plots, "save", lambda figure, path: found.append(figure))
+    result = fake_ffn_result()
+    for scheme in (stored.ROTATING, session.SCHEME):
+        own = [row | {"scheme": scheme} for row in result["rows"]]
+        for kind in ("width", "cost"):
+            plots.write({"ffn": result | {"rows": own}}, tmp_path / f"bench-a-{kind}.png")
+    old, new = ([line.get_markerfacecolor() for line in figure.axes[0].get_lines()] for figure in found[::2])
+    assert "white" in old and "white" not in new
+    assert ["hollow" in figure.get_supxlabel() for figure in found[::2]] == [True, False]
+    marked = [[label.get_text()[-1] == "*" for label in f.axes[0].get_yticklabels()] for f in found[1::2]]
+    assert all(marked[0]) and not any(marked[1])
+    assert ["older" in figure.axes[0].get_xlabel() for figure in found[1::2]] == [True, False]
+
+
 def test_newer_results_replace_their_rows_alone(tmp_path):
     """A GPU is measured shape by shape, on several days."""
     result = fake_ffn_result()

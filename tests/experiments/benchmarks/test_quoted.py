@@ -39,6 +39,7 @@ def test_the_readme_says_first_what_it_gives_and_at_what_loss():
     first, speed = (match[0] for match in quoted.BLOCK.finditer(text))
     assert all(f"| `{method}` " in first and "x (" in first for method in quoted.METHODS)
     assert "Loss: nats per byte above dense training" in first and "-lead.png)" in first
+    assert text.index("`make demo`") < text.index("`make test`") < text.index(first)
     assert text.index(first) < text.index("Stay dense where") < text.index("## Two commands")
     pays, loss, *_ = speed.partition("-->")[2].strip().split("\n\n")
     assert pays.startswith("Whole training steps, dense time / time, on an NVIDIA") and quoted.NARROW in pays
