@@ -330,7 +330,7 @@ def nearest_path(paths: Iterable[str], where: str | None) -> str:
         names = path.split("/")
         ends = itertools.combinations(range(len(names) + 1), 2)
         stretches = ("/".join(names[start:end]) for start, end in ends)
-        return max(difflib.SequenceMatcher(None, stretch, text, autojunk=False).ratio() for stretch in stretches)
+        return max(difflib.SequenceMatcher(None, words, text, autojunk=False).ratio() for words in stretches)
 
     return max(paths, key=likeness, default="")
 

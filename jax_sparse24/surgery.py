@@ -191,8 +191,8 @@ def densify(model: Any) -> Any:
     for path, module in library.sites(model).items():
         if isinstance(module, Linear) and module.trained_adapters():
             raise ValueError(
-                f"densify: {path.replace('/', '.') or 'the model'} has trained low-rank adapters, which would "
-                "be lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
+                f"densify: {path.replace('/', '.') or 'the model'} has trained low-rank adapters, which "
+                "would be lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
             )
         if (old := library.original(module)) is not None:
             found[path] = old
