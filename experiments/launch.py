@@ -212,6 +212,7 @@ def array(argv) -> list[str]:
     given = parse(fixed)
     require(not given.resume, "--array is for new runs; each of its commands can be resumed by itself.")
     out, commands = given.out or Path("runs") / given.config.name, {}
+    fixed = without_folder(fixed)
     for values in itertools.product(*(values.split(",") for _, _, values in choices)):
         named = [(name, value) for (name, _, _), value in zip(choices, values, strict=True)]
         folder = out / ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in named).replace(
@@ -227,6 +228,17 @@ def array(argv) -> list[str]:
         require(folder not in commands, f"--array names the folder {folder} twice. Give each value once.")
         commands[folder] = shlex.join(["python", "-m", "experiments.launch", *words])
     return list(commands.values())
+
+
+def without_folder(words) -> list[str]:
+    """The words of a command line but for `--out FOLDER`."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word == "--out":
+            next(rest, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept
 
 
 def connect(launch: Launch):

@@ -5,10 +5,11 @@ The function is traced to a jaxpr, which is evaluated with other products in pla
 
 import difflib
 import functools
+import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -298,19 +299,35 @@ class Found:
             raise ValueError(f"{self.op}: no product of a parameter that matches can be sparse. {listed}.")
         if not self.taken:
             paths = paths_of(params)
-            literal = re.sub(r"\\?[.*^$+?()\[\]|]+", "", self.where or "")
-            near = max(
-                paths, key=lambda path: difflib.SequenceMatcher(None, path, literal).ratio(), default=""
-            )
             matched = [path for path in paths if self.takes(path)]
             what = (
                 f"multiplies by {matched[0]!r}, which where={self.where!r} takes"
                 if matched
-                else (f"has a parameter that where={self.where!r} matches; the nearest path is {near!r}")
+                else f"has a parameter that where={self.where!r} matches; the nearest path is "
+                f"{nearest_path(paths, self.where)!r}"
             )
             raise ValueError(f"{self.op}: no product of the function {what}.")
         if self.unfit:
             warnings.warn(f"{self.op}: {len(self.unfit)} products stay dense. {listed}.", stacklevel=3)
+
+
+def nearest_path(paths: Iterable[str], where: str | None) -> str:
+    """The path that was probably meant by an expression which matches none.
+
+    paths: names with "/" between them.
+    where: a regular expression; None as "".
+
+    Returns: the path which has the stretch of names that is most like the text of the expression; "" of no
+        path."""
+    text = re.sub(r"\\?[.*^$+?()\[\]|]+", "", where or "").strip("/")
+
+    def likeness(path: str) -> float:
+        names = path.split("/")
+        ends = itertools.combinations(range(len(names) + 1), 2)
+        stretches = ("/".join(names[start:end]) for start, end in ends)
+        return max(difflib.SequenceMatcher(None, words, text, autojunk=False).ratio() for words in stretches)
+
+    return max(paths, key=likeness, default="")
 
 
 def paths_of(params, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:

@@ -1,6 +1,5 @@
 """`sparsify` puts sparse layers into a model that was written without them, `densify` takes them out."""
 
-import difflib
 import re
 import warnings
 import zlib
@@ -14,6 +13,7 @@ from flax import nnx
 
 from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
 from jax_sparse24.engine.operand import check_activation
+from jax_sparse24.interception import nearest_path
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import fitting
 from jax_sparse24.nn.fitting import Unfit, needs_block, replaced_block
@@ -185,14 +185,14 @@ def densify(model: Any) -> Any:
 
     Returns: the model, of Equinox a copy; use it if the model was itself a layer.
     Raises: TypeError if `model` is no such module; ValueError if it holds no layer that `s24.sparsify` made,
-        or one with low-rank adapters, which would be lost."""
+        or one with trained low-rank adapters, which would be lost."""
     library = _library("densify", model)
     found = {}
     for path, module in library.sites(model).items():
-        if isinstance(module, Linear) and jax.tree.leaves(nnx.state(module.adapters)):
+        if isinstance(module, Linear) and module.trained_adapters():
             raise ValueError(
-                f"densify: {path.replace('/', '.') or 'the model'} has low-rank adapters, which would be "
-                "lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
+                f"densify: {path.replace('/', '.') or 'the model'} has trained low-rank adapters, which "
+                "would be lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
             )
         if (old := library.original(module)) is not None:
             found[path] = old
@@ -359,9 +359,7 @@ def _nothing(rule: Rule, places, plain) -> str:
         )
     if not places:
         return f"sparsify: the model has no {what} that could become sparse."
-    literal = re.sub(r"\\?[.*^$+?()\[\]|]+", "", rule.where)
-    near = max(places, key=lambda path: difflib.SequenceMatcher(None, path, literal, autojunk=False).ratio())
     return (
-        f"sparsify: where={rule.where!r} matches no {what}; the nearest path is {near!r}. The whole path "
-        "must match: write '.*' for any text."
+        f"sparsify: where={rule.where!r} matches no {what}; the nearest path is "
+        f"{nearest_path(places, rule.where)!r}. The whole path must match: write '.*' for any text."
     )

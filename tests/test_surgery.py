@@ -476,6 +476,11 @@ def test_wrong_arguments_are_named_with_the_rule_and_the_fix(mixed):
         ),
         (
             ValueError,
+            r"where='\.\*mpl\.\*' matches no linear layer; the nearest path is 'mlp/fc\d'",
+            lambda: s24.sparsify(model, FST, ".*mpl.*"),
+        ),
+        (
+            ValueError,
             "needs a feed-forward block, but where='mlp/fc1' takes the single layer mlp/fc1; name the module "
             "that holds it, 'mlp'",
             lambda: s24.sparsify(model, ACTIVATION, "mlp/fc1"),
@@ -516,10 +521,26 @@ def test_what_is_sparse_already_is_refused(mixed):
     assert nnx.graphdef(model) == graphdef
 
 
-def test_adapters_are_not_lost():
+ADAPTED = s24.methods.SLoPe(rank=2), s24.methods.AST(slorb=4)
+
+
+@pytest.mark.parametrize("method", ADAPTED)
+def test_adapters_that_were_not_trained_are_taken_away_again(method):
     model = nnx.Dict(a=nnx.Linear(d, f, rngs=nnx.Rngs(0)))
-    s24.sparsify(model, s24.methods.SLoPe(rank=2))
-    with pytest.raises(ValueError, match=r"a has low-rank adapters.*s24.nn.merge_adapters"):
+    before = nnx.state(model, nnx.Param)
+    s24.sparsify(model, method)
+    assert jax.tree.leaves(nnx.state(model.a.adapters))
+    assert type(s24.densify(model).a) is nnx.Linear
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, before, nnx.state(model, nnx.Param)))
+
+
+@pytest.mark.parametrize("method", ADAPTED)
+def test_trained_adapters_are_not_lost(method):
+    model = nnx.Dict(a=nnx.Linear(d, f, rngs=nnx.Rngs(0)))
+    s24.sparsify(model, method)
+    for value in model.a.adapters.values():
+        value[...] += 1
+    with pytest.raises(ValueError, match=r"a has trained low-rank adapters.*s24.nn.merge_adapters"):
         s24.densify(model)
     s24.nn.merge_adapters(model)
     assert type(s24.densify(model).a) is nnx.Linear

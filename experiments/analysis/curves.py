@@ -58,7 +58,7 @@ def _loss(runs):
     # Losses of several kinds of tokens compare only per byte of their text.
     per_byte = any(run.bytes_per_token != 1 for run in runs)
     unit = "loss, bits per byte" if per_byte else "loss, nats per byte"
-    _axes(above, runs, "training", unit)
+    _axes(above, runs, f"training{', of cross entropies' * (not all(map(_crosses, runs)))}", unit)
     above.set_xlabel("")
     leak = "" if all(run.config.method.causal for run in runs) else "; *: no language-model loss"
     _axes(below, runs, f"validation: dense products (solid), sparse (dashed){leak}", unit)
@@ -67,7 +67,7 @@ def _loss(runs):
         scale = bits_per_byte(1.0, run.bytes_per_token) if per_byte else 1.0
         steps, losses = run.column("train", "loss")
         losses = scale * np.asarray(losses)
-        if len(steps):
+        if len(steps) and _crosses(run):
             above.plot(steps, losses, color=colour, alpha=0.15, linewidth=0.8, label="_raw")
             above.plot(steps, smooth(losses, max(len(losses) // 40, 1)), color=colour, label=run.label)
             heights += list(losses)
@@ -95,6 +95,11 @@ def _cut(run) -> str:
     if isinstance(run.config.method, s24.methods.Dense):
         return f"{run.label}, cut to 2:4"
     return f"{run.label}, sparse{'' if run.config.method.causal else ' *'}"
+
+
+def _crosses(run) -> bool:
+    """Whether a run is trained with the cross entropy, not with a loss of its method's own."""
+    return run.config.method.training(run.config.train.steps).loss is None
 
 
 def _flip_rate(runs):

@@ -123,7 +123,7 @@ def documents(path: str, column: str) -> Iterator[tuple[int, bytes]]:
     except UserError:
         raise
     except Exception as error:  # of every format's library
-        reason = str(error).strip().split("\n")[0][:200]
+        reason = str(error).strip().split("\n")[0][:200].rstrip(".")
         raise UserError(f"{path} cannot be read; it is damaged, or no such file: {reason}.") from error
 
 

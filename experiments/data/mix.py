@@ -27,7 +27,8 @@ class Config(base.Config):
     def records(self) -> base.Records:
         """The records of all parts. Raises UserError for a part that is none, or where one has no text."""
         chosen = [part_of(spec, self) for spec in self.parts]
-        found, weights = [part.records() for part, _ in chosen], [weight for _, weight in chosen]
+        weights = [weight for _, weight in chosen]
+        found = [_records(spec, part) for spec, (part, _) in zip(self.parts, chosen, strict=True)]
         content = "\0".join(f"{part.fingerprint} {w}" for part, w in zip(found, weights, strict=True))
         name = f"mix-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
         train, validation = (
@@ -76,6 +77,18 @@ def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:
     return kind(
         **common, **{next(iter(own)): place}, **dict(option(spec, word, own) for word in words)
     ), weight
+
+
+def _records(spec: str, part: base.Config) -> base.Records:
+    """The records of a part. Raises UserError where it has none, which says how its options are written."""
+    try:
+        return part.records()
+    except UserError as error:
+        dataset, _, share = spec.rpartition("=")
+        example = f"{dataset.partition(',')[0]},NAME=VALUE={share}"
+        raise UserError(
+            f"data.parts: {spec!r}: {error} In a mixture --data.NAME VALUE is written so: {example!r}."
+        ) from error
 
 
 def option(spec: str, word: str, own: dict) -> tuple[str, object]:

@@ -126,9 +126,11 @@ class Subwords:
         self.tokens, self.size = count, padded(count) if rows is None else rows
         own = f" (one of them for the end of a text, since none is called {' or '.join(ENDS)})"
         also = "" if self.separator in names.values() else own
+        give = "a tokenizer that has one" if also else "the tokenizer.json that belongs to these weights"
         require(
             count <= self.size,
-            f"{origin} has {count} tokens{also}, more than the {self.size} rows of the embedding.",
+            f"{origin} has {count} tokens{also}, more than the {self.size} rows of the embedding. "
+            f"Give {give}.",
         )
         self._pieces = [b""] * self.size
         for name, token in names.items():

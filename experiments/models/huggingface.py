@@ -68,7 +68,7 @@ def model_of(described: dict) -> decoder.Config:
     require(
         (kind, act) in known,
         f"config.json names the architecture {kind}{named}. Our decoder computes the same "
-        f"as {', '.join(f'{name} with {act!r}' for name, act in known)}; others cannot be read.",
+        f"as {', '.join(f'{name} with {act!r}' for name, act in known)}: give a folder of one of these.",
     )
     rope, scaling = (described.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
     rope = (
@@ -88,7 +88,8 @@ def model_of(described: dict) -> decoder.Config:
     wrong = [name for name, value in refused.items() if value]
     require(
         not wrong,
-        f"config.json has {', '.join(wrong)}, which our decoder does not: its outputs would be wrong.",
+        f"config.json has {', '.join(wrong)}, which our decoder does not: its outputs would be wrong. "
+        "Give a folder without.",
     )
 
     def number(name, default=None, kinds=int):
@@ -179,7 +180,11 @@ def params_of(model: decoder.Config, tensors: dict[str, np.ndarray], like: dict)
         require(not names, f"The folder {word} {len(names)} tensors; the first is {min(names, default='')}.")
     for name, shape in asked.items():
         own = tensors[name].shape
-        require(own == shape, f"{name} is {own}, but by config.json it must be {shape}.")
+        require(
+            own == shape,
+            f"{name} is {own}, but by config.json it must be {shape}. Give the "
+            "config.json that belongs to these weights.",
+        )
     found = {ours: _turned(ours, tensors[theirs]) for ours, theirs in _pairs(model)}
     for ours, theirs in _projections(model):
         found[ours] = np.concatenate([tensors[name] for name in theirs]).T

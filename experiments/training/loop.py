@@ -321,7 +321,8 @@ class Loop:
             tokens_per_s = rate and rate * self.config.data.batch * self.config.data.seq
             share = tokens_per_s and self.share_per_token and tokens_per_s * self.share_per_token
             row = {"phase": phase.name, "loss": loss, "lr": float(self.rate(step)), "grad_norm": norm}
-            row["bits_per_byte"] = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
+            if self.program.training.loss is None:
+                row["bits_per_byte"] = bits_per_byte(loss, bytes_per_token(self.vocabulary, [tokens]))
             marks = self._marks("loss") if phase.sparse else {}
             speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s}
             more = {"mfu": share, "joules_per_step": joules}
@@ -329,7 +330,7 @@ class Loop:
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
             if logged:
                 self.writer.write("train", step, {**row, **speeds, **marks})
-            self.progress.update(step + 1, said, loss, row["bits_per_byte"], tokens_per_s, share)
+            self.progress.update(step + 1, said, loss, row.get("bits_per_byte"), tokens_per_s, share)
             if logged:
                 self._check_speed(step, tokens_per_s)
         if not finite:

@@ -129,15 +129,16 @@ class Progress:
         done: int,
         phase: str,
         loss: float,
-        bits: float,
+        bits: float | None,
         tokens_per_s: float | None,
         share: float | None = None,
     ):
-        """`done` optimiser steps are complete. loss: in nats per token; bits: per byte; share: of the peak of
-        the devices' arithmetic, where that is known."""
+        """`done` optimiser steps are complete. loss: in nats per token; bits: per byte, None for a loss that
+        is no cross entropy; share: of the peak of the devices' arithmetic, where that is known."""
         speed = f", {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
         speed += f" ({share:.0%} of peak)" if share else ""
-        said = f"loss {loss:.3f} ({bits:.3f} bits per byte)"
+        meant = "no cross entropy" if bits is None else f"{bits:.3f} bits per byte"
+        said = f"loss {loss:.3f} ({meant})"
         self.bar.set_postfix_str(f"{phase}, {said}{speed}", refresh=False)
         self.bar.update(done - self.bar.n)
         now = time.monotonic(), done

@@ -162,31 +162,29 @@ class Probe:
 
     def __init__(self, program: Program, tokens_BL):
         self.tokens_BL = tokens_BL
-        self._gradients, self._activations = program.once("probe", lambda: _probes(program))
+        self.draws = 2 if program.config.method.stochastic else 1
+        self._gradient, self._compare, self._activations = program.once("probe", lambda: _probes(program))
 
     def __call__(self, params, sparse, sparse_phase: bool) -> dict:
         values = self._activations(params, sparse, self.tokens_BL)
         if sparse_phase:
-            values |= self._gradients(params, sparse, self.tokens_BL)
+            # One after the other, so that no more activations stand in memory at once than in a step.
+            draws = [self._gradient(True, params, sparse, self.tokens_BL, n) for n in range(self.draws)]
+            dense = self._gradient(False, params, sparse, self.tokens_BL, 0)
+            values |= self._compare(draws[0], draws[-1], dense)
         return _floats(values)
 
 
 def _probes(program: Program):
-    """What a probe says of gradients and of activations: two compiled functions."""
-    config, graphdefs = program.config, program.graphdefs
-    watched = Watched(abstract_model(config))
+    """A gradient, what two sparse ones and a dense one say, and what activations do: compiled functions."""
+    graphdefs, watched = program.graphdefs, Watched(abstract_model(program.config))
 
-    def gradient(graphdef, params, sparse, tokens_BL):
-        grads = jax.grad(lambda p: loss_of(nnx.merge(graphdef, p, sparse), tokens_BL))(params)
+    def gradient(sparse_phase, params, sparse, tokens_BL, draw):
+        own = s24.nn.fold_key(sparse, draw)
+        grads = jax.grad(lambda p: loss_of(nnx.merge(graphdefs[sparse_phase], p, own), tokens_BL))(params)
         return watched(grads)
 
-    def gradients(params, sparse, tokens_BL):
-        def gradients_of_draw(i):
-            return gradient(graphdefs[True], params, s24.nn.fold_key(sparse, i), tokens_BL)
-
-        both = jax.lax.map(gradients_of_draw, jnp.arange(2 if config.method.stochastic else 1))
-        one, other = [g[0] for g in both], [g[-1] for g in both]
-        dense = gradient(graphdefs[False], params, sparse, tokens_BL)
+    def compare(one, other, dense):
         norm, dot = optax.tree.norm, optax.tree.vdot
         squares = norm(one, squared=True) + norm(other, squared=True)
         return {
@@ -199,4 +197,4 @@ def _probes(program: Program):
         each = {f"{name}_{n}": x for name, values in layers.items() for n, x in enumerate(values)}
         return each | {name: values.mean() for name, values in layers.items()}
 
-    return jax.jit(gradients), jax.jit(activations)
+    return jax.jit(gradient, static_argnums=0), jax.jit(compare), jax.jit(activations)

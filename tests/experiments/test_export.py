@@ -164,7 +164,10 @@ def test_a_run_there_and_back(finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel.*others cannot be read"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture GPT2LMHeadModel.*give a folder of one of these",
+        ),
         ({"architectures": None}, "architecture none"),
         ({"hidden_act": "silu"}, "ArceeForCausalLM with hidden_act 'silu'"),
         ({"attention_bias": True}, "has attention_bias, which our decoder does not"),
@@ -273,6 +276,11 @@ def test_an_import_that_is_killed_leaves_no_run(folder, tmp_path, monkeypatch):
             "<end_of_turn>",
             "has 258 tokens .one of them for the end .* more than the 257 rows",
         ),
+        (
+            "tokenizer.json",
+            "added",
+            "has 258 tokens, more than the 257 rows .* that belongs to these weights",
+        ),
         ("model.safetensors", "no", "cannot be read"),
         ("model.safetensors", None, "has no .*safetensors"),
     ],
@@ -282,6 +290,10 @@ def test_folders_that_are_not_imported(file, content, words, folder, tmp_path, c
     place = shutil.copytree(folder, tmp_path / "folder")
     if content == "<end_of_turn>":  # a tokenizer whose end has another name
         content = (place / file).read_text(encoding="utf-8").replace(vocabulary.ENDS[0], content)
+    if content == "added":  # another tokenizer
+        described = json.loads((place / file).read_text(encoding="utf-8"))
+        described["added_tokens"].append(described["added_tokens"][0] | {"id": 257, "content": "<other>"})
+        content = json.dumps(described)
     (place / file).unlink()
     if content is not None:
         (place / file).write_text(content)

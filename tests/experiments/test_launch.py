@@ -120,6 +120,7 @@ def test_array(capsys, shared):
     launch.main([*words, *choices])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [line[:3] for line in lines] == [["python", "-m", "experiments.launch"]] * 4
+    assert all(line.count("--out") == 1 for line in lines)
     parsed = [launch.parse(line[3:]) for line in lines]
     found = [(type(one.config.method).__name__, one.config.seed, str(one.out)) for one in parsed]
     assert found[1] == ("Dense", 1, "sweep/method=Dense,seed=1,lr=1e-3")

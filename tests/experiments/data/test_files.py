@@ -237,6 +237,13 @@ def test_options_of_a_part(mixed):
             mix.part_of(f"files:a,{word}=1", mixed)
 
 
+def test_a_part_without_text_says_how_its_options_are_written(mixed, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"content": ["a"]}), path := tmp_path / "a.parquet")
+    spec = f"files:{path}=0.5"
+    with pytest.raises(UserError, match=rf"parts: '{spec}': .* so: 'files:{path},NAME=VALUE=0.5'"):
+        dataclasses.replace(mixed, parts=(spec,)).records()
+
+
 def test_parts_that_are_none(mixed):
     for spec, words in (
         ("text:stdlib", "is not NAME:PLACE=WEIGHT"),

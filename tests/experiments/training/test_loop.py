@@ -469,6 +469,12 @@ def test_progress_bar_and_plain_lines(capsys, show, parts):
     assert all(part in shown for part in parts)
 
 
+def test_a_loss_that_is_no_cross_entropy_has_no_bits_per_byte(capsys):
+    with Progress("arm", 0, 1, None) as progress:
+        progress.update(1, "sparse", 1.5, None, 2000.0)
+    assert "loss 1.500 (no cross entropy), 2,000" in capsys.readouterr().err
+
+
 def test_plain_lines_come_at_intervals(capsys, monkeypatch):
     """At the first step, every 30 seconds, and at the end."""
     seconds = iter(range(0, 700, 7))

@@ -133,6 +133,16 @@ def test_distilling_needs_a_teacher(config, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+def test_a_distilled_loss_is_not_told_in_bits_per_byte(config, finished, tmp_path):
+    out = train(short(config, AST, steps=3, start_from=str(finished)), tmp_path / "out", show=False).out
+    trained = [row for row in rundir.read_metrics(out) if row["kind"] == "train"]
+    assert trained and not any("bits_per_byte" in row for row in trained)
+    plain = short(config, dataclasses.replace(AST, distill=0.0), steps=3, start_from=str(finished))
+    out = train(plain, tmp_path / "plain", show=False).out
+    assert all("bits_per_byte" in row for row in rundir.read_metrics(out) if row["kind"] == "train")
+
+
 def test_the_distilled_loss():
     """(1 - a) CE + a t^2 KL(teacher || student), both at temperature t, mean over tokens."""
     rng = np.random.default_rng(0)

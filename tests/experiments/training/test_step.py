@@ -240,6 +240,22 @@ def test_probe(method):
     assert only == {"density": pytest.approx(np.mean(layers))}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [s24.methods.FST(), s24.methods.Activation24(dense_warmup=2)])
+def test_a_probe_keeps_no_more_activations_than_a_step(method):
+    """Where there are many tokens, those are nearly all of the memory."""
+    config = small(method)
+    program = program_of(
+        dataclasses.replace(config, data=dataclasses.replace(config.data, seq=256, batch=16))
+    )
+    state, tokens = program.abstract_state(), jnp.zeros((16, 257), jnp.int32)
+    step = program.step(False).memory_analysis().temp_size_in_bytes
+    gradient = Probe(program, tokens)._gradient
+    for sparse in (False, True):
+        lowered = gradient.lower(sparse, state["params"], state["sparse"], tokens, 0)
+        assert lowered.compile().memory_analysis().temp_size_in_bytes < 1.1 * step
+
+
 def test_masks_are_fresh_when_a_sparse_phase_begins():
     """At a step that is no multiple of the refresh period, after dense steps that moved the weights."""
     program = program_of(small(NOISELESS))
