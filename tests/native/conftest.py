@@ -89,10 +89,10 @@ def fake_cusparselt(compiler, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def relay(compiler, tmp_path_factory) -> Path:
-    """A library whose handler makes other handlers' calls, see hostile.py."""
-    output = tmp_path_factory.mktemp("relay") / "relay.so"
-    return compile_to(output, *compiler, "-O0", "-shared", "-fPIC", *FFI, HERE / "relay.cc")
+def caller(compiler, tmp_path_factory) -> Path:
+    """A library that makes calls of handlers, see calls.h."""
+    output = tmp_path_factory.mktemp("caller") / "calls.so"
+    return compile_to(output, *compiler, "-O0", "-shared", "-fPIC", *FFI, HERE / "calls.cc")
 
 
 @pytest.fixture(scope="session")

@@ -8,5 +8,5 @@ from tests.native.outcomes import check, outcomes
 pytestmark = pytest.mark.slow
 
 
-def test_targets_of_the_cpu(relay):
-    check(outcomes(relay))
+def test_targets_of_the_cpu(caller):
+    check(outcomes(caller))

@@ -30,9 +30,9 @@ def cuda_targets(compiler, kernels, tmp_path_factory):
     return compile_to(folder / "targets.so", *compiler, "-shared", compiled, *kernels, "-ldl", "-pthread")
 
 
-def test_targets_of_cuda(relay, cuda_targets, fake_cusparselt):
+def test_targets_of_cuda(caller, cuda_targets, fake_cusparselt):
     """By their kernels run thread by thread on a CPU, and a cuSPARSELt that multiplies nothing."""
-    found = outcomes(relay, cuda_targets, fake_cusparselt)
+    found = outcomes(caller, cuda_targets, fake_cusparselt)
     written = {name for source in handlers() for name in re.findall(r'"(s24_\w+)"', source.read_text())}
     assert set(found["targets"]) == written
     check(found)
