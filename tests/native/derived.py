@@ -9,6 +9,7 @@ from fractions import Fraction
 from unittest import mock
 
 import jax
+import numpy as np
 
 from jax_sparse24.dispatch import decision, hardware, native
 from tests.ops.cases import SIZED, Calls, Sized
@@ -60,7 +61,8 @@ def on_platform(name: str, call: Callable):
             (hardware, "capability", lambda: "9.0"),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))
-        stack.enter_context(mock.patch.dict(native._loaded, {name: (object(), None)}))
+        if name != "cpu":
+            stack.enter_context(mock.patch.dict(native._loaded, {name: (object(), None)}))
         yield
     jax.clear_caches()
 
@@ -150,14 +152,10 @@ def _templates_of(sized: Sized) -> Iterator[Template]:
 
 @functools.cache
 def templates(platform: str) -> tuple[Template, ...]:
-    """Different calls of all targets of a platform."""
-    found: dict[tuple, Template] = {}
+    """Of all targets of a platform that are not the library's."""
     with on_platform(platform, native.call):
-        for sized in SIZED:
-            if sized.only in ("", platform):
-                for template in _templates_of(sized):
-                    found.setdefault((template.target, template.base.signature), template)
-    return tuple(found.values())
+        of_platform = [sized for sized in SIZED if sized.only in ("", platform)]
+        return tuple(template for sized in of_platform for template in _templates_of(sized))
 
 
 @functools.cache
@@ -176,3 +174,22 @@ def right_besides(platform: str) -> tuple[tuple[str, Call], ...]:
 def multiples(sized: Sized, platform: str) -> dict[str, int]:
     own = sized.on_cuda if platform == "cuda" else {}
     return {name: own.get(name, sized.multiples.get(name, 1)) for name in sized.sizes}
+
+
+def random_sizes(sized: Sized, platform: str, rng: np.random.Generator, most: int) -> dict[str, int]:
+    """Sizes around those at which kernels change their way, and small ones.
+
+    most: elements of the largest array."""
+    own = [t for t in templates(platform) if t.sized is sized]
+    while True:
+        found = {name: int(rng.choice(sized.choices[name])) for name in sized.choices}
+        limit = float(rng.uniform(1, np.log2(most)))  # of a size, in bits
+        for name, multiple in multiples(sized, platform).items():
+            if name not in found:
+                near = rng.integers(1, 4) * 2 ** rng.integers(12) // 2
+                n = rng.integers(1, 41) if rng.integers(3) == 0 else near + rng.integers(-2, 3)
+                found[name] = multiple * int(np.clip(n, 1, max(1, 2**limit / multiple)))
+        calls = [template.at(**found) for template in own]
+        arrays = [a for call in calls for a in (*call.operands.values(), *call.results.values())]
+        if max(math.prod(shape) for shape, _ in arrays) <= most:
+            return found

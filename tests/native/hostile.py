@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -282,11 +283,11 @@ def targets_of_the_cpu() -> dict[str, int]:
     return {name: address(capsule, b"xla._CUSTOM_CALL_TARGET") for name, capsule in targets.items()}
 
 
-def targets_of(library: str, fake_cusparselt: str) -> dict[str, int]:
+def targets_of(library: Path, fake_cusparselt: Path) -> dict[str, int]:
     """The same of a library of CUDA's handlers."""
-    loaded, targets = ctypes.CDLL(library), {}
+    loaded, targets = ctypes.CDLL(str(library)), {}
     loaded.open_cusparselt.restype = ctypes.c_bool
-    assert loaded.open_cusparselt(fake_cusparselt.encode())
+    assert loaded.open_cusparselt(str(fake_cusparselt).encode())
 
     @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
     def add(name, handler):
@@ -299,7 +300,7 @@ def targets_of(library: str, fake_cusparselt: str) -> dict[str, int]:
 def main(first: int, caller: str, *libraries: str) -> None:
     """The calls from number `first` on: of the CPU's targets, or of a library's."""
     loaded, platform = opened(caller), "cuda" if libraries else "cpu"
-    targets = targets_of(*libraries) if libraries else targets_of_the_cpu()
+    targets = targets_of(*map(Path, libraries)) if libraries else targets_of_the_cpu()
     every = [(target, *one) for target in sorted(targets) for one in calls(target, platform)]
     missing = sorted(set(targets) - {target for target, *_ in every})
     print(json.dumps({"targets": sorted(targets), "missing": missing}), flush=True)

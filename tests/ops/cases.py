@@ -90,6 +90,7 @@ CASES = [
         lambda x, impl: s24.prune_check24(x, -2, implementation=impl),
         "s24_prune_check",
         multiples=(4, 1),
+        other_dtypes=("bool",),
     ),
     Case(
         "prune_check24-mask",
@@ -285,6 +286,7 @@ BLOCKS_ON_GPU = [
         ((3, 96, 256), 128, 32, -2),
         ((256, 50), 256, 10, -1),
     ],
+    *[((128, 256), 64, 8, -1), ((128, 256), 128, 32, -1)],
     *[((512, 4096), 128, 8, -1), ((4096, 512), 256, 16, -2), ((1024, 1536), 64, 12, -1)],
     ((256, 192), 64, 32, -2),
 ]
@@ -328,7 +330,10 @@ def _repacked(v, m, tokens, collected):
 # (shape, v, m, whether features are collected), in tiles of a kernel of CUDA
 REPACKED = [
     (*place, collected)
-    for place in (((256, 2048), 64, 16), ((1152, 1024), 128, 8), ((128, 4096), 64, 32), ((512, 512), 256, 32))
+    for place in (
+        *(((256, 1024), 64, 16), ((256, 2048), 64, 16), ((128, 2048), 128, 8), ((1152, 1024), 128, 8)),
+        *(((128, 2048), 64, 32), ((128, 4096), 64, 32), ((512, 512), 256, 32)),
+    )
     for collected in (True, False)
     if not (collected and place[1] == 256)
 ]
@@ -576,11 +581,11 @@ class Sized:
         sizes, divided by others and by a number.
     multiples: of what a size is a multiple, if not of 1; on_cuda: of what it is one there besides.
     least: below what it is wrong. forbidden: what it must not be.
-    most: for sizes at random; choices: those of which one is taken.
+    most: for sizes at random; choices: those of which one is taken. places: (dtype, sizes) besides.
     more: as `make`, further right calls.
     legal: calls that differ from one of `make` by no more than that, and are right, too.
     dtypes: of the arrays. only: the platform that has the kernels, if not both do.
-    sums: see `Case`."""
+    sums: see `Case`; those of small whole numbers are the same. rounds: results are never."""
 
     targets: tuple[str, ...]
     make: Callable[..., Calls]
@@ -591,11 +596,13 @@ class Sized:
     forbidden: dict[str, tuple] = dataclasses.field(default_factory=dict)
     choices: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     most: int = 24000
+    places: tuple[tuple[str, dict[str, int]], ...] = ()
     more: Callable[..., Calls] = lambda *_, **__: ()
     legal: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = FLOATS
     only: str = ""
     sums: bool = False
+    rounds: bool = False
 
     @classmethod
     def of(cls, case: Case) -> "Sized":
@@ -615,6 +622,7 @@ class Sized:
             make,
             sizes={"R": 16, "K": 24},
             multiples=dict(zip("RK", case.multiples, strict=True)),
+            places=tuple((dtype, {"R": 144, "K": 208}) for dtype in case.other_dtypes),
             more=more,
             legal=case.legal,
             dtypes=FLOATS + case.other_dtypes,
@@ -670,14 +678,14 @@ def _calls_of_strided(dtype, R, K) -> Calls:
 
 
 def _calls_of_saved(dtype, T, f, n) -> Calls:
-    arrays = *_arrays(dtype, (T, f), (T, f)), jax.ShapeDtypeStruct((n,), jnp.int32)
+    features = np.sort(np.random.default_rng(n).permutation(f)[:n]).astype(np.int32)
     for activation, tokens in itertools.product(("squared_relu", "relu"), ("strided", "consecutive")):
 
-        def call(x, dy2, features, impl, activation=activation, tokens=tokens):
+        def call(x, dy2, impl, activation=activation, tokens=tokens):
             packed = s24.pack24(x, -1, implementation=impl)
             return saved_backward(packed, dy2, features, activation, tokens, implementation=impl)
 
-        yield call, arrays
+        yield call, _arrays(dtype, (T, f), (T, f))
 
 
 def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
@@ -702,6 +710,7 @@ _UNFIT = {"v": (0, 8, 48, 80, 96, 112, 192, 512), "m": (1, 2, 3, 33, 64)}
 _VNM_SIZES = {"blocks": 2, "v": 32, "groups": 6, "m": 8}
 _HEIGHTS = (16, 32, 64, 128, 256)
 _VNM = {"forbidden": _UNFIT, "choices": {"v": _HEIGHTS, "m": (8, 16, 32, *range(4, 33))}}
+_IN_TILES = {"v": (64, 128, 256), "m": (8, 16, 32)}
 _PACK_VNM = ("s24_vnm_mask", "s24_vnm_pack", "s24_vnm_pack_masked", "s24_vnm_gather", "s24_vnm_unpack")
 
 
@@ -759,6 +768,7 @@ SIZED = [
         sizes={"R": 16, "K": 24, "N": 20},
         multiples={"K": 4},
         most=200_000,
+        places=(("bfloat16", {"R": 144, "K": 200, "N": 24}), ("float32", {"R": 80, "K": 44, "N": 70})),
         sums=True,
     ),
     Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, **_VNM),
@@ -775,6 +785,17 @@ SIZED = [
         _calls_of_block_products,
         _VNM_SIZES | {"N": 20},
         most=200_000,
+        places=tuple(
+            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
+            for dtype, *sizes in (
+                ("bfloat16", 1, 128, 128, 8, 24),
+                ("bfloat16", 2, 64, 80, 16, 264),
+                ("bfloat16", 2, 64, 7, 10, 13),
+                ("float16", 2, 32, 32, 16, 136),
+                ("float32", 2, 16, 11, 5, 70),
+                ("float32", 1, 128, 11, 8, 9),
+            )
+        ),
         sums=True,
         **_VNM,
     ),
@@ -785,6 +806,7 @@ SIZED = [
         sizes={"T": 128, "f": 24, "n": 5},
         multiples={"T": 4, "f": 4},
         on_cuda={"T": 128, "f": 8},
+        choices={"n": tuple(range(10))},
     ),
     Sized(
         ("s24_pack_counted",),
@@ -808,6 +830,7 @@ SIZED = [
         ],
         sizes={"count": 40, "n": 12},
         least={"count": 12},
+        choices={"count": (40, 1100, 17000), "n": (1, 12, 40)},
         dtypes=("int32",),
         legal=("bits=2",),
         only="cuda",
@@ -821,6 +844,7 @@ SIZED = [
             # Element by element, all dimensions are those of a batch.
             legal=(() if packs or transposed or dz_transposed else ONE_OF_ALL),
             only="cuda",
+            rounds=True,
         )
         for transposed, dz_transposed, packs in itertools.product((False, True), repeat=3)
     ],
@@ -836,7 +860,8 @@ SIZED = [
         multiples={"groups": 16},
         dtypes=HALVES,
         only="cuda",
-        **_VNM,
+        forbidden=_UNFIT,
+        choices=_IN_TILES,
     ),
     *[
         Sized(
@@ -846,7 +871,9 @@ SIZED = [
             multiples={"blocks": 2, "groups": 64 if collected else 8},
             dtypes=HALVES,
             only="cuda",
-            **_VNM,
+            forbidden=_UNFIT,
+            choices=_IN_TILES | {"blocks": (2, 4), "groups": (64, 128)},
+            most=200_000,
         )
         for collected in (True, False)
     ],
