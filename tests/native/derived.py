@@ -183,7 +183,7 @@ def random_sizes(sized: Sized, platform: str, rng: np.random.Generator, most: in
     own = [t for t in templates(platform) if t.sized is sized]
     while True:
         found = {name: int(rng.choice(sized.choices[name])) for name in sized.choices}
-        limit = float(rng.uniform(1, np.log2(most)))  # of a size, in bits
+        limit = np.log2(most) * rng.random() ** 0.5  # of a size, in bits
         for name, multiple in multiples(sized, platform).items():
             if name not in found:
                 near = rng.integers(1, 4) * 2 ** rng.integers(12) // 2

@@ -768,7 +768,11 @@ SIZED = [
         sizes={"R": 16, "K": 24, "N": 20},
         multiples={"K": 4},
         most=200_000,
-        places=(("bfloat16", {"R": 144, "K": 200, "N": 24}), ("float32", {"R": 80, "K": 44, "N": 70})),
+        places=(
+            ("bfloat16", {"R": 144, "K": 200, "N": 24}),
+            ("float32", {"R": 80, "K": 44, "N": 70}),
+            ("float32", {"R": 400, "K": 48, "N": 130}),
+        ),
         sums=True,
     ),
     Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, **_VNM),
@@ -794,6 +798,7 @@ SIZED = [
                 ("float16", 2, 32, 32, 16, 136),
                 ("float32", 2, 16, 11, 5, 70),
                 ("float32", 1, 128, 11, 8, 9),
+                ("float32", 2, 16, 300, 8, 5),
             )
         ),
         sums=True,
