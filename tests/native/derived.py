@@ -1,4 +1,4 @@
-"""Calls of native targets, derived from the shared cases of operations, tests/ops/cases.py."""
+"""Calls of native targets, derived from the shared cases of operations, tests/ops/sizes.py."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jax_sparse24.dispatch import decision, hardware, native
-from tests.ops.cases import SIZED, Calls, Sized
+from tests.ops.sizes import SIZED, Calls, Sized
 
 Array = tuple[tuple[int, ...], str]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jax_sparse24.dispatch import native
 from tests.native.derived import Array, Call, Template, multiples, right_besides, templates
-from tests.ops.cases import Sized
+from tests.ops.sizes import Sized
 
 DTYPES = ("float32", "int32", "uint8", "bool")
 NUMBERS = (-(2**63), -1, 2, 2**32 + 1)

@@ -38,7 +38,7 @@ def outcomes(*libraries) -> dict:
 
 
 def check(found: dict) -> None:
-    assert not found["missing"], f"targets that no case of tests/ops/cases.py calls: {found['missing']}"
+    assert not found["missing"], f"targets that no case of tests/ops calls: {found['missing']}"
     wrong = []
     for call in found["calls"]:
         name, raised = f"{call['target']}: {call['call']}", call["raised"]

@@ -1,7 +1,7 @@
 """The CPU kernels of every instruction set on random calls that follow from the shared cases, under the
-address and the undefined-behaviour sanitizer: what they read or write outside an array ends the program. Among
-the numbers are NaN, infinities and subnormals. Instruction sets give the same bits; products are rounded, and
-so compared where they are exact: in half of the calls, whose numbers are small and whole."""
+address and the undefined-behaviour sanitizer: what they read or write outside an array ends the program.
+Among the numbers are NaN, infinities and subnormals. Instruction sets give the same bits; products are
+rounded, and so compared where they are exact: in half of the calls, whose numbers are small and whole."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import pytest
 
 from tests.native.conftest import CALLED, FFI, compile_handlers, compile_to, handlers, read_once
 from tests.native.derived import Call, random_sizes, templates
-from tests.ops.cases import SIZED
+from tests.ops.sizes import SIZED
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent

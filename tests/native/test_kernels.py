@@ -13,8 +13,9 @@ from tests.native.conftest import HERE
 from tests.native.derived import random_sizes
 from tests.native.emulation import at_once
 from tests.native.hostile import targets_of, targets_of_the_cpu
-from tests.ops.cases import IDENTICAL, SIZED, Sized
+from tests.ops.cases import IDENTICAL
 from tests.ops.data import adversarial, assert_same_bits
+from tests.ops.sizes import SIZED, Sized
 
 PROGRAMS = sorted(path.name for path in HERE.glob("*_test.cc") if "cuda::" in path.read_text())
 # What a program reports after the name of a case, and the names of cases, as far as they are written out.

@@ -20,7 +20,7 @@ import numpy as np
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
 from jax_sparse24.ops import compressed24
-from jax_sparse24.ops.features import TOP_FEATURES, top_features
+from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
@@ -35,7 +35,6 @@ KEYS = np.array([[24, 4], [18, 47]], np.uint32)
 FLOATS = ("float32", "bfloat16", "float16")
 HALVES = FLOATS[1:]
 # Operands that are one for all rows.
-ONE_OF_ALL = tuple(f"operand {i} dim {d} = 1" for i in range(3) for d in range(2))
 ONE_ROW = ("operand 0 dim 0 = 1", "operand 1 dim 0 = 1")
 
 
@@ -47,7 +46,7 @@ class Case:
     sums: bool = False  # a product: implementations may differ in rounding
     on_cuda: str = ""  # the kernel there, if it is another one
     multiples: tuple[int, int] = (1, 4)  # of which the rows and columns of a matrix must be some
-    legal: tuple[str, ...] = ()  # see `Sized`
+    legal: tuple[str, ...] = ()  # see `sizes.Sized`
     other_dtypes: tuple[str, ...] = ()  # that the kernel takes besides `FLOATS`
 
     def data(self, shape, dtype="float32", seed=0):
@@ -60,12 +59,12 @@ class Case:
         return self.name
 
 
-def _packed(x, impl, axis=-1):
+def packed24(x, impl, axis=-1):
     return s24.pack24(x, axis, implementation=impl)
 
 
 def _gather(x, impl):
-    return gather24(x, _packed(jnp.flip(x, -1), impl).metadata, -1, impl)
+    return gather24(x, packed24(jnp.flip(x, -1), impl).metadata, -1, impl)
 
 
 def _double(axis):
@@ -143,7 +142,7 @@ CASES = [
     ),
     Case(
         "todense",
-        lambda x, impl: _packed(x, impl).todense(implementation=impl),
+        lambda x, impl: packed24(x, impl).todense(implementation=impl),
         "s24_unpack",
         legal=ONE_ROW,
     ),
@@ -155,13 +154,13 @@ CASES = [
     ),
     Case(
         "matmul-a",
-        lambda x, impl: s24.matmul(_packed(x, impl), jnp.swapaxes(x, -1, -2), implementation=impl),
+        lambda x, impl: s24.matmul(packed24(x, impl), jnp.swapaxes(x, -1, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
     Case(
         "matmul-b",
-        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), _packed(x, impl, -2), implementation=impl),
+        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), packed24(x, impl, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
@@ -231,7 +230,7 @@ def _by_flipped(x, axis, implementation):
 
 
 def _gathered(x, axis, implementation):
-    return gather24(x[::-1], _packed(x, implementation, axis).metadata, axis, implementation)
+    return gather24(x[::-1], packed24(x, implementation, axis).metadata, axis, implementation)
 
 
 PLACED = {
@@ -240,7 +239,7 @@ PLACED = {
         for name, op in ALONG_AN_AXIS.items()
     },
     "pack24 with mask": _by_flipped,
-    "todense": lambda x, axis, impl: _packed(x, impl, axis).todense(implementation=impl),
+    "todense": lambda x, axis, impl: packed24(x, impl, axis).todense(implementation=impl),
     "gather24": _gathered,
     "mvue24 approximate": lambda x, axis, impl: s24.mvue24(KEY, x, axis, False, implementation=impl),
     "mvue_pack24": lambda x, axis, impl: mvue_pack24(KEY, x, axis, implementation=impl),
@@ -294,7 +293,7 @@ SEARCHED = [((48, 40), 16, 8, -1), ((40, 48), 16, 8, -2)]
 SEARCHED_ON_GPU = [place for place in BLOCKS + BLOCKS_ON_GPU[:4] if place[2] <= 16]
 
 
-def _blocks(v, m, axis, exact=False):
+def vnm_calls(v, m, axis, exact=False):
     def call(x, impl):
         options = {"axis": axis, "implementation": impl}
         packed = s24.pack_vnm(x, v, m, exact=exact, **options)
@@ -318,10 +317,10 @@ def _vnm(places, on_gpu, **options) -> Iterator[Identical]:
         shape, v, m, axis = place
         where = {"shapes": (shape,)} if place in places else {"shapes": (), "on_gpu": (shape,)}
         name = f"{'searched ' if options else ''}V:N:M {v}:2:{m} along {axis}"
-        yield Identical(name, _blocks(v, m, axis, **options), **where)
+        yield Identical(name, vnm_calls(v, m, axis, **options), **where)
 
 
-def _repacked(v, m, tokens, collected):
+def repacking(v, m, tokens, collected):
     return lambda x, impl: repack_vnm(
         s24.pack_vnm(x, v, m, implementation=impl), tokens, collected, implementation=impl
     )
@@ -444,7 +443,7 @@ IDENTICAL = [
     *[
         Identical(
             f"repack_vnm {v}:2:{m} {tokens} {collected=}",
-            _repacked(v, m, tokens, collected),
+            repacking(v, m, tokens, collected),
             (),
             (shape,),
             HALVES,
@@ -516,7 +515,7 @@ ROUNDED = [
     ],
     (
         "2:4 products",
-        lambda x, impl: list(_products(x, lambda x, axis: _packed(x, impl, axis), impl)),
+        lambda x, impl: list(_products(x, lambda x, axis: packed24(x, impl, axis), impl)),
         (256, 256),
         FLOATS,
         "",
@@ -564,325 +563,6 @@ COMPRESSED = (
     HALVES,
     "cuda",
 )
-
-
-# ---- kernels on arrays of any sizes
-
-Calls = Iterator[tuple[Callable, tuple[jax.ShapeDtypeStruct, ...]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sized:
-    """Kernels on arrays of any sizes: tests/native derives from it what their handlers must take and refuse.
-
-    targets: the kernels that are meant, of all that are called.
-    make: (dtype, **sizes) -> (function of arrays and an implementation, shapes of the arrays), some.
-    sizes: right ones, of which each may also be twice as large. Every dimension of an array is a product of
-        sizes, divided by others and by a number.
-    multiples: of what a size is a multiple, if not of 1; on_cuda: of what it is one there besides.
-    least: below what it is wrong. forbidden: what it must not be.
-    most: for sizes at random; choices: those of which one is taken. places: (dtype, sizes) besides.
-    more: as `make`, further right calls.
-    legal: calls that differ from one of `make` by no more than that, and are right, too.
-    dtypes: of the arrays. only: the platform that has the kernels, if not both do.
-    sums: see `Case`; those of small whole numbers are the same. rounds: results are never."""
-
-    targets: tuple[str, ...]
-    make: Callable[..., Calls]
-    sizes: dict[str, int]
-    multiples: dict[str, int] = dataclasses.field(default_factory=dict)
-    on_cuda: dict[str, int] = dataclasses.field(default_factory=dict)
-    least: dict[str, int] = dataclasses.field(default_factory=dict)
-    forbidden: dict[str, tuple] = dataclasses.field(default_factory=dict)
-    choices: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    most: int = 24000
-    places: tuple[tuple[str, dict[str, int]], ...] = ()
-    more: Callable[..., Calls] = lambda *_, **__: ()
-    legal: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = FLOATS
-    only: str = ""
-    sums: bool = False
-    rounds: bool = False
-
-    @classmethod
-    def of(cls, case: Case) -> "Sized":
-        rows = case.multiples == (1, 4)  # which may stand alone, or be a batch
-
-        def make(dtype, R, K):
-            yield case.call, _arrays(dtype, (R, K))
-            if rows:
-                yield _of_rows(case.call), _arrays(dtype, (R, K))
-
-        def more(dtype, R, K):
-            for shape in ((1, R, K), (2, R, K), *[(K,)] * rows):
-                yield case.call, _arrays(dtype, shape)
-
-        return cls(
-            (case.target, case.on_cuda),
-            make,
-            sizes={"R": 16, "K": 24},
-            multiples=dict(zip("RK", case.multiples, strict=True)),
-            places=tuple((dtype, {"R": 144, "K": 208}) for dtype in case.other_dtypes),
-            more=more,
-            legal=case.legal,
-            dtypes=FLOATS + case.other_dtypes,
-        )
-
-
-def _of_rows(call: Callable) -> Callable:
-    return lambda x, impl: jax.vmap(lambda row: call(row, impl))(x)
-
-
-def _arrays(dtype, *shapes) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-
-
-def _turned(shape, axis: int):
-    """A matrix of this shape whose last axis is to be `axis`."""
-    return shape if axis == -1 else shape[::-1]
-
-
-def _calls_of_products(pack, dtype, R, K, N) -> Calls:
-    """Products of a packed matrix (R, K) in every layout, and sums in float32."""
-    for axis, dense_axis, left in itertools.product((-1, -2), (-1, -2), (True, False)):
-
-        def product(x, y, impl, axis=axis, dense_axis=dense_axis, left=left, out=None):
-            a, b = (pack(x, axis, impl), axis), (y, dense_axis)
-            (a, a_axis), (b, b_axis) = (a, b) if left else (b, a)
-            return contract(a, b, a_axis, b_axis, impl, out)
-
-        arrays = _arrays(dtype, _turned((R, K), axis), _turned((N, K), dense_axis))
-        yield product, arrays
-        yield partial(product, out=jnp.float32), arrays
-
-
-def _calls_of_shards(axis, dtype, R, K) -> Calls:
-    key = key_of_shard(KEY, 1, 2, 5)
-    for op, exact in itertools.product((s24.mvue24, mvue_pack24), (True, False)):
-
-        def call(x, impl, op=op, exact=exact):
-            return op(key, x, axis, exact, implementation=impl)
-
-        yield call, _arrays(dtype, (R, K))
-        if axis == -1:
-            yield _of_rows(call), _arrays(dtype, (R, K))
-
-
-def _calls_of_strided(dtype, R, K) -> Calls:
-    yield lambda x, impl: pack24_strided(x, implementation=impl), _arrays(dtype, (K, R))
-    for exact in (True, False):
-        yield (
-            lambda x, impl, exact=exact: mvue_pack24_strided(KEY, x, exact, implementation=impl),
-            _arrays(dtype, (K, R)),
-        )
-
-
-def _calls_of_saved(dtype, T, f, n) -> Calls:
-    features = np.sort(np.random.default_rng(n).permutation(f)[:n]).astype(np.int32)
-    for activation, tokens in itertools.product(("squared_relu", "relu"), ("strided", "consecutive")):
-
-        def call(x, dy2, impl, activation=activation, tokens=tokens):
-            packed = s24.pack24(x, -1, implementation=impl)
-            return saved_backward(packed, dy2, features, activation, tokens, implementation=impl)
-
-        yield call, _arrays(dtype, (T, f), (T, f))
-
-
-def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
-    own, other = ((R, K) if turned else (K, R) for turned in (transposed, dz_transposed))
-    order = {"transposed": transposed, "implementation": "ffi"}
-    backward = order | {"dz_transposed": dz_transposed}
-    for activation in ("silu", "gelu"):
-
-        def call(gate, up, dz, _, activation=activation):
-            if packs:
-                operands = gate, up, dz, KEYS, activation
-                return [gated_backward_pack(*operands, exact, **backward) for exact in (True, False)]
-            return s24.gated(gate, up, activation, **order), gated_backward(
-                gate, up, dz, activation, **backward
-            )
-
-        yield call, _arrays(dtype, own, own, other)
-
-
-# Sizes of V:N:M: rows are blocks of v, columns are groups of m.
-_UNFIT = {"v": (0, 8, 48, 80, 96, 112, 192, 512), "m": (1, 2, 3, 33, 64)}
-_VNM_SIZES = {"blocks": 2, "v": 32, "groups": 6, "m": 8}
-_HEIGHTS = (16, 32, 64, 128, 256)
-_VNM = {"forbidden": _UNFIT, "choices": {"v": _HEIGHTS, "m": (8, 16, 32, *range(4, 33))}}
-_IN_TILES = {"v": (64, 128, 256), "m": (8, 16, 32)}
-_PACK_VNM = ("s24_vnm_mask", "s24_vnm_pack", "s24_vnm_pack_masked", "s24_vnm_gather", "s24_vnm_unpack")
-
-
-def _calls_of_blocks(dtype, blocks, v, groups, m, **options) -> Calls:
-    for axis in (-1, -2):
-        yield _blocks(v, m, axis, **options), _arrays(dtype, _turned((blocks * v, groups * m), axis))
-
-
-def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
-    def pack(x, axis, impl):
-        return s24.pack_vnm(x, v, m, axis=axis, implementation=impl)
-
-    return _calls_of_products(pack, dtype, blocks * v, groups * m, N)
-
-
-def _calls_of_sampled(dtype, blocks, v, groups, m, D) -> Calls:
-    def call(a, b, x, impl):
-        return sampled_matmul(a, b, s24.pack_vnm(x, v, m, implementation=impl), implementation=impl)
-
-    R, K = blocks * v, groups * m
-    yield call, _arrays(dtype, (R, D), (K, D), (R, K))
-
-
-def _calls_of_repacking(collected, dtype, blocks, v, groups, m) -> Calls:
-    for tokens in ("strided", "consecutive"):
-        yield _repacked(v, m, tokens, collected), _arrays(dtype, (blocks * v, groups * m))
-
-
-SIZED = [
-    *[Sized.of(case) for case in CASES if not case.sums],
-    Sized(
-        ("s24_squared_relu_pack_both",),
-        lambda dtype, R, K: [(BOTH["squared_relu24 both ways"], _arrays(dtype, (R, K)))],
-        sizes={"R": 16, "K": 24},
-        multiples={"R": 4, "K": 4},
-    ),
-    *[
-        Sized(
-            ("s24_mvue", "s24_mvue_pack"),
-            partial(_calls_of_shards, axis),
-            sizes={"R": 16, "K": 24},
-            multiples={name: 4},
-        )
-        for axis, name in ((-1, "K"), (-2, "R"))
-    ],
-    Sized(
-        ("s24_pack_strided", "s24_mvue_pack_strided"),
-        _calls_of_strided,
-        sizes={"R": 16, "K": 24},
-        multiples={"K": 4},
-    ),
-    Sized(
-        ("s24_matmul",),
-        partial(_calls_of_products, lambda x, axis, impl: _packed(x, impl, axis)),
-        sizes={"R": 16, "K": 24, "N": 20},
-        multiples={"K": 4},
-        most=200_000,
-        places=(
-            ("bfloat16", {"R": 144, "K": 200, "N": 24}),
-            ("float32", {"R": 80, "K": 44, "N": 70}),
-            ("float32", {"R": 400, "K": 48, "N": 130}),
-        ),
-        sums=True,
-    ),
-    Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, **_VNM),
-    Sized(
-        _PACK_VNM[:2],
-        partial(_calls_of_blocks, exact=True),
-        _VNM_SIZES,
-        forbidden=_UNFIT,
-        choices={"v": (16,), "m": (4, 5, 8, 16)},
-        most=1500,
-    ),
-    Sized(
-        ("s24_vnm_matmul",),
-        _calls_of_block_products,
-        _VNM_SIZES | {"N": 20},
-        most=200_000,
-        places=tuple(
-            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
-            for dtype, *sizes in (
-                ("bfloat16", 1, 128, 128, 8, 24),
-                ("bfloat16", 2, 64, 80, 16, 264),
-                ("bfloat16", 2, 64, 7, 10, 13),
-                ("float16", 2, 32, 32, 16, 136),
-                ("float32", 2, 16, 11, 5, 70),
-                ("float32", 1, 128, 11, 8, 9),
-                ("float32", 2, 16, 300, 8, 5),
-            )
-        ),
-        sums=True,
-        **_VNM,
-    ),
-    Sized(("s24_vnm_sampled",), _calls_of_sampled, _VNM_SIZES | {"D": 20}, only="cpu", sums=True, **_VNM),
-    Sized(
-        ("s24_saved_backward",),
-        _calls_of_saved,
-        sizes={"T": 128, "f": 24, "n": 5},
-        multiples={"T": 4, "f": 4},
-        on_cuda={"T": 128, "f": 8},
-        choices={"n": tuple(range(10))},
-    ),
-    Sized(
-        ("s24_pack_counted",),
-        lambda dtype, T, f: [
-            (lambda x, impl, squared=squared: pack_counted(x, squared, implementation=impl), a)
-            for squared in (True, False)
-            for a in [_arrays(dtype, (T, f))]
-        ],
-        sizes={"T": 256, "f": 24},
-        multiples={"T": 128, "f": 8},
-        dtypes=HALVES,
-        only="cuda",
-    ),
-    Sized(
-        ("s24_features",),
-        lambda dtype, count, n: [
-            (
-                lambda x, impl: TOP_FEATURES(x, count=n, most=15, implementation=impl),
-                _arrays(dtype, (count,)),
-            )
-        ],
-        sizes={"count": 40, "n": 12},
-        least={"count": 12},
-        choices={"count": (40, 1100, 17000), "n": (1, 12, 40)},
-        dtypes=("int32",),
-        legal=("bits=2",),
-        only="cuda",
-    ),
-    *[
-        Sized(
-            ("s24_gated_backward_pack",) if packs else ("s24_gated", "s24_gated_backward"),
-            partial(_calls_of_gated, transposed, dz_transposed, packs),
-            sizes={"R": 24, "K": 32},
-            multiples={"K": 4 if packs else 1},
-            # Element by element, all dimensions are those of a batch.
-            legal=(() if packs or transposed or dz_transposed else ONE_OF_ALL),
-            only="cuda",
-            rounds=True,
-        )
-        for transposed, dz_transposed, packs in itertools.product((False, True), repeat=3)
-    ],
-    Sized(
-        ("s24_vnm_squared_relu",),
-        lambda dtype, blocks, v, groups, m: [
-            (
-                lambda x, impl: squared_relu_vnm(x, v, m, implementation=impl),
-                _arrays(dtype, (blocks * v, groups * m)),
-            )
-        ],
-        sizes={"blocks": 2, "v": 64, "groups": 32, "m": 8},
-        multiples={"groups": 16},
-        dtypes=HALVES,
-        only="cuda",
-        forbidden=_UNFIT,
-        choices=_IN_TILES,
-    ),
-    *[
-        Sized(
-            ("s24_vnm_repack",),
-            partial(_calls_of_repacking, collected),
-            sizes={"blocks": 2, "v": 64, "groups": 128, "m": 8},
-            multiples={"blocks": 2, "groups": 64 if collected else 8},
-            dtypes=HALVES,
-            only="cuda",
-            forbidden=_UNFIT,
-            choices=_IN_TILES | {"blocks": (2, 4), "groups": (64, 128)},
-            most=200_000,
-        )
-        for collected in (True, False)
-    ],
-]
 
 
 def small_calls(platform: str) -> Iterator[tuple[Callable, tuple]]:

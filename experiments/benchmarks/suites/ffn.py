@@ -20,7 +20,6 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
-from jax_sparse24.ops.sampled import sampled_matmul
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
@@ -302,9 +301,11 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
                 made[name] = programs["producer", name].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
-        sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, dy3, operands["w2"], decisions["B1"])
+        decision = decisions[name]
+        parts_of = (rule for rule in fusions.MEASURED if rule.name == name)
+        part = next((rule for rule in parts_of if rule.matches(run, *own.values(), decision)), None)
 
-        def cut(own, name=name, decision=fusions.DENSE if sampled else decisions[name]):
+        def cut(own, name=name, decision=fusions.DENSE if part else decision):
             return run.cut(name, own, states, KEY, decision, saved=saved if name == "B3" else None)
 
         def made_only(own, cut=cut):
@@ -314,9 +315,9 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         done = made.get(name) or jax.jit(cut)(own)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
             programs["producer", name] = Program(made_only, own)
-        if sampled:
-            at = partial(sampled_matmul, implementation=implementation)
-            programs["product", name] = Program(at, done.left, done.right, saved)
+        if part:
+            at_entries = partial(part.values, implementation=implementation)
+            programs["product", name] = Program(at_entries, done.left, done.right, saved)
         else:
             programs["product", name] = Program(partial(run.multiply, name, features=features), done)
     seed = settings.seed_of("parts", *case, type(method).__name__)
