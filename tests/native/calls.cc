@@ -12,7 +12,7 @@ static XLA_FFI_DataType type_of(const char* dtype) {
   static const std::map<std::string, XLA_FFI_DataType> all = {
       {"bool", XLA_FFI_DataType_PRED},   {"uint8", XLA_FFI_DataType_U8},       {"int32", XLA_FFI_DataType_S32},
       {"uint32", XLA_FFI_DataType_U32},  {"bfloat16", XLA_FFI_DataType_BF16},  {"float16", XLA_FFI_DataType_F16},
-      {"float32", XLA_FFI_DataType_F32}};
+      {"float32", XLA_FFI_DataType_F32}, {"float8_e4m3fn", XLA_FFI_DataType_F8E4M3FN}};
   return all.at(dtype);
 }
 

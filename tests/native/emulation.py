@@ -1,6 +1,6 @@
 """Operations by handlers of any platform, those of CUDA run thread by thread on a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,11 @@ from tests.native.hostile import allocated, make, opened
 
 
 @contextmanager
-def at_once(platform: str, caller: Path, handlers: dict[str, int]) -> Iterator[set[str]]:
+def at_once(
+    platform: str, caller: Path, handlers: dict[str, int], around: Callable | None = None
+) -> Iterator[set[str]]:
     """Operations compute what they are called with, outside of any program, by handlers of a platform; the
-    names of those that ran."""
+    names of those that ran. around: what is called in place of them, with them as its first argument."""
     loaded, ran = opened(str(caller)), set()
 
     def whole(self, *operands, implementation=None, **options):
@@ -49,5 +51,6 @@ def at_once(platform: str, caller: Path, handlers: dict[str, int]) -> Iterator[s
             results = [jnp.asarray(result) for result in made(*operands)]
         return results if isinstance(types, tuple | list) else results[0]
 
-    with on_platform(platform, call), mock.patch.object(Operation, "__call__", whole):
+    kernels = call if around is None else partial(around, call)
+    with on_platform(platform, kernels), mock.patch.object(Operation, "__call__", whole):
         yield ran

@@ -6,15 +6,19 @@ import re
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_sparse24 as s24
+from jax_sparse24.ops import compressed24
 from tests.native.conftest import HERE
 from tests.native.derived import random_sizes
 from tests.native.emulation import at_once
 from tests.native.hostile import targets_of, targets_of_the_cpu
-from tests.ops.cases import IDENTICAL
-from tests.ops.data import adversarial, assert_same_bits
+from tests.ops import library
+from tests.ops.cases import COMPRESSED, IDENTICAL
+from tests.ops.data import adversarial, assert_same_bits, device
 from tests.ops.sizes import SIZED, Sized
 
 PROGRAMS = sorted(path.name for path in HERE.glob("*_test.cc") if "cuda::" in path.read_text())
@@ -82,3 +86,31 @@ def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fa
             except AssertionError as error:
                 wrong.append(f"{name}: {error}")
     assert made and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(256, 256), (128, 96), (128, 576)], ids=str)
+def test_matrices_for_cusparselt_are_those_of_the_library(shape, caller, cuda_targets, fake_cusparselt):
+    """Metadata in parts of its tiles of 64 rows and 512 columns, and in whole ones."""
+    _, call, _, dtypes, _ = COMPRESSED
+    x = np.random.default_rng(9).normal(size=shape)
+    arrays = [np.asarray(device(x, dtype)) for dtype in dtypes]
+    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+        got = jax.device_get([call(x, None) for x in arrays])
+    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call):
+        assert_same_bits(got, jax.device_get([call(x, None) for x in arrays]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(16, 64), (80, 192), (72, 576), (192, 1024)], ids=str)
+def test_metadata_in_the_order_of_the_library(shape, dtype, caller, cuda_targets, fake_cusparselt):
+    packed = s24.pack24(jnp.asarray(np.random.default_rng(9).normal(size=shape), dtype), -1)
+    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)) as ran:
+        got = compressed24.compress(packed)
+    assert ran == {"s24_cusparselt_compress"}
+    assert_same_bits(words_of_bytes(got), words_of_bytes(library.compress(packed)))
+
+
+def words_of_bytes(x) -> np.ndarray:
+    return np.asarray(x).view(np.uint8)
