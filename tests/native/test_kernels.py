@@ -2,6 +2,7 @@
 kernels or of the reference, those of the shared core's definitions, and exact products. Indices, layouts,
 synchronisation points and fragments are those of the device."""
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 
@@ -54,7 +55,7 @@ def array_for(sized: Sized, like: jax.ShapeDtypeStruct, rng: np.random.Generator
     return adversarial(like.shape, str(like.dtype), int(rng.integers(1 << 30)))
 
 
-def calls() -> Iterator[tuple[str, Callable, tuple]]:
+def _calls() -> Iterator[tuple[str, Callable, tuple]]:
     """What it is, a function of arrays and an implementation, and arrays: the shared cases on arrays that are
     not large, and on arrays of other sizes."""
     for case in IDENTICAL:
@@ -72,10 +73,15 @@ def calls() -> Iterator[tuple[str, Callable, tuple]]:
                 yield f"{sized.targets} {sizes} {dtype}", call, given
 
 
+@functools.cache
+def calls() -> list[tuple[str, Callable, tuple]]:
+    return list(_calls())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fake_cusparselt):
-    made = list(calls())[part::PARTS]
+    made = calls()[part::PARTS]
     with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
         got = [jax.device_get(call(*arrays, "ffi")) for _, call, arrays in made]
     wrong = []
