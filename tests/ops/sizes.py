@@ -37,13 +37,19 @@ class Sized:
     make: (dtype, **sizes) -> (function of arrays and an implementation, shapes of the arrays), some.
     sizes: right ones, of which each may also be twice as large. Every dimension of an array is a product of
         sizes, divided by others and by a number.
-    multiples: of what a size is a multiple, if not of 1; on_cuda: of what it is one there besides.
-    least: below what it is wrong. forbidden: what it must not be.
-    most: for sizes at random; choices: those of which one is taken. places: (dtype, sizes) besides.
+    multiples: of what a size is a multiple, if not of 1.
+    on_cuda: of what it is one on CUDA, if of more.
+    least: below what a size is wrong.
+    forbidden: what a size must not be.
+    choices: the sizes at random of which one is taken; others are any.
+    most: elements of an array of such sizes.
+    places: (dtype, sizes) besides them.
     more: as `make`, further right calls.
     legal: calls that differ from one of `make` by no more than that, and are right, too.
-    dtypes: of the arrays. only: the platform that has the kernels, if not both do.
-    sums: see `Case`; those of small whole numbers are the same. rounds: results are never."""
+    dtypes: of the arrays.
+    only: the platform that has the kernels, if not both do.
+    sums: whether implementations may differ in rounding, but for small whole numbers.
+    rounds: whether they may differ for all numbers."""
 
     targets: tuple[str, ...]
     make: Callable[..., Calls]
