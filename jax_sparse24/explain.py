@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, eight_bits_obstacle
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.measure.entries import producer_name
@@ -135,12 +135,16 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
     shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
     execution = Execution("explain", "ffn", plan, implementation)
     decisions = execution.decisions(FFN, shapes, dtype)
-    at_entries = SAMPLED_B1.decide(execution, (T, d, f), dtype, decisions["B1"])
+    parts = {
+        rule.name: (rule, rule.decide(execution, (T, d, f), dtype, decisions[rule.name]))
+        for rule in fusions.MEASURED
+    }
     found = []
     for product, decision in decisions.items():
         row = plan.row(product)
-        if product == "B1" and at_entries.sparse:
-            found.append(Choice(product, "only at entries of Y2", at_entries.reason, at_entries))
+        rule, part = parts.get(product, (None, None))
+        if part is not None and part.sparse:
+            found.append(Choice(product, rule.part, part.reason, part))
         elif row is None or (row.by.multiplied and not row.eight_bits):
             found.append(Choice(product, "XLA dense product", "as the method says"))
         elif row.eight_bits:

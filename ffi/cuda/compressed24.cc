@@ -62,14 +62,13 @@ ffi::Error Compress(Device stream, ffi::AnyBuffer values, ffi::AnyBuffer metadat
   const Batch batch(lead, {v_lead, m_lead}, lead.size());
   const int64_t value_bytes = rows * (depth / 2) * type.bytes, metadata_bytes = rows * (depth / 8);
   const int64_t step = compressed_rows(rows, type.bytes) * (depth / 2) * type.bytes;
-  const auto write_metadata = type.float8() ? launch_metadata_sm90_8bit : launch_metadata_sm90_16bit;
   for (int64_t b = 0; step > 0 && b < batch.count(); ++b) {
     auto* const to = reinterpret_cast<uint8_t*>(at_bytes(compressed->untyped_data(), b * step));
     const void* const from = at_bytes(values.untyped_data(), batch.index(0, b) * value_bytes);
     cudaError_t e = cudaMemcpyAsync(to, from, size_t(value_bytes), cudaMemcpyDeviceToDevice, stream);
     if (e == cudaSuccess) {
       const char* const bytes = at_bytes(metadata.untyped_data(), batch.index(1, b) * metadata_bytes);
-      e = write_metadata(reinterpret_cast<const uint8_t*>(bytes), to + value_bytes, rows, depth, stream);
+      e = launch_metadata(reinterpret_cast<const uint8_t*>(bytes), to + value_bytes, rows, depth, type.bytes, stream);
     }
     if (e != cudaSuccess) return status(kName, e);
   }

@@ -82,15 +82,13 @@ cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& args, cudaStream_t stream);
 // kPack along the last axis of such an array, of max(x, 0)^2.
 cudaError_t launch_squared_relu_vnm(const PackVnmArgs& args, cudaStream_t stream);
 
-// The metadata of a packed (rows, depth) matrix in cuSPARSELt's order for sm_90, by the width of its values.
-cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
-                                       cudaStream_t stream);
-cudaError_t launch_metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
-                                      cudaStream_t stream);
+// The metadata of a packed (rows, depth) matrix, whose values have one byte or two, in cuSPARSELt's order.
+cudaError_t launch_metadata(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth, int64_t value_bytes,
+                            cudaStream_t stream);
 
 // Of what was packed, where the arguments say so.
 inline cudaError_t append_metadata(const PackArgs& a, cudaStream_t stream) {
-  return a.behind == nullptr ? cudaSuccess : launch_metadata_sm90_16bit(a.metadata, a.behind, a.rows, a.depth, stream);
+  return a.behind == nullptr ? cudaSuccess : launch_metadata(a.metadata, a.behind, a.rows, a.depth, 2, stream);
 }
 
 }  // namespace cuda

@@ -185,7 +185,7 @@ cudaError_t run(const SavedArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
   const cudaError_t e = a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
   if (e != cudaSuccess || a.behind == nullptr) return e;
-  return launch_metadata_sm90_16bit(a.metadata, a.behind, a.tokens, a.features, stream);
+  return launch_metadata(a.metadata, a.behind, a.tokens, a.features, 2, stream);
 }
 
 }  // namespace cuda

@@ -124,7 +124,8 @@ class Execution:
     ) -> dict[str, Decision | None]:
         """Decides what runs products of the call, for the whole of each product.
 
-        B1 can be replaced by a part of it, which `fusions.SAMPLED_B1` compares with the decision made here.
+        A product can be replaced by a part of it, which a rule of `fusions.MEASURED` compares with the
+        decision made here.
 
         products: their names.
         shapes: of their operands, by name.

@@ -3,7 +3,8 @@ asks which rows a plan has, or of which kind their sparsifiers are, to choose a 
 
 A rule has `matches`, whether a call can take the pass where its products run as was decided, and most have
 `run`, which makes operands or a result. The engines ask the rules in the order in which a block meets them;
-the benchmark asks the same ones, to time what they make.
+the benchmark asks the same ones, to time what they make. A rule of `MEASURED` computes a part of a product in
+its place, and has measurements of its own: `measure/`, `explain` and the benchmark find it there.
 
     EIGHT_BITS       fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
     ACTIVATED        F2: what makes Y2 sparse applies the activation, too
@@ -39,6 +40,7 @@ from jax_sparse24.ops.reference.gated import GATES
 from jax_sparse24.ops.reference.saved import sloped
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
 from jax_sparse24.ops.saved import PACK_COUNTED, saved_backward
+from jax_sparse24.patterns import VNM
 
 DENSE = Decision("dense", "only its values are needed")
 
@@ -162,7 +164,37 @@ class SharedFeatures:
 
 
 class SampledB1:
-    """Dense weights give dY2 at the entries that F2 kept of Y2, and nowhere else."""
+    """Dense weights give dY2 at the entries that F2 kept of Y2, and nowhere else.
+
+    name: of the product of which it computes a part.
+    side: what is sparse, as `Product` says.
+    part: which part, in words."""
+
+    name, side, part = "B1", "result", "only at entries of Y2"
+
+    def product(self, shape: tuple[int, int, int], dtype, pattern: str) -> Product:
+        """The part as decisions and tables describe it.
+
+        shape: (T, d, f).
+        dtype: of the operands.
+        pattern: of Y2."""
+        return Product((-1, -1), self.side, jnp.dtype(dtype), shape, pattern)
+
+    def kernel(self, dtype) -> Decision:
+        """What computes the part of operands of a dtype where nothing is measured."""
+        return SAMPLED_MATMUL.decide(dtype)
+
+    def fits(self, shape: tuple[int, int, int], pattern: VNM) -> bool:
+        """Whether a Y2 of this pattern can be saved. shape: (T, d, f)."""
+        return shape[0] % pattern.v == shape[2] % pattern.m == 0
+
+    def values(
+        self, left: jax.Array, right: jax.Array, support: PackedVNM, implementation: str | None
+    ) -> jax.Array:
+        """The values of the product at the entries of `support`, in its order.
+
+        left, right: the operands, dense."""
+        return sampled_matmul(left, right, support, implementation=implementation)
 
     def pattern(self, plan: Plan) -> str | None:
         """The pattern of a saved V:N:M Y2, at whose entries alone dY2 is needed; else None."""
@@ -183,12 +215,12 @@ class SampledB1:
             return Decision("dense", "dY2 is needed everywhere")
         if execution.implementation == "reference":
             return Decision("dense", "asked for")
-        kernel = SAMPLED_MATMUL.decide(dtype)
+        kernel = self.kernel(dtype)
         if kernel.runs != "auto":
             return Decision("dense", kernel.reason)
         if execution.implementation is not None:
             return Decision("auto", "asked for", "packed")
-        found = decide(Product((-1, -1), "result", jnp.dtype(dtype), shape, pattern), alternative="masked")
+        found = decide(self.product(shape, dtype, pattern), alternative="masked")
         return unless_slower(found, whole)
 
     def matches(
@@ -199,8 +231,8 @@ class SampledB1:
 
     def run(self, execution: Execution, saved: PackedVNM, arrays, state, key) -> jax.Array:
         """The values of dY2 at the entries of `saved`, in its order."""
-        dense = execution.cut("B1", arrays, state, key, DENSE)
-        return sampled_matmul(dense.left, dense.right, saved, implementation=execution.implementation)
+        dense = execution.cut(self.name, arrays, state, key, DENSE)
+        return self.values(dense.left, dense.right, saved, execution.implementation)
 
 
 class Saved24:
@@ -420,3 +452,4 @@ SAVED_VNM = SavedVNM()
 GATED = Gated()
 GATED_BACKWARD = GatedBackward()
 GATED_MVUE = GatedMVUE()
+MEASURED = (SAMPLED_B1,)

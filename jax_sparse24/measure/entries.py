@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.hardware import platform
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine.operand import Request, Sparsifier
 from jax_sparse24.engine.sparsifiers import MVUE, Masked, Soft, Top2
 from jax_sparse24.measure.products import (
@@ -20,15 +21,14 @@ from jax_sparse24.measure.products import (
     Measurement,
     compiled,
     formats_of,
+    measure_part,
     measure_product,
-    measure_sampled,
     product_of,
 )
 from jax_sparse24.measure.programs import Program, random
 from jax_sparse24.measure.timing import interleaved
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.packed24 import pack24
-from jax_sparse24.ops.sampled import SAMPLED_MATMUL
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import FLOAT8, VNM
 
@@ -44,8 +44,8 @@ class Job:
     """One product to be measured.
 
     name: "F1" to "B4".
-    sparse: its sparse operand, measured as 2:4 and, if it is an activation, in each of `patterns`; or
-        "result": B1 at the entries of activations in each of `patterns`.
+    sparse: its sparse operand, measured as 2:4 and, if it is an activation, in each of `patterns`; or the
+        side of a rule of `fusions.MEASURED`: a part of the product, in each of `patterns`.
     shape: (T, d, f): tokens, model width and FFN width.
     dtype: name of the operands' dtype.
     patterns: V:N:M of activations.
@@ -59,7 +59,7 @@ class Job:
     whole: bool
 
     def __str__(self):
-        sparse = "only at entries of y2" if self.sparse == "result" else f"with {self.sparse} sparse"
+        sparse = self.rule.part.lower() if self.rule else f"with {self.sparse} sparse"
         return f"{self.name} {sparse}, {self.place}"
 
     @property
@@ -69,6 +69,11 @@ class Job:
         return f"T={T} d={d} f={f} {self.dtype}"
 
     @property
+    def rule(self):
+        """The rule that computes a part of the product; None if an operand is sparse."""
+        return rule_of(self.name, self.sparse)
+
+    @property
     def product(self) -> FFNProduct:
         """The product with its sparse operand."""
         return product_of(self.name, self.sparse, *self.shape)
@@ -76,10 +81,17 @@ class Job:
     @property
     def key(self) -> tuple[str, str, str, tuple[int, int, int]]:
         """What names its entries in a table, whatever their pattern: kind, sparse side, dtype and shape."""
-        if self.sparse == "result":
-            return "dgrad", self.sparse, self.dtype, self.shape
-        product = self.product
+        rule = self.rule
+        product = rule.product(self.shape, self.dtype, "") if rule else self.product
         return product.kind, product.side, self.dtype, product.shape
+
+
+def rule_of(name: str, sparse: str):
+    """The rule of `fusions.MEASURED` that computes a part of a product, or None.
+
+    name: of the product.
+    sparse: as in `Job`."""
+    return next((rule for rule in fusions.MEASURED if (rule.name, rule.side) == (name, sparse)), None)
 
 
 def jobs_of(
@@ -101,8 +113,8 @@ def jobs_of(
         for name, operand in operands:
             if float8 and (name, operand) not in FLOAT8_PRODUCTS:
                 continue
-            sampled = operand == "result"
-            if sampled and (float8 or SAMPLED_MATMUL.decide(jnp.dtype(dtype)).runs != "auto"):
+            rule = rule_of(name, operand)
+            if rule and (float8 or rule.kernel(jnp.dtype(dtype)).runs != "auto"):
                 continue
             job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
             if possible(job):
@@ -111,8 +123,8 @@ def jobs_of(
 
 def possible(job: Job) -> set[str]:
     """The patterns for which a job gives entries."""
-    if job.sparse == "result":
-        return {str(p) for p in job.patterns if job.shape[0] % p.v == job.shape[2] % p.m == 0}
+    if job.rule:
+        return {str(p) for p in job.patterns if job.rule.fits(job.shape, p)}
     product = job.product
     shape = product.a_shape if product.side == "left" else product.b_shape
     return {form.name for form in formats_of(product, job.patterns) if form.fits(shape, product.axis)}
@@ -141,9 +153,9 @@ class Entries:
         self._searched: dict[tuple, list[int]] = {}
 
     def of(self, job: Job) -> list[dict]:
-        """The entries of a job: one per form of the sparse operand, or per pattern of sampled entries."""
-        if job.sparse == "result":
-            return list(self._sampled(job))
+        """The entries of a job: one per form of the sparse operand, or per pattern of a part."""
+        if job.rule:
+            return list(self._of_part(job))
         product, dtype = job.product, jnp.dtype(job.dtype)
         blocks = formats_of(product, () if dtype == FLOAT8 else job.patterns)[1:]
         blocks = [dataclasses.replace(form, also=("masked",)) for form in blocks]
@@ -167,15 +179,14 @@ class Entries:
                 out.append(entry(form, form, [f"pack_vnm {form.name}"]))
         return out
 
-    def _sampled(self, job: Job) -> Iterator[dict]:
-        T, d, f = job.shape
+    def _of_part(self, job: Job) -> Iterator[dict]:
+        kind, side, dtype, shape = job.key
         for pattern in job.patterns:
             if str(pattern) in possible(job):
-                found = measure_sampled(
-                    T, d, f, pattern, job.dtype, repeats=self.repeats, seconds=self.seconds
-                )
-                place = ("dgrad", "result", str(pattern), job.dtype, job.shape)
-                yield _entry(found, "masked", "sampled", place, {"implementation": "ffi"})
+                options = {"repeats": self.repeats, "seconds": self.seconds}
+                found = measure_part(job.rule, *job.shape, pattern, job.dtype, **options)
+                place = (kind, side, str(pattern), dtype, shape)
+                yield _entry(found, "masked", "part", place, {"implementation": "ffi"})
 
     def _timed_producers(self, product: FFNProduct, dtype, blocks: Sequence[Format]) -> Mapping[str, float]:
         """Microseconds of the sparsifiers of an operand, which two products may share."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.product import KINDS, Product
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.measure.programs import Oracle, Program, random, roundoff, same_bits
 from jax_sparse24.measure.timing import Times, interleaved
@@ -20,7 +21,6 @@ from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import contract, gather, with_values
 from jax_sparse24.ops.packed24 import pack24
 from jax_sparse24.ops.packed_vnm import pack_vnm
-from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.patterns import FLOAT8, VNM
 
 # The operands that methods make sparse, with their product of an FFN.
@@ -266,7 +266,8 @@ def measure_product(
     )
 
 
-def measure_sampled(
+def measure_part(
+    rule: fusions.SampledB1,
     T: int,
     d: int,
     f: int,
@@ -276,38 +277,38 @@ def measure_sampled(
     repeats: int = 15,
     seconds: float = 2.0,
 ) -> Measurement:
-    """Times B1 where only its values at the entries of V:2:M activations are wanted.
+    """Times a product of which only the values at the entries of V:2:M activations are wanted.
 
-    The programs are "dense", the whole product; "masked", the same with its values gathered; and "sampled",
+    The programs are "dense", the whole product; "masked", the same with its values gathered; and "part",
     those values alone.
 
+    rule: one of `fusions.MEASURED`.
     T, d, f: tokens, model width and FFN width.
     pattern: of the activations.
     dtype: of the operands.
     repeats, seconds: see `interleaved`.
 
     Returns: a `Measurement` of the three programs."""
-    a, b = random((T, d), dtype, 1), random((f, d), dtype, 2)
+    product = product_of(rule.name, rule.side, T, d, f)
+    a, b = random(product.a_shape, dtype, 1), random(product.b_shape, dtype, 2)
     support = pack_vnm(random((T, f), dtype, 3), pattern.v, pattern.m)
 
     def whole(a, b):
-        return contract(a, b, -1, -1)
-
-    def sampled(*args):
-        return sampled_matmul(*args, implementation="ffi")
+        return contract(a, b, *product.axes)
 
     make = {
         "dense": partial(Program, whole, a, b),
         "masked": partial(Program, lambda a, b, support: gather(whole(a, b), support, None), a, b, support),
-        "sampled": partial(Program, sampled, a, b, support),
+        "part": partial(Program, partial(rule.values, implementation="ffi"), a, b, support),
     }
     programs = compiled(make)
-    truth, product = Oracle(a, b.T), programs["dense"].result
+    i, j = product.axes
+    truth, dense = Oracle(a if i == -1 else a.T, b if j == -2 else b.T), programs["dense"].result
     kept = with_values(support, jnp.ones_like(support.values)).todense() != 0
 
     def full(name):
         values = programs[name].result
-        return values if name == "dense" else jnp.where(kept, with_values(support, values).todense(), product)
+        return values if name == "dense" else jnp.where(kept, with_values(support, values).todense(), dense)
 
     status = {name: "ok" if truth.excess(full(name)) <= 1 else "wrong" for name in programs}
     times = interleaved(programs, repeats, seconds)
@@ -316,4 +317,4 @@ def measure_sampled(
             status[name] = "not repeatable"
     memory = {name: program.bytes for name, program in programs.items()}
     times = {name: t for name, t in times.items() if status[name] == "ok"}
-    return Measurement(status, times, memory, {"dense": T * f * a.itemsize, "sampled": support.nbytes})
+    return Measurement(status, times, memory, {"dense": T * f * a.itemsize, "part": support.nbytes})

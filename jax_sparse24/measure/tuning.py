@@ -12,7 +12,7 @@ from jax_sparse24.dispatch import table, table_file
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
-from jax_sparse24.engine.fusions import SAMPLED_B1
+from jax_sparse24.engine import fusions
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
 from jax_sparse24.measure.products import PATTERNS, SPARSE_OPERANDS, VNM_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
@@ -89,7 +89,7 @@ def tune(
     check_shapes("tune", shapes or ())
     if quick:
         dtypes, patterns = dtypes[:1], (QUICK,)
-    operands = (*SPARSE_OPERANDS, ("B1", "result"))
+    operands = (*SPARSE_OPERANDS, *((rule.name, rule.side) for rule in fusions.MEASURED))
     jobs = []
     for dtype in dtypes:
         of_dtype = defaults.get(str(jnp.dtype(dtype)), next(iter(defaults.values())))
@@ -159,8 +159,9 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
         for name, row in plan.rows:
             if "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
-        if pattern := SAMPLED_B1.pattern(plan):
-            wanted.setdefault(("B1", "result"), set()).add(pattern)
+        for rule in fusions.MEASURED:
+            if pattern := rule.pattern(plan):
+                wanted.setdefault((rule.name, rule.side), set()).add(pattern)
     return [
         job
         for (name, operand), patterns in wanted.items()

@@ -12,6 +12,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import decision, table, table_file
 from jax_sparse24.dispatch.hardware import Hardware
+from jax_sparse24.engine import fusions
 from jax_sparse24.measure import entries, nvml, products, tuning
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.patterns import VNM
@@ -110,13 +111,28 @@ def test_a_product_found_unsteady_is_stored_as_not_repeatable(monkeypatch, tmp_p
 
 
 def test_wrong_values_at_entries_are_stored_as_wrong(monkeypatch, tmp_path):
-    right = products.sampled_matmul
+    right = fusions.sampled_matmul
     monkeypatch.setattr(
-        products, "sampled_matmul", lambda *a, **options: right(*a, **options).at[3, 1].add(1e-3)
+        fusions, "sampled_matmul", lambda *a, **options: right(*a, **options).at[3, 1].add(1e-3)
     )
     content = tune(monkeypatch, tmp_path, operands=(), shapes=[(64, 4, 32)], patterns=[VNM(32, 16)])
     (found,) = content["products"]
     assert (found["sparse"], found["status"], found["packed_us"]) == ("result", "wrong", None)
+
+
+def test_another_rule_with_measurements_is_measured_and_explained(monkeypatch, tmp_path, capsys):
+    """By being in `fusions.MEASURED`, and nowhere else."""
+
+    class Other(fusions.SampledB1):
+        part = "At Entries by Another Rule"
+
+    monkeypatch.setattr(fusions, "MEASURED", (Other(),))
+    shape, pattern, told = (64, 4, 32), VNM(32, 16), []
+    content = tune(monkeypatch, tmp_path, operands=(), shapes=[shape], patterns=[pattern], show=told.append)
+    assert [entry["sparse"] for entry in content["products"]] == ["result"]
+    assert "B1 at entries by another rule" in told[0]
+    s24.explain(s24.methods.Venom(v=pattern.v, m=pattern.m, clusters=1), shape=shape, implementation="ffi")
+    assert "At Entries by Another Rule" in capsys.readouterr().out
 
 
 def test_tune_refuses_shapes_that_do_not_divide():

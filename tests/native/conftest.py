@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import made_once
 
 HERE = Path(__file__).parent
-CUDA = HERE.parent.parent / "ffi/cuda"
+SOURCES = HERE.parent.parent / "ffi"
+CUDA = SOURCES / "cuda"
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
 # Where compiling takes longer than running, functions of the core are called instead of forced inline.
 CALLED = ["-O0", "-fPIC", "-DS24_HD=inline"]
@@ -81,6 +82,32 @@ def kernels(compiler, tmp_path_factory) -> list[Path]:
         return list(pool.map(compile_one, sorted(CUDA.rglob("*.cu"))))
 
 
+def handlers(platform: str) -> list[Path]:
+    """The sources of the handlers of a platform, without Python's."""
+    found = [*(SOURCES / "call").glob("*.cc"), *(SOURCES / platform).glob("*.cc")]
+    return sorted(p for p in found if p.name != "module.cc" and not p.match("*.*.cc"))
+
+
+def compile_handlers(folder: Path, sources: list[Path], *command) -> Path:
+    """An object of handlers. They are one source to the compiler, which spends most of its time on the
+    headers that they share; so a name is defined in one of them only."""
+    together = folder / "handlers.cc"
+    together.write_text("".join(f'#include "{source}"\n' for source in sources))
+    return compile_to(folder / "handlers.o", *command, *FFI, "-c", together)
+
+
+@pytest.fixture(scope="session")
+def cuda_targets(compiler, kernels, tmp_path_factory) -> Path:
+    """A library of CUDA's handlers for a CPU, see targets.cc."""
+
+    def make(folder):
+        flags = [*CALLED, "-DS24_CUDA_MODULE", "-include", HERE / "emulated/stream.h"]
+        compiled = compile_handlers(folder, [*handlers("cuda"), HERE / "targets.cc"], *compiler, *flags)
+        compile_to(folder / "targets.so", *compiler, "-shared", compiled, *kernels, "-ldl", "-pthread")
+
+    return made_once(tmp_path_factory, "targets of CUDA", make) / "targets.so"
+
+
 @pytest.fixture(scope="session")
 def fake_cusparselt(compiler, tmp_path_factory) -> Path:
     """A library with the functions of cuSPARSELt, which says how it was used."""
@@ -89,10 +116,10 @@ def fake_cusparselt(compiler, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def relay(compiler, tmp_path_factory) -> Path:
-    """A library whose handler makes other handlers' calls, see hostile.py."""
-    output = tmp_path_factory.mktemp("relay") / "relay.so"
-    return compile_to(output, *compiler, "-O0", "-shared", "-fPIC", *FFI, HERE / "relay.cc")
+def caller(compiler, tmp_path_factory) -> Path:
+    """A library that makes calls of handlers, see calls.h."""
+    output = tmp_path_factory.mktemp("caller") / "calls.so"
+    return compile_to(output, *compiler, "-O0", "-shared", "-fPIC", *FFI, HERE / "calls.cc")
 
 
 @pytest.fixture(scope="session")

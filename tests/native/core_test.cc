@@ -1,16 +1,13 @@
-// The shared core on the CPU: kept pairs against masks, and layouts of metadata.
+// The shared core on the CPU: kept pairs against masks, soft thresholds, tiles and random words.
 // Prints one line per check: its name, and how many cases were wrong; and some random words.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "../../ffi/cuda/simt/mvue.h"
-#include "../../ffi/cuda/sm80/metadata_layouts.h"
-#include "../../ffi/cuda/sm90/metadata_layouts.h"
 #include "../../ffi/cuda/simt/soft.h"
 #include "../../ffi/cuda/simt/transposable.h"
 
@@ -145,15 +142,6 @@ static long wrong_tiles(long count) {
   return wrong + (found < count / 8);
 }
 
-// Positions of a layout are a permutation of [0, rows * depth / 4).
-template <class Layout>
-static long not_a_permutation(int64_t rows, int64_t depth, Layout layout) {
-  std::set<int64_t> seen;
-  for (int64_t m = 0; m < rows; ++m)
-    for (int64_t q = 0; q < depth / 4; ++q) seen.insert(layout(m, q));
-  return long(rows * depth / 4 - int64_t(seen.size())) + (*seen.begin() != 0) + (*seen.rbegin() != rows * depth / 4 - 1);
-}
-
 // Two groups at once against the definition; and how many of common groups, of similar magnitudes, are left to it.
 template <class T>
 static void soft_thresholds(const std::string& type, long count) {
@@ -205,13 +193,6 @@ int main() {
   packed_groups<F16>("float16", 1000000);
   report("bfloat16 tiles", wrong_tiles<BF16>(200000));
   report("float16 tiles", wrong_tiles<F16>(200000));
-  report("cusparselt 16 bit", not_a_permutation(128, 192, [](int64_t m, int64_t q) {
-           return cusparselt_sm90_16bit(m, q, 192);
-         }));
-  report("cusparselt 8 bit", not_a_permutation(128, 192, [](int64_t m, int64_t q) {
-           return cusparselt_sm90_8bit(m, q, 192);
-         }));
-  report("cutlass sm80", not_a_permutation(96, 128, [](int64_t m, int64_t q) { return cutlass_sm80_16bit(m, q, 96); }));
   for (uint32_t draw = 0; draw < 2; ++draw)
     for (uint64_t group = 0; group < 9; ++group) {
       const std::string name = "word " + std::to_string(draw) + " " + std::to_string(group);

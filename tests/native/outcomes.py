@@ -14,7 +14,7 @@ BINDING = re.compile(r"Wrong number of (arguments|results|attributes)|Wrong (att
 
 
 def outcomes(*libraries) -> dict:
-    """What every call did, in as many processes as it takes to come to the end. The libraries are the relay
+    """What every call did, in as many processes as it takes to come to the end. The libraries are the caller
     and, for other targets than the CPU's, those that have them."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     made, head, number = [], None, 0
@@ -39,7 +39,7 @@ def outcomes(*libraries) -> dict:
 
 def check(found: dict, least: int) -> None:
     """Every call did what it must. least: number of calls, as CONTRIBUTING.md says it."""
-    assert not found["missing"], f"targets without a case in tests/native/hostile.py: {found['missing']}"
+    assert not found["missing"], f"targets that no case of tests/ops calls: {found['missing']}"
     wrong = []
     for call in found["calls"]:
         name, raised = f"{call['target']}: {call['call']}", call["raised"]

@@ -1,16 +1,33 @@
-"""CUDA kernels as they are written, run thread by thread on a CPU: the bits of the shared core's definitions,
-and exact products. Indices, layouts, synchronisation points and fragments are those of the device."""
+"""CUDA kernels as they are written, run thread by thread on a CPU: in every shared case the bits of the CPU's
+kernels or of the reference, those of the shared core's definitions, and exact products. Indices, layouts,
+synchronisation points and fragments are those of the device."""
 
+import functools
 import re
+from collections.abc import Callable, Iterator
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import jax_sparse24 as s24
+from jax_sparse24.ops import compressed24
 from tests.native.conftest import HERE
+from tests.native.derived import random_sizes
+from tests.native.emulation import at_once
+from tests.native.hostile import targets_of, targets_of_the_cpu
+from tests.ops import library
+from tests.ops.cases import COMPRESSED, IDENTICAL
+from tests.ops.data import adversarial, assert_same_bits, device
+from tests.ops.sizes import SIZED, Sized
 
 PROGRAMS = sorted(path.name for path in HERE.glob("*_test.cc") if "cuda::" in path.read_text())
 # What a program reports after the name of a case, and the names of cases, as far as they are written out.
 CHECKS = re.compile(r'report\(\w+ \+ "([^"]+)"')
 CASES = re.compile(r'_case(?:<.*?>)?\("([^"]+)"')
+MOST = 2**18  # elements of an array that is not made at random
+PARTS = 4
 
 
 @pytest.mark.slow
@@ -25,3 +42,81 @@ def test_kernels_give_the_defined_results(counts, kernels, source):
     assert not [check for check in CHECKS.findall(text) if not any(name.endswith(check) for name in found)]
     assert not [case for case in CASES.findall(text) if not any(name.startswith(case) for name in found)]
     found.check()
+
+
+def array_for(sized: Sized, like: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.ndarray:
+    """Any bits, or small whole numbers."""
+    if like.dtype == bool:
+        return rng.random(like.shape) < 0.5
+    if like.dtype == np.int32:
+        return rng.integers(0, 16, like.shape, np.int32)
+    if sized.sums:
+        return rng.integers(-4, 5, like.shape).astype(like.dtype)
+    return adversarial(like.shape, str(like.dtype), int(rng.integers(1 << 30)))
+
+
+def _calls() -> Iterator[tuple[str, Callable, tuple]]:
+    """What it is, a function of arrays and an implementation, and arrays: the shared cases on arrays that are
+    not large, and on arrays of other sizes."""
+    for case in IDENTICAL:
+        for shape, dtype in case.places(gpu=True):
+            if np.prod(shape) <= MOST:
+                yield f"{case} {shape} {dtype}", case.call, case.given(shape, dtype)
+    for n, sized in enumerate(SIZED):
+        if sized.only == "cpu" or sized.rounds:
+            continue
+        rng = np.random.default_rng(n)
+        places = [(dtype, random_sizes(sized, "cuda", rng, min(sized.most, MOST))) for dtype in sized.dtypes]
+        for dtype, sizes in (*sized.places, *places):
+            for call, arrays in sized.make(dtype, **sizes):
+                given = tuple(array_for(sized, array, rng) for array in arrays)
+                yield f"{sized.targets} {sizes} {dtype}", call, given
+
+
+@functools.cache
+def calls() -> list[tuple[str, Callable, tuple]]:
+    return list(_calls())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fake_cusparselt):
+    made = calls()[part::PARTS]
+    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+        got = [jax.device_get(call(*arrays, "ffi")) for _, call, arrays in made]
+    wrong = []
+    with at_once("cpu", caller, targets_of_the_cpu()):
+        for (name, call, arrays), found in zip(made, got, strict=True):
+            try:
+                assert_same_bits(found, call(*arrays, None))
+            except AssertionError as error:
+                wrong.append(f"{name}: {error}")
+    assert made and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(256, 256), (128, 96), (128, 576)], ids=str)
+def test_matrices_for_cusparselt_are_those_of_the_library(shape, caller, cuda_targets, fake_cusparselt):
+    """Metadata in parts of its tiles of 64 rows and 512 columns, and in whole ones."""
+    _, call, _, dtypes, _ = COMPRESSED
+    x = np.random.default_rng(9).normal(size=shape)
+    arrays = [np.asarray(device(x, dtype)) for dtype in dtypes]
+    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+        got = jax.device_get([call(x, None) for x in arrays])
+    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call):
+        assert_same_bits(got, jax.device_get([call(x, None) for x in arrays]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(16, 64), (80, 192), (72, 576), (192, 1024)], ids=str)
+def test_metadata_in_the_order_of_the_library(shape, dtype, caller, cuda_targets, fake_cusparselt):
+    packed = s24.pack24(jnp.asarray(np.random.default_rng(9).normal(size=shape), dtype), -1)
+    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)) as ran:
+        got = compressed24.compress(packed)
+    assert ran == {"s24_cusparselt_compress"}
+    assert_same_bits(words_of_bytes(got), words_of_bytes(library.compress(packed)))
+
+
+def words_of_bytes(x) -> np.ndarray:
+    return np.asarray(x).view(np.uint8)

@@ -34,6 +34,8 @@ KEY = jax.random.key(7)
 KEYS = np.array([[24, 4], [18, 47]], np.uint32)
 FLOATS = ("float32", "bfloat16", "float16")
 HALVES = FLOATS[1:]
+# Operands that are one for all rows.
+ONE_ROW = ("operand 0 dim 0 = 1", "operand 1 dim 0 = 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Case:
     target: str  # native kernel that it runs on CPU
     sums: bool = False  # a product: implementations may differ in rounding
     on_cuda: str = ""  # the kernel there, if it is another one
+    multiples: tuple[int, int] = (1, 4)  # of which the rows and columns of a matrix must be some
+    legal: tuple[str, ...] = ()  # see `sizes.Sized`
+    other_dtypes: tuple[str, ...] = ()  # that the kernel takes besides `FLOATS`
 
     def data(self, shape, dtype="float32", seed=0):
         """Adversarial bits; for a product finite numbers, as it says nothing about payloads of NaN."""
@@ -54,12 +59,12 @@ class Case:
         return self.name
 
 
-def _packed(x, impl, axis=-1):
+def packed24(x, impl, axis=-1):
     return s24.pack24(x, axis, implementation=impl)
 
 
 def _gather(x, impl):
-    return gather24(x, _packed(jnp.flip(x, -1), impl).metadata, -1, impl)
+    return gather24(x, packed24(jnp.flip(x, -1), impl).metadata, -1, impl)
 
 
 def _double(axis):
@@ -77,43 +82,71 @@ CASES = [
         "prune_check24",
         lambda x, impl: s24.prune_check24(x, -1, implementation=impl),
         "s24_prune_check",
+        other_dtypes=("bool",),
+    ),
+    Case(
+        "prune_check24-columns",
+        lambda x, impl: s24.prune_check24(x, -2, implementation=impl),
+        "s24_prune_check",
+        multiples=(4, 1),
+        other_dtypes=("bool",),
     ),
     Case(
         "prune_check24-mask",
         lambda x, impl: s24.prune_check24(jnp.signbit(x), -2, implementation=impl),
         "s24_prune_check",
+        multiples=(4, 1),
     ),
     Case("soft24", lambda x, impl: s24.soft24(x, -1, implementation=impl), "s24_soft"),
     Case(
         "transposable_mask24",
         lambda x, impl: s24.transposable_mask24(x, implementation=impl),
         "s24_transposable_mask",
+        multiples=(4, 4),
     ),
-    Case("double_prune24-rows", _double(-1), "s24_double_prune"),
-    Case("double_prune24-columns", _double(-2), "s24_double_prune"),
+    Case("double_prune24-rows", _double(-1), "s24_double_prune", multiples=(4, 4)),
+    Case("double_prune24-columns", _double(-2), "s24_double_prune", multiples=(4, 4)),
     Case("mvue24-exact", _mvue(True), "s24_mvue"),
     Case("mvue24-approximate", _mvue(False), "s24_mvue"),
-    Case("mvue_pack24", lambda x, impl: mvue_pack24(KEY, x, -2, implementation=impl), "s24_mvue_pack"),
+    Case(
+        "mvue_pack24",
+        lambda x, impl: mvue_pack24(KEY, x, -2, implementation=impl),
+        "s24_mvue_pack",
+        multiples=(4, 1),
+    ),
     Case("pack24", lambda x, impl: s24.pack24(x, -1, implementation=impl), "s24_pack"),
-    Case("pack24-columns", lambda x, impl: s24.pack24(x, -2, implementation=impl), "s24_pack"),
+    Case(
+        "pack24-columns",
+        lambda x, impl: s24.pack24(x, -2, implementation=impl),
+        "s24_pack",
+        multiples=(4, 1),
+    ),
     Case(
         "pack24-mask",
         lambda x, impl: s24.pack24(x, -1, jnp.signbit(x), implementation=impl),
         "s24_pack_masked",
+        legal=ONE_ROW,
     ),
     Case(
         "pack24-mask-both",
         lambda x, impl: s24.pack24(x, (-1, -2), jnp.signbit(x), implementation=impl),
         "s24_pack_masked_both",
+        multiples=(4, 4),
     ),
     Case(
         "transposable_pack24",
         lambda x, impl: s24.transposable_pack24(x, implementation=impl),
         "s24_transposable_mask",
         on_cuda="s24_transposable_pack",
+        multiples=(4, 4),
     ),
-    Case("todense", lambda x, impl: _packed(x, impl).todense(implementation=impl), "s24_unpack"),
-    Case("gather24", _gather, "s24_gather"),
+    Case(
+        "todense",
+        lambda x, impl: packed24(x, impl).todense(implementation=impl),
+        "s24_unpack",
+        legal=ONE_ROW,
+    ),
+    Case("gather24", _gather, "s24_gather", legal=ONE_ROW),
     Case(
         "squared_relu24",
         lambda x, impl: s24.squared_relu24(x, implementation=impl),
@@ -121,13 +154,13 @@ CASES = [
     ),
     Case(
         "matmul-a",
-        lambda x, impl: s24.matmul(_packed(x, impl), jnp.swapaxes(x, -1, -2), implementation=impl),
+        lambda x, impl: s24.matmul(packed24(x, impl), jnp.swapaxes(x, -1, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
     Case(
         "matmul-b",
-        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), _packed(x, impl, -2), implementation=impl),
+        lambda x, impl: s24.matmul(jnp.swapaxes(x, -1, -2), packed24(x, impl, -2), implementation=impl),
         "s24_matmul",
         sums=True,
     ),
@@ -197,7 +230,7 @@ def _by_flipped(x, axis, implementation):
 
 
 def _gathered(x, axis, implementation):
-    return gather24(x[::-1], _packed(x, implementation, axis).metadata, axis, implementation)
+    return gather24(x[::-1], packed24(x, implementation, axis).metadata, axis, implementation)
 
 
 PLACED = {
@@ -206,7 +239,7 @@ PLACED = {
         for name, op in ALONG_AN_AXIS.items()
     },
     "pack24 with mask": _by_flipped,
-    "todense": lambda x, axis, impl: _packed(x, impl, axis).todense(implementation=impl),
+    "todense": lambda x, axis, impl: packed24(x, impl, axis).todense(implementation=impl),
     "gather24": _gathered,
     "mvue24 approximate": lambda x, axis, impl: s24.mvue24(KEY, x, axis, False, implementation=impl),
     "mvue_pack24": lambda x, axis, impl: mvue_pack24(KEY, x, axis, implementation=impl),
@@ -252,6 +285,7 @@ BLOCKS_ON_GPU = [
         ((3, 96, 256), 128, 32, -2),
         ((256, 50), 256, 10, -1),
     ],
+    *[((128, 256), 64, 8, -1), ((128, 256), 128, 32, -1)],
     *[((512, 4096), 128, 8, -1), ((4096, 512), 256, 16, -2), ((1024, 1536), 64, 12, -1)],
     ((256, 192), 64, 32, -2),
 ]
@@ -259,7 +293,7 @@ SEARCHED = [((48, 40), 16, 8, -1), ((40, 48), 16, 8, -2)]
 SEARCHED_ON_GPU = [place for place in BLOCKS + BLOCKS_ON_GPU[:4] if place[2] <= 16]
 
 
-def _blocks(v, m, axis, exact=False):
+def vnm_calls(v, m, axis, exact=False):
     def call(x, impl):
         options = {"axis": axis, "implementation": impl}
         packed = s24.pack_vnm(x, v, m, exact=exact, **options)
@@ -283,10 +317,10 @@ def _vnm(places, on_gpu, **options) -> Iterator[Identical]:
         shape, v, m, axis = place
         where = {"shapes": (shape,)} if place in places else {"shapes": (), "on_gpu": (shape,)}
         name = f"{'searched ' if options else ''}V:N:M {v}:2:{m} along {axis}"
-        yield Identical(name, _blocks(v, m, axis, **options), **where)
+        yield Identical(name, vnm_calls(v, m, axis, **options), **where)
 
 
-def _repacked(v, m, tokens, collected):
+def repacking(v, m, tokens, collected):
     return lambda x, impl: repack_vnm(
         s24.pack_vnm(x, v, m, implementation=impl), tokens, collected, implementation=impl
     )
@@ -295,7 +329,10 @@ def _repacked(v, m, tokens, collected):
 # (shape, v, m, whether features are collected), in tiles of a kernel of CUDA
 REPACKED = [
     (*place, collected)
-    for place in (((256, 2048), 64, 16), ((1152, 1024), 128, 8), ((128, 4096), 64, 32), ((512, 512), 256, 32))
+    for place in (
+        *(((256, 1024), 64, 16), ((256, 2048), 64, 16), ((128, 2048), 128, 8), ((1152, 1024), 128, 8)),
+        *(((128, 2048), 64, 32), ((128, 4096), 64, 32), ((512, 512), 256, 32)),
+    )
     for collected in (True, False)
     if not (collected and place[1] == 256)
 ]
@@ -406,7 +443,7 @@ IDENTICAL = [
     *[
         Identical(
             f"repack_vnm {v}:2:{m} {tokens} {collected=}",
-            _repacked(v, m, tokens, collected),
+            repacking(v, m, tokens, collected),
             (),
             (shape,),
             HALVES,
@@ -478,7 +515,7 @@ ROUNDED = [
     ],
     (
         "2:4 products",
-        lambda x, impl: list(_products(x, lambda x, axis: _packed(x, impl, axis), impl)),
+        lambda x, impl: list(_products(x, lambda x, axis: packed24(x, impl, axis), impl)),
         (256, 256),
         FLOATS,
         "",

@@ -18,7 +18,6 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
-from jax_sparse24.ops.sampled import sampled_matmul
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
 backward (gradients of X, W1 and W2). Everything a step does is counted: packing, draws, unpacking where
@@ -306,9 +305,11 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
                 made[name] = programs["producer", name].result
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
-        sampled = name == "B1" and fusions.SAMPLED_B1.matches(run, dy3, operands["w2"], decisions["B1"])
+        decision = decisions[name]
+        parts_of = (rule for rule in fusions.MEASURED if rule.name == name)
+        part = next((rule for rule in parts_of if rule.matches(run, *own.values(), decision)), None)
 
-        def cut(own, states, saved, name=name, decision=fusions.DENSE if sampled else decisions[name]):
+        def cut(own, states, saved, name=name, decision=fusions.DENSE if part else decision):
             return run.cut(name, own, states, KEY, decision, saved=saved)
 
         def made_only(own, *rest, cut=cut):
@@ -319,9 +320,9 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         done = made.get(name) or jax.jit(cut)(*given)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
             programs["producer", name] = Program(made_only, *given)
-        if sampled:
-            at = partial(sampled_matmul, implementation=implementation)
-            programs["product", name] = Program(at, done.left, done.right, saved)
+        if part:
+            at_entries = partial(part.values, implementation=implementation)
+            programs["product", name] = Program(at_entries, done.left, done.right, saved)
         else:
             programs["product", name] = Program(partial(run.multiply, name, features=features), done)
     seed = settings.seed_of("parts", *case, type(method).__name__)

@@ -90,14 +90,10 @@ cudaError_t launch(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t 
 
 }  // namespace
 
-cudaError_t launch_metadata_sm90_16bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
-                                       cudaStream_t stream) {
-  return launch<Width16>(metadata, out, rows, depth, stream);
-}
-
-cudaError_t launch_metadata_sm90_8bit(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth,
-                                      cudaStream_t stream) {
-  return launch<Width8>(metadata, out, rows, depth, stream);
+cudaError_t launch_metadata(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth, int64_t value_bytes,
+                            cudaStream_t stream) {
+  return value_bytes == 1 ? launch<Width8>(metadata, out, rows, depth, stream)
+                          : launch<Width16>(metadata, out, rows, depth, stream);
 }
 
 }  // namespace cuda

@@ -1,0 +1,195 @@
+"""Calls of native targets, derived from the shared cases of operations, tests/ops/sizes.py."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
+from unittest import mock
+
+import jax
+import numpy as np
+
+from jax_sparse24.dispatch import decision, hardware, native
+from tests.ops.sizes import SIZED, Calls, Sized
+
+Array = tuple[tuple[int, ...], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Shapes and dtypes of operands and results, by name, and attributes."""
+
+    operands: dict[str, Array]
+    results: dict[str, Array]
+    attributes: dict[str, object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def signature(self) -> tuple:
+        """Equal for calls that a handler cannot tell apart."""
+        sides = (tuple(self.operands.values()), tuple(self.results.values()))
+        return *sides, tuple(sorted(self.attributes.items(), key=str))
+
+    def map(self, dimension: Callable[[tuple, int], int], attribute: Callable[[tuple, int], int]) -> "Call":
+        """The call with other dimensions and attributes, by their places in it."""
+
+        def arrays(side):
+            return {
+                name: (tuple(dimension((side, name, i), n) for i, n in enumerate(shape)), dtype)
+                for name, (shape, dtype) in getattr(self, side).items()
+            }
+
+        attributes = {name: attribute(("attributes", name), n) for name, n in self.attributes.items()}
+        return Call(arrays("operands"), arrays("results"), attributes)
+
+
+@contextmanager
+def on_platform(name: str, call: Callable):
+    """Operations are traced as on a machine of this platform with all kernels; `call` is in place of
+    `native.call`."""
+
+    def only(*operands, default=None, **branches):
+        return branches.get(name, default)(*operands)
+
+    with ExitStack() as stack:
+        jax.clear_caches()
+        for owner, attribute, value in (
+            (native, "call", call),
+            (jax.lax, "platform_dependent", only),
+            (decision, "platform", lambda: name),
+            (hardware, "capability", lambda: "9.0"),
+        ):
+            stack.enter_context(mock.patch.object(owner, attribute, value))
+        if name != "cpu":
+            stack.enter_context(mock.patch.dict(native._loaded, {name: (object(), None)}))
+        yield
+    jax.clear_caches()
+
+
+def _native_calls(jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
+    """Those of a program and of the programs inside of it, in their order."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "ffi_call":
+            yield equation
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _native_calls(inner)
+
+
+def _recorded(sized: Sized, made: Calls) -> list[tuple[str, Call]]:
+    """The calls of the targets that are meant, in their order."""
+    found = []
+    for function, arrays in made:
+        jaxpr = jax.make_jaxpr(lambda *a, function=function: function(*a, "ffi"))(*arrays)
+        for equation in _native_calls(jaxpr):
+            target, attributes = equation.params["target_name"], dict(equation.params["attributes"])
+            operands, results = (
+                {f"{side} {i}": (x.aval.shape, str(x.aval.dtype)) for i, x in enumerate(arrays)}
+                for side, arrays in (("operand", equation.invars), ("result", equation.outvars))
+            )
+            if target in sized.targets:
+                found.append((target, Call(operands, results, attributes)))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A call of a target as a function of sizes.
+
+    powers: place in the call -> the power of each size there: 1, -1, or 0 where it is not named."""
+
+    target: str
+    sized: Sized
+    base: Call
+    powers: Mapping[tuple, Mapping[str, int]]
+
+    def at(self, **sizes) -> Call:
+        """The call with some of the sizes changed; where they do not divide, dimensions are rounded up."""
+        ratios = {name: Fraction(n) / self.sized.sizes[name] for name, n in sizes.items()}
+
+        def scaled(place, n):
+            for name, power in self.powers.get(place, {}).items():
+                # What is divided by nothing is counted as one.
+                n = n * (ratios.get(name, 1) ** power if ratios.get(name, 1) else 1 if power < 0 else 0)
+            return math.ceil(n)
+
+        return self.base.map(scaled, scaled)
+
+
+def _places(call: Call) -> dict[tuple, int]:
+    found = {}
+
+    def see(place, n):
+        found[place] = n
+        return n
+
+    call.map(see, see)
+    return found
+
+
+def _powers(sized: Sized, dtype: str, base: list[tuple[str, Call]]) -> list[dict[tuple, dict[str, int]]]:
+    """Of each call, from what it becomes when a size is doubled."""
+    powers: list[dict] = [{} for _ in base]
+    for name, size in sized.sizes.items():
+        twice = _recorded(sized, sized.make(dtype, **sized.sizes | {name: 2 * size}))
+        for found, (target, before), (other, after) in zip(powers, base, twice, strict=True):
+            assert target == other
+            doubled = _places(after)
+            for place, n in _places(before).items():
+                assert doubled[place] in (n, 2 * n, n / 2), (target, name, place, n, doubled[place])
+                if doubled[place] != n:
+                    found.setdefault(place, {})[name] = 1 if doubled[place] > n else -1
+    return powers
+
+
+def _templates_of(sized: Sized) -> Iterator[Template]:
+    for dtype in sized.dtypes:
+        base = _recorded(sized, sized.make(dtype, **sized.sizes))
+        for powers, (target, call) in zip(_powers(sized, dtype, base), base, strict=True):
+            yield Template(target, sized, call, powers)
+
+
+@functools.cache
+def templates(platform: str) -> tuple[Template, ...]:
+    """Of all targets of a platform that are not the library's."""
+    with on_platform(platform, native.call):
+        of_platform = [sized for sized in SIZED if sized.only in ("", platform)]
+        return tuple(template for sized in of_platform for template in _templates_of(sized))
+
+
+@functools.cache
+def right_besides(platform: str) -> tuple[tuple[str, Call], ...]:
+    """Further right calls of the targets of a platform."""
+    with on_platform(platform, native.call):
+        return tuple(
+            found
+            for sized in SIZED
+            if sized.only in ("", platform)
+            for dtype in sized.dtypes
+            for found in _recorded(sized, sized.more(dtype, **sized.sizes))
+        )
+
+
+def multiples(sized: Sized, platform: str) -> dict[str, int]:
+    own = sized.on_cuda if platform == "cuda" else {}
+    return {name: own.get(name, sized.multiples.get(name, 1)) for name in sized.sizes}
+
+
+def random_sizes(sized: Sized, platform: str, rng: np.random.Generator, most: int) -> dict[str, int]:
+    """Sizes around those at which kernels change their way, and small ones.
+
+    most: elements of the largest array."""
+    own = [t for t in templates(platform) if t.sized is sized]
+    while True:
+        found = {name: int(rng.choice(sized.choices[name])) for name in sized.choices}
+        limit = np.log2(most) * rng.random() ** 0.5  # of a size, in bits
+        for name, multiple in multiples(sized, platform).items():
+            if name not in found:
+                near = rng.integers(1, 4) * 2 ** rng.integers(12) // 2
+                n = rng.integers(1, 41) if rng.integers(3) == 0 else near + rng.integers(-2, 3)
+                found[name] = multiple * int(np.clip(n, 1, max(1, 2**limit / multiple)))
+        calls = [template.at(**found) for template in own]
+        arrays = [a for call in calls for a in (*call.operands.values(), *call.results.values())]
+        if max(math.prod(shape) for shape, _ in arrays) <= most:
+            return found

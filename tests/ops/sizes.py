@@ -1,0 +1,349 @@
+"""Kernels on arrays of any sizes, from which tests/native derives right and wrong calls.
+
+Those of an operation on one array follow from its `Case`. Entries of their own have operations whose arrays
+depend on further sizes, or that are on one platform alone."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_sparse24 as s24
+from jax_sparse24.ops.features import TOP_FEATURES
+from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
+from jax_sparse24.ops.packed24 import pack24_strided
+from jax_sparse24.ops.packed_vnm import squared_relu_vnm
+from jax_sparse24.ops.sampled import sampled_matmul
+from jax_sparse24.ops.saved import pack_counted, saved_backward
+from tests.ops.cases import BOTH, CASES, FLOATS, HALVES, KEY, KEYS, Case, packed24, repacking, vnm_calls
+
+# Operands of which a dimension is one for all of a batch.
+ONE_OF_ALL = tuple(f"operand {i} dim {d} = 1" for i in range(3) for d in range(2))
+
+Calls = Iterator[tuple[Callable, tuple[jax.ShapeDtypeStruct, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    """Kernels on arrays of any sizes: tests/native derives from it what their handlers must take and refuse.
+
+    targets: the kernels that are meant, of all that are called.
+    make: (dtype, **sizes) -> (function of arrays and an implementation, shapes of the arrays), some.
+    sizes: right ones, of which each may also be twice as large. Every dimension of an array is a product of
+        sizes, divided by others and by a number.
+    multiples: of what a size is a multiple, if not of 1.
+    on_cuda: of what it is one on CUDA, if of more.
+    least: below what a size is wrong.
+    forbidden: what a size must not be.
+    choices: the sizes at random of which one is taken; others are any.
+    most: elements of an array of such sizes.
+    places: (dtype, sizes) besides them.
+    more: as `make`, further right calls.
+    legal: calls that differ from one of `make` by no more than that, and are right, too.
+    dtypes: of the arrays.
+    only: the platform that has the kernels, if not both do.
+    sums: whether implementations may differ in rounding, but for small whole numbers.
+    rounds: whether they may differ for all numbers."""
+
+    targets: tuple[str, ...]
+    make: Callable[..., Calls]
+    sizes: dict[str, int]
+    multiples: dict[str, int] = dataclasses.field(default_factory=dict)
+    on_cuda: dict[str, int] = dataclasses.field(default_factory=dict)
+    least: dict[str, int] = dataclasses.field(default_factory=dict)
+    forbidden: dict[str, tuple] = dataclasses.field(default_factory=dict)
+    choices: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    most: int = 24000
+    places: tuple[tuple[str, dict[str, int]], ...] = ()
+    more: Callable[..., Calls] = lambda *_, **__: ()
+    legal: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = FLOATS
+    only: str = ""
+    sums: bool = False
+    rounds: bool = False
+
+    @classmethod
+    def of(cls, case: Case) -> "Sized":
+        rows = case.multiples == (1, 4)  # which may stand alone, or be a batch
+
+        def make(dtype, R, K):
+            yield case.call, _arrays(dtype, (R, K))
+            if rows:
+                yield _of_rows(case.call), _arrays(dtype, (R, K))
+
+        def more(dtype, R, K):
+            for shape in ((1, R, K), (2, R, K), *[(K,)] * rows):
+                yield case.call, _arrays(dtype, shape)
+
+        return cls(
+            (case.target, case.on_cuda),
+            make,
+            sizes={"R": 16, "K": 24},
+            multiples=dict(zip("RK", case.multiples, strict=True)),
+            places=tuple((dtype, {"R": 144, "K": 208}) for dtype in case.other_dtypes),
+            more=more,
+            legal=case.legal,
+            dtypes=FLOATS + case.other_dtypes,
+        )
+
+
+def _of_rows(call: Callable) -> Callable:
+    return lambda x, impl: jax.vmap(lambda row: call(row, impl))(x)
+
+
+def _arrays(dtype, *shapes) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+
+
+def _turned(shape, axis: int):
+    """A matrix of this shape whose last axis is to be `axis`."""
+    return shape if axis == -1 else shape[::-1]
+
+
+def _calls_of_products(pack, dtype, R, K, N) -> Calls:
+    """Products of a packed matrix (R, K) in every layout, and sums in float32."""
+    for axis, dense_axis, left in itertools.product((-1, -2), (-1, -2), (True, False)):
+
+        def product(x, y, impl, axis=axis, dense_axis=dense_axis, left=left, out=None):
+            a, b = (pack(x, axis, impl), axis), (y, dense_axis)
+            (a, a_axis), (b, b_axis) = (a, b) if left else (b, a)
+            return contract(a, b, a_axis, b_axis, impl, out)
+
+        arrays = _arrays(dtype, _turned((R, K), axis), _turned((N, K), dense_axis))
+        yield product, arrays
+        yield partial(product, out=jnp.float32), arrays
+
+
+def _calls_of_shards(axis, dtype, R, K) -> Calls:
+    key = key_of_shard(KEY, 1, 2, 5)
+    for op, exact in itertools.product((s24.mvue24, mvue_pack24), (True, False)):
+
+        def call(x, impl, op=op, exact=exact):
+            return op(key, x, axis, exact, implementation=impl)
+
+        yield call, _arrays(dtype, (R, K))
+        if axis == -1:
+            yield _of_rows(call), _arrays(dtype, (R, K))
+
+
+def _calls_of_strided(dtype, R, K) -> Calls:
+    yield lambda x, impl: pack24_strided(x, implementation=impl), _arrays(dtype, (K, R))
+    for exact in (True, False):
+        yield (
+            lambda x, impl, exact=exact: mvue_pack24_strided(KEY, x, exact, implementation=impl),
+            _arrays(dtype, (K, R)),
+        )
+
+
+def _calls_of_saved(dtype, T, f, n) -> Calls:
+    features = np.sort(np.random.default_rng(n).permutation(f)[:n]).astype(np.int32)
+    for activation, tokens in itertools.product(("squared_relu", "relu"), ("strided", "consecutive")):
+
+        def call(x, dy2, impl, activation=activation, tokens=tokens):
+            packed = s24.pack24(x, -1, implementation=impl)
+            return saved_backward(packed, dy2, features, activation, tokens, implementation=impl)
+
+        yield call, _arrays(dtype, (T, f), (T, f))
+
+
+def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
+    own, other = ((R, K) if turned else (K, R) for turned in (transposed, dz_transposed))
+    order = {"transposed": transposed, "implementation": "ffi"}
+    backward = order | {"dz_transposed": dz_transposed}
+    for activation in ("silu", "gelu"):
+
+        def call(gate, up, dz, _, activation=activation):
+            if packs:
+                operands = gate, up, dz, KEYS, activation
+                return [gated_backward_pack(*operands, exact, **backward) for exact in (True, False)]
+            return s24.gated(gate, up, activation, **order), gated_backward(
+                gate, up, dz, activation, **backward
+            )
+
+        yield call, _arrays(dtype, own, own, other)
+
+
+# Sizes of V:N:M: rows are blocks of v, columns are groups of m.
+_UNFIT = {"v": (0, 8, 48, 80, 96, 112, 192, 512), "m": (1, 2, 3, 33, 64)}
+_VNM_SIZES = {"blocks": 2, "v": 32, "groups": 6, "m": 8}
+_HEIGHTS = (16, 32, 64, 128, 256)
+_VNM = {"forbidden": _UNFIT, "choices": {"v": _HEIGHTS, "m": (8, 16, 32, *range(4, 33))}}
+_IN_TILES = {"v": (64, 128, 256), "m": (8, 16, 32)}
+_PACK_VNM = ("s24_vnm_mask", "s24_vnm_pack", "s24_vnm_pack_masked", "s24_vnm_gather", "s24_vnm_unpack")
+
+
+def _calls_of_blocks(dtype, blocks, v, groups, m, **options) -> Calls:
+    for axis in (-1, -2):
+        yield vnm_calls(v, m, axis, **options), _arrays(dtype, _turned((blocks * v, groups * m), axis))
+
+
+def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
+    def pack(x, axis, impl):
+        return s24.pack_vnm(x, v, m, axis=axis, implementation=impl)
+
+    return _calls_of_products(pack, dtype, blocks * v, groups * m, N)
+
+
+def _calls_of_sampled(dtype, blocks, v, groups, m, D) -> Calls:
+    def call(a, b, x, impl):
+        return sampled_matmul(a, b, s24.pack_vnm(x, v, m, implementation=impl), implementation=impl)
+
+    R, K = blocks * v, groups * m
+    yield call, _arrays(dtype, (R, D), (K, D), (R, K))
+
+
+def _calls_of_repacking(collected, dtype, blocks, v, groups, m) -> Calls:
+    for tokens in ("strided", "consecutive"):
+        yield repacking(v, m, tokens, collected), _arrays(dtype, (blocks * v, groups * m))
+
+
+SIZED = [
+    *[Sized.of(case) for case in CASES if not case.sums],
+    Sized(
+        ("s24_squared_relu_pack_both",),
+        lambda dtype, R, K: [(BOTH["squared_relu24 both ways"], _arrays(dtype, (R, K)))],
+        sizes={"R": 16, "K": 24},
+        multiples={"R": 4, "K": 4},
+    ),
+    *[
+        Sized(
+            ("s24_mvue", "s24_mvue_pack"),
+            partial(_calls_of_shards, axis),
+            sizes={"R": 16, "K": 24},
+            multiples={name: 4},
+        )
+        for axis, name in ((-1, "K"), (-2, "R"))
+    ],
+    Sized(
+        ("s24_pack_strided", "s24_mvue_pack_strided"),
+        _calls_of_strided,
+        sizes={"R": 16, "K": 24},
+        multiples={"K": 4},
+    ),
+    Sized(
+        ("s24_matmul",),
+        partial(_calls_of_products, lambda x, axis, impl: packed24(x, impl, axis)),
+        sizes={"R": 16, "K": 24, "N": 20},
+        multiples={"K": 4},
+        most=200_000,
+        places=(
+            ("bfloat16", {"R": 144, "K": 200, "N": 24}),
+            ("float32", {"R": 80, "K": 44, "N": 70}),
+            ("float32", {"R": 400, "K": 48, "N": 130}),
+        ),
+        sums=True,
+    ),
+    Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, **_VNM),
+    Sized(
+        _PACK_VNM[:2],
+        partial(_calls_of_blocks, exact=True),
+        _VNM_SIZES,
+        forbidden=_UNFIT,
+        choices={"v": (16,), "m": (4, 5, 8, 16)},
+        most=1500,
+    ),
+    Sized(
+        ("s24_vnm_matmul",),
+        _calls_of_block_products,
+        _VNM_SIZES | {"N": 20},
+        most=200_000,
+        places=tuple(
+            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
+            for dtype, *sizes in (
+                ("bfloat16", 1, 128, 128, 8, 24),
+                ("bfloat16", 2, 64, 80, 16, 264),
+                ("bfloat16", 2, 64, 7, 10, 13),
+                ("float16", 2, 32, 32, 16, 136),
+                ("float32", 2, 16, 11, 5, 70),
+                ("float32", 1, 128, 11, 8, 9),
+                ("float32", 2, 16, 300, 8, 5),
+            )
+        ),
+        sums=True,
+        **_VNM,
+    ),
+    Sized(("s24_vnm_sampled",), _calls_of_sampled, _VNM_SIZES | {"D": 20}, only="cpu", sums=True, **_VNM),
+    Sized(
+        ("s24_saved_backward",),
+        _calls_of_saved,
+        sizes={"T": 128, "f": 24, "n": 5},
+        multiples={"T": 4, "f": 4},
+        on_cuda={"T": 128, "f": 8},
+        choices={"n": tuple(range(10))},
+    ),
+    Sized(
+        ("s24_pack_counted",),
+        lambda dtype, T, f: [
+            (lambda x, impl, squared=squared: pack_counted(x, squared, implementation=impl), a)
+            for squared in (True, False)
+            for a in [_arrays(dtype, (T, f))]
+        ],
+        sizes={"T": 256, "f": 24},
+        multiples={"T": 128, "f": 8},
+        dtypes=HALVES,
+        only="cuda",
+    ),
+    Sized(
+        ("s24_features",),
+        lambda dtype, count, n: [
+            (
+                lambda x, impl: TOP_FEATURES(x, count=n, most=15, implementation=impl),
+                _arrays(dtype, (count,)),
+            )
+        ],
+        sizes={"count": 40, "n": 12},
+        least={"count": 12},
+        choices={"count": (40, 1100, 17000), "n": (1, 12, 40)},
+        dtypes=("int32",),
+        legal=("bits=2",),
+        only="cuda",
+    ),
+    *[
+        Sized(
+            ("s24_gated_backward_pack",) if packs else ("s24_gated", "s24_gated_backward"),
+            partial(_calls_of_gated, transposed, dz_transposed, packs),
+            sizes={"R": 24, "K": 32},
+            multiples={"K": 4 if packs else 1},
+            # Element by element, all dimensions are those of a batch.
+            legal=(() if packs or transposed or dz_transposed else ONE_OF_ALL),
+            only="cuda",
+            rounds=True,
+        )
+        for transposed, dz_transposed, packs in itertools.product((False, True), repeat=3)
+    ],
+    Sized(
+        ("s24_vnm_squared_relu",),
+        lambda dtype, blocks, v, groups, m: [
+            (
+                lambda x, impl: squared_relu_vnm(x, v, m, implementation=impl),
+                _arrays(dtype, (blocks * v, groups * m)),
+            )
+        ],
+        sizes={"blocks": 2, "v": 64, "groups": 32, "m": 8},
+        multiples={"groups": 16},
+        dtypes=HALVES,
+        only="cuda",
+        forbidden=_UNFIT,
+        choices=_IN_TILES,
+    ),
+    *[
+        Sized(
+            ("s24_vnm_repack",),
+            partial(_calls_of_repacking, collected),
+            sizes={"blocks": 2, "v": 64, "groups": 128, "m": 8},
+            multiples={"blocks": 2, "groups": 64 if collected else 8},
+            dtypes=HALVES,
+            only="cuda",
+            forbidden=_UNFIT,
+            choices=_IN_TILES | {"blocks": (2, 4), "groups": (64, 128)},
+            most=200_000,
+        )
+        for collected in (True, False)
+    ],
+]
