@@ -130,7 +130,8 @@ def section(study: evidence.Study, folder: Path) -> str:
         raise UserError("The figures need matplotlib: pip install -e '.[plots]'.") from error
     folder.mkdir(parents=True, exist_ok=True)
     parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
-    parts += [f"![{name}]({folder.name}/{name})" for name in evidence_plots.write(study, folder)]
+    drawn = evidence_plots.write(study, folder)
+    parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
     parts += [PILOT] if study.name == "pilot" else []
     if said := evidence.samples(study):
         parts += ["### What they write", SAMPLES, said]

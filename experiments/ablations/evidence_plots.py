@@ -12,14 +12,17 @@ END = 0.15  # share of a run that has a panel of its own
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
 
 
-def write(study: Study, folder: Path) -> list[str]:
-    """Draw the figures into a folder; their file names.
+def write(study: Study, folder: Path) -> dict[str, str]:
+    """Draw the figures into a folder; by their file names, what they show.
 
     study: its runs.
     folder: which exists."""
     with plt.rc_context(STYLE):
-        names = [_losses(study, over, folder / f"{study.name}_{over}.png") for over in UNITS]
-        return [*names, _trade(study, folder / f"{study.name}_trade.png")]
+        losses = {
+            _losses(study, over, folder / f"{study.name}_{over}.png"): f"Validation loss over {over}"
+            for over in UNITS
+        }
+        return losses | {_trade(study, folder / f"{study.name}_trade.png"): "Loss against speed of a run"}
 
 
 def _losses(study: Study, over: str, path: Path) -> str:
