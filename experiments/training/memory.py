@@ -86,9 +86,7 @@ def estimate(config: Config, program: Program) -> Estimate:
     weights = (4 + 2 * wide) * (blocks.heads // tp) * data.seq * tokens if blocks.weights_kept else 0
     whole = 1 if blocks.remat else blocks.layers  # blocks whose activations stand in memory at once
     rows = state["params"]["embedding"]["embedding"].shape[0]
-    at_once = tokens * rows
-    if program.training.loss is None:  # one of a method's own sees all logits, and may see a teacher's
-        at_once //= parts_of(sequences, data.seq, rows)
+    at_once = tokens * rows // parts_of(sequences, data.seq, rows)
     params = size_of(state["params"])
     once = config.mesh.gather == "step" and config.train.accumulate > 1
     whole_params = params * program.mesh.shape["fsdp"] if once else params

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments.training.step import Program, abstract_model, loss_of, losses_of
+from experiments.training.step import Program, abstract_model, features_of, loss_of, losses_of, over_logits
 
 RULERS = {"transposable": s24.transposable_mask24, "top-2": lambda w: s24.mask24(w, -2)}
 
@@ -125,16 +125,16 @@ class Leak:
             model = nnx.merge(graphdefs[True], params, sparse)
             s24.refresh(model)  # on this copy only: the run keeps its masks
             graphdef, variables = nnx.split(model)
-            logits_BLV = model(tokens_BL[:, :-1])
-            loss_BL = losses_of(logits_BLV, tokens_BL)
+            sure = features_of(model, tokens_BL[:, :-1])
 
             def without_later(cut):
                 prefix = jnp.arange(length + 1) <= cut
                 inner = nnx.merge(graphdef, variables, copy=True)  # for models with an `nnx.scan`
-                blind_BLV = inner(jnp.where(prefix, tokens_BL, other_BL)[:, :-1])
-                change = losses_of(blind_BLV, tokens_BL)[:, cut] - loss_BL[:, cut]
-                moved_BL = jnp.any(blind_BLV != logits_BLV, axis=-1) & prefix[:-1]
-                return change.mean(), moved_BL.sum() / (len(tokens_BL) * (cut + 1))
+                blind = features_of(inner, jnp.where(prefix, tokens_BL, other_BL)[:, :-1])
+                parts = over_logits(_change, (inner, inner), (sure, blind), tokens_BL[:, 1:])
+                change_BL, moved_BL = (jnp.moveaxis(x, 0, 1).reshape(-1, length) for x in parts)
+                moved_BL &= prefix[:-1]
+                return change_BL[:, cut].mean(), moved_BL.sum() / (len(tokens_BL) * (cut + 1))
 
             nats, share = jax.lax.map(without_later, cuts)
             return {"leak": nats.mean(), "leak_share": share.mean()}
@@ -147,6 +147,13 @@ class Leak:
         nats, shares = (np.array([float(one[name]) for one in found]) for name in ("leak", "leak_share"))
         error = float(nats.std(ddof=1) / np.sqrt(len(nats))) if len(nats) > 1 else None
         return {"leak": float(nats.mean()), "leak_error": error, "leak_share": float(shares.mean())}
+
+
+def _change(logits, arrays):
+    """Of two models: by how much the loss of the second is higher, and whether its logits are others."""
+    (sure_BCV, blind_BCV), (targets_BC,) = logits, arrays
+    higher_BC = losses_of(blind_BCV, targets_BC) - losses_of(sure_BCV, targets_BC)
+    return higher_BC, jnp.any(blind_BCV != sure_BCV, axis=-1)
 
 
 class Probe:

@@ -73,16 +73,12 @@ def _mean_in_parts(logits_of, parts: int, tokens: int):
     Its gradient is made beside the loss, part by part, so that the backward pass does not make the logits
     again."""
 
-    def in_parts(array):  # (B, L, ...) to (parts, B, L / parts, ...)
-        shape = (len(array), parts, -1, *array.shape[2:])
-        return jnp.moveaxis(array.reshape(shape), 1, 0)
-
     def share(logits_BCV, targets_BC):
         return optax.softmax_cross_entropy_with_integer_labels(logits_BCV, targets_BC).sum() / tokens
 
     @jax.custom_vjp
     def mean(own, x_BLd, targets_BL):
-        each = in_parts(x_BLd), in_parts(targets_BL)
+        each = in_parts((x_BLd, targets_BL), parts)
         return jax.lax.map(lambda one: share(logits_of(own, one[0]), one[1]), each).sum()
 
     def with_gradient(own, x_BLd, targets_BL):
@@ -93,7 +89,7 @@ def _mean_in_parts(logits_of, parts: int, tokens: int):
             down, dx_BCd = back(dlogits_BCV)
             return jax.tree.map(jnp.add, sums, down), (loss, dx_BCd)
 
-        each = in_parts(x_BLd), in_parts(targets_BL)
+        each = in_parts((x_BLd, targets_BL), parts)
         sums, (losses, dx_PBCd) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, own), each)
         return losses.sum(), (sums, jnp.moveaxis(dx_PBCd, 0, 1).reshape(x_BLd.shape))
 
@@ -102,6 +98,39 @@ def _mean_in_parts(logits_of, parts: int, tokens: int):
 
     mean.defvjp(with_gradient, gradient)
     return mean
+
+
+def in_parts(arrays, parts: int):
+    """Arrays (B, L, ...) as (parts, B, L / parts, ...)."""
+
+    def cut(x):
+        return jnp.moveaxis(x.reshape(len(x), parts, -1, *x.shape[2:]), 1, 0)
+
+    return jax.tree.map(cut, arrays)
+
+
+def features_of(model, tokens_BL):
+    """What the logits of a model are made of, position by position: of other models the logits themselves."""
+    return model.features(tokens_BL) if isinstance(model, LanguageModel) else model(tokens_BL)
+
+
+def over_logits(function, models, features, *arrays):
+    """`function(logits, arrays)` of models with their features (`features_of`) and of arrays (B, L, ...), by
+    parts of the sequences: results (parts, ...). Where logits are many, those of some positions at a time
+    stand in memory, and are made again for the backward pass."""
+
+    def logits_of(model, x):
+        return model.logits(x) if isinstance(model, LanguageModel) else x
+
+    def part(one):
+        own, arrays = one
+        return function([logits_of(*pair) for pair in zip(models, own, strict=True)], arrays)
+
+    batch, *rest = jax.eval_shape(lambda x: logits_of(models[0], x), features[0]).shape
+    parts = parts_of(batch // shards("batch"), *rest)
+    if parts == 1:
+        return jax.tree.map(lambda x: x[None], part((features, arrays)))
+    return jax.lax.map(jax.checkpoint(part), in_parts((features, arrays), parts))
 
 
 def parts_of(batch: int, length: int, vocabulary: int) -> int:
@@ -113,12 +142,12 @@ def parts_of(batch: int, length: int, vocabulary: int) -> int:
 
 
 def cross_entropy(logits_BLV, tokens_BL):
-    return losses_of(logits_BLV, tokens_BL).mean()
+    return losses_of(logits_BLV, tokens_BL[:, 1:]).mean()
 
 
-def losses_of(logits_BLV, tokens_BL):
-    """Cross entropy in nats (B, L) of each of `tokens_BL` (B, L + 1) but the first."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, tokens_BL[:, 1:])
+def losses_of(logits_BLV, targets_BL):
+    """Cross entropy in nats (B, L) of each target."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BLV, targets_BL)
 
 
 def graphdefs_of(config: Config) -> dict:
@@ -319,12 +348,18 @@ class Program:
     def _objective(self, model, tokens_BL, teacher=None):
         if self.training.loss is None:
             return loss_of(model, tokens_BL)
-        logits_BLV, taught_BLV = model(tokens_BL[:, :-1]), None
+        models = [model]
         if teacher is not None:
             own = nnx.state(model, s24.nn.SparseState)
-            graphdef = self.loop.view.graphdef(False, adapters=False)
-            taught_BLV = nnx.merge(graphdef, teacher, own)(tokens_BL[:, :-1])
-        return self.training.loss(cross_entropy(logits_BLV, tokens_BL), logits_BLV, taught_BLV)
+            models.append(nnx.merge(self.loop.view.graphdef(False, adapters=False), teacher, own))
+
+        def loss(logits, arrays):
+            (own_BCV, *taught), (targets_BC,) = logits, arrays
+            crossed = losses_of(own_BCV, targets_BC).mean()
+            return self.training.loss(crossed, own_BCV, *(taught or [None]))
+
+        features = [features_of(one, tokens_BL[:, :-1]) for one in models]
+        return over_logits(loss, models, features, tokens_BL[:, 1:]).mean()
 
     def _compile_refresh(self, refresh):
         with self.inside():

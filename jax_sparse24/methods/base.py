@@ -51,7 +51,8 @@ class Training:
     decay: masked decay, for the optimiser.
     freeze: how Adam's second moment is frozen; None for plain AdamW.
     loss: a function of the cross entropy (a scalar), the logits (B, L, V) and the teacher's logits (None
-        without a teacher) that returns the loss to train with; None for the cross entropy.
+        without a teacher) that returns the loss to train with, a mean over tokens: the trainer calls it for
+        parts of the sequences where logits are many. None for the cross entropy.
     teacher: name of the method's option that asks for a teacher, the dense model that training started from;
         an option of 0 asks for none. "" for a method without such an option."""
 

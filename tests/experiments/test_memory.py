@@ -74,15 +74,15 @@ def test_terms(config):
     assert less["attention weights"] == found["attention weights"] / 4
 
 
-def test_a_loss_of_the_method_sees_all_logits(config):
+def test_a_teacher_has_logits_of_its_own(config):
     wide = dataclasses.replace(config.model, vocabulary=8192)
     large = dataclasses.replace(config.data, seq=1024, batch=16)
     start = dataclasses.replace(config.train, start_from="a run")
     first = dataclasses.replace(config, model=wide, data=large, train=start)
     distilled = dataclasses.replace(first, method=s24.methods.AST())
-    once, all_of_them = (memory.estimate(c, Program(c)).terms for c in (first, distilled))
-    assert all_of_them["teacher"] == once["parameters"]
-    assert once["logits"] == 2**26 * 16 and all_of_them["logits"] == 2**27 * 20
+    alone, taught = (memory.estimate(c, Program(c)).terms for c in (first, distilled))
+    assert taught["teacher"] == alone["parameters"]
+    assert alone["logits"] == 2**26 * 16 and taught["logits"] == 2**26 * 20
 
 
 @pytest.mark.parametrize("row", COMPARED, ids=lambda row: f"{row[0]}x{row[1]}")

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.models import decoder
+from experiments.training import step
 from experiments.training.monitor import Leak
 
 V, M, L, B, CUT = 16, 8, 32, 4, 20
@@ -96,8 +97,11 @@ def test_no_implementation_leaks(columns, implementation):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["FST", "Venom cluster", "Venom statistic", "Venom", "Venom not sorted"])
-def test_the_size_of_a_leak(name):
-    """Loss at single positions, where what follows is foreign text; against a loop over them."""
+def test_the_size_of_a_leak(name, monkeypatch):
+    """Loss at single positions, where what follows is foreign text, with logits of some positions at a time;
+    against a loop over them."""
+    monkeypatch.setattr(step, "LOGITS_AT_ONCE", B * 8 * 256)
+    monkeypatch.setattr(step, "VOCABULARY_AT_ONCE", 255)
     method = METHODS[name]
     model = decoder.Config(layers=1, d=16, f=64, heads=2).create(
         method, 256, rngs=nnx.Rngs(params=0, default=1)

@@ -89,6 +89,33 @@ def test_loss_in_parts(monkeypatch):
     assert len(re.findall(rf"f32\[2,4,{VOCABULARY}\] = dot_general", program)) == 1
 
 
+def test_what_is_made_of_the_logits_of_two_models_comes_in_parts(monkeypatch):
+    """A loss beside a teacher: the same and its gradient to rounding, and never all logits at once."""
+    models, batch = [build(layers=1, seed=seed) for seed in (0, 1)], tokens(length=13, batch=2)
+    (graphdef, params, rest), teacher = nnx.split(models[0], nnx.Param, ...), models[1]
+
+    def divergence(params):
+        both = nnx.merge(graphdef, params, rest), teacher
+        features = [step.features_of(one, batch[:, :-1]) for one in both]
+
+        def mean(logits, arrays):
+            own, taught = (jax.nn.log_softmax(x) for x in logits)
+            return (jnp.exp(taught) * (taught - own)).sum(-1).mean() + step.losses_of(own, *arrays).mean()
+
+        return step.over_logits(mean, both, features, batch[:, 1:]).mean()
+
+    whole, grads = jax.value_and_grad(divergence)(params)
+    monkeypatch.setattr(step, "LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    monkeypatch.setattr(step, "VOCABULARY_AT_ONCE", VOCABULARY - 1)
+    monkeypatch.setattr(parts, "ROWS_BY_PRODUCT", VOCABULARY - 1)
+    in_parts, grads_in_parts = jax.value_and_grad(divergence)(params)
+    np.testing.assert_allclose(whole, in_parts, rtol=1e-6)
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(grads_in_parts), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    program = str(jax.make_jaxpr(jax.grad(divergence))(params))
+    assert f"f32[2,4,{VOCABULARY}]" in program and f"[2,12,{VOCABULARY}]" not in program
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "ffn"),
