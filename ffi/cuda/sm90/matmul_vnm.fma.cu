@@ -83,8 +83,7 @@ __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tile
     for (int pair = 0; pair < pairs; ++pair, place.advance()) {
       if (pair % 2 == 0) {
         now = next;
-        const int ahead = (pair + 2) * 16 + lane;
-        if (ahead < groups) next = __ldg(columns + ahead);
+        next = __ldg(columns + min((pair + 2) * 16 + lane, groups - 1));  // not conditional, or it would wait for what it loads
       }
       const int stage = place.stage;
       wait_barrier(&shared.empty[stage], place.round ^ 1);
@@ -141,6 +140,8 @@ __device__ __forceinline__ void multiply_tiles(const MatmulArgs& a, const Tiles<
       wgmma_sp<T, 1>(acc[0], sparse[1], swizzled_tile(shared.dense[stage][across][1]), words, 1);
       commit_wgmma();
       wait_wgmma<0>();
+      hold(sparse[0]), hold(sparse[1]);
+      __syncwarp();
       if (lane == 0) arrive(&shared.empty[stage]);
     }
     int64_t row, column;
@@ -170,9 +171,10 @@ __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, con
 template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks) matmul_gathered(MatmulVnmArgs args, Tiles<S> tiles, int blocks) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (S::kRows == 0)  // never: others have no wgmma
+  __trap();  // others have no wgmma, and another kernel
+#else
+  multiply_gathered<S, T>(args, tiles, blocks);
 #endif
-    multiply_gathered<S, T>(args, tiles, blocks);
 }
 
 template <class S, class T>

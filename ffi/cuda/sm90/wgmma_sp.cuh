@@ -40,6 +40,9 @@ __device__ __forceinline__ void wait_wgmma() {
   "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
   "}, {%128, %129, %130, %131}, %132, %133, %134, more, 1, 1, 1;}"
 
+// Registers that an instruction under way reads are not given to others before this.
+__device__ __forceinline__ void hold(const uint32_t (&x)[4]) { asm volatile("" ::"r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])); }
+
 // acc = sparse(64, 32) dense(32, 256), plus acc if there is `more` to it. Not before wait_wgmma.
 template <class T, int kSelector>
 __device__ __forceinline__ void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
@@ -67,6 +70,7 @@ inline void begin_wgmma() {}
 inline void commit_wgmma() {}
 template <int n>
 void wait_wgmma() {}
+inline void hold(const uint32_t (&)[4]) {}
 template <class T, int kSelector>
 void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more);
 #endif

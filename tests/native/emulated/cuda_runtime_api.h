@@ -229,6 +229,8 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
   return own.all;
 }
 
+inline void __syncwarp() { __ballot_sync(0xffffffffu, false); }
+
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
 template <class T>
