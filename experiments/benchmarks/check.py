@@ -16,8 +16,9 @@ MOVE = 2.0**-8  # half an eps of bfloat16
 
 def compiled(make: Mapping[Hashable, Callable]) -> dict:
     """What the functions give, by name: programs, which they compile at the same time, in threads, and do not
-    run. XLA's compiler waits for the whole GPU as it gives back a handle of cuDNN, and CUDA ends what another
-    thread is capturing into a graph then: "operation failed due to a previous error during capture"."""
+    run. Where programs ran meanwhile, CUDA ended the capture of one into a graph: "operation failed due to a
+    previous error during capture". The cause that reading suggests, which was not tried on a GPU: XLA's
+    compiler waits for the whole GPU as it gives back a handle of cuDNN."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
         return dict(zip(make, pool.map(lambda name: make[name](), make), strict=True))
 

@@ -453,3 +453,4 @@ GATED = Gated()
 GATED_BACKWARD = GatedBackward()
 GATED_MVUE = GatedMVUE()
 MEASURED = (SAMPLED_B1,)
+assert len({rule.name for rule in MEASURED}) == len(MEASURED), "fusions.MEASURED: two rules of one product"

@@ -15,7 +15,6 @@ from jax_sparse24.measure.products import Format as Format
 from jax_sparse24.measure.products import Measurement as Measurement
 from jax_sparse24.measure.products import ffn_products as ffn_products
 from jax_sparse24.measure.products import formats_of as formats_of
-from jax_sparse24.measure.products import measure_part as measure_part
 from jax_sparse24.measure.products import measure_product as measure_product
 from jax_sparse24.measure.products import product_of as product_of
 from jax_sparse24.measure.programs import Oracle as Oracle

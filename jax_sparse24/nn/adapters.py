@@ -1,9 +1,11 @@
 """Low-rank adapters beside sparse weights: they are switched on and off, and merged into one dense weight."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.engine.linear import weight_in
+from jax_sparse24.nn.linear import Linear
 from jax_sparse24.nn.state import sparse_layers
 from jax_sparse24.patterns import check_flag
 
@@ -43,3 +45,15 @@ def merge_adapters(model: nnx.Module) -> None:
             weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
         layer.kernel[...] = layer.like_kernel(weight)
         layer.sparse, layer.adapters = False, nnx.Dict()
+
+
+def add_something(layer: Linear) -> bool:
+    """Whether adapters add something that a new layer with this kernel would not add; False without adapters.
+
+    layer: with its arrays."""
+    own = {name: value[...] for name, value in layer.adapters.items()}
+    fresh = layer._initial(layer.method.adapters) if own else {}
+    if jax.tree.all(jax.tree.map(jnp.array_equal, own, fresh)):
+        return False
+    w = layer.weight
+    return bool(layer.adapt(jnp.eye(w.shape[-2], dtype=w.dtype), w).any())

@@ -272,17 +272,6 @@ class Linear(nnx.Module):
             adapt = jax.sharding.auto_axes(adapt, axes=own.mesh.explicit_axes, out_sharding=own.spec)
         return adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
 
-    def trained_adapters(self) -> bool:
-        """Whether adapters add something that a new layer with this kernel would not add.
-
-        Returns: False without adapters."""
-        own = {name: value[...] for name, value in self.adapters.items()}
-        fresh = self._initial(self.method.adapters) if own else {}
-        if jax.tree.all(jax.tree.map(jnp.array_equal, own, fresh)):
-            return False
-        w = self.weight
-        return bool(self.adapt(jnp.eye(w.shape[-2], dtype=w.dtype), w).any())
-
     @property
     def of_dense_products(self) -> str:
         """The options that are given and only XLA's dense product has, for messages; "" without."""

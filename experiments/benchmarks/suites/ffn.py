@@ -134,12 +134,12 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
         return lowered.compile(compiler_options=untuned())
 
     def truth(name, compiled):
-        results, near = compiled(*args, states[name]), check.tolerance(dtype, max(case))
+        results = compiled(*args, states[name])
         if not chooses(methods[name]):
-            return Expected(results, (near,) * len(OUTPUTS))
+            return up_to_rounding(results, dtype, case)
         x, w1, w2, dy = args
         others = compiled(x, check.moved(w1, 1), check.moved(w2, 2), dy, states[name])
-        groups = case.T * case.f // 4
+        near, groups = check.tolerance(dtype, max(case)), case.T * case.f // 4
         return Expected(
             results,
             tuple(
@@ -152,7 +152,8 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
     return {name: truth(name, compiled) for name, compiled in programs.items()}
 
 
-def expected_of_dense(results, dtype: str, case: Case) -> Expected:
+def up_to_rounding(results, dtype: str, case: Case) -> Expected:
+    """Of a block that makes no choices (`chooses`)."""
     return Expected(results, (check.tolerance(dtype, max(case)),) * len(OUTPUTS))
 
 
@@ -222,7 +223,7 @@ def rival_verdict(rival, part: str, args, truth, dtype, case: Case) -> str:
         if not all(map(check.is_pruned, rival.weights, weights)):
             return "wrong"
         truth = exact(case)(x, *rival.weights, dy)
-    return verdict(getattr(rival, part).result, expected_of_dense(truth, dtype, case))
+    return verdict(getattr(rival, part).result, up_to_rounding(truth, dtype, case))
 
 
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:

@@ -85,6 +85,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         for name, method in settings.methods.items():
             progress(f"{where}: {name} on {mesh_name}")
             own = steps[mesh_name, name] = steps_on(mesh, case, dtype, method, settings.layers, named)
+            own.metrics  # noqa: B018 - its losses, before anything is timed
             alone = steps[ONE, name]
             wanted[mesh_name, name] = expected(mesh, alone)
             programs[mesh_name, name, "step"] = own

@@ -81,6 +81,7 @@ class Steps:
 
     def first_two(self) -> list:
         """Loss and gradient norm of the first two steps from the initial state; later calls go on."""
+        vars(self).pop("state", None)  # one in memory at a time
         self.state = self.program.initial_state()
         return [jax.device_get(self()) for _ in range(2)]
 

@@ -102,13 +102,26 @@ def test_steps_run_nothing_until_they_are_asked():
     assert jnp.isfinite(steps()["loss"]) and jnp.isfinite(steps.metrics[1]["loss"])
 
 
+def test_the_first_two_steps_hold_one_state(monkeypatch):
+    steps = train_step.Steps(train_step.config_of(CASE, "float32", s24.methods.Dense(), 1), None)
+    initial, held = steps.program.initial_state, []
+
+    def initial_state():
+        held.append("state" in vars(steps))
+        return initial()
+
+    monkeypatch.setattr(steps.program, "initial_state", initial_state)
+    assert steps.first_two() == steps.first_two()
+    assert held == [False, False]
+
+
 def test_masks_are_no_constants_of_a_block():
     """XLA's compiler would compute with them, and a training step could not."""
     method, case = s24.methods.FST(), Case(64, 64, 128)
     operands = ffn.data(case, "float32")
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
-    run = jax.jit(ffn.forward_backward(ffn.block(method, "reference")))
-    largest = max(map(np.size, jax.make_jaxpr(run)(*args, ffn.state_of(method, operands)).consts), default=0)
+    run = ffn.forward_backward(ffn.block(method, "reference"))
+    largest = max(map(np.size, jax.make_jaxpr(run)(*args, ffn.state_of(method, operands)).consts))
     assert largest <= ffn.KEY.size
 
 
