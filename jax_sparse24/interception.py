@@ -86,7 +86,12 @@ def checked(op: str, function, method, where, implementation) -> None:
     function, method, where, implementation: as in `intercept`."""
     if not callable(function):
         raise TypeError(f"{op}: needs a function of (params, ...), got {type(function).__name__}.")
-    plan_of(op, method, "linear_plan")
+    plan = plan_of(op, method, "linear_plan")
+    if not plan.rows and method.ffn_plan().rows:
+        raise ValueError(
+            f"{op}: {type(method).__name__} makes no product of a single layer sparse; use s24.sparsify, "
+            "which finds feed-forward blocks, or a method with sparse weights, such as STE()."
+        )
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."

@@ -23,20 +23,12 @@ def plan_of(op: str, method, name: str) -> Plan:
     method: the instance that the caller gave.
     name: "linear_plan" or "ffn_plan".
 
-    Raises: TypeError if `method` is a class or no method, ValueError if it has a plan for feed-forward blocks
-        alone, and another is asked for."""
+    Raises: TypeError if `method` is a class or no method."""
     if isinstance(method, type):
         raise TypeError(f"{op}: method must be an instance, got the class; call it: {method.__name__}().")
     if not hasattr(method, name):
         raise TypeError(f"{op}: method must be one of s24.methods, such as FST(), got {method!r}.")
-    plan = getattr(method, name)()
-    if name == "linear_plan" and not plan.rows and method.ffn_plan().rows:
-        raise ValueError(
-            f"{op}: {type(method).__name__} makes no product of a single layer sparse, nor of a block with a "
-            "gate. Use s24.sparse_ffn, s24.nn.FFN, s24.sparsify, which finds feed-forward blocks, or a "
-            "method with sparse weights, such as STE()."
-        )
-    return plan
+    return getattr(method, name)()
 
 
 def prepare(op: str, plan: Plan, implementation, state, key, x, **weights):

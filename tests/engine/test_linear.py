@@ -340,11 +340,3 @@ def test_tokens_that_are_no_multiple_of_four(tokens):
     assert not log, "no sparsifier may run before the check"
     # Without a sparse product along the tokens there is nothing to divide.
     jax.grad(lambda w: s24.sparse_dot(x, w, s24.methods.STE()).sum())(w)
-
-
-@pytest.mark.parametrize(
-    "method", [s24.methods.Activation24(), s24.methods.Venom()], ids=lambda method: type(method).__name__
-)
-def test_a_method_of_feed_forward_blocks_alone_is_no_dense_product(method):
-    with pytest.raises(ValueError, match=r"sparse_dot: .*no product of a single layer sparse.*sparse_ffn"):
-        s24.sparse_dot(jnp.ones((8, 16)), jnp.ones((16, 32)), method)
