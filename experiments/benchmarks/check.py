@@ -16,9 +16,9 @@ MOVE = 2.0**-8  # half an eps of bfloat16
 
 def compiled(make: Mapping[Hashable, Callable]) -> dict:
     """What the functions give, by name: programs, which they compile at the same time, in threads, and do not
-    run. Where programs ran meanwhile, CUDA ended the capture of one into a graph: "operation failed due to a
-    previous error during capture". The cause that reading suggests, which was not tried on a GPU: XLA's
-    compiler waits for the whole GPU as it gives back a handle of cuDNN."""
+    run. When the first ones ran while others were compiled, a session ended with "operation failed due to a
+    previous error during capture". The cause was found by reading and not tried on a GPU: XLA's compiler
+    waits for the whole GPU as it gives back a handle of cuDNN, which ends what another thread captures."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
         return dict(zip(make, pool.map(lambda name: make[name](), make), strict=True))
 
