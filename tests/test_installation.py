@@ -161,6 +161,7 @@ def test_wheels_are_built_by_one_pip_for_a_python_that_has_none(tmp_path):
     paths = os.pathsep.join((str(there), os.environ["PATH"]))
     out = subprocess.check_output(words, cwd=tmp_path, env=os.environ | {"PATH": paths}, text=True)
     assert "There is no python3.98 here, and no wheel for it." in out
-    sdist, wheel = (tmp_path / "called").read_text().splitlines()
+    upgrade, sdist, wheel = (tmp_path / "called").read_text().splitlines()
+    assert upgrade.startswith("-m pip install ") and upgrade.endswith(" --upgrade pip")
     assert sdist.startswith("-m build --sdist ")
     assert wheel.startswith(f"-m pip --python {there / 'python3.99'} wheel ")
