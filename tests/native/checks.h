@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-static std::mt19937 random_bits(24);
+inline std::mt19937 random_bits(24);
 // A key; and, if it is one of a shard: the second shard from above and the third from the left, of five side by side.
 static const uint32_t kKey[5] = {0x12345678u, 0x9abcdef0u, 1, 2, 5};
 

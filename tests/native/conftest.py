@@ -17,6 +17,8 @@ CUDA = SOURCES / "cuda"
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated'}"]
 # Where compiling takes longer than running, functions of the core are called instead of forced inline.
 CALLED = ["-O0", "-fPIC", "-DS24_HD=inline"]
+# An access that an address is not aligned for, which a GPU refuses, ends the program.
+ALIGNED = ["-fsanitize=alignment", "-fno-sanitize-recover=all", "-fsanitize-undefined-trap-on-error"]
 FFI = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
 
 
@@ -64,7 +66,7 @@ def read_once(folder: Path, command: list[str], *headers: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def kernels(compiler, tmp_path_factory) -> list[Path]:
     """Objects of all CUDA kernels for a CPU, each compiled once for all processes."""
-    command = [*compiler, *CALLED]
+    command = [*compiler, *CALLED, *ALIGNED]
 
     def read(folder):
         read_once(folder, command, HERE / "emulated/instructions.h")

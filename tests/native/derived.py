@@ -128,11 +128,13 @@ def _places(call: Call) -> dict[tuple, int]:
     return found
 
 
-def _powers(sized: Sized, dtype: str, base: list[tuple[str, Call]]) -> list[dict[tuple, dict[str, int]]]:
+def _powers(
+    sized: Sized, make: Callable[..., Calls], dtype: str, base: list[tuple[str, Call]]
+) -> list[dict[tuple, dict[str, int]]]:
     """Of each call, from what it becomes when a size is doubled."""
     powers: list[dict] = [{} for _ in base]
     for name, size in sized.sizes.items():
-        twice = _recorded(sized, sized.make(dtype, **sized.sizes | {name: 2 * size}))
+        twice = _recorded(sized, make(dtype, **sized.sizes | {name: 2 * size}))
         for found, (target, before), (other, after) in zip(powers, base, twice, strict=True):
             assert target == other
             doubled = _places(after)
@@ -143,32 +145,33 @@ def _powers(sized: Sized, dtype: str, base: list[tuple[str, Call]]) -> list[dict
     return powers
 
 
-def _templates_of(sized: Sized) -> Iterator[Template]:
+def _templates_of(sized: Sized, make: Callable[..., Calls]) -> Iterator[Template]:
     for dtype in sized.dtypes:
-        base = _recorded(sized, sized.make(dtype, **sized.sizes))
-        for powers, (target, call) in zip(_powers(sized, dtype, base), base, strict=True):
+        base = _recorded(sized, make(dtype, **sized.sizes))
+        for powers, (target, call) in zip(_powers(sized, make, dtype, base), base, strict=True):
             yield Template(target, sized, call, powers)
 
 
 @functools.cache
-def templates(platform: str) -> tuple[Template, ...]:
-    """Of all targets of a platform that are not the library's."""
+def templates(platform: str, more: bool = False) -> tuple[Template, ...]:
+    """Of all targets of a platform that are not the library's, those of `Sized.make` or of `Sized.more`."""
     with on_platform(platform, native.call):
         of_platform = [sized for sized in SIZED if sized.only in ("", platform)]
-        return tuple(template for sized in of_platform for template in _templates_of(sized))
-
-
-@functools.cache
-def right_besides(platform: str) -> tuple[tuple[str, Call], ...]:
-    """Further right calls of the targets of a platform."""
-    with on_platform(platform, native.call):
         return tuple(
-            found
-            for sized in SIZED
-            if sized.only in ("", platform)
-            for dtype in sized.dtypes
-            for found in _recorded(sized, sized.more(dtype, **sized.sizes))
+            template
+            for sized in of_platform
+            for template in _templates_of(sized, sized.more if more else sized.make)
         )
+
+
+def templates_of(sized: Sized, platform: str) -> list[Template]:
+    """All of one entry of `SIZED`."""
+    return [t for more in (False, True) for t in templates(platform, more) if t.sized is sized]
+
+
+def free(sized: Sized) -> list[str]:
+    """The sizes that may be anything, even zero, but for what they are multiples of."""
+    return [name for name in sized.sizes if name not in sized.forbidden and name not in sized.least]
 
 
 def multiples(sized: Sized, platform: str) -> dict[str, int]:
@@ -176,11 +179,11 @@ def multiples(sized: Sized, platform: str) -> dict[str, int]:
     return {name: own.get(name, sized.multiples.get(name, 1)) for name in sized.sizes}
 
 
-def random_sizes(sized: Sized, platform: str, rng: np.random.Generator, most: int) -> dict[str, int]:
-    """Sizes around those at which kernels change their way, and small ones.
+def random_sizes(own: list[Template], platform: str, rng: np.random.Generator, most: int) -> dict[str, int]:
+    """Sizes around those at which kernels change their way, small ones, and now and then zero.
 
-    most: elements of the largest array."""
-    own = [t for t in templates(platform) if t.sized is sized]
+    own: the calls at these sizes, of one entry of `SIZED`. most: elements of their largest array."""
+    sized = own[0].sized
     while True:
         found = {name: int(rng.choice(sized.choices[name])) for name in sized.choices}
         limit = np.log2(most) * rng.random() ** 0.5  # of a size, in bits
@@ -189,6 +192,8 @@ def random_sizes(sized: Sized, platform: str, rng: np.random.Generator, most: in
                 near = rng.integers(1, 4) * 2 ** rng.integers(12) // 2
                 n = rng.integers(1, 41) if rng.integers(3) == 0 else near + rng.integers(-2, 3)
                 found[name] = multiple * int(np.clip(n, 1, max(1, 2**limit / multiple)))
+                if name in free(sized) and rng.integers(32) == 0:
+                    found[name] = 0
         calls = [template.at(**found) for template in own]
         arrays = [a for call in calls for a in (*call.operands.values(), *call.results.values())]
         if max(math.prod(shape) for shape, _ in arrays) <= most:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jax_sparse24.dispatch import native
 from jax_sparse24.ops.compressed24 import Compressed24
-from tests.native.derived import Array, Call, Template, multiples, right_besides, templates
+from tests.native.derived import Array, Call, Template, free, multiples, templates
 from tests.ops.sizes import Sized
 
 DTYPES = ("float32", "int32", "uint8", "bool")
@@ -147,11 +147,6 @@ def changed(right: Call, legal: tuple[str, ...]) -> Iterator[tuple[str, bool, Ca
         yield "another attribute", False, dataclasses.replace(right, attributes=given | {"another": 0})
 
 
-def free(sized: Sized) -> list[str]:
-    """The sizes that may be anything, even zero, but for what they are multiples of."""
-    return [name for name in sized.sizes if name not in sized.forbidden and name not in sized.least]
-
-
 def right_calls(template: Template, platform: str) -> Iterator[tuple[str, Call]]:
     """At the sizes, at those that a changed array would belong to, and empty ones."""
     sized, multiple = template.sized, multiples(template.sized, platform)
@@ -187,9 +182,9 @@ def calls(target: str, platform: str) -> list[tuple[str, bool, Call]]:
     for template in of_all:
         for what, call in right_calls(template, platform):
             found.setdefault(call.signature, (what, True, call))
-    for other, call in right_besides(platform):
-        if other == target:
-            found.setdefault(call.signature, ("right", True, call))
+    for template in templates(platform, more=True):
+        if template.target == target:
+            found.setdefault(template.base.signature, ("right", True, template.base))
     wrong = []
     for n, template in enumerate(t for t in of_all if _in_bfloat16(t.base)):
         legal = template.sized.legal
@@ -224,12 +219,12 @@ class AttributeOfC(ctypes.Structure):
     ]
 
 
-def allocated(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Zeros at a multiple of 64, as XLA allocates arrays."""
+def allocated(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
+    """Zeros at a multiple of 64, as XLA allocates arrays, or so many elements behind one."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     n = math.prod(shape) * kind.itemsize
-    memory = np.zeros(n + 64, np.uint8)
-    start = -memory.ctypes.data % 64
+    memory = np.zeros(64 + offset * kind.itemsize + n, np.uint8)
+    start = -memory.ctypes.data % 64 + offset * kind.itemsize
     return memory[start : start + n].view(kind).reshape(shape)
 
 

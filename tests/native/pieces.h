@@ -6,11 +6,12 @@
 
 #include "../../ffi/cpu/parallel.h"
 
+extern std::mt19937 random_bits;  // which fuzz.cc seeds before each call
+
 namespace s24 {
 
 template <class F>
 void in_random_pieces(xla::ffi::ThreadPool&, int64_t n, int64_t, F f) {
-  static std::mt19937 random_bits(24);
   FlushSubnormals flush;
   std::vector<int64_t> borders = {0, n};
   for (uint32_t i = random_bits() % 4; i > 0; --i) borders.push_back(int64_t(random_bits() % uint64_t(n + 1)));

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.native.conftest import CALLED, FFI, compile_handlers, compile_to, handlers, read_once
-from tests.native.derived import Call, random_sizes, templates
+from tests.native.derived import Call, random_sizes, templates_of
 from tests.ops.sizes import SIZED
 
 pytestmark = pytest.mark.slow
@@ -60,11 +60,11 @@ def lines() -> Iterator[str]:
     """The calls, as fuzz.cc reads them."""
     number = 0
     for sized in SIZED:
-        own = [template for template in templates("cpu") if template.sized is sized]
+        own = templates_of(sized, "cpu")
         for _ in range(CALLS if own else 0):
             rng = np.random.default_rng(number)
             template = own[rng.integers(len(own))]
-            sizes = random_sizes(sized, "cpu", rng, sized.most)
+            sizes = random_sizes([template], "cpu", rng, sized.most)
             if sized.places and rng.integers(5) == 0:
                 _, sizes = sized.places[rng.integers(len(sized.places))]
             call = template.at(**sizes)

@@ -9,4 +9,4 @@ pytestmark = pytest.mark.slow
 
 
 def test_targets_of_the_cpu(caller):
-    check(outcomes(caller), least=8500)
+    check(outcomes(caller), least=8600)

@@ -14,7 +14,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.ops import compressed24
 from tests.native.conftest import HERE
-from tests.native.derived import random_sizes
+from tests.native.derived import random_sizes, templates_of
 from tests.native.emulation import at_once
 from tests.native.hostile import targets_of, targets_of_the_cpu
 from tests.ops import library
@@ -27,6 +27,7 @@ PROGRAMS = sorted(path.name for path in HERE.glob("*_test.cc") if "cuda::" in pa
 CHECKS = re.compile(r'report\(\w+ \+ "([^"]+)"')
 CASES = re.compile(r'_case(?:<.*?>)?\("([^"]+)"')
 MOST = 2**18  # elements of an array that is not made at random
+SMALL = 2**15  # of one that is not aligned
 PARTS = 4
 
 
@@ -65,10 +66,10 @@ def _calls() -> Iterator[tuple[str, Callable, tuple]]:
     for n, sized in enumerate(SIZED):
         if sized.only == "cpu" or sized.rounds:
             continue
-        rng = np.random.default_rng(n)
-        places = [(dtype, random_sizes(sized, "cuda", rng, min(sized.most, MOST))) for dtype in sized.dtypes]
+        own, rng = templates_of(sized, "cuda"), np.random.default_rng(n)
+        places = [(dtype, random_sizes(own, "cuda", rng, min(sized.most, MOST))) for dtype in sized.dtypes]
         for dtype, sizes in (*sized.places, *places):
-            for call, arrays in sized.make(dtype, **sizes):
+            for call, arrays in (*sized.make(dtype, **sizes), *sized.more(dtype, **sizes)):
                 given = tuple(array_for(sized, array, rng) for array in arrays)
                 yield f"{sized.targets} {sizes} {dtype}", call, given
 
@@ -78,11 +79,25 @@ def calls() -> list[tuple[str, Callable, tuple]]:
     return list(_calls())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fake_cusparselt):
-    made = calls()[part::PARTS]
-    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+def _small_calls() -> Iterator[tuple[str, Callable, tuple]]:
+    """As `_calls`, one place of each case: a small one, most often large enough for wide accesses."""
+    for n, case in enumerate(IDENTICAL):
+        small = [shape for shape, _ in case.places(gpu=True) if np.prod(shape) <= SMALL]
+        if small:
+            shape, dtype = max(small, key=np.prod), case.dtypes[n % len(case.dtypes)]
+            yield f"{case} {shape} {dtype}", case.call, case.given(shape, dtype)
+    for n, sized in enumerate(SIZED):
+        if sized.only != "cpu" and not sized.rounds:
+            rng = np.random.default_rng(n)
+            for dtype in sized.dtypes:
+                for call, arrays in sized.make(dtype, **sized.sizes):
+                    given = tuple(array_for(sized, array, rng) for array in arrays)
+                    yield f"{sized.targets} {sized.sizes} {dtype}", call, given
+
+
+def compare(made: list[tuple[str, Callable, tuple]], caller, cuda: dict[str, int], offset: int = 0) -> None:
+    """The calls by the kernels of CUDA and by those of the CPU, bit for bit. offset: see `at_once`."""
+    with at_once("cuda", caller, cuda, offset=offset):
         got = [jax.device_get(call(*arrays, "ffi")) for _, call, arrays in made]
     wrong = []
     with at_once("cpu", caller, targets_of_the_cpu()):
@@ -92,6 +107,19 @@ def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fa
             except AssertionError as error:
                 wrong.append(f"{name}: {error}")
     assert made and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fake_cusparselt):
+    compare(calls()[part::PARTS], caller, targets_of(cuda_targets, fake_cusparselt))
+
+
+@pytest.mark.slow
+def test_checks_take_arrays_at_any_element(caller, cuda_targets, fake_cusparselt):
+    """No access is wider than the place of an array allows; the emulation ends the process at one that is."""
+    checks = [made for made in _small_calls() if "prune_check" in made[0]]
+    compare(checks, caller, targets_of(cuda_targets, fake_cusparselt), offset=1)
 
 
 @pytest.mark.slow

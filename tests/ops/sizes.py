@@ -44,7 +44,7 @@ class Sized:
     choices: the sizes at random of which one is taken; others are any.
     most: elements of an array of such sizes.
     places: (dtype, sizes) besides them.
-    more: as `make`, further right calls.
+    more: as `make`, further right calls, of batches and single rows.
     legal: calls that differ from one of `make` by no more than that, and are right, too.
     dtypes: of the arrays.
     only: the platform that has the kernels, if not both do.
@@ -120,15 +120,15 @@ def _calls_of_products(pack, dtype, R, K, N) -> Calls:
         yield partial(product, out=jnp.float32), arrays
 
 
-def _calls_of_shards(axis, dtype, R, K) -> Calls:
+def _calls_of_shards(axis, dtype, R, K, batch=()) -> Calls:
     key = key_of_shard(KEY, 1, 2, 5)
     for op, exact in itertools.product((s24.mvue24, mvue_pack24), (True, False)):
 
         def call(x, impl, op=op, exact=exact):
             return op(key, x, axis, exact, implementation=impl)
 
-        yield call, _arrays(dtype, (R, K))
-        if axis == -1:
+        yield call, _arrays(dtype, (*batch, R, K))
+        if axis == -1 and not batch:
             yield _of_rows(call), _arrays(dtype, (R, K))
 
 
@@ -178,9 +178,10 @@ _IN_TILES = {"v": (64, 128, 256), "m": (8, 16, 32)}
 _PACK_VNM = ("s24_vnm_mask", "s24_vnm_pack", "s24_vnm_pack_masked", "s24_vnm_gather", "s24_vnm_unpack")
 
 
-def _calls_of_blocks(dtype, blocks, v, groups, m, **options) -> Calls:
+def _calls_of_blocks(dtype, blocks, v, groups, m, batch=(), **options) -> Calls:
     for axis in (-1, -2):
-        yield vnm_calls(v, m, axis, **options), _arrays(dtype, _turned((blocks * v, groups * m), axis))
+        shape = *batch, *_turned((blocks * v, groups * m), axis)
+        yield vnm_calls(v, m, axis, **options), _arrays(dtype, shape)
 
 
 def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
@@ -217,6 +218,7 @@ SIZED = [
             partial(_calls_of_shards, axis),
             sizes={"R": 16, "K": 24},
             multiples={name: 4},
+            more=partial(_calls_of_shards, axis, batch=(2,)),
         )
         for axis, name in ((-1, "K"), (-2, "R"))
     ],
@@ -239,7 +241,7 @@ SIZED = [
         ),
         sums=True,
     ),
-    Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, **_VNM),
+    Sized(_PACK_VNM, _calls_of_blocks, _VNM_SIZES, more=partial(_calls_of_blocks, batch=(2,)), **_VNM),
     Sized(
         _PACK_VNM[:2],
         partial(_calls_of_blocks, exact=True),
@@ -247,6 +249,7 @@ SIZED = [
         forbidden=_UNFIT,
         choices={"v": (16,), "m": (4, 5, 8, 16)},
         most=1500,
+        more=partial(_calls_of_blocks, batch=(2,), exact=True),
     ),
     Sized(
         ("s24_vnm_matmul",),
