@@ -281,9 +281,10 @@ def targets_of_the_cpu() -> dict[str, int]:
     return {name: address(capsule, b"xla._CUSTOM_CALL_TARGET") for name, capsule in targets.items()}
 
 
-def targets_of(library: Path, fake_cusparselt: Path) -> dict[str, int]:
-    """The same of a library of CUDA's handlers."""
+def targets_of(library: Path, fake_cusparselt: Path, major: int = 8) -> dict[str, int]:
+    """The same of a library of CUDA's handlers, on a device of this major compute capability."""
     loaded, targets = ctypes.CDLL(str(library)), {}
+    loaded.set_capability(major)
     loaded.open_cusparselt.restype = ctypes.c_bool
     assert loaded.open_cusparselt(str(fake_cusparselt).encode())
 

@@ -7,6 +7,9 @@ extern "C" __attribute__((visibility("default"))) void each_target(void (*f)(con
   for (const s24::Target& target : s24::targets()) f(target.name, reinterpret_cast<void*>(target.execute));
 }
 
+// The kernels that run from now on are those for this major compute capability.
+extern "C" __attribute__((visibility("default"))) void set_capability(int major) { emulated::major = major; }
+
 extern "C" __attribute__((visibility("default"))) bool open_cusparselt(const char* path) {
   return s24::cuda::load_cusparselt(path).empty();
 }

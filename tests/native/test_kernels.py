@@ -116,6 +116,13 @@ def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fa
 
 
 @pytest.mark.slow
+def test_products_of_blocks_on_hopper(caller, cuda_targets, fake_cusparselt):
+    """Their kernels there are others, for whole tiles of 128 rows, and of 64 rows by 512 or 256 columns."""
+    made = [call for call in calls() if "s24_vnm_matmul" in call[0]]
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, major=9))
+
+
+@pytest.mark.slow
 def test_checks_take_arrays_at_any_element(caller, cuda_targets, fake_cusparselt):
     """No access is wider than the place of an array allows; the emulation ends the process at one that is."""
     checks = [made for made in _small_calls() if "prune_check" in made[0]]

@@ -1,27 +1,21 @@
 // The sparse product of a warpgroup, four warps, on Hopper: A in registers, B in shared memory, sums in registers.
 #pragma once
-#include "../mma_sp.cuh"
+#include "../matmul_vnm.cuh"
 
 namespace s24 {
 namespace cuda {
 
-// A tile of B, 32 x 256 elements, as the instruction reads it: four times 64 columns, one after the other; of each, a row is
-// 128 bytes whose eight accesses change places with the row. Starts at a multiple of 1024 bytes.
-constexpr int kWgmmaRows = 32, kWgmmaCols = 256, kSwizzledCols = 64;
+// A tile of B, kGatheredRows x kWgmmaCols elements, lies as `swizzled` says.
+constexpr int kWgmmaCols = 256;
 
-// Where the eight elements of row k from column 8 * access on begin.
-S24_HD int swizzled(int k, int access) {
-  return access / 8 * kWgmmaRows * kSwizzledCols + k * kSwizzledCols + ((access % 8) ^ (k % 8)) * 8;
-}
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDACC__)
 // Address, bytes from 64 columns to the next and from eight rows to the next, all in units of 16; swizzle of 128 bytes.
 __device__ __forceinline__ uint64_t swizzled_tile(const uint16_t* tile) {
-  constexpr uint64_t kNextCols = kWgmmaRows * kSwizzledCols * 2 / 16, kNextRows = 8 * kSwizzledCols * 2 / 16;
+  constexpr uint64_t kNextCols = kGatheredRows * kSwizzledCols * 2 / 16, kNextRows = 8 * kSwizzledCols * 2 / 16;
   return uint64_t((shared_address(tile) & 0x3ffffu) / 16) | kNextCols << 16 | kNextRows << 32 | uint64_t(1) << 62;
 }
 
-// What threads have copied is visible to the instruction after this and a barrier.
+// The instruction sees after this what is in shared memory for this thread.
 __device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -46,6 +40,9 @@ __device__ __forceinline__ void wait_wgmma() {
   "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
   "}, {%128, %129, %130, %131}, %132, %133, %134, more, 1, 1, 1;}"
 
+// Registers that an instruction under way reads are not given to others before this.
+__device__ __forceinline__ void hold(const uint32_t (&x)[4]) { asm volatile("" ::"r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])); }
+
 // acc = sparse(64, 32) dense(32, 256), plus acc if there is `more` to it. Not before wait_wgmma.
 template <class T, int kSelector>
 __device__ __forceinline__ void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
@@ -66,6 +63,16 @@ __device__ __forceinline__ void wgmma_sp(float acc[32][4], const uint32_t sparse
 #undef S24_WGMMA
 #undef S24_SUMS4
 #undef S24_SUMS
+#else  // the tests give them a meaning on a CPU
+uint64_t swizzled_tile(const uint16_t* tile);
+inline void publish_copies() {}
+inline void begin_wgmma() {}
+inline void commit_wgmma() {}
+template <int n>
+void wait_wgmma() {}
+inline void hold(const uint32_t (&)[4]) {}
+template <class T, int kSelector>
+void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more);
 #endif
 
 }  // namespace cuda

@@ -29,6 +29,7 @@ enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidC
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -45,9 +46,13 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 
 namespace emulated {
 inline thread_local bool has_context = false;
+inline int major = 8;  // of the device's compute capability
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 }  // namespace emulated
 
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  return *value = attribute == cudaDevAttrMultiProcessorCount ? 2 : emulated::major, cudaSuccess;
+}
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, emulated::capture_mode), cudaSuccess;
 }
@@ -223,6 +228,8 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
   });
   return own.all;
 }
+
+inline void __syncwarp() { __ballot_sync(0xffffffffu, false); }
 
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 

@@ -3,7 +3,8 @@
 #include <cstring>
 
 #include "../../../ffi/core/floats.h"
-#include "../../../ffi/cuda/mma_sp.cuh"
+#include "../../../ffi/cuda/sm90/barriers.cuh"
+#include "../../../ffi/cuda/sm90/wgmma_sp.cuh"
 
 namespace s24 {
 namespace cuda {
@@ -58,32 +59,92 @@ void load_matrices(const uint16_t* row, uint32_t m[4]) {
   });
 }
 
+// One warp's operands of a sparse product: its part of A in registers, 16 x 32 elements of which two of four are kept.
+struct SparseLane {
+  float* acc;
+  const uint32_t *sparse, *dense;
+  uint32_t words;
+};
+
+template <class T>
+float number(const uint32_t* words, int i) {
+  return float_of(T::to_f32(uint16_t(words[i / 2] >> (i % 2 * 16))));
+}
+
+template <class T, int kSelector>
+void unpack_sparse(SparseLane** all, float left[16][32]) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 8; ++i) {
+      const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;  // of 16 kept columns
+      const int source = 4 * g + 2 * kSelector + kept / 8;
+      const uint32_t word = all[source]->words >> (row >= 8 ? 16 : 0);
+      const int group = kept % 8 / 2, index = word >> (4 * group + 2 * (kept % 2)) & 3;
+      left[row][16 * (kept / 8) + 4 * group + index] = number<T>(all[lane]->sparse, i);
+    }
+  }
+}
+
 template <class T, int kSelector>
 void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uint32_t words) {
-  struct Lane {
-    float* acc;
-    const uint32_t *sparse, *dense;
-    uint32_t words;
-  } own = {acc, sparse, dense, words};
-  emulated::in_warp(own, [](Lane** all) {
-    const auto number = [](const uint32_t* w, int i) { return float_of(T::to_f32(uint16_t(w[i / 2] >> (i % 2 * 16)))); };
+  SparseLane own = {acc, sparse, dense, words};
+  emulated::in_warp(own, [](SparseLane** all) {
     float left[16][32] = {}, right[32][8];
-    for (int lane = 0; lane < 32; ++lane) {
-      const int g = lane / 4, t = lane % 4;
-      for (int i = 0; i < 8; ++i) {
-        const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;  // of 16 kept columns
-        const int source = 4 * g + 2 * kSelector + kept / 8;
-        const uint32_t word = all[source]->words >> (row >= 8 ? 16 : 0);
-        const int group = kept % 8 / 2, index = word >> (4 * group + 2 * (kept % 2)) & 3;
-        left[row][16 * (kept / 8) + 4 * group + index] = number(all[lane]->sparse, i);
-        right[2 * t + i % 2 + i / 2 * 8][g] = number(all[lane]->dense, i);
-      }
-    }
+    unpack_sparse<T, kSelector>(all, left);
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 8; ++i) right[lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4] = number<T>(all[lane]->dense, i);
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i)
         for (int k = 0; k < 32; ++k)
           all[lane]->acc[i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
   });
+}
+
+// The tile's address stands for its descriptor.
+inline uint64_t swizzled_tile(const uint16_t* tile) {
+  if (reinterpret_cast<uintptr_t>(tile) % 1024 != 0) std::abort();
+  return reinterpret_cast<uintptr_t>(tile);
+}
+
+// The rows of a warpgroup that one of its warps has. What the instruction reads, it reads at once.
+template <class T, int kSelector>
+void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
+  if (!more) std::memset(acc, 0, 32 * sizeof acc[0]);
+  SparseLane own = {acc[0], sparse, nullptr, words};
+  emulated::in_warp(own, [dense](SparseLane** all) {
+    const auto* const tile = reinterpret_cast<const uint16_t*>(dense);
+    float left[16][32] = {};
+    unpack_sparse<T, kSelector>(all, left);
+    for (int k = 0; k < kGatheredRows; ++k)
+      for (int column = 0; column < kWgmmaCols; ++column) {
+        const float right = float_of(T::to_f32(tile[swizzled(k, column / 8) + column % 8]));
+        for (int row = 0; row < 16; ++row)
+          all[row % 8 * 4 + column % 8 / 2]->acc[column / 8 * 4 + row / 8 * 2 + column % 2] += left[row][k] * right;
+      }
+  });
+}
+
+// A barrier: arrivals of a phase, those that are missing, and the number of the phase.
+struct EmulatedBarrier {
+  uint16_t arrivals, missing;
+  uint32_t phase;
+};
+
+inline void init_barrier(Barrier* b, int arrivals) {
+  *reinterpret_cast<EmulatedBarrier*>(b) = {uint16_t(arrivals), uint16_t(arrivals), 0};
+}
+
+inline void arrive(Barrier* b) {
+  auto& own = *reinterpret_cast<EmulatedBarrier*>(b);
+  if (--own.missing > 0) return;
+  own.missing = own.arrivals;
+  ++own.phase;
+}
+
+inline void arrive_with_copies(Barrier* b) { arrive(b); }  // copies are done when they have begun
+
+inline void wait_barrier(Barrier* b, int parity) {
+  while (int(reinterpret_cast<const EmulatedBarrier*>(b)->phase % 2) == parity) emulated::yield();
 }
 
 }  // namespace cuda

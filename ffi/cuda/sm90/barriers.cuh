@@ -1,0 +1,55 @@
+// Barriers in shared memory, and registers that move between the warpgroups of a block, on Hopper.
+#pragma once
+#include "../mma_sp.cuh"
+
+namespace s24 {
+namespace cuda {
+
+// A phase of a barrier ends when its number of arrivals is complete. It begins in phase 0.
+using Barrier = uint64_t;
+
+#if defined(__CUDACC__)
+__device__ __forceinline__ void init_barrier(Barrier* b, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+// Arrives once all copies that this thread has begun are in shared memory; the thread goes on.
+__device__ __forceinline__ void arrive_with_copies(Barrier* b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+// Waits until the phase of this parity has ended.
+__device__ __forceinline__ void wait_barrier(Barrier* b, int parity) {
+  asm volatile(
+      "{.reg .pred ended; again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1; @!ended bra again;}" ::"r"(
+          shared_address(b)),
+      "r"(parity)
+      : "memory");
+}
+
+// What a thread of this warpgroup may hold from here on; a block gives back registers before others take them.
+template <int n>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
+}
+template <int n>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
+}
+#else  // the tests give them a meaning on a CPU
+void init_barrier(Barrier* b, int arrivals);
+void arrive(Barrier* b);
+void arrive_with_copies(Barrier* b);
+void wait_barrier(Barrier* b, int parity);
+template <int n>
+void give_registers() {}
+template <int n>
+void take_registers() {}
+#endif
+
+}  // namespace cuda
+}  // namespace s24
