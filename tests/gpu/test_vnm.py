@@ -34,6 +34,25 @@ def test_products(v, axes, side, m, groups, cols, dtype):
     assert Oracle(plain, right, unit=2.0**-24).excess(got if side == "left" else got.T) <= 1
 
 
+@pytest.mark.parametrize("out_dtype", [None, "float32"], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("v", "rows", "groups", "cols"), [(128, 2048, 208, 2568), (64, 2560, 112, 2000), (64, 2560, 112, 2232)]
+)
+def test_products_of_many_tiles(v, rows, groups, cols, transposed, out_dtype, dtype):
+    """More tiles than a GPU computes at a time, odd numbers of steps and a last tile that is partial; the
+    same bits in every call."""
+    rng, m = np.random.default_rng(7), 8
+    packed = s24.pack_vnm(jnp.asarray(rng.normal(size=(rows, m * groups)), dtype), v, m)
+    dense = jnp.asarray(rng.normal(size=(m * groups, cols)), dtype)
+    operands, axes = ((dense, packed), (-2, -1)) if transposed else ((packed, dense), (-1, -2))
+    product = jax.jit(lambda a, b: contract(a, b, *axes, "ffi", out_dtype=out_dtype))
+    got = product(*operands)
+    assert Oracle(packed.todense(), dense, unit=2.0**-24).excess(got.T if transposed else got) <= 1
+    for _ in range(20):
+        assert_same_bits(product(*operands), got)
+
+
 def test_vmap_and_repetition():
     x = jnp.asarray(adversarial((3, 128, 64), "bfloat16", seed=7))
     pack = jax.jit(jax.vmap(lambda x: s24.pack_vnm(x, 64, 8)))
