@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -57,10 +58,39 @@ auto binding_of(xla::ffi::Error (*)(Device, P...), const std::array<const char*,
   return extended<kOperands, kResults, n>(xla::ffi::Ffi::Bind().Ctx<Context>(), names.data());
 }
 
+// Where an array begins, of remaining ones the first; null for one without elements, and for what is no array.
+template <class P>
+uintptr_t address_of(P& p) {
+  using xla::ffi::AnyBuffer;
+  if constexpr (std::is_same_v<P, AnyBuffer>) {
+    return p.element_count() == 0 ? 0 : reinterpret_cast<uintptr_t>(p.untyped_data());
+  } else if constexpr (std::is_same_v<P, xla::ffi::Result<AnyBuffer>>) {
+    return address_of(*p);
+  } else if constexpr (std::is_same_v<P, xla::ffi::RemainingArgs>) {
+    auto first = p.template get<AnyBuffer>(0);
+    return first.has_value() ? address_of(*first) : 0;
+  } else {
+    return 0;
+  }
+}
+
+// The function, but an error if an array begins at no multiple of so many bytes: kernels need not ask.
+template <size_t kAlignment, class... P>
+auto of_aligned(const char* target, xla::ffi::Error (*function)(P...)) {
+  return [target, function](P... parameters) {
+    for (const uintptr_t address : {address_of(parameters)...})
+      if (address % kAlignment != 0)
+        return xla::ffi::Error::InvalidArgument(std::string(target) + ": an array begins at address " + std::to_string(address) +
+                                                ", which is no multiple of " + std::to_string(kAlignment) +
+                                                " as XLA's are; pass a copy of it");
+    return function(std::forward<P>(parameters)...);
+  };
+}
+
 }  // namespace s24
 
 // S24_TARGET("s24_name", Function, "attribute", ...), in an unnamed namespace.
-#define S24_TARGET(name, function, ...)                                                                               \
-  XLA_FFI_DEFINE_HANDLER(k##function, function, ::s24::binding_of<::s24::Context>(function, ::s24::attributes(__VA_ARGS__)), \
-                         ::s24::kTraits);                                                                             \
+#define S24_TARGET(name, function, ...)                                                                    \
+  XLA_FFI_DEFINE_HANDLER(k##function, ::s24::of_aligned<::s24::kAlignment>(name, function),                \
+                         ::s24::binding_of<::s24::Context>(function, ::s24::attributes(__VA_ARGS__)), ::s24::kTraits); \
   const ::s24::RegisteredTarget registered##function({name, k##function})

@@ -17,6 +17,7 @@ using Context = ffi::ThreadPool;  // what XLA is asked for, and what it gives
 using Device = ffi::ThreadPool;
 
 constexpr std::initializer_list<ffi::Traits> kTraits = {};
+constexpr size_t kAlignment = 1;  // arrays begin anywhere
 constexpr bool kCompressed24 = false;  // cuSPARSELt is of CUDA alone
 constexpr SavedSizes kSavedSizes = {4, 4, true};
 

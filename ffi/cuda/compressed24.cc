@@ -187,7 +187,7 @@ ffi::Error Execute(Device stream, int32_t device, int64_t dense_k_last, int64_t 
 
 S24_TARGET("s24_cusparselt_compress", Compress);
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize().S24_OPERANDS);
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute, ffi::Ffi::Bind().Ctx<Context>().S24_OPERANDS, kTraits);
+XLA_FFI_DEFINE_HANDLER(kExecute, of_aligned<kAlignment>(kProduct, Execute), ffi::Ffi::Bind().Ctx<Context>().S24_OPERANDS, kTraits);
 const RegisteredTarget registered_product({kProduct, kExecute, kInitialize});
 
 }  // namespace

@@ -19,17 +19,19 @@ Array = tuple[tuple[int, ...], str]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Shapes and dtypes of operands and results, by name, and attributes."""
+    """Shapes and dtypes of operands and results, by name, and attributes. misplaced: the number of the array
+    that begins behind a multiple of its dtype and of nothing more, if there is one."""
 
     operands: dict[str, Array]
     results: dict[str, Array]
     attributes: dict[str, object] = dataclasses.field(default_factory=dict)
+    misplaced: int | None = None
 
     @property
     def signature(self) -> tuple:
         """Equal for calls that a handler cannot tell apart."""
         sides = (tuple(self.operands.values()), tuple(self.results.values()))
-        return *sides, tuple(sorted(self.attributes.items(), key=str))
+        return *sides, tuple(sorted(self.attributes.items(), key=str)), self.misplaced
 
     def map(self, dimension: Callable[[tuple, int], int], attribute: Callable[[tuple, int], int]) -> "Call":
         """The call with other dimensions and attributes, by their places in it."""

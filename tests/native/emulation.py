@@ -17,11 +17,11 @@ from tests.native.hostile import allocated, make, opened
 
 @contextmanager
 def at_once(
-    platform: str, caller: Path, handlers: dict[str, int], around: Callable | None = None, offset: int = 0
+    platform: str, caller: Path, handlers: dict[str, int], around: Callable | None = None, behind: int = 0
 ) -> Iterator[set[str]]:
     """Operations compute what they are called with, outside of any program, by handlers of a platform; the
     names of those that ran. around: what is called in place of them, with them as its first argument.
-    offset: elements before each array in its memory, which is aligned."""
+    behind: bytes from a multiple of 128 to the begin of each array."""
     loaded, ran = opened(str(caller)), set()
 
     def whole(self, *operands, implementation=None, **options):
@@ -33,9 +33,9 @@ def at_once(
         leading = (x.shape[: x.ndim - rank] for x, rank in zip(operands, ranks, strict=True))
         batch = np.broadcast_shapes(*leading)
         for operand in operands:
-            given.append(allocated(operand.shape, operand.dtype.name, offset))
+            given.append(allocated(operand.shape, operand.dtype.name, behind))
             given[-1][...] = operand
-        results = [allocated((*batch, *t.shape), np.dtype(t.dtype).name, offset) for t in types]
+        results = [allocated((*batch, *t.shape), np.dtype(t.dtype).name, behind) for t in types]
         for result in results:
             result.reshape(-1).view(np.uint8)[...] = 7  # what nobody writes is not zero
         message = make(loaded, handlers[target], [*given, *results], len(given), attributes)

@@ -147,6 +147,13 @@ def changed(right: Call, legal: tuple[str, ...]) -> Iterator[tuple[str, bool, Ca
         yield "another attribute", False, dataclasses.replace(right, attributes=given | {"another": 0})
 
 
+def misplaced(right: Call, platform: str) -> Iterator[tuple[str, bool, Call]]:
+    """One of the arrays begins at its second element, which CUDA's targets refuse; as in `changed`."""
+    for number, name in enumerate([*right.operands, *right.results]):
+        what = f"{name} begins at its second element"
+        yield what, platform == "cpu", dataclasses.replace(right, misplaced=number)
+
+
 def right_calls(template: Template, platform: str) -> Iterator[tuple[str, Call]]:
     """At the sizes, at those that a changed array would belong to, and empty ones."""
     sized, multiple = template.sized, multiples(template.sized, platform)
@@ -190,6 +197,7 @@ def calls(target: str, platform: str) -> list[tuple[str, bool, Call]]:
         legal = template.sized.legal
         wrong += [(f"{n}: {what}", right, call) for what, right, call in changed(template.base, legal)]
         wrong += [(f"{n}: {what}", False, call) for what, call in misfits(template, platform)]
+        wrong += [(f"{n}: {what}", right, call) for what, right, call in misplaced(template.base, platform)]
     if target in BOTH_FORMS:
         wrong += [(what, False, call) for what, call in of_both_forms(target, platform).items()]
     for what, right, call in wrong:
@@ -219,12 +227,12 @@ class AttributeOfC(ctypes.Structure):
     ]
 
 
-def allocated(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
-    """Zeros at a multiple of 64, as XLA allocates arrays, or so many elements behind one."""
+def allocated(shape: tuple[int, ...], dtype: str, behind: int = 0) -> np.ndarray:
+    """Zeros at a multiple of 128, as XLA allocates arrays, or so many bytes behind one."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     n = math.prod(shape) * kind.itemsize
-    memory = np.zeros(64 + offset * kind.itemsize + n, np.uint8)
-    start = -memory.ctypes.data % 64 + offset * kind.itemsize
+    memory = np.zeros(128 + behind + n, np.uint8)
+    start = -memory.ctypes.data % 128 + behind
     return memory[start : start + n].view(kind).reshape(shape)
 
 
@@ -261,6 +269,9 @@ def make_alone(caller: ctypes.CDLL, handler: int, call: Call) -> str:
     """Makes a call on arrays of zeros and ones."""
     rng = np.random.default_rng(0)
     arrays = [allocated(*array) for array in (*call.operands.values(), *call.results.values())]
+    if call.misplaced is not None:
+        one = arrays[call.misplaced]
+        arrays[call.misplaced] = allocated(one.shape, one.dtype.name, one.itemsize)
     for operand in arrays[: len(call.operands)]:
         operand[...] = rng.integers(0, 2, operand.shape)
     return make(caller, handler, arrays, len(call.operands), call.attributes)
@@ -294,6 +305,13 @@ def targets_of(library: Path, fake_cusparselt: Path, major: int = 8) -> dict[str
 
     loaded.each_target(add)
     return targets
+
+
+def launched(library: Path) -> set[str]:
+    """The types of the parameters of kernels that were launched since the last call of this."""
+    loaded, found = ctypes.CDLL(str(library)), set()
+    loaded.each_launched(ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda types: found.add(types.decode())))
+    return found
 
 
 def main(first: int, caller: str, *libraries: str) -> None:

@@ -10,6 +10,12 @@ extern "C" __attribute__((visibility("default"))) void each_target(void (*f)(con
 // The kernels that run from now on are those for this major compute capability.
 extern "C" __attribute__((visibility("default"))) void set_capability(int major) { emulated::major = major; }
 
+// f(types of the parameters) for each kernel that was launched since the last call of this.
+extern "C" __attribute__((visibility("default"))) void each_launched(void (*f)(const char*)) {
+  for (const std::string& types : emulated::launched) f(types.c_str());
+  emulated::launched.clear();
+}
+
 extern "C" __attribute__((visibility("default"))) bool open_cusparselt(const char* path) {
   return s24::cuda::load_cusparselt(path).empty();
 }

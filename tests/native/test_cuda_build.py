@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import re
-import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,50 @@ def test_every_source_is_built(build):
     assert sorted(built) == sorted(str(p.relative_to(ROOT)) for p in present if p.suffix in (".cu", ".cc"))
 
 
-def spilled_bytes(build, source: str, arch: str, cubin: Path, *flags) -> dict[str, int]:
-    """What every function of a source stores for want of registers."""
+@dataclass
+class Kernel:
+    """What nvcc made of a kernel. instructions: those that have names here, in the order of machine code.
+    limits: of registers, which parts of a block set later."""
+
+    registers: int
+    local_bytes: int
+    spilled_bytes: int
+    instructions: list[str]
+    limits: list[int]
+
+
+# Instructions of sm_80 to sm_90a: their lowest 12 bits, and 12 bits that say their types or kinds, or None.
+SET_REGISTERS = 0x9C8
+INSTRUCTIONS = {
+    (0x983, None): "LDL",
+    (0x387, None): "STL",
+    (0x23C, 0x45A): "HMMA.SP.16832.F32.BF16",
+    (0xDF0, 0x01A): "HGMMA.SP.F32.BF16",
+    (0x9C5, 0x000): "WARPGROUP.ARRIVE",
+    (0x9C5, 0x100): "WARPGROUP.DEPBAR",
+    (0x3C6, None): "FENCE.VIEW.ASYNC",
+    (0x5A7, None): "SYNCS.PHASECHK",
+    (0x9A7, None): "SYNCS.ARRIVE",
+    (0x9B0, None): "ARRIVES.LDGSTSBAR",
+}
+
+
+def machine_code(cubin: Path) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """The name of each function of an ELF file, and its instructions as halves of 64 bits."""
+    data = cubin.read_bytes()
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count, names = struct.unpack_from("<HHH", data, 58)
+    sections = [struct.unpack_from("<I20xQQ", data, table + i * size) for i in range(count)]
+    for name, place, length in sections:
+        at = sections[names][1] + name
+        title = data[at : data.index(b"\0", at)].decode()
+        if title.startswith(".text."):
+            halves = struct.unpack_from(f"<{length // 8}Q", data, place)
+            yield title.removeprefix(".text."), list(zip(halves[::2], halves[1::2], strict=True))
+
+
+def compiled(build, source: str, arch: str, cubin: Path, *flags) -> dict[str, Kernel]:
+    """What nvcc makes of the kernels of a source, by their names. It has nothing to complain of."""
     toolkit = build._toolkit()
     if toolkit is None:
         pytest.skip("needs nvcc")
@@ -66,8 +110,22 @@ def spilled_bytes(build, source: str, arch: str, cubin: Path, *flags) -> dict[st
     command = [str(toolkit / "bin/nvcc"), *flags, str(ROOT / f"ffi/cuda/{source}.cu"), "-o", str(cubin)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"properties for (\S+)\n.*?(\d+) bytes spill stores", done.stderr)
-    return {function: int(spilled) for function, spilled in found}
+    assert not re.search(r"warning|\(C\d+\)", done.stderr), done.stderr
+    lines = (
+        r"properties for (\S+)\n *(\d+) bytes stack frame, (\d+) bytes spill stores",
+        r"Used (\d+) registers",
+    )
+    found = re.findall(r".*\n.*".join(lines), done.stderr)
+    kernels = {name: Kernel(int(n), int(local), int(spilled), [], []) for name, local, spilled, n in found}
+    for name, instructions in machine_code(cubin):
+        for low, high in instructions:
+            code, kind = low & 0xFFF, high >> 8 & 0xFFF
+            known = INSTRUCTIONS.get((code, kind), INSTRUCTIONS.get((code, None)))
+            if known is not None:
+                kernels[name].instructions.append(known)
+            if code == SET_REGISTERS:
+                kernels[name].limits.append(low >> 32)
+    return kernels
 
 
 @pytest.mark.slow
@@ -77,41 +135,61 @@ def spilled_bytes(build, source: str, arch: str, cubin: Path, *flags) -> dict[st
 )
 def test_what_packing_reads_ahead_stays_in_registers(build, source, kernel, instances, tmp_path):
     """Storing it would wait for it. Estimates, operations 3 and 4, need more registers for other things."""
-    spills = spilled_bytes(build, source, "sm_90a", tmp_path / "kernels.cubin", "-fmad=false")
+    kernels = compiled(build, source, "sm_90a", tmp_path / "kernels.cubin", "-fmad=false")
     named = re.compile(rf"\d+{kernel}I(?!.*PackOpE[34]E).*Groups")
-    packing = {f: n for f, n in spills.items() if named.search(f)}
-    assert len(packing) == instances
-    assert not any(packing.values()), packing
+    spilled = {name: k.spilled_bytes for name, k in kernels.items() if named.search(name)}
+    assert len(spilled) == instances
+    assert not any(spilled.values()), spilled
+
+
+def assert_all_in_registers(kernels: dict[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        assert kernel.local_bytes == kernel.spilled_bytes == 0, (name, kernel)
+        assert not {"LDL", "STL"} & set(kernel.instructions), (name, kernel)
 
 
 # A 2:4 product has a kernel for each layout and alignment of the dense operand; a V:2:M product two for
-# whole tiles of 128 and 64 rows and three for what is left, and on Hopper three for whole tiles. The least
-# number of sparse MMAs of a warp: 2 for each 16 x 8 of what it computes. Of a warpgroup: 2 for each kernel.
+# whole tiles of 128 and 64 rows and three for what is left. The least number of sparse MMAs: 2 for each
+# 16 x 8 of what a warp computes.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "arch", "kernels", "of_warps", "of_warpgroups"),
+    ("source", "arch", "instances", "least"),
     [
-        ("matmul.fma", "sm_80", 4, 4 * 32, 0),
-        ("matmul.fma", "sm_90a", 4, 4 * 32, 0),
-        ("matmul_vnm.fma", "sm_90a", 5, 2 * 64 + 16 + 2 * 4, 0),
-        ("sm90/matmul_vnm.fma", "sm_90a", 3, 0, 3 * 2),
+        ("matmul.fma", "sm_80", 4, 4 * 32),
+        ("matmul.fma", "sm_90a", 4, 4 * 32),
+        ("matmul_vnm.fma", "sm_90a", 5, 2 * 64 + 16 + 2 * 4),
     ],
 )
-def test_products_run_on_sparse_tensor_cores_without_spills(
-    build, source, arch, kernels, of_warps, of_warpgroups, tmp_path
-):
-    cubin = tmp_path / "product.cubin"
-    spills = spilled_bytes(build, source, arch, cubin, "-DS24_ONE_DTYPE")
-    assert len(spills) == kernels
-    assert not any(spills.values())
-    cuobjdump = shutil.which("cuobjdump") or shutil.which(str(build._toolkit() / "bin/cuobjdump"))
-    if cuobjdump is not None:
-        sass = subprocess.run(
-            [cuobjdump, "-sass", str(cubin)], capture_output=True, text=True, check=True
-        ).stdout
-        assert sass.count("HMMA.SP.16832.F32.BF16") >= of_warps
-        assert "LDL" not in sass
-        assert sass.count("HGMMA.SP.64x256x32.F32.BF16") == of_warpgroups
+def test_products_run_on_sparse_tensor_cores_without_spills(build, source, arch, instances, least, tmp_path):
+    kernels = compiled(build, source, arch, tmp_path / "product.cubin", "-DS24_ONE_DTYPE")
+    assert len(kernels) == instances
+    assert_all_in_registers(kernels)
+    assert sum(k.instructions.count("HMMA.SP.16832.F32.BF16") for k in kernels.values()) >= least
+
+
+# A warpgroup waits for copies, shows them to wgmma, multiplies twice, waits for the products and gives the
+# stage back; the others wait for a stage and arrive once their copies are there.
+STAGE = (
+    *("SYNCS.PHASECHK", "FENCE.VIEW.ASYNC", "WARPGROUP.ARRIVE", *2 * ["HGMMA.SP.F32.BF16"]),
+    *("WARPGROUP.DEPBAR", "SYNCS.ARRIVE", "SYNCS.PHASECHK", "ARRIVES.LDGSTSBAR"),
+)
+
+
+@pytest.mark.slow
+def test_products_of_blocks_on_hopper_run_as_designed(build, tmp_path):
+    """Where two warpgroups multiply, a third one gives them registers of those that all begin with: if they
+    began with fewer, they would wait for more than there are."""
+    kernels = compiled(build, "sm90/matmul_vnm.fma", "sm_90a", tmp_path / "product.cubin", "-DS24_ONE_DTYPE")
+    assert_all_in_registers(kernels)
+    limits = {}
+    for name, kernel in kernels.items():
+        limits[re.search(r"5ShapeILi(\d+)ELi(\d+)E", name).groups()] = sorted(kernel.limits)
+        assert kernel.registers == 168, (name, kernel)
+        assert " ".join(STAGE) in " ".join(kernel.instructions), (name, kernel)
+        for once in ("WARPGROUP.DEPBAR", "SYNCS.ARRIVE", "ARRIVES.LDGSTSBAR"):
+            assert kernel.instructions.count(once) == 1, (name, kernel)
+    assert limits == {("128", "256"): [72, 216], ("64", "512"): [72, 216], ("64", "256"): []}
+    assert 128 * 72 + 256 * 216 == 384 * 168
 
 
 def test_the_module_imports_without_a_driver():

@@ -1,6 +1,7 @@
 // CUDA on a CPU, as far as our kernels use it: they are compiled by the C++ compiler against this header instead of the
 // toolkit's, and every thread of a block is a fiber. It shows what kernels compute from which indices, in any order of
-// blocks; nothing about speed, races or the memory model.
+// blocks, asynchronous copies as late as they may come, and threads that wait for ever; nothing about speed, other races or
+// the memory model.
 #pragma once
 #include <setjmp.h>
 #include <stddef.h>
@@ -11,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -25,7 +28,12 @@
 #define __grid_constant__
 
 using cudaStream_t = struct CUstream_st*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchTimeout = 702
+};
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
@@ -40,7 +48,11 @@ cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes) {
   return bytes <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaErrorInvalidConfiguration ? "invalid configuration" : "invalid value"; }
+inline const char* cudaGetErrorString(cudaError_t e) {
+  return e == cudaErrorInvalidConfiguration ? "invalid configuration"
+         : e == cudaErrorLaunchTimeout      ? "the threads of a block wait for each other"
+                                            : "invalid value";
+}
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 
@@ -70,7 +82,15 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMem
 
 namespace emulated {
 
+// What a thread has begun and what is finished later: a copy, or an arrival behind copies; without `finish` the end of a group.
+struct Begun {
+  void (*finish)(const Begun&);
+  void* to;
+  const void* from;
+};
+
 struct Fiber {
+  std::vector<Begun> begun;
   jmp_buf place;  // where it goes on
   std::vector<char> stack = std::vector<char>(96 << 10);
   bool started = false, done = false;
@@ -82,6 +102,9 @@ inline std::vector<Fiber> fibers;  // of the largest block so far
 inline int threads;                // of this block
 inline void (*body)(void*);
 inline void* body_arguments;
+inline long steps;   // that brought a block nearer to its end: a thread came to a meeting or a barrier, or to its own end
+inline long phases;  // of barriers that have ended
+inline std::set<std::string> launched;  // the types of the parameters of kernels
 
 inline void yield() {
   if (_setjmp(fibers[thread.x].place) == 0) _longjmp(scheduler, 1);
@@ -111,25 +134,6 @@ inline void resume() {
   setcontext(&first);
 }
 
-// Runs f(arguments) in every thread of a block, each as far as it goes before it waits, in turn.
-template <class F>
-void run_block(int count, F& f) {
-  threads = count;
-  if (fibers.size() < size_t(count)) fibers.resize(size_t(count));
-  body = [](void* p) { (*static_cast<F*>(p))(); };
-  body_arguments = &f;
-  for (int t = 0; t < count; ++t) fibers[size_t(t)].done = false;
-  for (bool alive = true; alive;) {
-    alive = false;
-    for (int t = 0; t < count; ++t) {
-      if (fibers[size_t(t)].done) continue;
-      thread = dim3(unsigned(t));
-      resume();
-      alive |= !fibers[size_t(t)].done;
-    }
-  }
-}
-
 // Where `count` threads meet; the last one to come calls act(what they brought).
 struct Meeting {
   int arrived = 0;
@@ -139,6 +143,7 @@ struct Meeting {
   template <class F>
   void meet(int index, int count, void* own, F act) {
     brought[index] = own;
+    ++steps;
     if (++arrived == count) {
       arrived = 0;
       ++round;
@@ -150,6 +155,51 @@ struct Meeting {
 };
 
 inline Meeting block_meeting, warp_meetings[32];
+
+inline void begin(void (*finish)(const Begun&), void* to, const void* from) {
+  fibers[thread.x].begun.push_back({finish, to, from});
+}
+
+// Finishes the first n things that a thread has begun, or fewer: all up to the one that ends a phase of a barrier.
+inline void finish(Fiber& fiber, size_t n) {
+  const long before = phases;
+  size_t i = 0;
+  for (; i < n && phases == before; ++i)
+    if (fiber.begun[i].finish != nullptr) fiber.begun[i].finish(fiber.begun[i]);
+  fiber.begun.erase(fiber.begun.begin(), fiber.begun.begin() + long(i));
+}
+
+// Runs f(arguments) in every thread of a block, each as far as it goes before it waits, in turn: from the first to the last and
+// back. What they have begun and do not wait for is finished when all of them wait, and no more of it than lets one go on.
+// Whether they came to their ends.
+template <class F>
+bool run_block(int count, F& f) {
+  threads = count;
+  if (fibers.size() < size_t(count)) fibers.resize(size_t(count));
+  body = [](void* p) { (*static_cast<F*>(p))(); };
+  body_arguments = &f;
+  for (int t = 0; t < count; ++t) fibers[size_t(t)].done = false;
+  bool back = false;
+  for (int left = count; left > 0; back = !back) {
+    const long before = steps, ended = phases;
+    for (int i = 0; i < count; ++i) {
+      const int t = back ? count - 1 - i : i;
+      if (fibers[size_t(t)].done) continue;
+      thread = dim3(unsigned(t));
+      resume();
+      if (fibers[size_t(t)].done) --left, ++steps;
+    }
+    if (steps > before) continue;
+    for (int t = 0; t < count && phases == ended; ++t) finish(fibers[size_t(t)], fibers[size_t(t)].begun.size());
+    if (phases > ended) continue;
+    fibers.clear();
+    block_meeting = {};
+    for (Meeting& meeting : warp_meetings) meeting = {};
+    return false;
+  }
+  for (int t = 0; t < count; ++t) fibers[size_t(t)].begun.clear();
+  return true;
+}
 
 template <class P, class F>
 void in_warp(P& own, F act) {

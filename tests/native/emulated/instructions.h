@@ -12,13 +12,14 @@ namespace cuda {
 template <class... P, class... A>
 cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
+  emulated::launched.insert(__PRETTY_FUNCTION__);
   emulated::dynamic.assign(shared + 1024, 0xcd);  // what nobody wrote is not zero
   auto body = [&] { kernel(args...); };
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         blockIdx = dim3(x, y, z);
-        emulated::run_block(threads, body);
+        if (!emulated::run_block(threads, body)) return cudaErrorLaunchTimeout;
       }
   return cudaSuccess;
 }
@@ -33,13 +34,20 @@ void copy_async(void* to, const void* from, bool valid) {
   if (reinterpret_cast<uintptr_t>(to) % n != 0 || (valid && reinterpret_cast<uintptr_t>(from) % n != 0))
     std::abort();  // a misaligned access, which the device would refuse
   if (valid)
-    std::memcpy(to, from, n);
+    emulated::begin([](const emulated::Begun& copy) { std::memcpy(copy.to, copy.from, n); }, to, from);
   else
-    std::memset(to, 0, n);
+    emulated::begin([](const emulated::Begun& zeros) { std::memset(zeros.to, 0, n); }, to, nullptr);
 }
-inline void commit_copies() {}
+inline void commit_copies() { emulated::begin(nullptr, nullptr, nullptr); }
 template <int n>
-void wait_copies() {}
+void wait_copies() {
+  emulated::Fiber& own = emulated::fibers[threadIdx.x];
+  size_t end = own.begun.size();
+  for (int groups = 0; end > 0; --end)
+    if (own.begun[end - 1].finish == nullptr && groups++ == n) break;
+  for (const size_t left = own.begun.size() - end; own.begun.size() > left;)
+    emulated::finish(own, own.begun.size() - left);
+}
 
 template <bool kTranspose>
 void load_matrices(const uint16_t* row, uint32_t m[4]) {
@@ -136,12 +144,16 @@ inline void init_barrier(Barrier* b, int arrivals) {
 
 inline void arrive(Barrier* b) {
   auto& own = *reinterpret_cast<EmulatedBarrier*>(b);
+  ++emulated::steps;
   if (--own.missing > 0) return;
   own.missing = own.arrivals;
   ++own.phase;
+  ++emulated::phases;
 }
 
-inline void arrive_with_copies(Barrier* b) { arrive(b); }  // copies are done when they have begun
+inline void arrive_with_copies(Barrier* b) {
+  emulated::begin([](const emulated::Begun& arrival) { arrive(static_cast<Barrier*>(arrival.to)); }, b, nullptr);
+}
 
 inline void wait_barrier(Barrier* b, int parity) {
   while (int(reinterpret_cast<const EmulatedBarrier*>(b)->phase % 2) == parity) emulated::yield();
