@@ -23,8 +23,8 @@ LOADED = re.compile(
 )
 SECTION = re.compile(r"(Returns|Raises|Source): ")
 ARGUMENT = re.compile(r"((?:\*{0,2}\w+, )*\*{0,2}\w+): ")
-CELL = re.compile(r"<td\b.*?</td>", re.S)
-RANGE = re.compile(r"\(\d[\d.]*-\d[\d.]*\)")
+CELL = re.compile(r"<(t[dh])\b.*?</\1>", re.S)
+RANGE = re.compile(r"\([+-]?\d[\d.]*(?:-| to )[+-]?\d[\d.]*\)")
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
@@ -150,11 +150,12 @@ def on_post_page(html, page, config):
 
 
 def unbroken(html: str) -> str:
-    """A page in whose cells no line ends within a range such as (1.26-1.33), nor before the * or behind the J
-    of a number."""
+    """A page in whose cells no line ends within a range such as (1.26-1.33) or a size such as d = 2048, nor
+    before the * or behind the J of a number."""
 
     def keep(cell):
         text = RANGE.sub(r'<span class="unbroken">\g<0></span>', cell[0])
+        text = re.sub(r"\b([Tdf]) = (?=\d)", r"\1&nbsp;=&nbsp;", text)
         return re.sub(r"(?<=\dx) (?=\*)|(?<=\bJ) (?=\d)", "&nbsp;", text)
 
     return CELL.sub(keep, html)

@@ -17,7 +17,7 @@ from jax_sparse24.interception import nearest_path
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import fitting
 from jax_sparse24.nn.adapters import add_something
-from jax_sparse24.nn.fitting import Unfit, needs_block, replaced_block
+from jax_sparse24.nn.fitting import Unfit, replaced_block
 from jax_sparse24.nn.linear import Linear, check_method
 from jax_sparse24.nn.state import equinox_of
 from jax_sparse24.ops.mvue import key_words
@@ -74,7 +74,7 @@ class Rule:
             raise ValueError(
                 "Rule: method=None leaves layers as they are, and takes no up, down or activation."
             )
-        if self.gate and needs_block(self.method):
+        if self.gate and self.method.needs_block:
             raise ValueError(
                 f"Rule: {self.method} has no table for a block with a gate; use a method with sparse "
                 "weights, such as FST()."
@@ -83,7 +83,7 @@ class Rule:
     @property
     def of_blocks(self) -> bool:
         """Whether the rule is about feed-forward blocks, not single layers."""
-        return self.method is not None and (self.up is not None or needs_block(self.method))
+        return self.method is not None and (self.up is not None or self.method.needs_block)
 
     @property
     def names(self) -> dict[str, str]:
@@ -225,7 +225,7 @@ def left_dense(model: Any, method: Method | None = None) -> list[tuple[str, tupl
             if is_head(path, sites):
                 reason = "it is left alone as a head; a rule with its whole path takes it"
             try:
-                library.check_layer(layer, None if method is None or needs_block(method) else method)
+                library.check_layer(layer, None if method is None or method.needs_block else method)
             except Unfit as unfit:
                 reason = str(unfit)
         elif own is not None and not own.ffn_plan().rows:

@@ -104,8 +104,11 @@ def test_nothing_is_loaded_from_elsewhere():
 
 def test_numbers_in_tables_stay_in_one_line():
     html = "<p>1.2x (1.1-1.3)</p><td>1.2x (1.1-1.3), J 0.90</td><td align=right>1.01x *</td>"
+    html += "<th>step, d = 2048, f = 8192</th><td>+0.001 (-0.002 to +0.007)</td>"
     turned = '<td>1.2x <span class="unbroken">(1.1-1.3)</span>, J&nbsp;0.90</td>'
-    assert hooks.unbroken(html) == f"<p>1.2x (1.1-1.3)</p>{turned}<td align=right>1.01x&nbsp;*</td>"
+    turned += "<td align=right>1.01x&nbsp;*</td><th>step, d&nbsp;=&nbsp;2048, f&nbsp;=&nbsp;8192</th>"
+    turned += '<td>+0.001 <span class="unbroken">(-0.002 to +0.007)</span></td>'
+    assert hooks.unbroken(html) == f"<p>1.2x (1.1-1.3)</p>{turned}"
     assert ".unbroken { white-space: nowrap; }" in (pages.ROOT / "docs/style.css").read_text()
 
 

@@ -190,6 +190,11 @@ class Method:
         return 4
 
     @property
+    def needs_block(self) -> bool:
+        """Whether a feed-forward block has sparse products, but a single linear layer has none."""
+        return bool(self.ffn_plan().rows) and not self.linear_plan().rows
+
+    @property
     def stochastic(self) -> bool:
         """Whether products draw random numbers, so that calls need a key."""
         return self.linear_plan().stochastic or self.ffn_plan().stochastic

@@ -50,13 +50,6 @@ def name_of(path: Sequence) -> str:
     return "/".join(map(str, path))
 
 
-def needs_block(method: Method) -> bool:
-    """Whether a method makes products of a feed-forward block sparse, but has no plan for a single layer.
-
-    method: from `s24.methods`."""
-    return bool(method.ffn_plan().rows) and not method.linear_plan().rows
-
-
 def sites(model: nnx.Module) -> dict[str, nnx.Module]:
     """All modules of a model.
 

@@ -572,7 +572,7 @@ def check_fit(method: Method, in_features: int, out_features: int, role: str = "
     """Raises ValueError unless a method has a plan for a layer of these widths.
 
     method, in_features, out_features, role: as in `Linear`."""
-    if role == "w" and method.ffn_plan().rows and not method.linear_plan().rows:
+    if role == "w" and method.needs_block:
         raise ValueError(
             f"Linear: {method} makes activations sparse and has no table for a single linear layer, "
             f"nor for a block with a gate; use s24.nn.FFN."
