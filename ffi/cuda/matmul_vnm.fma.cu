@@ -249,11 +249,7 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, cudaStream_t stream) {
 
 // Whether this device runs the machine code for sm_90a.
 #if defined(__CUDACC__)
-bool has_wgmma() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-}
+bool has_wgmma() { return compute_capability() / 10 == 9; }
 #endif
 
 }  // namespace

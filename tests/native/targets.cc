@@ -7,6 +7,9 @@ extern "C" __attribute__((visibility("default"))) void each_target(void (*f)(con
   for (const s24::Target& target : s24::targets()) f(target.name, reinterpret_cast<void*>(target.execute));
 }
 
+// The compute capability of the device that is emulated, 10 major + minor.
+extern "C" __attribute__((visibility("default"))) void emulate(int capability) { emulated::capability = capability; }
+
 extern "C" __attribute__((visibility("default"))) bool open_cusparselt(const char* path) {
   return s24::cuda::load_cusparselt(path).empty();
 }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch.generations import GENERATIONS
 from jax_sparse24.ops import compressed24
 from tests.native.conftest import HERE
 from tests.native.derived import random_sizes, templates_of
@@ -29,6 +30,8 @@ CASES = re.compile(r'_case(?:<.*?>)?\("([^"]+)"')
 MOST = 2**18  # elements of an array that is not made at random
 SMALL = 2**15  # of one that is not aligned
 PARTS = 4
+# A GPU of each generation for whose cuSPARSELt kernels write metadata.
+WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
 
 
 @pytest.mark.slow
@@ -123,27 +126,36 @@ def test_checks_take_arrays_at_any_element(caller, cuda_targets, fake_cusparselt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", WITH_LAYOUTS)
 @pytest.mark.parametrize("shape", [(256, 256), (128, 96), (128, 576)], ids=str)
-def test_matrices_for_cusparselt_are_those_of_the_library(shape, caller, cuda_targets, fake_cusparselt):
+def test_matrices_for_cusparselt_are_those_of_the_library(
+    shape, capability, caller, cuda_targets, fake_cusparselt
+):
     """Metadata in parts of its tiles of 64 rows and 512 columns, and in whole ones."""
     _, call, _, dtypes, _ = COMPRESSED
     x = np.random.default_rng(9).normal(size=shape)
     arrays = [np.asarray(device(x, dtype)) for dtype in dtypes]
-    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+    targets = targets_of(cuda_targets, fake_cusparselt, capability)
+    with at_once("cuda", caller, targets, capability=capability):
         got = jax.device_get([call(x, None) for x in arrays])
-    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call):
+    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call, capability=capability):
         assert_same_bits(got, jax.device_get([call(x, None) for x in arrays]))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", WITH_LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("shape", [(16, 64), (80, 192), (72, 576), (192, 1024)], ids=str)
-def test_metadata_in_the_order_of_the_library(shape, dtype, caller, cuda_targets, fake_cusparselt):
+def test_metadata_in_the_order_of_the_library(
+    shape, dtype, capability, caller, cuda_targets, fake_cusparselt
+):
     packed = s24.pack24(jnp.asarray(np.random.default_rng(9).normal(size=shape), dtype), -1)
-    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)) as ran:
+    targets = targets_of(cuda_targets, fake_cusparselt, capability)
+    with at_once("cuda", caller, targets, capability=capability) as ran:
         got = compressed24.compress(packed)
+        want = library.compress(packed)
     assert ran == {"s24_cusparselt_compress"}
-    assert_same_bits(words_of_bytes(got), words_of_bytes(library.compress(packed)))
+    assert_same_bits(words_of_bytes(got), words_of_bytes(want))
 
 
 def words_of_bytes(x) -> np.ndarray:

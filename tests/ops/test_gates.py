@@ -1,6 +1,8 @@
 """Which devices and versions the kernels and cuSPARSELt are for: explicit lists, mocked here."""
 
+import re
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +10,8 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import cusparselt, decision, native
-from jax_sparse24.dispatch.hardware import HOPPER
-
-# capability -> (kernels run, cuSPARSELt's metadata are known)
-DEVICES = {
-    **dict.fromkeys(("7.0", "7.5"), (False, False)),
-    **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), (True, False)),
-    "9.0": (True, True),
-    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0"), (True, False)),
-    "13.0": (False, False),
-}
-
+from jax_sparse24.dispatch.generations import GENERATIONS, HOPPER
+from tests.ops.library import DEVICES, ORDERS
 
 FLOAT8 = {"dtype": "float8_e4m3fn"}
 
@@ -40,8 +33,8 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("capability", DEVICES)
 def test_capabilities(gpu, capability):
     gpu(capability)
-    kernels, library = DEVICES[capability]
-    for implementation, runs in (("ffi", kernels), ("cusparselt", library)):
+    kernels, layout = DEVICES[capability]
+    for implementation, runs in (("ffi", kernels), ("cusparselt", layout is not None)):
         if runs:
             found = decision.decide("pack24", jnp.bfloat16, implementation)
             assert (found.runs, found.reason) == (implementation, "asked for")
@@ -55,6 +48,16 @@ def test_capabilities(gpu, capability):
     found = decision.decide("pack24", jnp.bfloat16)
     assert found.runs == ("auto" if kernels else "reference")
     assert kernels or capability in found.reason
+    assert layout in (None, cusparselt.layout().name)
+
+
+@pytest.mark.parametrize("layout", [row.layout for row in GENERATIONS if row.layout], ids=lambda x: x.name)
+def test_layouts_are_those_of_the_kernels(layout):
+    """By name and padding; the emulated kernels show that their orders are."""
+    text = (Path(__file__).parents[2] / "ffi/cuda/metadata_order.cuh").read_text()
+    (rows,) = re.findall(rf"^struct {layout.name} {{\n  static constexpr int kRows = (\d+);", text, re.M)
+    assert layout.rows == int(rows) == ORDERS[layout.name].rows
+    assert re.search(rf"with_order_of\(f, .*\b{layout.name}\(\)", text)
 
 
 def test_other_accelerators(gpu, monkeypatch):

@@ -28,6 +28,7 @@ using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct dim3 {
   unsigned x, y, z;
@@ -44,9 +45,15 @@ inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaErrorInva
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 
 namespace emulated {
+inline int capability = 90;  // 10 major + minor
 inline thread_local bool has_context = false;
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 }  // namespace emulated
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
+  return *value = major ? emulated::capability / 10 : emulated::capability % 10, cudaSuccess;
+}
 
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, emulated::capture_mode), cudaSuccess;
