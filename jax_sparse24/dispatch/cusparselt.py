@@ -100,9 +100,7 @@ def layout() -> Layout:
     """The layout of the compressed matrices that kernels make for the library.
 
     Returns: that of this GPU's generation; for a program that is lowered elsewhere, the latest known one."""
-    found = _facts().layout
-    assert found is not None
-    return found
+    return _facts().layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import cusparselt, decision, native
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native
 from jax_sparse24.dispatch.generations import GENERATIONS, HOPPER
 from tests.ops.library import DEVICES, ORDERS
 
@@ -28,6 +28,11 @@ def gpu(monkeypatch):
         monkeypatch.setattr(cusparselt, "problem", lambda: "")
 
     return pretend
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
 
 
 @pytest.mark.parametrize("capability", DEVICES)
@@ -89,7 +94,7 @@ def test_versions_that_are_refused(version, why):
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 0), (0, 10, 0)])
-def test_versions_that_are_taken(version, monkeypatch):
+def test_versions_that_are_taken(version, hopper, monkeypatch):
     assert cusparselt.gate(version) == ""
     monkeypatch.setattr(cusparselt, "version", lambda: version)
     product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
@@ -125,7 +130,7 @@ def test_products_that_do_not_fit(changed, out, why):
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 1), (0, 10, 0), (0, 11, 0)])
-def test_what_was_verified_in_some_versions_only(version, monkeypatch):
+def test_what_was_verified_in_some_versions_only(version, hopper, monkeypatch):
     """8-bit products and epilogues: in other versions refused, and left to XLA."""
     monkeypatch.setattr(cusparselt, "version", lambda: version)
     taken = version == (0, 10, 0)
@@ -144,7 +149,7 @@ def test_what_was_verified_in_some_versions_only(version, monkeypatch):
     assert not product.applies(None, None)
 
 
-def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
+def test_algorithms_that_end_the_process_are_never_tried(hopper, monkeypatch):
     module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
     monkeypatch.setitem(native._loaded, "cuda", (module, None))
     product = cusparselt.Descriptor(64, 64, 64, True, True, "float16", "float16")
