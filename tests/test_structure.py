@@ -410,7 +410,7 @@ import jax, jax.numpy as jnp
 x = jnp.ones((8, 8))
 s24.squared_relu24(s24.matmul(s24.pack24(s24.soft24(x, 1), 1), x)).todense()
 s24.sparse_dot(x, x, s24.methods.FST(), state=s24.methods.FST().init(x), key=jax.random.key(0))
-for name in ("nn", "optim", "refresh"):
+for name in ("nn", "optim", "refresh", "explain"):
     try:
         getattr(s24, name)
     except ModuleNotFoundError as error:
@@ -418,7 +418,12 @@ for name in ("nn", "optim", "refresh"):
 assert not {"flax", "optax"} & set(sys.modules)
 """
     )
-    for attribute, package in (("nn", "flax"), ("optim", "optax"), ("refresh", "flax")):
+    for attribute, package in (
+        ("nn", "flax"),
+        ("optim", "optax"),
+        ("refresh", "flax"),
+        ("explain", "flax"),
+    ):
         assert re.search(
             rf"^{attribute} \| s24\.{attribute} needs {package}: pip install {package}$", out, re.M
         ), out
