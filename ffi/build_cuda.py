@@ -6,6 +6,7 @@ that the module imports on a machine without a GPU or driver."""
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,11 +18,17 @@ CALL, CUDA = FFI / "call", FFI / "cuda"
 # A file's suffix says how it is compiled: *.cc are handlers, for the C++ compiler; *.cu are kernels in which
 # every rounding is as written; in *.fma.cu a product and a sum may be rounded once.
 FUSED = ".fma.cu"
-# Machine code for Ampere, Ada and Hopper; PTX for what comes later.
-TARGETS = [
-    "-gencode=arch=compute_80,code=[sm_80,compute_80]",
-    "-gencode=arch=compute_90a,code=sm_90a",
-]
+
+
+def targets(generations) -> list[str]:
+    """Flags of nvcc for the code that the rows of jax_sparse24/dispatch/generations.py name."""
+    kinds: dict[str, list[str]] = {}
+    for code in sorted({generation.code for generation in generations}, reverse=True):
+        kinds.setdefault(code.split("_")[1], []).append(code)
+    return [f"-gencode=arch=compute_{arch},code=[{','.join(codes)}]" for arch, codes in sorted(kinds.items())]
+
+
+TARGETS = targets(runpy.run_path(str(ROOT / "jax_sparse24/dispatch/generations.py"))["GENERATIONS"])
 # The host compiler, which nvcc runs too, does not know nvcc's pragmas.
 HOST = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unknown-pragmas"
 COMMON = ["-std=c++17", "-O3", HOST, *TARGETS]

@@ -13,7 +13,6 @@ from jax_sparse24.engine import sparsifiers as sparsifiers
 from jax_sparse24.engine.ffn import sparse_ffn as sparse_ffn
 from jax_sparse24.engine.linear import sparse_dot as sparse_dot
 from jax_sparse24.engine.stats import activation_stats as activation_stats
-from jax_sparse24.explain import explain as explain
 from jax_sparse24.installation import info as info
 from jax_sparse24.interception import intercept as intercept
 from jax_sparse24.measure.tuning import tune as tune
@@ -46,6 +45,7 @@ if typing.TYPE_CHECKING:  # the names of _LAZY, as a type checker finds them
     from jax_sparse24 import linen as linen
     from jax_sparse24 import nn as nn
     from jax_sparse24 import optim as optim
+    from jax_sparse24.explanation import explain as explain
     from jax_sparse24.huggingface import export as export
     from jax_sparse24.loop import Loop as Loop
     from jax_sparse24.nn import refresh as refresh
@@ -63,6 +63,7 @@ _LAZY = {
     "sharding": ("jax_sparse24.nn.sharding", None),
     "optim": ("jax_sparse24.optim", None),
     "linen": ("jax_sparse24.linen", None),
+    "explain": ("jax_sparse24.explanation", "explain"),
     "refresh": ("jax_sparse24.nn", "refresh"),
     "Loop": ("jax_sparse24.loop", "Loop"),
     "Tree": ("jax_sparse24.nn.view", "Tree"),

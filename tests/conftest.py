@@ -181,7 +181,7 @@ class LibraryCall(NamedTuple):
 
 @pytest.fixture
 def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
-    """cuSPARSELt 0.10.0 in jnp, in place of the custom calls; the products that were made."""
+    """cuSPARSELt 0.10.0 of Hopper in jnp, in place of the custom calls; the products that were made."""
     calls, kernels = [], native.call
 
     def call(name, out_types, *args, **flags):
@@ -195,6 +195,7 @@ def documented_cusparselt(monkeypatch) -> list[LibraryCall]:
 
     monkeypatch.setattr(decision, "library_obstacle", lambda: None)
     monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     monkeypatch.setattr(native, "call", call)
     return calls
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from flax import linen as nn
 
 import jax_sparse24 as s24
-from jax_sparse24 import interception, linen, loop, schedule, surgery, verification
+from jax_sparse24 import choices, explanation, interception, linen, loop, schedule, surgery, verification
 from jax_sparse24.engine import contraction, operand, plan
 from jax_sparse24.methods import base
 from jax_sparse24.nn import fitting, function, replaced, view
@@ -22,7 +22,7 @@ from jax_sparse24.nn import fitting, function, replaced, view
 MODULES = [
     *(s24, s24.measure, s24.methods, s24.nn, s24.optim, s24.patterns, s24.sparsifiers, base, operand, plan),
     *(contraction, interception, linen, surgery, verification, fitting, function, replaced, view, loop),
-    *(s24.sharding, schedule, importlib.import_module("jax_sparse24.explain")),
+    *(s24.sharding, schedule, choices, explanation),
     *(
         importlib.import_module(f"jax_sparse24.ops.{module.name}")
         for module in pkgutil.iter_modules(s24.ops.__path__)

@@ -24,20 +24,17 @@ LAYERS = [
     {"engine"},
     {"methods"},
     {"measure", "interception"},
+    {"choices"},
     {"nn", "optim", "monitor"},
     {"linen"},
     {"loop", "surgery", "verification", "huggingface"},
-    {"layers"},
-    {"explain", "installation"},
+    {"explanation", "installation"},
     {"info"},
     {"__init__"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
-# Imports inside functions, each with its reason.
-WITHIN_FUNCTIONS = {
-    ("explain", "jax_sparse24.layers"): "s24.explain of a method works without flax, which models need",
-    ("nn", "jax_sparse24.nn.equinox"): "equinox may be missing, and is imported once a model of it is met",
-}
+# The one import inside a function: of what needs a package that may be missing, for models of that package.
+WITHIN_FUNCTIONS = {("nn", "jax_sparse24.nn.equinox")}
 EXPERIMENT_ONLY = {
     *("orbax", "tensorflow_datasets", "tensorflow", "grain", "array_record"),
     *("tyro", "tqdm", "matplotlib", "tensorboardX", "wandb", "pyarrow", "tokenizers"),
@@ -107,7 +104,7 @@ def test_imports_stand_at_the_top():
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 found |= {(unit(path), imported) for imported in imports(path, function)}
-    assert found == WITHIN_FUNCTIONS.keys()
+    assert found == WITHIN_FUNCTIONS
 
 
 @pytest.mark.parametrize("folder", ["jax_sparse24", "experiments"])
@@ -413,7 +410,7 @@ import jax, jax.numpy as jnp
 x = jnp.ones((8, 8))
 s24.squared_relu24(s24.matmul(s24.pack24(s24.soft24(x, 1), 1), x)).todense()
 s24.sparse_dot(x, x, s24.methods.FST(), state=s24.methods.FST().init(x), key=jax.random.key(0))
-for name in ("nn", "optim", "refresh"):
+for name in ("nn", "optim", "refresh", "explain"):
     try:
         getattr(s24, name)
     except ModuleNotFoundError as error:
@@ -421,7 +418,12 @@ for name in ("nn", "optim", "refresh"):
 assert not {"flax", "optax"} & set(sys.modules)
 """
     )
-    for attribute, package in (("nn", "flax"), ("optim", "optax"), ("refresh", "flax")):
+    for attribute, package in (
+        ("nn", "flax"),
+        ("optim", "optax"),
+        ("refresh", "flax"),
+        ("explain", "flax"),
+    ):
         assert re.search(
             rf"^{attribute} \| s24\.{attribute} needs {package}: pip install {package}$", out, re.M
         ), out

@@ -14,7 +14,7 @@ from experiments.config import Config
 from experiments.data.batches import Corpus
 from experiments.training.mesh import sizes
 from experiments.training.step import abstract_model
-from jax_sparse24.explain import Choice, choices
+from jax_sparse24.choices import Choice, choices
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method

@@ -138,8 +138,6 @@ struct PackCall : Call {
     const int64_t packed_rows = all.rest() * g.inner_size();
     if (rows != 0 && rows != packed_rows)
       error = ffi::Error::InvalidArgument(std::string(target) + ": compressed matrices need leading dimensions of their own");
-    else if (rows != 0 && !kCompressed24)
-      error = ffi::Error::InvalidArgument(std::string(target) + ": compressed matrices of cuSPARSELt are for CUDA");
     dense_step = packed_rows * g.len;
     values_step = (rows == 0 ? packed_rows : compressed_rows(rows, 2)) * (g.len / 2);
     bytes_step = packed_rows * g.bytes_len();

@@ -19,14 +19,13 @@ struct Values {
   void* data = nullptr;
   int64_t step = 0, own = 0;  // bytes from one matrix to the next, and of the values of one
 
-  static Values of(Check& check, const ffi::AnyBuffer& b, int64_t rows, int64_t depth, int64_t size) {
+  static Values of(const ffi::AnyBuffer& b, int64_t rows, int64_t depth, int64_t size) {
     Values v;
     v.dims = dims_of(b);
     v.compressed = drop_metadata(v.dims, rows, depth, b);
     v.data = b.untyped_data();
     v.step = (v.compressed ? compressed_rows(rows, 2) : rows) * (depth / 2) * size;
     v.own = rows * (depth / 2) * size;
-    check.require(kCompressed24 || !v.compressed, "compressed matrices of cuSPARSELt are for CUDA");
     return v;
   }
   char* at(int64_t b) const { return at_bytes(data, b * step); }
@@ -61,7 +60,7 @@ struct SavedCall : Call {
     if (!check.require(stored.size() >= 2 && m.size() >= 2, "values and metadata need two dimensions")) return {};
     args.tokens = m[m.size() - 2];
     args.features = 2 * stored.back();
-    y2 = Values::of(check, values, args.tokens, args.features, size_of(args.dtype));
+    y2 = Values::of(values, args.tokens, args.features, size_of(args.dtype));
     check.require(args.tokens % kSavedSizes.tokens == 0 && args.features % kSavedSizes.features == 0,
                   "tokens must be a multiple of " + std::to_string(kSavedSizes.tokens) + " and features of " +
                       std::to_string(kSavedSizes.features) + ", got values " + text(y2.dims));
@@ -75,7 +74,7 @@ struct SavedCall : Call {
   Along along(Check& check, const Dims& lead, const ffi::AnyBuffer& values, const ffi::AnyBuffer& bytes,
               const ffi::AnyBuffer& dense) const {
     const int64_t tokens = args.tokens, features = args.features;
-    const Along to = {Values::of(check, values, features, tokens, size_of(args.dtype)), bytes.untyped_data(),
+    const Along to = {Values::of(values, features, tokens, size_of(args.dtype)), bytes.untyped_data(),
                       dense.untyped_data()};
     check.shape("values along tokens", to.values.dims, with(lead, features, tokens / 2));
     check.shape("metadata along tokens", bytes, with(lead, features, ceil_div(tokens, 8)));
@@ -122,7 +121,7 @@ ffi::Error SavedBackward(Device device, int64_t relu, int64_t strided, ffi::AnyB
   const Dims lead = check.broadcast("packed and dy2", check.broadcast("values and metadata", v_lead, m_lead),
                                     check.broadcast("dy2 and ranks", d_lead, r_lead));
   a.dense_rows = few[few.size() - 2];
-  c.dy1 = Values::of(check, *dy1, a.tokens, a.features, size_of(a.dtype));
+  c.dy1 = Values::of(*dy1, a.tokens, a.features, size_of(a.dtype));
   check.shape("dy1", c.dy1.dims, with(lead, a.tokens, a.features / 2));
   c.y2_along = c.along(check, lead, *y2_values, *y2_metadata, *y2_dense);
   c.dy1_along = c.along(check, lead, *dy1_values, *dy1_metadata, *dy1_dense);

@@ -58,7 +58,7 @@ struct PackArgs {
   Groups groups;
   Draws draws = {};  // of operations that draw
   // Only on CUDA: whether members of a group are a quarter of the axis apart, and not neighbours; and unless behind is null,
-  // where the metadata of a packed matrix (rows, depth) go too, in cuSPARSELt's order for sm_90.
+  // where the metadata of a packed matrix (rows, depth) go too, in cuSPARSELt's order.
   bool strided = false;
   uint8_t* behind = nullptr;
   int64_t rows = 0, depth = 0;

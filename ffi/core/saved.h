@@ -71,7 +71,7 @@ struct SavedSizes {
 };
 
 // An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,
-// as rows of tokens; and, on CUDA and unless behind is null, the metadata in cuSPARSELt's order for sm_90 with rows padded to 64.
+// as rows of tokens; and, on CUDA and unless behind is null, the metadata in cuSPARSELt's order.
 struct AlongTokens {
   void* values;
   uint8_t* metadata;

@@ -18,8 +18,8 @@ using Device = ffi::ThreadPool;
 
 constexpr std::initializer_list<ffi::Traits> kTraits = {};
 constexpr size_t kAlignment = 1;  // arrays begin anywhere
-constexpr bool kCompressed24 = false;  // cuSPARSELt is of CUDA alone
 constexpr SavedSizes kSavedSizes = {4, 4, true};
+constexpr int64_t metadata_rows() { return 0; }  // cuSPARSELt is of CUDA alone
 
 inline ffi::Error clear(const char*, Device&, void* p, int64_t bytes) {
   std::memset(p, 0, size_t(bytes));

@@ -14,8 +14,9 @@ using Device = cudaStream_t;                        // and what it gives
 // Launches never wait, allocate or copy to the host, so that XLA may capture them into a CUDA graph.
 constexpr std::initializer_list<ffi::Traits> kTraits = {ffi::Traits::kCmdBufferCompatible};
 constexpr size_t kAlignment = 16;  // of arrays; XLA's begin at multiples of 128, and those that a program is given of 16
-constexpr bool kCompressed24 = true;  // cuSPARSELt may be there
 constexpr SavedSizes kSavedSizes = {cuda::kSavedTokens, 8, false};
+
+using cuda::metadata_rows;
 
 inline ffi::Error status(const char* target, cudaError_t e) {
   return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));

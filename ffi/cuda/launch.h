@@ -82,7 +82,9 @@ cudaError_t launch_pack_vnm_tiles(const PackVnmArgs& args, cudaStream_t stream);
 // kPack along the last axis of such an array, of max(x, 0)^2.
 cudaError_t launch_squared_relu_vnm(const PackVnmArgs& args, cudaStream_t stream);
 
-// The metadata of a packed (rows, depth) matrix, whose values have one byte or two, in cuSPARSELt's order.
+// To a multiple of how many rows the current device's cuSPARSELt pads metadata.
+int64_t metadata_rows();
+// The metadata of a packed (rows, depth) matrix, whose values have one byte or two, in the library's order.
 cudaError_t launch_metadata(const uint8_t* metadata, uint8_t* out, int64_t rows, int64_t depth, int64_t value_bytes,
                             cudaStream_t stream);
 

@@ -5,7 +5,6 @@
 #pragma once
 #include "../core/matmul_vnm.h"
 #include "../core/packed24.h"
-#include "sm80/metadata_layouts.h"
 #include "../core/packed_vnm.h"
 #include "mma_sp.cuh"
 #include "vectors.cuh"

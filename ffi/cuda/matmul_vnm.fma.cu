@@ -144,11 +144,7 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, cudaStream_t stream) {
 }
 
 // Whether this device runs the machine code for sm_90a.
-bool is_hopper() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-}
+bool is_hopper() { return compute_capability() / 10 == 9; }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The instructions of the sparse product: asynchronous copies, matrix loads, mma.sp.
+// The instructions of the sparse product: asynchronous copies, matrix loads, mma.sp and where it wants its metadata.
 #pragma once
 #include <type_traits>
 
@@ -78,6 +78,13 @@ void load_matrices(const uint16_t* row, uint32_t m[4]);
 template <class T, int kSelector>
 void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uint32_t words);
 #endif
+
+// The metadata operand of mma.sp.m16n8k32 with 16-bit values and selector `pair`: the word of lane `lane` whose half
+// `half` it fills holds 16 columns, number `column`, of row `row` of the 16 x 64 block.
+struct MmaWord {
+  int row, column;
+};
+S24_HD MmaWord mma_sp_word(int lane, int half) { return {lane / 4 + 8 * half, lane % 4}; }
 
 // Eight 16-bit elements, of which `left` exist; zeros for the others.
 template <bool kWhole>

@@ -6,7 +6,7 @@
 // the dense rows, cuts along tokens, and transposes through shared memory.
 // Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8. Nothing dense of this size is read or
 // written but dY2.
-#include "sm90/metadata_words.cuh"
+#include "metadata_order.cuh"
 #include "packed24_tile.cuh"
 
 namespace s24 {
@@ -83,15 +83,16 @@ __device__ __forceinline__ void store_dense(const FourRows& rows, uint32_t dense
 }
 
 // A block takes up to `rounds` tiles along tokens and reads the next one before it packs one.
-template <class T, Slope slope>
+template <class Order, class T, Slope slope>
 __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_constant__ SavedArgs a, unsigned rounds) {
   using S = Tile<uint16_t>;
+  static_assert(kTileRows == S::kInner, "a block writes the metadata of its rows");
   __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
   __shared__ int32_t ranks[S::kInner];
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned features = unsigned(a.features), tokens = unsigned(a.tokens);
   const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * S::kLanes;
-  const unsigned rows = min(unsigned(S::kInner), features - inner0);  // of the packed form
+  const unsigned rows = inner0 < features ? min(unsigned(S::kInner), features - inner0) : 0;  // of the packed form
   const bool inside = i0 < features;
   const uint64_t step = a.strided ? uint64_t(tokens / 4) * features : features;
   const auto first_at = [&](unsigned tile) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
     const SavedInput in = next;
     if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
     S(&both)[2] = tiles[n % 2];
-    constexpr uint32_t kPadding = kPaddingNibble * 0x01010101u;
+    constexpr uint32_t kPadding = Order::kPaddingNibble * 0x01010101u;
     uint32_t made[2][2] = {{kPadding, kPadding}, {kPadding, kPadding}};
     if (inside) {
       TwoPlaces places[4];
@@ -157,22 +158,24 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
       tile.store_nibbles(to.metadata + packed / 2, tokens, int(rows));
       const int thread = int(threadIdx.x) - from;
       if (to.behind == nullptr || thread < 0 || thread >= 64) return;
-      const SixteenBytes own = SixteenBytes::of(thread);
+      using Share = typename Order::Of16Bits;
+      const Share own = Share::of(thread);
       const auto* const words = reinterpret_cast<const uint32_t*>(tile.nibbles);
-      uint8_t* const at_tile = to.behind + uint64_t(inner0 / 8) * tokens + n * (kTileGroups * 32);
-      store(reinterpret_cast<uint32_t*>(at_tile) + 4 * thread, own.made([&](int row) { return words[4 * row + own.word]; }));
+      const int64_t place = Share::at(inner0 + own.row, n * kTileGroups + 8 * own.word, tokens);
+      store(reinterpret_cast<uint32_t*>(to.behind + place / 2), own.made([&](int row, int w) { return words[4 * row + w]; }));
     };
     write(both[0], a.y2_along, 64);  // by other threads than those of rows
     write(both[1], a.dy1_along, 128);
   }
 }
 
-template <class T>
+template <class Order, class T>
 cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
-  const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, int64_t(Tile<uint16_t>::kInner));
+  const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, Order::kRows) * (Order::kRows / kTileRows);
   const int rounds = rounds_for(tiles * columns, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
-  const auto kernel = a.slope == Slope::kRelu ? saved_backward<T, Slope::kRelu> : saved_backward<T, Slope::kSquaredRelu>;
+  const auto relu = saved_backward<Order, T, Slope::kRelu>, squared = saved_backward<Order, T, Slope::kSquaredRelu>;
+  const auto kernel = a.slope == Slope::kRelu ? relu : squared;
   return start(kernel, grid, kThreads, 0, stream, a, unsigned(rounds));
 }
 
@@ -183,7 +186,10 @@ static_assert(kSavedTokens == 4 * kTileGroups, "a tile");
 template <>
 cudaError_t run(const SavedArgs& a, cudaStream_t stream) {
   if (a.tokens * a.features == 0) return cudaSuccess;
-  const cudaError_t e = a.dtype == Dtype::kF16 ? launch<F16>(a, stream) : launch<BF16>(a, stream);
+  const cudaError_t e = with_order([&](auto order) {
+    using Order = decltype(order);
+    return a.dtype == Dtype::kF16 ? launch<Order, F16>(a, stream) : launch<Order, BF16>(a, stream);
+  });
   if (e != cudaSuccess || a.behind == nullptr) return e;
   return launch_metadata(a.metadata, a.behind, a.tokens, a.features, 2, stream);
 }

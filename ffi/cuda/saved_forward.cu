@@ -1,11 +1,11 @@
 // Packing of an activation that is saved for the backward pass.
 //
 // Operands: x (tokens, features); its squared ReLU or x itself packed 2:4 along features; counts (tokens / kSavedTokens,
-// features) of the entries that are kept and not zero; and, if asked for, the metadata in cuSPARSELt's order for sm_90.
+// features) of the entries that are kept and not zero; and, if asked for, the metadata in cuSPARSELt's order.
 // Steps: a block takes kSavedTokens tokens. A thread packs its eight features of some of them and counts in bytes; the counts
 // of a block are summed, and the metadata reordered, in shared memory.
 // Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8.
-#include "sm90/metadata_words.cuh"
+#include "metadata_order.cuh"
 #include "packed24.cuh"
 
 namespace s24 {
@@ -18,7 +18,7 @@ constexpr unsigned kDown = kThreads / kAcross;
 
 // A block takes kSavedTokens tokens; a thread packs its eight features of one in kDown of them, and counts in bytes.
 // bytes: of metadata in a row; columns: blocks side by side; behind: see PackArgs.
-template <PackOp op, class T>
+template <class Order, PackOp op, class T>
 __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
     pack_counted(const uint32_t* dense, uint32_t* values, uint8_t* metadata, uint8_t* counts, uint8_t* behind, unsigned bytes,
                  unsigned columns) {
@@ -84,14 +84,16 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
   }
   sums[down][across] = found;
   __syncthreads();
-  const SixteenBytes own = SixteenBytes::of(int(threadIdx.x));
+  static_assert(kSavedTokens % Order::kRows == 0, "no padding");
+  using Share = typename Order::Of16Bits;
+  const Share own = Share::of(int(threadIdx.x));
   const unsigned word = blockIdx.x % columns * (kAcross / 4) + own.word;
   if (behind != nullptr && 4 * word < bytes) {
     S24_UNROLL
-    for (int first = 0; first < int(kSavedTokens); first += 64) {
+    for (int first = 0; first < int(kSavedTokens); first += kTileRows) {
       const int64_t m = int64_t(part) * kSavedTokens + first + own.row;
-      const int64_t n = cusparselt_sm90_16bit(m, 8 * int64_t(word), 8 * int64_t(bytes));
-      store(reinterpret_cast<uint32_t*>(behind + n / 2), own.made([&](int row) { return words[first + row][own.word]; }));
+      const int64_t n = Share::at(m, 8 * int64_t(word), 8 * int64_t(bytes));
+      store(reinterpret_cast<uint32_t*>(behind + n / 2), own.made([&](int row, int w) { return words[first + row][w]; }));
     }
   }
   if (down != 0 || !inside) return;
@@ -103,12 +105,12 @@ __global__ void __launch_bounds__(kThreads, op == PackOp::kSquaredRelu ? 5 : 4)
   store(reinterpret_cast<uint32_t*>(counts) + 2 * (uint64_t(part) * bytes + b), found);
 }
 
-template <PackOp op, class T>
+template <class Order, PackOp op, class T>
 cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
-  static_assert(kThreads == 16 * kAcross / 4, "64 rows of metadata in a block are 16 bytes of a thread");
+  static_assert(kThreads == 16 * kAcross / 4, "a tile of metadata is 16 bytes of each thread");
   const int64_t bytes = features / 8, rows = a.groups.count() / (2 * bytes);
   const unsigned columns = blocks_for(bytes, kAcross);
-  return start(pack_counted<op, T>, dim3(unsigned(rows / kSavedTokens) * columns), kThreads, 0, stream,
+  return start(pack_counted<Order, op, T>, dim3(unsigned(rows / kSavedTokens) * columns), kThreads, 0, stream,
                static_cast<const uint32_t*>(a.dense), static_cast<uint32_t*>(a.values), a.metadata, counts, a.behind,
                unsigned(bytes), columns);
 }
@@ -117,10 +119,13 @@ cudaError_t launch(const PackArgs& a, int64_t features, uint8_t* counts, cudaStr
 
 cudaError_t launch_pack_counted(const PackArgs& a, int64_t features, uint8_t* counts, cudaStream_t stream) {
   if (a.groups.count() == 0) return cudaSuccess;
-  const bool half = a.dtype == Dtype::kF16;
-  const auto squares = half ? launch<PackOp::kSquaredRelu, F16> : launch<PackOp::kSquaredRelu, BF16>;
-  const auto plain = half ? launch<PackOp::kPlain, F16> : launch<PackOp::kPlain, BF16>;
-  return (a.op == PackOp::kSquaredRelu ? squares : plain)(a, features, counts, stream);
+  return with_order([&](auto order) {
+    using Order = decltype(order);
+    const bool half = a.dtype == Dtype::kF16;
+    const auto squares = half ? launch<Order, PackOp::kSquaredRelu, F16> : launch<Order, PackOp::kSquaredRelu, BF16>;
+    const auto plain = half ? launch<Order, PackOp::kPlain, F16> : launch<Order, PackOp::kPlain, BF16>;
+    return (a.op == PackOp::kSquaredRelu ? squares : plain)(a, features, counts, stream);
+  });
 }
 
 }  // namespace cuda

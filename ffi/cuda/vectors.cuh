@@ -1,4 +1,4 @@
-// What the kernels share: aligned vectors, index arithmetic, launch sizes.
+// What the kernels share: aligned vectors, index arithmetic, launch sizes, what the device is.
 #pragma once
 #include "../core/floats.h"
 #include "launch.h"
@@ -35,6 +35,15 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
   const int64_t q = a / b;
   *rest = a - q * b;
   return q;
+}
+
+// The compute capability of the current device, 10 major + minor, such as 90; 0 if there is none.
+inline int compute_capability() {
+  int device = 0, major = 0, minor = 0;
+  const bool found = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+  return found ? 10 * major + minor : 0;
 }
 
 inline unsigned blocks_for(int64_t units, int64_t per_block) { return unsigned(ceil_div(units, per_block)); }

@@ -9,7 +9,8 @@ from pathlib import Path
 import jax
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.dispatch.hardware import GENERATIONS, generation
+from jax_sparse24.dispatch.generations import GENERATIONS, Generation, Layout
+from jax_sparse24.dispatch.hardware import generation
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 
@@ -86,13 +87,20 @@ def float8_problem() -> str:
     return f"products of {FLOAT8.name} were verified with cuSPARSELt {known}, here is {here}"
 
 
-def _facts():
+def _facts() -> Generation:
     """The facts about the library on this GPU; for a program that is lowered elsewhere, those of the latest
     generation that has some."""
     row = generation()
     if row is not None and row.layout:
         return row
     return [row for row in GENERATIONS if row.layout][-1]
+
+
+def layout() -> Layout:
+    """The layout of the compressed matrices that kernels make for the library.
+
+    Returns: that of this GPU's generation; for a program that is lowered elsewhere, the latest known one."""
+    return _facts().layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import cusparselt, native, table
-from jax_sparse24.dispatch.hardware import CAPABILITIES, capability, generation, platform
+from jax_sparse24.dispatch.generations import CAPABILITIES
+from jax_sparse24.dispatch.hardware import capability, generation, platform
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import FLOAT8
 

@@ -1,76 +1,17 @@
-"""What hardware this machine has, and one row of facts per generation of GPUs."""
+"""What hardware this machine has."""
 
 import dataclasses
 import functools
 import os
 import platform as system
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.patterns import FLOAT8
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """What the kernels and cuSPARSELt can do on GPUs of some compute capabilities.
-
-    capabilities: the compute capabilities, such as "9.0".
-    machine_code: which part of the built code runs there.
-    layout: the order in which cuSPARSELt has metadata, if kernels write it: "sm_90", that of `Compressed24`;
-        "" where it is not known.
-    algorithms: release of cuSPARSELt -> (dtype, whether the dense operand is column-major, whether the result
-        is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.
-    tried: dtype -> how many algorithms a search tries.
-    verified: releases whose 8-bit products and epilogues were compared with float64.
-    faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion."""
-
-    capabilities: tuple[str, ...]
-    machine_code: str
-    layout: str = ""
-    algorithms: Mapping[tuple[int, int, int], Mapping] = dataclasses.field(default_factory=dict)
-    tried: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    verified: tuple[tuple[int, int, int], ...] = ()
-    faster: frozenset[tuple[str, str, str, bool]] = frozenset()
-
-
-AMPERE = Generation(("8.0", "8.6", "8.7", "8.9"), "sm_80")
-HOPPER = Generation(
-    ("9.0",),
-    "sm_90a",
-    layout="sm_90",
-    algorithms={
-        (0, 10, 0): {
-            ("bfloat16", True, True): 17,
-            ("bfloat16", False, True): 17,
-            ("bfloat16", True, False): 20,
-            ("bfloat16", False, False): 3,
-            (FLOAT8.name, True, True): 8,
-        }
-    },
-    # For float16, algorithms 36 to 45 of release 0.8.0 end the process with an illegal instruction on an
-    # H200; with later releases they were not tried.
-    tried={"bfloat16": 64, "float16": 36, FLOAT8.name: 64},
-    verified=((0, 10, 0),),
-    # experiments/benchmarks/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as
-    # fast as a copy, and with approximate estimates whole blocks gain nothing. The suite `producers` of
-    # experiments.bench measures other hardware.
-    faster=frozenset(
-        {
-            ("nvidia-h200", "gated", "bfloat16", True),
-            ("nvidia-h200", "gated_backward", "bfloat16", True),
-            ("nvidia-h200", "gated_backward_pack exact", "bfloat16", False),
-            ("nvidia-h200", "gated_backward_pack exact", "bfloat16", True),
-        }
-    ),
-)
-BLACKWELL = Generation(("10.0", "10.3", "11.0", "12.0", "12.1"), "PTX of sm_80")
-GENERATIONS = (AMPERE, HOPPER, BLACKWELL)
-CAPABILITIES = {c: generation for generation in GENERATIONS for c in generation.capabilities}
+from jax_sparse24.dispatch.generations import CAPABILITIES, Generation
 
 
 def platform() -> str:

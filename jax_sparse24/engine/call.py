@@ -171,9 +171,8 @@ def check_state(op: str, method, state, **weights) -> None:
         if not isinstance(own, Mapping):
             raise TypeError(f"{op}: {place} must be a dict of arrays, got {type(own).__name__}; {fix}.")
         others = [entry for entry in own if entry not in entries]
-        if (
-            others and single
-        ):  # a layer of an FFN that is called alone brings the state that it has in the FFN
+        # A layer of an FFN that is called alone brings the state that it has in the FFN.
+        if others and single:
             there = [method.state_shapes(weights[role].shape, r) for r in ("w1", "w2")]
             others = [entry for entry in others if not any(entry in state for state in there)]
         unknown += [f"{place}[{entry!r}]" for entry in others]

@@ -345,7 +345,7 @@ class GatedBackward:
 class GatedMVUE:
     """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
 
-    def packs(self, dtype, exact: bool) -> bool:
+    def serves(self, dtype, exact: bool) -> bool:
         """Whether a kernel makes and packs exact, or approximate, estimates of a dtype."""
         return gated.GATED_BACKWARD_PACK.decide(dtype, exact=exact).runs != "reference"
 
@@ -355,7 +355,7 @@ class GatedMVUE:
         estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
         if not estimated or row.tokens != "consecutive" or row.gather_features:
             return False
-        if not (_may_gate(execution) and self.packs(dtype, row.by.exact)):
+        if not (_may_gate(execution) and self.serves(dtype, row.by.exact)):
             return False
         first, second = decisions
         return first.sparse and first == second
@@ -385,8 +385,8 @@ def any_gated(activation: str, dtype) -> bool:
 
     activation: by name.
     dtype: of the operands."""
-    packs = (GATED_MVUE.packs(dtype, exact) for exact in (True, False))
-    return activation in GATES and any((GATED.serves(dtype), GATED_BACKWARD.serves(dtype), *packs))
+    served = (GATED_MVUE.serves(dtype, exact) for exact in (True, False))
+    return activation in GATES and any((GATED.serves(dtype), GATED_BACKWARD.serves(dtype), *served))
 
 
 def _may_gate(execution: Execution) -> bool:

@@ -25,14 +25,14 @@ from jax_sparse24.patterns import FLOAT8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Compressed24(PackedArray):
-    """A 2:4-sparse matrix of 16-bit floats in cuSPARSELt's layout for sm_90.
+    """A 2:4-sparse matrix of 16-bit floats in the layout of cuSPARSELt on this generation of GPUs.
 
     The packing kernels write this layout directly, so that no call of the library compresses the matrix. It
     takes 10/16 of the memory of the matrix, where Packed24 takes 9/16.
 
-    compressed: (R + 8 ceil(R / 64), K / 2), the R rows of values as in Packed24, and after them the metadata
-                in the library's order; K is a multiple of 32. Read as 16-bit floats, that metadata is never
-                NaN or Inf.
+    compressed: (R + P / 8, K / 2), the R rows of values as in Packed24, and after them the metadata of P rows
+                in the library's order, where R is padded to P as its row in dispatch/generations.py says; K
+                is a multiple of 32. Read as 16-bit floats, the metadata is never NaN or Inf.
     metadata:   (R, K / 8) uint8, as in Packed24.
     axis:       the compressed axis, as in Packed24 (static)."""
 
@@ -98,8 +98,9 @@ class Compressed24(PackedArray):
 def _compressed_type(values, *_) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the compressed matrix with these values."""
     rows, half = values.shape
-    behind = -(-rows // 64) * 16 // values.dtype.itemsize
-    return jax.ShapeDtypeStruct((rows + behind, half), values.dtype)
+    multiple = cusparselt.layout().rows
+    padded = -(-rows // multiple) * multiple
+    return jax.ShapeDtypeStruct((rows + padded // (4 * values.dtype.itemsize), half), values.dtype)
 
 
 # Calls of the library. They have no reference of their own, because `ops.matmul` multiplies what was packed.

@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24.choices import choices
 from jax_sparse24.dispatch import table as tables
 from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.explain import choices
 from tests.dispatch.tables import entry, runs_packed, store, table
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")

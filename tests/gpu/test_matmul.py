@@ -10,7 +10,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch.decision import named
-from jax_sparse24.dispatch.hardware import HOPPER
+from jax_sparse24.dispatch.generations import HOPPER
 from jax_sparse24.measure import Oracle
 from jax_sparse24.ops.matmul import contract
 from tests.ops.data import assert_same_bits

@@ -9,7 +9,9 @@ from pathlib import Path
 import jaxlib
 import pytest
 
+from jax_sparse24.dispatch.generations import CAPABILITIES
 from tests.conftest import made_once
+from tests.native.derived import CAPABILITY
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent.parent / "ffi"
@@ -114,7 +116,8 @@ def cuda_targets(compiler, kernels, tmp_path_factory) -> Path:
 def fake_cusparselt(compiler, tmp_path_factory) -> Path:
     """A library with the functions of cuSPARSELt, which says how it was used."""
     output = tmp_path_factory.mktemp("fake") / "libcusparseLt.so.0"
-    return compile_to(output, *compiler, "-O1", "-shared", "-fPIC", HERE / "fake_cusparselt.cc")
+    padded = f"-DS24_PADDED_ROWS={CAPABILITIES[CAPABILITY].layout.rows}"
+    return compile_to(output, *compiler, "-O1", "-shared", "-fPIC", padded, HERE / "fake_cusparselt.cc")
 
 
 @pytest.fixture(scope="session")

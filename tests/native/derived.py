@@ -15,6 +15,7 @@ from jax_sparse24.dispatch import decision, hardware, native
 from tests.ops.sizes import SIZED, Calls, Sized
 
 Array = tuple[tuple[int, ...], str]
+CAPABILITY = "9.0"  # of the GPU that tests pretend to have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Call:
 
 
 @contextmanager
-def on_platform(name: str, call: Callable):
+def on_platform(name: str, call: Callable, capability: str = CAPABILITY):
     """Operations are traced as on a machine of this platform with all kernels; `call` is in place of
-    `native.call`."""
+    `native.call`. capability: of its GPU."""
 
     def only(*operands, default=None, **branches):
         return branches.get(name, default)(*operands)
@@ -60,7 +61,7 @@ def on_platform(name: str, call: Callable):
             (native, "call", call),
             (jax.lax, "platform_dependent", only),
             (decision, "platform", lambda: name),
-            (hardware, "capability", lambda: "9.0"),
+            (hardware, "capability", lambda: capability),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))
         if name != "cpu":

@@ -11,17 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_sparse24.dispatch.operation import Operation
-from tests.native.derived import on_platform
+from tests.native.derived import CAPABILITY, on_platform
 from tests.native.hostile import allocated, make, opened
 
 
 @contextmanager
 def at_once(
-    platform: str, caller: Path, handlers: dict[str, int], around: Callable | None = None, behind: int = 0
+    platform: str,
+    caller: Path,
+    handlers: dict[str, int],
+    around: Callable | None = None,
+    behind: int = 0,
+    capability: str = CAPABILITY,
 ) -> Iterator[set[str]]:
     """Operations compute what they are called with, outside of any program, by handlers of a platform; the
     names of those that ran. around: what is called in place of them, with them as its first argument.
-    behind: bytes from a multiple of 128 to the begin of each array."""
+    behind: bytes from a multiple of 128 to the begin of each array. capability: of a GPU."""
     loaded, ran = opened(str(caller)), set()
 
     def whole(self, *operands, implementation=None, **options):
@@ -53,5 +58,5 @@ def at_once(
         return results if isinstance(types, tuple | list) else results[0]
 
     kernels = call if around is None else partial(around, call)
-    with on_platform(platform, kernels), mock.patch.object(Operation, "__call__", whole):
+    with on_platform(platform, kernels, capability), mock.patch.object(Operation, "__call__", whole):
         yield ran

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kAlgorithms = 8, kWaits = 7, kUnsupported = 10;
 constexpr size_t kWorkspace = 16;
+constexpr int64_t kPadded = S24_PADDED_ROWS;  // to a multiple of which rows of metadata are padded
 
 std::atomic<int> plans{0}, destroyed{0}, products{0}, together{0}, chosen{-1};
 void (*at_work)() = [] {};
@@ -72,7 +73,7 @@ S24_FAKE int cusparseLtMatmulPlanInit(const void*, void* plan, const void*, cons
 S24_FAKE int cusparseLtMatmulPlanDestroy(const void*) { return ++destroyed, 0; }
 S24_FAKE int cusparseLtMatmulGetWorkspace(const void*, const void*, size_t* bytes) { return *bytes = kWorkspace, 0; }
 S24_FAKE int cusparseLtSpMMACompressedSize2(const void*, const void* sparse, size_t* bytes, size_t* temporary) {
-  const int64_t padded = (at(sparse).rows + 63) / 64 * 64;
+  const int64_t padded = (at(sparse).rows + kPadded - 1) / kPadded * kPadded;
   *bytes = size_t(at(sparse).rows * at(sparse).cols + padded * at(sparse).cols / 8);  // of 16-bit values
   return *temporary = 0, 0;
 }

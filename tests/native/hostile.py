@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import jax
 import ml_dtypes
 import numpy as np
 
 from jax_sparse24.dispatch import native
-from jax_sparse24.ops.compressed24 import Compressed24
-from tests.native.derived import Array, Call, Template, free, multiples, templates
+from jax_sparse24.dispatch.generations import CAPABILITIES
+from tests.native.derived import CAPABILITY, Array, Call, Template, free, multiples, templates
 from tests.ops.sizes import Sized
 
 DTYPES = ("float32", "int32", "uint8", "bool")
@@ -42,8 +41,8 @@ class Library(Template):
 
 
 def compressed(R: int, K: int) -> Array:
-    made, _ = Compressed24.types(jax.ShapeDtypeStruct((R, K), "bfloat16"), -1)
-    return made.shape, "bfloat16"
+    multiple = CAPABILITIES[CAPABILITY].layout.rows
+    return (R + -(-R // multiple) * multiple // 8, K // 2), "bfloat16"
 
 
 def compressing(R: int, K: int) -> Call:
@@ -292,10 +291,10 @@ def targets_of_the_cpu() -> dict[str, int]:
     return {name: address(capsule, b"xla._CUSTOM_CALL_TARGET") for name, capsule in targets.items()}
 
 
-def targets_of(library: Path, fake_cusparselt: Path, major: int = 8) -> dict[str, int]:
-    """The same of a library of CUDA's handlers, on a device of this major compute capability."""
+def targets_of(library: Path, fake_cusparselt: Path, capability: str = CAPABILITY) -> dict[str, int]:
+    """The same of a library of CUDA's handlers, for a device of a compute capability."""
     loaded, targets = ctypes.CDLL(str(library)), {}
-    loaded.set_capability(major)
+    loaded.emulate(int(capability.replace(".", "")))
     loaded.open_cusparselt.restype = ctypes.c_bool
     assert loaded.open_cusparselt(str(fake_cusparselt).encode())
 

@@ -7,8 +7,8 @@ extern "C" __attribute__((visibility("default"))) void each_target(void (*f)(con
   for (const s24::Target& target : s24::targets()) f(target.name, reinterpret_cast<void*>(target.execute));
 }
 
-// The kernels that run from now on are those for this major compute capability.
-extern "C" __attribute__((visibility("default"))) void set_capability(int major) { emulated::major = major; }
+// The compute capability of the device that is emulated, 10 major + minor.
+extern "C" __attribute__((visibility("default"))) void emulate(int capability) { emulated::capability = capability; }
 
 // f(types of the parameters) for each kernel that was launched since the last call of this.
 extern "C" __attribute__((visibility("default"))) void each_launched(void (*f)(const char*)) {

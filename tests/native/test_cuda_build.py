@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_sparse24.dispatch.hardware import GENERATIONS
+from jax_sparse24.dispatch.generations import AMPERE, BLACKWELL, GENERATIONS, HOPPER
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,13 +25,16 @@ def build():
     return module
 
 
-def test_every_generation_of_gpus_finds_its_machine_code(build):
-    compiled = {
-        code for flag in build.TARGETS for code in re.findall(r"(?:sm|compute)_\w+", flag.split(",code=")[1])
-    }
+def test_code_is_compiled_for_every_generation_of_gpus(build):
+    """What their rows name, for the architecture of its number."""
+    assert build.targets([AMPERE, HOPPER, BLACKWELL]) == [
+        "-gencode=arch=compute_80,code=[sm_80,compute_80]",
+        "-gencode=arch=compute_90a,code=[sm_90a]",
+    ]
     for generation in GENERATIONS:
-        wanted = re.sub("^PTX of sm_", "compute_", generation.machine_code)
-        assert wanted in compiled, generation
+        flag = f"-gencode=arch=compute_{generation.code.split('_')[1]},code="
+        (codes,) = [target.removeprefix(flag) for target in build.TARGETS if target.startswith(flag)]
+        assert generation.code in codes.strip("[]").split(",")
 
 
 def test_the_switch(build, monkeypatch):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch.generations import GENERATIONS
 from jax_sparse24.ops import compressed24
 from tests.native.conftest import HERE
 from tests.native.derived import random_sizes, templates_of
@@ -32,6 +33,8 @@ SMALL = 2**15  # of one that is aligned no better than XLA promises
 TILE = re.compile(r"Tiles<.*?Shape<(\d+), (\d+)")
 NO_TILE = re.compile(r"P = [{<]s24::MatmulVnmArgs[}>]")
 PARTS = 4
+# A GPU of each generation for whose cuSPARSELt kernels write metadata.
+WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
 
 
 @pytest.mark.slow
@@ -119,14 +122,17 @@ def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fa
 
 
 @pytest.mark.slow
-def test_products_of_blocks_on_hopper(caller, cuda_targets, fake_cusparselt):
-    """Their kernels there are others for whole tiles: of 128 rows, and of 64 rows by 512 or 256 columns."""
+@pytest.mark.parametrize(
+    ("capability", "tiles"), [("8.0", set()), ("9.0", {("128", "256"), ("64", "512"), ("64", "256")})]
+)
+def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cusparselt):
+    """On Hopper whole tiles have kernels of their own: of 128 rows, and of 64 rows by 512 or 256 columns."""
     made = [call for call in calls() if "s24_vnm_matmul" in call[0]]
     launched(cuda_targets)
-    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, major=9))
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, capability))
     ran = "\n".join(launched(cuda_targets))
-    assert set(TILE.findall(ran)) == {("128", "256"), ("64", "512"), ("64", "256")}
-    assert not NO_TILE.search(ran)
+    assert set(TILE.findall(ran)) == tiles
+    assert bool(NO_TILE.search(ran)) == (not tiles)
 
 
 @pytest.mark.slow
@@ -137,27 +143,36 @@ def test_arrays_may_begin_where_xla_lets_them_begin(caller, cuda_targets, fake_c
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", WITH_LAYOUTS)
 @pytest.mark.parametrize("shape", [(256, 256), (128, 96), (128, 576)], ids=str)
-def test_matrices_for_cusparselt_are_those_of_the_library(shape, caller, cuda_targets, fake_cusparselt):
+def test_matrices_for_cusparselt_are_those_of_the_library(
+    shape, capability, caller, cuda_targets, fake_cusparselt
+):
     """Metadata in parts of its tiles of 64 rows and 512 columns, and in whole ones."""
     _, call, _, dtypes, _ = COMPRESSED
     x = np.random.default_rng(9).normal(size=shape)
     arrays = [np.asarray(device(x, dtype)) for dtype in dtypes]
-    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)):
+    targets = targets_of(cuda_targets, fake_cusparselt, capability)
+    with at_once("cuda", caller, targets, capability=capability):
         got = jax.device_get([call(x, None) for x in arrays])
-    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call):
+    with at_once("cpu", caller, targets_of_the_cpu(), library.kernel_call, capability=capability):
         assert_same_bits(got, jax.device_get([call(x, None) for x in arrays]))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", WITH_LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("shape", [(16, 64), (80, 192), (72, 576), (192, 1024)], ids=str)
-def test_metadata_in_the_order_of_the_library(shape, dtype, caller, cuda_targets, fake_cusparselt):
+def test_metadata_in_the_order_of_the_library(
+    shape, dtype, capability, caller, cuda_targets, fake_cusparselt
+):
     packed = s24.pack24(jnp.asarray(np.random.default_rng(9).normal(size=shape), dtype), -1)
-    with at_once("cuda", caller, targets_of(cuda_targets, fake_cusparselt)) as ran:
+    targets = targets_of(cuda_targets, fake_cusparselt, capability)
+    with at_once("cuda", caller, targets, capability=capability) as ran:
         got = compressed24.compress(packed)
+        want = library.compress(packed)
     assert ran == {"s24_cusparselt_compress"}
-    assert_same_bits(words_of_bytes(got), words_of_bytes(library.compress(packed)))
+    assert_same_bits(words_of_bytes(got), words_of_bytes(want))
 
 
 def words_of_bytes(x) -> np.ndarray:

@@ -1,24 +1,65 @@
-"""cuSPARSELt 0.10.0 on sm_90 in jnp: its compressed matrix as it was decoded, its products as documented, and
-what our CUDA kernels write there, by those of the CPU."""
+"""cuSPARSELt 0.10.0 in jnp: its compressed matrix as it was decoded, for each generation of GPUs, its
+products as documented, and what our CUDA kernels write there, by those of the CPU."""
+
+import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
 
 
-def order(rows: int, groups: int, value_bytes: int) -> np.ndarray:
-    """Where in the library's order the nibbles of a matrix stand: (rows padded to 64, groups)."""
-    m, q = np.indices((-(-rows // 64) * 64, groups))
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """How the library has metadata.
+
+    rows: to a multiple of how many rows they are padded.
+    padding: the nibble of rows that there are not.
+    place: (m, q, groups, bytes of a value) -> where the nibble of row m and group q stands."""
+
+    rows: int
+    padding: int
+    place: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+
+    def rows_behind(self, rows: int, value_bytes: int = 2) -> int:
+        """How many rows of values the metadata take behind those of a matrix."""
+        return -(-rows // self.rows) * self.rows // (4 * value_bytes)
+
+    def places(self, rows: int, groups: int, value_bytes: int) -> np.ndarray:
+        """Of all nibbles of a matrix, (padded rows, groups)."""
+        m, q = np.indices((-(-rows // self.rows) * self.rows, groups))
+        return self.place(m, q, groups, value_bytes)
+
+
+def _sm90(m, q, groups, value_bytes):
     if value_bytes == 2:
         place = m % 64 // 16 * 128 + m % 8 * 16 + m // 8 % 2 + q // 8 * 512 + q % 4 * 4 + q // 4 % 2 * 2
     else:
         place = m % 64 // 16 * 256 + m % 8 * 32 + m // 8 % 2 * 2 + q // 16 * 1024
         place += q // 2 % 4 * 8 + q // 8 % 2 * 4 + q % 2
     return place + m // 64 * 64 * groups
+
+
+# By the names of layouts in jax_sparse24/dispatch/generations.py.
+ORDERS = {"Sm90": Order(64, 0xE, _sm90)}
+# Compute capability -> whether the kernels run there, and the layout of cuSPARSELt that they write.
+DEVICES: dict[str, tuple[bool, str | None]] = {
+    **dict.fromkeys(("7.0", "7.5"), (False, None)),
+    **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), (True, None)),
+    "9.0": (True, "Sm90"),
+    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0"), (True, None)),
+    "13.0": (False, None),
+}
+
+
+def order() -> Order:
+    """That of the layout in which operations compress here."""
+    return ORDERS[cusparselt.layout().name]
 
 
 def _nibbles(data):
@@ -33,8 +74,9 @@ def compress(packed: Packed24) -> jax.Array:
     """The compressed matrix."""
     values, size = packed.values, packed.dtype.itemsize
     nibbles = _nibbles(packed.metadata)
-    padded = jnp.pad(nibbles, ((0, -len(nibbles) % 64), (0, 0)), constant_values=0xE)
-    ordered = padded.ravel()[np.argsort(order(*nibbles.shape, size), axis=None)]
+    padding = ((0, -len(nibbles) % order().rows), (0, 0))
+    padded = jnp.pad(nibbles, padding, constant_values=order().padding)
+    ordered = padded.ravel()[np.argsort(order().places(*nibbles.shape, size), axis=None)]
     tail = _bytes(ordered)
     tail = lax.bitcast_convert_type(tail if size == 1 else tail.reshape(-1, size), values.dtype)
     return jnp.concatenate([values, tail.reshape(-1, values.shape[1])])
@@ -44,7 +86,7 @@ def decompress(compressed: jax.Array, rows: int) -> Packed24:
     """Values and metadata of a compressed matrix."""
     depth, size = 2 * compressed.shape[1], compressed.dtype.itemsize
     tail = lax.bitcast_convert_type(compressed[rows:].ravel(), jnp.uint8).ravel()
-    places = order(rows, depth // 4, size)
+    places = order().places(rows, depth // 4, size)
     assert tail.size * 2 == places.size
     return Packed24(compressed[:rows], _bytes(_nibbles(tail)[places])[:rows], -1)
 

@@ -9,6 +9,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import decision, hardware
+from jax_sparse24.dispatch.generations import HOPPER
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.mvue import mvue_pack24
 from tests.ops.data import assert_same_bits
@@ -93,7 +94,7 @@ def test_the_kernel_runs_where_it_was_measured_to_be_faster(monkeypatch):
     monkeypatch.setattr(hardware, "platform", lambda: "cuda")
     assert not hardware.faster("gated", "bfloat16")
     known = frozenset({(hardware.hardware().name, "gated", "bfloat16", True)})
-    row = dataclasses.replace(hardware.HOPPER, faster=known)
+    row = dataclasses.replace(HOPPER, faster=known)
     monkeypatch.setattr(hardware, "generation", lambda: row)
     assert hardware.faster("gated", jnp.bfloat16, True)
     assert not hardware.faster("gated", "bfloat16")

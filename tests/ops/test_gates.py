@@ -1,24 +1,17 @@
 """Which devices and versions the kernels and cuSPARSELt are for: explicit lists, mocked here."""
 
+import re
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import cusparselt, decision, native
-from jax_sparse24.dispatch.hardware import HOPPER
-
-# capability -> (kernels run, cuSPARSELt's metadata are known)
-DEVICES = {
-    **dict.fromkeys(("7.0", "7.5"), (False, False)),
-    **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), (True, False)),
-    "9.0": (True, True),
-    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0"), (True, False)),
-    "13.0": (False, False),
-}
-
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native
+from jax_sparse24.dispatch.generations import GENERATIONS, HOPPER
+from tests.ops.library import DEVICES, ORDERS
 
 FLOAT8 = {"dtype": "float8_e4m3fn"}
 
@@ -37,11 +30,16 @@ def gpu(monkeypatch):
     return pretend
 
 
+@pytest.fixture
+def hopper(monkeypatch):
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+
+
 @pytest.mark.parametrize("capability", DEVICES)
 def test_capabilities(gpu, capability):
     gpu(capability)
-    kernels, library = DEVICES[capability]
-    for implementation, runs in (("ffi", kernels), ("cusparselt", library)):
+    kernels, layout = DEVICES[capability]
+    for implementation, runs in (("ffi", kernels), ("cusparselt", layout is not None)):
         if runs:
             found = decision.decide("pack24", jnp.bfloat16, implementation)
             assert (found.runs, found.reason) == (implementation, "asked for")
@@ -55,6 +53,16 @@ def test_capabilities(gpu, capability):
     found = decision.decide("pack24", jnp.bfloat16)
     assert found.runs == ("auto" if kernels else "reference")
     assert kernels or capability in found.reason
+    assert layout in (None, cusparselt.layout().name)
+
+
+@pytest.mark.parametrize("layout", [row.layout for row in GENERATIONS if row.layout], ids=lambda x: x.name)
+def test_layouts_are_those_of_the_kernels(layout):
+    """By name and padding; the emulated kernels show that their orders are."""
+    text = (Path(__file__).parents[2] / "ffi/cuda/metadata_order.cuh").read_text()
+    (rows,) = re.findall(rf"^struct {layout.name} {{\n  static constexpr int kRows = (\d+);", text, re.M)
+    assert layout.rows == int(rows) == ORDERS[layout.name].rows
+    assert re.search(rf"with_order_of\(f, .*\b{layout.name}\(\)", text)
 
 
 def test_other_accelerators(gpu, monkeypatch):
@@ -86,7 +94,7 @@ def test_versions_that_are_refused(version, why):
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 0), (0, 10, 0)])
-def test_versions_that_are_taken(version, monkeypatch):
+def test_versions_that_are_taken(version, hopper, monkeypatch):
     assert cusparselt.gate(version) == ""
     monkeypatch.setattr(cusparselt, "version", lambda: version)
     product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
@@ -122,7 +130,7 @@ def test_products_that_do_not_fit(changed, out, why):
 
 
 @pytest.mark.parametrize("version", [(0, 8, 1), (0, 9, 1), (0, 10, 0), (0, 11, 0)])
-def test_what_was_verified_in_some_versions_only(version, monkeypatch):
+def test_what_was_verified_in_some_versions_only(version, hopper, monkeypatch):
     """8-bit products and epilogues: in other versions refused, and left to XLA."""
     monkeypatch.setattr(cusparselt, "version", lambda: version)
     taken = version == (0, 10, 0)
@@ -141,7 +149,7 @@ def test_what_was_verified_in_some_versions_only(version, monkeypatch):
     assert not product.applies(None, None)
 
 
-def test_algorithms_that_end_the_process_are_never_tried(monkeypatch):
+def test_algorithms_that_end_the_process_are_never_tried(hopper, monkeypatch):
     module = types.SimpleNamespace(cusparselt_needs=lambda *a: (0, 0, 52))
     monkeypatch.setitem(native._loaded, "cuda", (module, None))
     product = cusparselt.Descriptor(64, 64, 64, True, True, "float16", "float16")

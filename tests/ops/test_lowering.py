@@ -157,6 +157,7 @@ def test_attributes_and_layouts_of_a_call(built):
 def test_products_of_cusparselt(monkeypatch, axes, side, flags):
     """The custom calls: what makes the compressed matrix; the product, its workspace and attributes."""
     monkeypatch.setattr(decision, "library_obstacle", lambda: None)
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
     def product(x):
@@ -180,6 +181,7 @@ def lowered_library_call(monkeypatch, product, *args) -> tuple[str, str]:
     """(the custom call of cuSPARSELt 0.10.0, the program) of a function of `args`."""
     monkeypatch.setattr(decision, "library_obstacle", lambda: None)
     monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     text = jax.jit(lambda *a: product(*a)).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     return re.search(r"custom_call @s24_cusparselt_matmul\(.*", text).group(0), text
 

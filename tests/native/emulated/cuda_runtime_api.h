@@ -37,7 +37,11 @@ enum cudaError_t {
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76
+};
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -57,14 +61,17 @@ inline const char* cudaGetErrorString(cudaError_t e) {
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 
 namespace emulated {
+inline int capability = 90;  // 10 major + minor
 inline thread_local bool has_context = false;
-inline int major = 8;  // of the device's compute capability
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 }  // namespace emulated
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  return *value = attribute == cudaDevAttrMultiProcessorCount ? 2 : emulated::major, cudaSuccess;
+  if (attribute == cudaDevAttrMultiProcessorCount) return *value = 2, cudaSuccess;
+  const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
+  return *value = major ? emulated::capability / 10 : emulated::capability % 10, cudaSuccess;
 }
+
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, emulated::capture_mode), cudaSuccess;
 }

@@ -1,10 +1,13 @@
-"""The sparse and dense layers of a model in words, for `explain`."""
+"""`explain` shows which products of a method or model are sparse, what runs each of them, and why."""
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from jax_sparse24.choices import choice_table, method_table
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sparse_layers
 from jax_sparse24.nn.function import Function
@@ -12,14 +15,36 @@ from jax_sparse24.nn.state import equinox_of
 from jax_sparse24.surgery import left_dense
 
 
-def described(what: Any, table: Callable[[Method, str | None], str]) -> str:
-    """The layers of a model, with the table of each method that they have.
+def explain(
+    what: Any,
+    *,
+    shape: tuple[int, int, int] | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    implementation: str | None = None,
+) -> None:
+    """Prints which operand of which product becomes sparse, by which implementation it runs, and why.
 
-    what: a layer or model of NNX or Equinox, or a `s24.Function`.
-    table: (method, implementation) -> its table.
+    what: a method from `s24.methods`, or a layer or model of NNX or Equinox, whose sparse layers are listed
+        with the table of each method, and its dense linear layers with the reason; or a `s24.Function`, whose
+        parameters are.
+    shape: (T, d, f), tokens, model width and FFN width; prints the decision for each product of an FFN of
+        that shape, with the measurements behind it, instead of the table.
+    dtype: of the products.
+    implementation: for a method, as in `s24.nn.FFN`; layers have their own.
 
-    Returns: lines of text.
-    Raises: TypeError if `what` is none of these."""
+    Raises: TypeError if `what` is neither; ValueError for a shape that is not three numbers or an unknown
+        implementation, RuntimeError for one that cannot run here."""
+
+    def table(method, implementation):
+        if shape is None:
+            return method_table(method, dtype, implementation)
+        return choice_table(method, shape, dtype, implementation)
+
+    print(table(what, implementation) if isinstance(what, Method) else _described(what, table))
+
+
+def _described(what: Any, table: Callable[[Method, str | None], str]) -> str:
+    """The layers of a model, with the table of each method that they have."""
     if isinstance(what, Function):
         return what.explain()
     library = equinox_of(what)

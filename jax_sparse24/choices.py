@@ -1,7 +1,6 @@
-"""`explain` shows which products of a method or model are sparse, what runs each of them, and why."""
+"""Which products of a method are sparse, what runs each of them, and why: decisions, and tables of them."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,40 +22,14 @@ _SYMBOLS = {
 _AXES = {"x": "Td", "w": "df", "dy": "Tf", "w1": "df", "w2": "fd", "y2": "Tf", "dy1": "Tf", "dy3": "Td"}
 
 
-def explain(
-    what: Any,
-    *,
-    shape: tuple[int, int, int] | None = None,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-    implementation: str | None = None,
-) -> None:
-    """Prints which operand of which product becomes sparse, by which implementation it runs, and why.
+def method_table(method: Method, dtype: jax.typing.DTypeLike, implementation: str | None = None) -> str:
+    """A table with one row per product, of a linear layer and, where it differs, of an FFN.
 
-    what: a method from `s24.methods`, or a layer or model of NNX or Equinox, whose sparse layers are listed
-        with the table of each method, and its dense linear layers with the reason; or a `s24.Function`, whose
-        parameters are.
-    shape: (T, d, f), tokens, model width and FFN width; prints the decision for each product of an FFN of
-        that shape, with the measurements behind it, instead of the table.
-    dtype: of the products.
-    implementation: for a method, as in `s24.nn.FFN`; layers have their own.
+    method: from `s24.methods`.
+    dtype, implementation: as in `s24.explain`.
 
-    Raises: TypeError if `what` is neither; ValueError for a shape that is not three numbers or an unknown
-        implementation, RuntimeError for one that cannot run here."""
-
-    def text(method, implementation):
-        if shape is None:
-            return _method_table(method, dtype, implementation)
-        return _decisions(method, shape, dtype, implementation)
-
-    if isinstance(what, Method):
-        print(text(what, implementation))
-        return
-    from jax_sparse24.layers import described  # flax, which methods do not need
-
-    print(described(what, text))
-
-
-def _method_table(method: Method, dtype, implementation) -> str:
+    Returns: lines of text.
+    Raises: as `s24.explain`."""
     decision = decide("explain", jnp.dtype(dtype), implementation)
     name, reason = decision.runs, decision.reason
     runs_sparse = f"{name}: {reason}"
@@ -118,15 +91,20 @@ class Choice:
     decision: Decision | None = None
 
 
-def choices(method: Method, shape, dtype, implementation: str | None = None) -> list[Choice]:
+def choices(
+    method: Method,
+    shape: tuple[int, int, int],
+    dtype: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> list[Choice]:
     """Decides what runs each product of an FFN.
 
     method: from `s24.methods`.
     shape: (T, d, f), tokens, model width and FFN width.
-    dtype, implementation: as in `explain`.
+    dtype, implementation: as in `s24.explain`.
 
     Returns: a `Choice` per product.
-    Raises: as `explain`."""
+    Raises: as `s24.explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
     dtype, plan = jnp.dtype(dtype), method.ffn_plan()
@@ -158,8 +136,18 @@ def choices(method: Method, shape, dtype, implementation: str | None = None) -> 
     return found
 
 
-def _decisions(method: Method, shape, dtype, implementation) -> str:
-    """A table with one row per product of the FFN; times are in ms, at the nearest measured shape."""
+def choice_table(
+    method: Method,
+    shape: tuple[int, int, int],
+    dtype: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> str:
+    """A table with one row per product of an FFN; times are in ms, at the nearest measured shape.
+
+    method, shape, dtype, implementation: as in `choices`.
+
+    Returns: lines of text.
+    Raises: as `s24.explain`."""
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
     for choice in choices(method, shape, dtype, implementation):
