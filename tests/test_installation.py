@@ -54,6 +54,16 @@ def test_info_runs_as_a_module():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+def test_info_takes_no_option_but_help():
+    usage = "usage: python -m jax_sparse24.info"
+    for option, status, said in ("--help", 0, usage), ("--json", 2, "unrecognized arguments: --json"):
+        words = [sys.executable, "-m", "jax_sparse24.info", option]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={"PATH": ""})
+        assert done.returncode == status and said in done.stdout + done.stderr, done.stderr
+        assert "packages:" not in done.stdout
+
+
 def test_a_type_checker_finds_the_package(tmp_path):
     """In a folder on Python's path, also after `pip install -e`: checkers run no finder of setuptools."""
     code = "from importlib.machinery import PathFinder; print(PathFinder.find_spec('jax_sparse24').origin)"
