@@ -184,7 +184,6 @@ def test_a_compressed_matrix_and_its_parts(axis):
     if jax.default_backend() != "cpu":
         return
     for target, run in {"unpack": made.todense, "pack": lambda: compressed24.pack(x, axis)}.items():
-        with pytest.raises(
-            jax.errors.JaxRuntimeError, match=rf"s24_{target}: values has shape \(.*\), expected"
-        ):
+        why = f"s24_{target}: (values has shape .* expected|leading dimensions of values and metadata)"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=why):
             run()
