@@ -120,16 +120,31 @@ def _calls_of_products(pack, dtype, R, K, N) -> Calls:
         yield partial(product, out=jnp.float32), arrays
 
 
+def _calls_in_batches(products, dtype, **sizes) -> Calls:
+    """The first of the products in a batch of two, which have both operands of their own, or one of them."""
+    product, (x, y) = next(iter(products(dtype, **sizes)))
+    for axes in ((0, 0), (0, None), (None, 0)):
+
+        def call(x, y, impl, axes=axes):
+            return jax.vmap(lambda x, y: product(x, y, impl), axes)(x, y)
+
+        shapes = [(2, *a.shape) if axis == 0 else a.shape for a, axis in zip((x, y), axes, strict=True)]
+        yield call, _arrays(dtype, *shapes)
+
+
 def _calls_of_shards(axis, dtype, R, K, batch=()) -> Calls:
-    key = key_of_shard(KEY, 1, 2, 5)
+    keys = jnp.stack([key_of_shard(KEY, above, 2, 5) for above in (1, 3)])
     for op, exact in itertools.product((s24.mvue24, mvue_pack24), (True, False)):
 
-        def call(x, impl, op=op, exact=exact):
+        def call(x, impl, key=keys[0], op=op, exact=exact):
             return op(key, x, axis, exact, implementation=impl)
 
         yield call, _arrays(dtype, (*batch, R, K))
         if axis == -1 and not batch:
             yield _of_rows(call), _arrays(dtype, (R, K))
+        if batch:
+            each = lambda x, impl, call=call: jax.vmap(lambda x, key: call(x, impl, key))(x, keys)  # noqa: E731
+            yield each, _arrays(dtype, (*batch, R, K))
 
 
 def _calls_of_strided(dtype, R, K) -> Calls:
@@ -184,6 +199,9 @@ def _calls_of_blocks(dtype, blocks, v, groups, m, batch=(), **options) -> Calls:
         yield vnm_calls(v, m, axis, **options), _arrays(dtype, shape)
 
 
+_calls_of_24_products = partial(_calls_of_products, lambda x, axis, impl: packed24(x, impl, axis))
+
+
 def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
     def pack(x, axis, impl):
         return s24.pack_vnm(x, v, m, axis=axis, implementation=impl)
@@ -230,14 +248,16 @@ SIZED = [
     ),
     Sized(
         ("s24_matmul",),
-        partial(_calls_of_products, lambda x, axis, impl: packed24(x, impl, axis)),
+        _calls_of_24_products,
         sizes={"R": 16, "K": 24, "N": 20},
         multiples={"K": 4},
+        more=partial(_calls_in_batches, _calls_of_24_products),
         most=200_000,
         places=(
             ("bfloat16", {"R": 144, "K": 200, "N": 24}),
             ("float32", {"R": 80, "K": 44, "N": 70}),
             ("float32", {"R": 400, "K": 48, "N": 130}),
+            ("bfloat16", {"R": 16, "K": 0, "N": 24}),
         ),
         sums=True,
     ),
@@ -255,6 +275,7 @@ SIZED = [
         ("s24_vnm_matmul",),
         _calls_of_block_products,
         _VNM_SIZES | {"N": 20},
+        more=partial(_calls_in_batches, _calls_of_block_products),
         most=200_000,
         places=tuple(
             (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
@@ -268,6 +289,7 @@ SIZED = [
                 ("float32", 2, 16, 11, 5, 70),
                 ("float32", 1, 128, 11, 8, 9),
                 ("float32", 2, 16, 300, 8, 5),
+                ("bfloat16", 1, 64, 0, 8, 24),
             )
         ),
         sums=True,
