@@ -70,8 +70,13 @@ void decode_elements(const MatmulArgs& a, int64_t row0, int64_t row1, int64_t k0
       for (int64_t j = 0; j < kept; ++j) values[j] = 0.0f, offsets[j] = 0;
       continue;
     }
-    widen<T>(static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2, kept, values);
+    const auto* row = static_cast<const typename T::Bits*>(a.values) + (row0 + i) * value_step + k0 / 2;
     const uint8_t* m = a.metadata + (row0 + i) * byte_step + k0 / 8;
+    if (row0 + i + kChunk < a.rows) {  // the next chunk's, while this one is multiplied
+      prefetch(row + kChunk * value_step, kept * int64_t(sizeof *row));
+      prefetch(m + kChunk * byte_step, 1);
+    }
+    widen<T>(row, kept, values);
     int64_t j = 0;
     // The positions of consecutive kept elements are consecutive fields of two bits.
     for (; j + kWidth <= kept; j += kWidth) {

@@ -38,13 +38,12 @@ struct PackedRows {
   int64_t value_step, byte_step;
 };
 
-// Prefetches the next rows, which hardware prefetchers do not follow: each lies several lines after the last one.
+// The rows of the next tile.
 template <class B>
 S24_HD void prefetch_rows(const PackedRows<B>& p, int64_t groups) {
   for (int r = kVnmTileRows; r < 2 * kVnmTileRows; ++r) {
-    const char* values = reinterpret_cast<const char*>(p.values + r * p.value_step);
-    for (int64_t b = 0; b < 2 * groups * int64_t(sizeof(B)); b += 64) __builtin_prefetch(values + b, 0, 3);
-    __builtin_prefetch(p.metadata + r * p.byte_step, 0, 3);
+    prefetch(p.values + r * p.value_step, 2 * groups * int64_t(sizeof(B)));
+    prefetch(p.metadata + r * p.byte_step, 1);
   }
 }
 

@@ -17,7 +17,7 @@ constexpr int kTileRows = 3, kTileVectors = 4;
 #endif
 constexpr int kPanel = kWidth * kTileVectors;
 constexpr int kBlock = 128;
-constexpr int kDepth = 256;  // of the scratch, which V:N:M panels fill
+constexpr int kDepth = 512;  // of the scratch, which V:N:M panels fill
 constexpr int kChunk = 48;
 constexpr int kRows = kMatmulRows, kCols = kMatmulCols;
 static_assert(kBlock % 16 == 0 && kDepth % kBlock == 0, "blocking");
@@ -114,6 +114,11 @@ struct Offsets {
 };
 
 // ---- packing of operands ------------------------------------------------------------------------------------------
+
+// Asks for a part of a row that is many lines away from the last one, where hardware prefetchers do not follow.
+S24_HD void prefetch(const void* from, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b, 0, 3);
+}
 
 template <class T>
 S24_HD void widen(const typename T::Bits* from, int64_t n, float* to) {

@@ -72,9 +72,7 @@ void sample_groups(const SampledArgs& a, const uint8_t* columns, int64_t groups,
         widen<T>(row, depth, s.wide[c]);
         rows[c] = s.wide[c];
       }
-      // The next ones are many lines away, which hardware prefetchers do not follow.
-      const char* const next = reinterpret_cast<const char*>(row_of(i + kColumns + c < all ? i + kColumns + c : i));
-      for (int64_t n = 0; n < depth * int64_t(sizeof(Bits)); n += 64) __builtin_prefetch(next + n, 0, 3);
+      prefetch(row_of(i + kColumns + c < all ? i + kColumns + c : i), depth * int64_t(sizeof(Bits)));
     }
     sample<kVectors>(s.parts.panels[0], depth, rows, s.sums(i), k0 > 0);
   }

@@ -83,7 +83,8 @@ struct Grid {
   }
 };
 
-constexpr int64_t kMatmulRows = 384, kMatmulCols = 512;  // The largest block of a product's result.
+// The largest block of a product's result. It has many rows, since each block fills its panels of D anew.
+constexpr int64_t kMatmulRows = 768, kMatmulCols = 256;
 
 // Blocks are of nearly equal size, so that all end together.
 S24_HD Grid work_of(const MatmulArgs& a, int64_t arrays, int64_t threads) {
