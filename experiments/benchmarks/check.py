@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jax_sparse24.measure import roundoff
 
 MOVE = 2.0**-8  # half an eps of bfloat16
+REPLICATES, RARE = 8, 5.04  # see `tolerance_of_replicates`
 
 
 def compiled(make: Mapping[Hashable, Callable]) -> dict:
@@ -34,13 +35,24 @@ def tolerance(dtype, depth: int) -> float:
     return 16 * error + float(jnp.finfo(dtype).eps)
 
 
-def tolerance_of_estimate(tolerance: float) -> float:
-    """The tolerance of a norm whose gradients are drawn at random from values that carry an error of
-    `tolerance`.
+def tolerance_of_replicates(tolerance: float, value: float, replicates: Sequence[float]) -> float:
+    """The tolerance, relative to `value`, of a number that errors of `tolerance` may move by more than that.
 
-    A uniform number falls between the two running sums that differ in about 4 x the error's share of all
-    groups, which then draw other entries altogether; the squared error of the result grows by as much."""
-    return math.sqrt(8 * tolerance)
+    Such is the gradient's norm in the second step. Which of four is cut, or drawn, is decided by rounding
+    where values are nearly equal: errors e decide a share of about e of all groups, which moves a gradient by
+    about sqrt(e) of its norm. AdamW's first update has the signs of the gradient and all but forgets its
+    sizes, so that a share of about sqrt(e) of the entries, those near zero, changes by two updates; the
+    second step, whose weights are off by that, cuts in other places again. How much of this a norm sees
+    depends on method and data, and is measured: `replicates` are REPLICATES values by the same program, from
+    weights that are off at random by `tolerance`, more than what is checked may be. If all are off by normal
+    errors of one size, one error over the root mean square of n others has Student's distribution with n
+    degrees of freedom, beyond RARE once in a thousand times.
+
+    Few choices are not normal. But those of weights that are off by `tolerance` are 16 x as many as those of
+    one product's rounding: where none of n replicates shows one, what is checked has one in a share of
+    1 / (16 n e) = 0.3 % of all cases at most."""
+    errors = [(float(other) - float(value)) / float(value) for other in replicates]
+    return max(tolerance, RARE * math.sqrt(math.fsum(error**2 for error in errors) / len(errors)))
 
 
 def moved(w, seed: int):

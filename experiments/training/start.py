@@ -18,15 +18,14 @@ def initial_state(program: Program):
     """The state before the first step. From another run come the parameters; masks and adapters are made for
     them, and moments start at zero. Raises UserError if there is no such run or its parameters do not fit.
     With `train.perturb` every parameter is off by that much, at random, relative to its size."""
-    return _perturbed(_unperturbed(program), program)
+    state, noise = _unperturbed(program), program.config.train.perturb
+    return perturbed(state, program, noise, program.config.seed) if noise else state
 
 
-def _perturbed(state, program: Program):
-    noise = program.config.train.perturb
-    if not noise:
-        return state
+def perturbed(state, program: Program, noise: float, seed: int):
+    """The state with parameters that are off at random, by `noise` (standard deviation) relative to each."""
     leaves, tree = jax.tree.flatten(state["params"])
-    keys = jax.random.split(jax.random.key(program.config.seed), len(leaves))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
     moved = [
         leaf * (1 + noise * jax.random.normal(key, leaf.shape, leaf.dtype))
         for leaf, key in zip(leaves, keys, strict=True)

@@ -1,9 +1,9 @@
 """Suite train-step: whole optimiser steps of a language model, with the share of the FFN."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from experiments.benchmarks.torch import programs as torch_programs
 from experiments.config import Config, Optim, Train
 from experiments.data import text
 from experiments.models import decoder
+from experiments.training.start import perturbed
 from experiments.training.step import Program as StepProgram
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.measure import Program, interleaved, untuned
@@ -56,6 +57,11 @@ def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256) -> Co
     )
 
 
+def case_of(config: Config) -> Case:
+    """The sizes of a config's steps."""
+    return Case(config.data.batch * config.data.seq, config.model.d, config.model.f)
+
+
 class Steps:
     """Optimiser steps of one method, one a call. options: XLA's for compiling them, which the constructor
     does; it runs nothing. devices: of the config's mesh; None for all."""
@@ -79,10 +85,13 @@ class Steps:
     def metrics(self) -> list:
         return self.first_two()
 
-    def first_two(self) -> list:
-        """Loss and gradient norm of the first two steps from the initial state; later calls go on."""
+    def first_two(self, noise: float = 0.0, seed: int = 0) -> list:
+        """Loss and gradient norm of the first two steps from the initial state; later calls go on.
+        noise, seed: as in `perturbed`, of the parameters."""
         vars(self).pop("state", None)  # one in memory at a time
         self.state = self.program.initial_state()
+        if noise:
+            self.state = perturbed(self.state, self.program, noise, seed)
         return [jax.device_get(self()) for _ in range(2)]
 
     def __call__(self):
@@ -108,52 +117,59 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
             yield what, partial(measure_case, case, dtype, settings, progress)
 
 
-def expected_metrics(arms: Mapping[str, Config]) -> dict[str, list]:
+class Expected(NamedTuple):
+    """Loss and gradient norm of each of two steps, and by what share of it each may be off."""
+
+    metrics: list
+    near: list[dict[str, float]]
+
+
+def expected_metrics(arms: Mapping[str, Config]) -> dict[str, Expected]:
     """Of the arms that are sparse: `Steps.metrics` with masked-dense products. One block is compiled for all
     layers, whose parameters are the same bit for bit."""
 
-    def truth(config):
+    def program(config):
         scanned = dataclasses.replace(config.model, scan=True)
         return partial(Steps, dataclasses.replace(config, model=scanned), "reference", untuned())
 
-    sparse = {name: truth(config) for name, config in arms.items() if config.method.ffn_plan().rows}
-    steps = check.compiled(sparse)
-    return {name: steps.pop(name).first_two() for name in sparse}  # one state in memory at a time
+    sparse = {name: config for name, config in arms.items() if config.method.ffn_plan().rows}
+    steps = check.compiled({name: program(config) for name, config in sparse.items()})
+    return {name: up_to_choices(steps.pop(name), config) for name, config in sparse.items()}
 
 
-def verdict(steps: Steps, truth: list | None, stochastic: bool, dtype: str, case: Case) -> str:
-    """Loss and gradient norm of two steps against `truth`, and against themselves."""
-    if not all(math.isfinite(value) for metrics in steps.metrics for value in metrics.values()):
+def up_to_choices(steps: Steps, config: Config) -> Expected:
+    """The metrics of steps in which values are cut or drawn, which roundings decide."""
+    dtype, case = config.model.dtype, case_of(config)
+    metrics, near = up_to_rounding(steps.first_two(), dtype, case)
+    replicates = [steps.first_two(check.tolerance(dtype, max(case)), n) for n in range(check.REPLICATES)]
+
+    def share(step: int, name: str) -> float:
+        others = [replicate[step][name] for replicate in replicates]
+        return check.tolerance_of_replicates(near[step][name], metrics[step][name], others)
+
+    return Expected(metrics, [{name: share(n, name) for name in of_step} for n, of_step in enumerate(near)])
+
+
+def up_to_rounding(metrics: list, dtype: str, case: Case) -> Expected:
+    """The metrics of steps by dense products."""
+    return Expected(metrics, [dict.fromkeys(("loss", "grad_norm"), check.tolerance(dtype, max(case)))] * 2)
+
+
+def verdict(steps, expected: Expected, bitwise: bool) -> str:
+    """Of two steps, and of the same once more: equal to the bit, or as near to the first as to `expected`."""
+    if not alike(steps.metrics, expected):
         return "wrong"
-    near = check.tolerance(dtype, max(case))
-    # Random draws differ where gradients differ by rounding; they enter norms with their squares.
-    near = check.tolerance_of_estimate(near) if stochastic else near
-    if truth is not None and not alike(steps.metrics, truth, near):
-        return "wrong"
-    again = steps.first_two()
-    if steps.program.config.model.attention == "xla":
-        same = all(
-            np.array_equal(a[name], b[name]) for a, b in zip(again, steps.metrics, strict=True) for name in a
-        )
-    else:
-        same = alike(again, steps.metrics, near)
-    return "ok" if same else "not repeatable"
+    again, first = steps.first_two(), steps.metrics
+    same = again == first if bitwise else alike(again, expected._replace(metrics=first))
+    return rows.OK if same else "not repeatable"
 
 
-def rival_verdict(steps, truth: list, dtype: str, case: Case) -> str:
-    """Of steps by another program, by loss and gradient norm; truth: those of the dense `Steps`."""
-    near = check.tolerance(dtype, max(case))
-    if not alike(steps.metrics, truth, near):
-        return "wrong"
-    return "ok" if alike(steps.first_two(), steps.metrics, near) else "not repeatable"
-
-
-def alike(ours: list, theirs: list, near: float) -> bool:
-    """Whether losses and gradient norms differ by a share of `near` at most."""
+def alike(found: list, expected: Expected) -> bool:
+    """Whether losses and gradient norms are as near as they must be; none is that is not finite."""
     return all(
-        abs(float(a[name]) - float(b[name])) <= near * abs(float(b[name]))
-        for a, b in zip(ours, theirs, strict=True)
-        for name in ("loss", "grad_norm")
+        abs(float(own[name]) - float(other[name])) <= share * abs(float(other[name]))
+        for own, other, near in zip(found, *expected, strict=True)
+        for name, share in near.items()
     )
 
 
@@ -212,7 +228,7 @@ def compare(
     other programs, by name, for its configuration and `Steps`. seed: of the order."""
     baseline, config = next(iter(arms.items()))
     model, dtype = config.model, config.model.dtype
-    case = Case(config.data.batch * config.data.seq, model.d, model.f)
+    case = case_of(config)
     where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     named = None if implementation == "auto" else implementation
     operands = data(case, dtype)
@@ -224,7 +240,8 @@ def compare(
         method = config.method
         progress(f"{where}: {name} is checked")
         steps[name] = Steps(config, named)
-        status[name] = verdict(steps[name], truths.get(name), method.stochastic, dtype, case)
+        truth = truths.get(name) or up_to_rounding(steps[name].metrics, dtype, case)
+        status[name] = verdict(steps[name], truth, bitwise=config.model.attention == "xla")
         programs[name, "step"] = steps[name]
         if s24.due(method, 0):
             programs[name, REFRESHING] = steps[name].refreshing
@@ -234,7 +251,8 @@ def compare(
     others = rivals(arms[baseline], steps[baseline])
     for name, other in others.items():
         steps[name] = programs[name, "step"] = other
-        status[name] = rival_verdict(other, steps[baseline].metrics, dtype, case)
+        truth = up_to_rounding(steps[baseline].metrics, dtype, case)
+        status[name] = verdict(other, truth, bitwise=False)
     progress(f"{where}: all in turn")
     times = rows.times(interleaved(programs, repeats, seconds, QUEUED, seed))
     times = {place: t for place, t in times.items() if place[1] == "ffn" or status[place[0]] == "ok"}
