@@ -15,7 +15,7 @@ help:
 	@echo "make wheels  build wheels and the sdist into dist/; make check-wheels  install and run them"
 	@echo "make clean  remove .venv and everything built"
 
-$(INSTALLED): pyproject.toml setup.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
+$(INSTALLED): pyproject.toml setup.py jax_sparse24/dispatch/generations.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

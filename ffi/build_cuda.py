@@ -15,6 +15,7 @@ from pathlib import Path
 FFI = Path(os.path.relpath(Path(__file__).parent))
 ROOT = FFI.parent
 CALL, CUDA = FFI / "call", FFI / "cuda"
+GENERATIONS = ROOT / "jax_sparse24/dispatch/generations.py"
 # A file's suffix says how it is compiled: *.cc are handlers, for the C++ compiler; *.cu are kernels in which
 # every rounding is as written; in *.fma.cu a product and a sum may be rounded once.
 FUSED = ".fma.cu"
@@ -28,7 +29,7 @@ def targets(generations) -> list[str]:
     return [f"-gencode=arch=compute_{arch},code=[{','.join(codes)}]" for arch, codes in sorted(kinds.items())]
 
 
-TARGETS = targets(runpy.run_path(str(ROOT / "jax_sparse24/dispatch/generations.py"))["GENERATIONS"])
+TARGETS = targets(runpy.run_path(str(GENERATIONS))["GENERATIONS"])
 # The host compiler, which nvcc runs too, does not know nvcc's pragmas.
 HOST = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unknown-pragmas"
 COMMON = ["-std=c++17", "-O3", HOST, *TARGETS]

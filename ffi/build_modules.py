@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import build_cuda
-from build_cuda import CALL, FFI, ROOT
+from build_cuda import CALL, FFI, GENERATIONS, ROOT
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
@@ -78,7 +78,7 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         self._require_cpp17()
         objects = ROOT / f"build/objects-jaxlib-{importlib.metadata.version('jaxlib')}"
-        shared = [p for kind in ("*.h", "*.cuh", "*.py") for p in FFI.rglob(kind)]
+        shared = [GENERATIONS, *(p for kind in ("*.h", "*.cuh", "*.py") for p in FFI.rglob(kind))]
         newest = max(p.stat().st_mtime for p in shared)
         includes = [flag for folder in ext.include_dirs + self.include_dirs for flag in ("-isystem", folder)]
 
@@ -152,7 +152,7 @@ class NativeExtension(Extension):
         self.host_units, self.kernel_units = list(host_units), list(kernel_units)
         units = [*self.host_units, *self.kernel_units]
         sources = sorted({str(source) for sources, *_ in units for source in sources})
-        headers = sorted(str(p) for kind in ("*.h", "*.cuh") for p in FFI.rglob(kind))
+        headers = [*sorted(str(p) for kind in ("*.h", "*.cuh") for p in FFI.rglob(kind)), str(GENERATIONS)]
         include_dirs = [jaxlib_include(), pybind11.get_include(), *include_dirs]
         super().__init__(name, sources, include_dirs=include_dirs, depends=headers, language="c++", **options)
 
