@@ -109,8 +109,8 @@ def with_wrong(product: str, change):
     return run
 
 
-def without_row(operands, multiply):
-    return multiply(operands).at[5].set(0)
+def without_rows(operands, multiply):
+    return multiply(operands).at[:8].set(0)
 
 
 def without_tokens(operands, multiply):
@@ -138,10 +138,10 @@ def test_what_rounding_chooses_is_no_wrong_step(choosing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("product, change", [("B2", without_row), ("B4", without_tokens)])
+@pytest.mark.parametrize("product, change", [("B4", without_rows), ("B4", without_tokens)])
 def test_a_wrong_gradient_is_a_wrong_step(product, change, choosing, monkeypatch):
-    """One of 256 rows is missing, or 64 of 1024 tokens. Four tokens alone move the norm by 4e-5 of it, less
-    than roundings may."""
+    """Without 8 of 64 rows, or 64 of 1024 tokens, of one of the gradients. A single row moves the norm of all
+    by 3e-6 to 3e-5 of it, less than rounding may: norms cannot tell it."""
     config, expected = choosing
     monkeypatch.setattr(Execution, "multiply", with_wrong(product, change))
     step._made.cache_clear()  # what is compiled
