@@ -74,7 +74,8 @@ uintptr_t address_of(P& p) {
   }
 }
 
-// The function, but an error if an array begins at no multiple of so many bytes: kernels need not ask.
+// The function, but an error if an array begins at no multiple of so many bytes. Kernels ask only where matrices of a
+// batch begin after the first.
 template <size_t kAlignment, class... P>
 auto of_aligned(const char* target, xla::ffi::Error (*function)(P...)) {
   return [target, function](P... parameters) {

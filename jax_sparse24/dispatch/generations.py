@@ -21,7 +21,7 @@ class Layout:
 class Generation:
     """What the kernels and cuSPARSELt can do on GPUs of some compute capabilities.
 
-    Kernels have the same tiles on all of them; see docs/architecture.md for what is no fact of a generation.
+    Tiles of kernels are facts of their sources; see docs/architecture.md for what is no fact of a generation.
 
     capabilities: the compute capabilities, such as "9.0".
     code: what is compiled for them, as nvcc names it: machine code, such as "sm_90a", or PTX, such as

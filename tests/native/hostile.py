@@ -20,6 +20,7 @@ import numpy as np
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.generations import CAPABILITIES
 from tests.native.derived import CAPABILITY, Array, Call, Template, free, multiples, templates
+from tests.ops.library import ORDERS
 from tests.ops.sizes import Sized
 
 DTYPES = ("float32", "int32", "uint8", "bool")
@@ -41,8 +42,8 @@ class Library(Template):
 
 
 def compressed(R: int, K: int) -> Array:
-    multiple = CAPABILITIES[CAPABILITY].layout.rows
-    return (R + -(-R // multiple) * multiple // 8, K // 2), "bfloat16"
+    name = CAPABILITIES[CAPABILITY].layout.name
+    return (R + ORDERS[name].rows_behind(R), K // 2), "bfloat16"
 
 
 def compressing(R: int, K: int) -> Call:
