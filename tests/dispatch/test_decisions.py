@@ -141,6 +141,25 @@ def test_the_table_is_asked_once_for_each_sparse_operand(folders, monkeypatch, n
         assert len(asked) == {"FST": 6, "Activation24": 4, "Venom": 7, "SSTE": 4}[name]
 
 
+def test_a_weight_is_packed_both_ways_where_both_of_its_products_are_packed(folders):
+    w = jnp.ones((32, 48))
+    method = s24.methods.FST(mvue=None)
+    state = method.init(w)
+
+    def packs(**packed):
+        shapes = {"fwd": (64, 32, 48), "dgrad": (64, 48, 32)}
+        store(folders[0], table(*(entry(k, shape=shapes[k], packed=us) for k, us in packed.items())))
+        tables._stored.cache_clear()
+        run = lambda x, w: s24.sparse_dot(x, w, method, state).sum()  # noqa: E731
+        text = str(jax.make_jaxpr(jax.grad(run, (0, 1)))(jnp.ones((64, 32)), w))
+        return text.count("s24_pack_masked_both"), text.count("s24_pack_masked")
+
+    cpu_and_cuda = packs(fwd=50.0, dgrad=200.0)[1]
+    assert packs(fwd=50.0, dgrad=200.0) == packs(fwd=200.0, dgrad=50.0) == (0, cpu_and_cuda)
+    assert packs(fwd=200.0, dgrad=200.0) == (0, 0)
+    assert packs(fwd=50.0, dgrad=50.0) == (cpu_and_cuda, cpu_and_cuda)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_explain_says_what_runs(folders, monkeypatch, name):
     """Also where a product is faster than the masked dense one, and slower than the dense one."""
