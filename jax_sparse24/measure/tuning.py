@@ -20,14 +20,15 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.patterns import FLOAT8, VNM
 
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
-# for sizes from half to four times its own.
+# for sizes from half to four times its own. For layers of equal widths, such as the output projection of
+# attention, no wide block speaks.
 SHAPES = {
     "cpu": {
         "float32": ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048)),
         "bfloat16": ((2048, 512, 2048), (2048, 128, 512)),
     },
     "cuda": {
-        "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (4096, 1024, 4096)),
+        "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (16384, 2048, 2048), (4096, 1024, 4096)),
         "float16": ((16384, 2048, 8192),),
     },
 }
@@ -61,7 +62,7 @@ def tune(
     table, not a mixture. Functions that are compiled already keep their decisions.
 
     shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
-        from half to four times its own. By default `SHAPES`: four on a CPU, three on a GPU.
+        from half to four times its own. By default `SHAPES`: four on a CPU, and on a GPU.
     dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse weights.
         Producers of packed operands, which `explain` shows, are timed for the first dtype.
     quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
