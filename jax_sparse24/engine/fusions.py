@@ -101,7 +101,8 @@ def forward(
     operands, ahead = None, {}
     if BOTH_WAYS.matches(execution, names, decisions):
         x, w = (arrays[operand] for operand, _ in execution.table[names[0]])
-        operands, ahead[names[1]] = BOTH_WAYS.run(execution, names, x, w, state, decisions)
+        packed, ahead[names[1]] = BOTH_WAYS.run(execution, names, w, state, decisions)
+        operands = Operands(x, packed, decisions[names[0]])
     decision = decisions[names[0]]
     return product(execution, names[0], arrays, state, key, decision, bias=bias, operands=operands), ahead
 
@@ -174,15 +175,13 @@ class BothWays:
         return forward.sparse and forward.form == backward.form
 
     def run(
-        self, execution: Execution, names: tuple[str, str], x: jax.Array, w: jax.Array, state, decisions
-    ) -> tuple[Operands, Packed]:
-        """The operands of the forward product, and the packed weight of the other.
-
-        x, w: the operands of the forward product."""
+        self, execution: Execution, names: tuple[str, str], w: jax.Array, state, decisions
+    ) -> tuple[Packed, Packed]:
+        """The weight, packed for each of the two products."""
         row = execution.plan.row(names[0])
         own, form = execution.states(state)[row.operand], decisions[names[0]].form
         backward, forward = row.by.both_ways(w, execution.request(row.operand, own, None, form=form))
-        return Operands(x, forward, decisions[names[0]]), backward
+        return forward, backward
 
 
 class Activated:
