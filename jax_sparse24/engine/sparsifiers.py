@@ -201,11 +201,13 @@ class Masked(GroupByGroup):
             return pack24(x, axis, mask, implementation=request.implementation)
         return prune24(jnp.where(mask, x, jnp.zeros_like(x)), axis, implementation=request.implementation)
 
-    def both_ways(self, x, request: Request) -> tuple[Packed, Packed]:
-        """The packed operands that calls along axis -1 and along axis -2 make, from one pass over x.
+    def both_ways(self, x: jax.Array, request: Request) -> tuple[Packed, Packed]:
+        """What calls along axis -1 and along axis -2 make, from one pass over x.
 
         x: a matrix, any floating dtype.
-        request: for a form that is not dense."""
+        request: for a form that is not dense.
+
+        Returns: the operand packed along axis -1, and along axis -2."""
         mask = request.state[self.entry]
         if request.form == "compressed":
             return compressed24.pack_both(x, mask)
