@@ -13,6 +13,7 @@ from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
+from jax_sparse24.engine.plan import FFN, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
 from jax_sparse24.measure.products import PATTERNS, SPARSE_OPERANDS, VNM_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
@@ -112,6 +113,7 @@ def ensure(
     dtypes: Sequence[str],
     methods: Sequence[Method],
     *,
+    linear: bool = False,
     folder: str | os.PathLike | None = None,
     budget: float = 60.0,
     show: Callable[[str], None] | None = print,
@@ -126,7 +128,8 @@ def ensure(
 
     shapes: (T, d, f): tokens of a local batch, model width and FFN width.
     dtypes: names of the dtypes in which the products are computed.
-    methods: their FFN plans say which operand of which product is sparse, and by which pattern.
+    methods: their plans say which operand of which product is sparse, and by which pattern.
+    linear: whether shapes are those of single linear layers, (T, in, out), and not of FFNs.
     folder: as in `tune`. If it cannot be written, the measurements serve this process alone.
     budget: seconds after which no further product is begun. Those that are left run dense, and the last line
         names them.
@@ -135,7 +138,7 @@ def ensure(
     Returns: the path of the file with the measurements, or None if there was nothing to measure.
     Raises: ValueError for a shape that does not fit."""
     check_shapes("ensure", shapes)
-    jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods)]
+    jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods, linear)]
     if not jobs:
         return None
     if show is not None:
@@ -145,20 +148,24 @@ def ensure(
     return path
 
 
-def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) -> list[Job]:
-    """The products of FFNs that kernels could run packed, and that this machine's tables do not know.
+def missing(
+    shape: tuple[int, int, int], dtype: str, methods: Sequence[Method], linear: bool = False
+) -> list[Job]:
+    """The products that kernels could run packed, and that this machine's tables do not know.
 
     shape: (T, d, f).
     dtype: its name.
-    methods: from `s24.methods`."""
+    methods: from `s24.methods`.
+    linear: as in `ensure`; the products of a linear layer have the names of those of W1 in an FFN."""
     dtype = jnp.dtype(dtype)
     if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
     wanted: dict[tuple[str, str], set[str]] = {}
     for method in methods:
-        plan = method.ffn_plan()
+        plan = ffn_plan(method.linear_plan()) if linear else method.ffn_plan()
+        names = LINEAR_IN_FFN["w1"].values() if linear else FFN
         for name, row in plan.rows:
-            if "packed" in row.by.forms:
+            if name in names and "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
         for rule in fusions.MEASURED:
             if pattern := rule.pattern(plan):
