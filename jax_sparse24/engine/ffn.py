@@ -53,9 +53,8 @@ def _forward(execution, products, arrays, state, key):
     shapes = {"x": (T, d), "w1": (d, f), "w2": (f, out), "y2": (T, f), "dy1": (T, f), "dy3": (T, out)}
     execution.check(products, shapes)
     decisions = execution.decisions(products, shapes, x_Td.dtype)
-    first = {"x": x_Td, "w1": w1_df}
-    options = {"bias": arrays.get("b1")}
-    y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, **options)
+    first, b1_f = {"x": x_Td, "w1": w1_df}, arrays.get("b1")
+    y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, bias=b1_f)
     if not fusions.ACTIVATED.matches(execution):
         y2_Tf = ACTIVATIONS[execution.activation](y1_Tf)
         second = {"y2": y2_Tf, "w2": w2_fd}
@@ -105,8 +104,8 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            options = {"operands": ahead.operands("B1", arrays["dy3"])}
-            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], **options)
+            packed = ahead.operands("B1", arrays["dy3"])
+            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], operands=packed)
             (arrays["dy1"],) = activation_vjp(dy2_Tf)
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)

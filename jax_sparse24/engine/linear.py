@@ -28,10 +28,9 @@ def _forward(execution, products, x_Td, w_df, bias_f, state, key):
         shapes = {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])}
         execution.check(products, shapes)
         decisions = execution.decisions(products, shapes, x_Td.dtype)
-        options = {"bias": arrays.get("bias")}
-        dy_Tf, weights = fusions.forward(
-            execution, ("fwd", "dgrad"), arrays, state, key, decisions, **options
-        )
+        bias_f = arrays.get("bias")
+        names = "fwd", "dgrad"
+        dy_Tf, weights = fusions.forward(execution, names, arrays, state, key, decisions, bias=bias_f)
         return {"dy": dy_Tf}, fusions.Ahead(decisions, weights)
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f}
