@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 
 from experiments.benchmarks import settings
-from experiments.benchmarks.settings import Case
+from experiments.benchmarks.settings import Arm, Case
 from experiments.benchmarks.suites.ffn import block, data, forward_backward, state_of
 from experiments.benchmarks.suites.mesh import steps_on
 from experiments.cli import command
@@ -120,19 +120,19 @@ def _per_call(named) -> list[tuple[str, float, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def blocks(case: Case, dtype: str, methods: dict):
+def blocks(case: Case, dtype: str, arms: dict[str, Arm]):
     """(name, program, arguments) of each method's forward and backward pass."""
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
-    for name, method in methods.items():
+    for name, (method, _) in arms.items():
         yield name, jax.jit(forward_backward(block(method, None))), [*args, state_of(method, operands)]
 
 
-def steps(case: Case, dtype: str, methods: dict, layers: int, mesh: Mesh | None = None):
+def steps(case: Case, dtype: str, arms: dict[str, Arm], layers: int, mesh: Mesh | None = None):
     """The same of optimiser steps, in the sparse phase; over a mesh if there is one, each device of which has
     the tokens of the case."""
-    for name, method in methods.items():
-        yield name, steps_on(mesh, case, dtype, method, layers), ()
+    for name, (method, model) in arms.items():
+        yield name, steps_on(mesh, case, dtype, method, layers, **model), ()
 
 
 def show(programs, shape: str, shown: int) -> None:
@@ -175,8 +175,11 @@ def main(argv=None):
     args = parser.parse_args(argv)
     case = Case(args.tokens, *settings.widths(args.shape))
     names = dict.fromkeys(("Dense", *(args.method or ["FST"])))
-    given = (case, args.dtype, {name: settings.method(name) for name in names})
+    arms = {name: settings.arm(name) for name in names}
+    given = (case, args.dtype, arms)
     require(args.step or not args.mesh, "--mesh is for whole steps: add --step.")
+    for name, arm in arms.items():
+        require(args.step or not arm.model, f"--method {name} is for whole steps: add --step.")
     mesh = settings.mesh_of(args.mesh, jax.device_count())[1] if args.mesh else None
     programs = steps(*given, args.layers, mesh) if args.step else blocks(*given)
     show(programs, f"T={case.T} d={case.d} f={case.f} {args.dtype}", args.shown)

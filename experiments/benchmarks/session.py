@@ -34,7 +34,7 @@ class Session:
             "settings": {
                 "cases": [list(case) for case in settings.cases(suite)],
                 "dtypes": list(settings.dtypes),
-                "methods": list(settings.methods),
+                "methods": list(settings.arms),
                 "implementation": settings.implementation,
                 "layers": settings.layers,
                 "repeats": settings.repeats,

@@ -5,8 +5,10 @@ import functools
 import math
 import secrets
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -35,6 +37,16 @@ PRESETS = {
     "llama3-8b": (4096, 14336),
     "opt-6.7b": (4096, 16384),
 }
+
+
+class Arm(NamedTuple):
+    """What is measured under one name: a method, and fields of the model of whole steps, which blocks alone
+    do not have."""
+
+    method: s24.methods.Method
+    model: Mapping[str, str] = MappingProxyType({})
+
+
 METHODS = {
     "Dense": s24.methods.Dense(),
     "STE": s24.methods.STE(),
@@ -45,6 +57,7 @@ METHODS = {
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
 }
+OF_STEPS = {"FST-projections": Arm(s24.methods.FST(), MappingProxyType({"attention_method": "FST"}))}
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -105,8 +118,9 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn and train-step: FST-approximate, FST-dense-wgrad, or any of s24.methods. Default: STE, FST,
-    SSTE, Activation24, Venom. Dense is always there"""
+    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, or any of s24.methods; for train-step
+    and mesh also FST-projections, whose projections of attention are by FST, too. Default: STE, FST, SSTE,
+    Activation24, Venom. Dense is always there"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
@@ -151,7 +165,7 @@ class Settings:
         for shape in self.shape:
             widths(shape)
         for name in self.method:
-            method(name)
+            arm(name)
         _ = self.patterns
         if "mesh" in self.suites:
             _ = self.meshes
@@ -189,10 +203,15 @@ class Settings:
         return dict(mesh_of(text, count) for text in self.mesh or (f"dp={count}", f"fsdp={count}", "tp=2"))
 
     @property
-    def methods(self) -> dict:
-        """Name -> method, Dense first."""
+    def arms(self) -> dict[str, Arm]:
+        """What is measured in whole steps, by name; Dense first."""
         names = dict.fromkeys(("Dense", *(self.method or DEFAULT_METHODS)))
-        return {name: method(name) for name in names}
+        return {name: arm(name) for name in names}
+
+    @property
+    def methods(self) -> dict[str, s24.methods.Method]:
+        """The methods of blocks by name, Dense first: the arms that do not differ in the model."""
+        return {name: arm.method for name, arm in self.arms.items() if not arm.model}
 
     def cases(self, suite: str) -> list[Case]:
         """What `suite` measures: the shapes asked for at all tokens asked for, or the default sweeps."""
@@ -259,15 +278,18 @@ def pattern(text: str) -> VNM:
         raise UserError(f"--vnm {text}: {error}") from error
 
 
-def method(name: str):
-    """The method of that name; UserError with the nearest name if there is none."""
+def arm(name: str) -> Arm:
+    """The arm of that name; UserError with the nearest name if there is none."""
     known = METHODS | {
         n: kind
         for n, kind in vars(s24.methods).items()
         if isinstance(kind, type) and issubclass(kind, s24.methods.Method) and kind is not s24.methods.Method
     }
+    known |= OF_STEPS
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     require(name in known, f"--method {name!r} is unknown; there are {', '.join(sorted(known))}.{hint}")
     found = known[name]
-    return found() if isinstance(found, type) else found
+    if isinstance(found, Arm):
+        return found
+    return Arm(found() if isinstance(found, type) else found)

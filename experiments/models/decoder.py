@@ -145,13 +145,17 @@ class Config(base.Config):
 
     def create(self, method, vocabulary: int, *, rngs) -> "Decoder":
         """See `experiments.models.base.Config`."""
-        model = Decoder(self, method, vocabulary, rngs=rngs)
         if not self.attention_method or type(method) in (s24.methods.Dense, type(None)):
-            return model
-        places = ["blocks"] if self.scan else [f"blocks/{n}" for n in range(self.layers)]
+            return Decoder(self, method, vocabulary, rngs=rngs)
+        # Noise keys follow from the path of a layer, which is that of the unrolled model with `scan`, too.
+        model = Decoder(dataclasses.replace(self, scan=False), method, vocabulary, rngs=rngs)
         own = weights_method(self.attention_method, method)
-        rules = [s24.Rule(f"{place}/attention/{name}", own) for place in places for name in ("qkv", "out")]
-        return s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
+        places = [f"blocks/{n}/attention/{name}" for n in range(self.layers) for name in ("qkv", "out")]
+        rules = [s24.Rule(place, own) for place in places]
+        s24.sparsify(model, rules, key=rngs.default(), implementation=self.implementation)
+        if self.scan:
+            model.model, model.blocks = self, stack(model.blocks)
+        return model
 
 
 def weights_method(name: str, of_run):

@@ -69,8 +69,8 @@ def _one_device(config: Config) -> tuple[int, int]:
 
 
 def projections_of(config: Config) -> list[tuple[Block, Method]]:
-    """The projections of attention that a method makes sparse, without two that are alike, each as a block
-    of its widths, with its method."""
+    """The projections of attention that a method makes sparse, without two that are alike, each with its
+    widths in place of a block's, and with its method."""
     tokens, tp = _one_device(config)
     found = []
     for layer, cut in abstract_model(config).projections():
@@ -86,9 +86,11 @@ def ensure_measured(config: Config, show=say) -> None:
     blocks = blocks_of(config)
     if any(size % 4 for block in blocks for size in block.shape):
         return  # nothing packs such blocks, and most methods refuse them as the model is built
-    for block, method in [*((block, config.method) for block in blocks), *projections_of(config)]:
-        if block.implementation is None:
-            ensure([block.shape], [block.dtype], [method], show=show)
+    layers = [(block, config.method, False) for block in blocks]
+    layers += [(layer, method, True) for layer, method in projections_of(config)]
+    for layer, method, linear in layers:
+        if layer.implementation is None:
+            ensure([layer.shape], [layer.dtype], [method], linear=linear, show=show)
 
 
 def products(config: Config) -> str:

@@ -36,32 +36,36 @@ def _ffn(execution: Execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key)
             arrays = {**arrays, "x": jnp.pad(x_Td, ((0, missing), (0, 0)))}
         if missing and allowed_Tf is not None:
             arrays["allowed"] = jnp.pad(allowed_Tf, ((0, missing), (0, 0)))
-        return {"y3": _forward(execution, arrays, state, key)[0][:T]}, None
+        return {"y3": _forward(execution, ["F1", "F2"], arrays, state, key)[0][:T]}, None
 
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "allowed": allowed_Tf}
     return execution.run(body, operands, state, key, results=["y3"])[0]["y3"]
 
 
-def _forward(execution, arrays, state, key):
-    """Y3, and what the backward pass needs of the activations.
+def _forward(execution, products, arrays, state, key):
+    """Y3, what the backward pass needs of the activations, and `Ahead`. products: those that are decided.
 
-    That is the packed Y2 with the counts of its non-zeros, which are None if nothing has counted them; or Y2
-    where F2 multiplies the whole of it and Y1 follows from it, so that not both are kept; or Y1."""
+    Of the activations that is the packed Y2 with the counts of its non-zeros, which are None if nothing has
+    counted them; or Y2 where F2 multiplies the whole of it and Y1 follows from it, so that not both are kept;
+    or Y1."""
     x_Td, w1_df, w2_fd = (arrays[name] for name in ("x", "w1", "w2"))
-    T, f = x_Td.shape[0], w1_df.shape[1]
-    shapes = {"x": x_Td.shape, "w1": w1_df.shape, "y2": (T, f), "w2": w2_fd.shape}
-    execution.check(["F1", "F2"], shapes)
-    decisions = execution.decisions(["F1", "F2"], shapes, x_Td.dtype)
-    first = {"x": x_Td, "w1": w1_df}
-    y1_Tf = product(execution, "F1", first, state, key, decisions["F1"], bias=arrays.get("b1"))
+    (T, d), (f, out) = x_Td.shape, w2_fd.shape
+    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, out), "y2": (T, f), "dy1": (T, f), "dy3": (T, out)}
+    execution.check(products, shapes)
+    decisions = execution.decisions(products, shapes, x_Td.dtype)
+    first, b1_f = {"x": x_Td, "w1": w1_df}, arrays.get("b1")
+    y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, bias=b1_f)
     if not fusions.ACTIVATED.matches(execution):
         y2_Tf = ACTIVATIONS[execution.activation](y1_Tf)
-        y3_Td = product(execution, "F2", {"y2": y2_Tf, "w2": w2_fd}, state, key, decisions["F2"])
-        return y3_Td, y2_Tf if _saves_y2(execution, y1_Tf.dtype) else y1_Tf
+        second = {"y2": y2_Tf, "w2": w2_fd}
+        y3_Td, more = fusions.forward(execution, ("F2", "B1"), second, state, key, decisions)
+        saved = y2_Tf if _saves_y2(execution, y1_Tf.dtype) else y1_Tf
+        return y3_Td, saved, fusions.Ahead(decisions, weights | more)
     allowed = arrays.get("allowed")
     operands = fusions.ACTIVATED.run(decisions["F2"], execution, y1_Tf, w2_fd, state, key, allowed)
     y3_Td = execution.multiply("F2", operands)
-    return y3_Td, (operands.left, operands.counts) if execution.plan.save_packed else y1_Tf
+    saved = (operands.left, operands.counts) if execution.plan.save_packed else y1_Tf
+    return y3_Td, saved, fusions.Ahead(decisions, weights)
 
 
 def _saves_y2(execution: Execution, dtype) -> bool:
@@ -73,24 +77,21 @@ def ffn_fwd(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
     """Y3 and the residuals of the backward pass."""
 
     def body(arrays, state, key, _):
-        (T, d), f, out = arrays["x"].shape, arrays["w1"].shape[1], arrays["w2"].shape[1]
-        shapes = {"x": (T, d), "w1": (d, f), "w2": (f, out), "y2": (T, f), "dy1": (T, f), "dy3": (T, out)}
-        execution.check(FFN, shapes)
-        y3_Td, saved = _forward(execution, arrays, state, key)
-        return {"y3": y3_Td}, saved
+        y3_Td, saved, ahead = _forward(execution, FFN, arrays, state, key)
+        return {"y3": y3_Td}, (saved, ahead)
 
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "allowed": allowed_Tf}
-    found, saved = execution.run(body, operands, state, key, results=["y3"])
-    return found["y3"], (x_Td, saved, w1_df, w2_fd, b1_f, state, key)
+    found, (saved, ahead) = execution.run(body, operands, state, key, results=["y3"])
+    w1_df, w2_fd = (None if name in ahead.weights else w for name, w in (("B3", w1_df), ("B1", w2_fd)))
+    return found["y3"], (x_Td, saved, ahead, w1_df, w2_fd, b1_f, state, key)
 
 
 def _ffn_bwd(execution, residuals, dy3_Td):
-    x_Td, saved, w1_df, w2_fd, b1_f, state, key = residuals
+    x_Td, saved, ahead, w1_df, w2_fd, b1_f, state, key = residuals
 
     def body(arrays, state, key, saved):
-        shapes = {name: array.shape for name, array in arrays.items()}
-        shapes["y2"] = shapes["dy1"] = (shapes["x"][0], shapes["w1"][1])
-        decisions = execution.decisions(["B1", "B2", "B3", "B4"], shapes, arrays["dy3"].dtype)
+        saved, ahead = saved
+        decisions = ahead.decisions
         if execution.plan.save_packed:
             dy1, operands, features, counts_f = fusions.from_saved(
                 execution, saved, arrays, state, key, decisions
@@ -103,7 +104,9 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            (arrays["dy1"],) = activation_vjp(product(execution, "B1", arrays, state, key, decisions["B1"]))
+            packed = ahead.operands("B1", arrays["dy3"])
+            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], operands=packed)
+            (arrays["dy1"],) = activation_vjp(dy2_Tf)
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)
 
@@ -112,7 +115,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 
         found = {
             "w2": run("B2", features=features, operands=operands.get("B2")),
-            "x": run("B3", saved=dy1),
+            "x": run("B3", saved=dy1, operands=ahead.operands("B3", arrays["dy1"])),
             "w1": run("B4", features=features, operands=operands.get("B4")),
         }
         if "b1" in arrays:
@@ -121,7 +124,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "dy3": dy3_Td}
     results = ["x", "w1", "w2"] if b1_f is None else ["x", "w1", "w2", "b1"]
-    found, _ = execution.run(body, operands, state, key, saved, results=results)
+    found, _ = execution.run(body, operands, state, key, (saved, ahead), results=results)
     return found["x"], found["w1"], found["w2"], found.get("b1"), None, None, None
 
 

@@ -7,6 +7,7 @@ the benchmark asks the same ones, to time what they make. A rule of `MEASURED` c
 its place, and has measurements of its own: `measure/`, `explain` and the benchmark find it there.
 
     EIGHT_BITS       fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
+    BOTH_WAYS        fwd and dgrad, F1 and B3, F2 and B1: a weight is packed for both of its products at once
     ACTIVATED        F2: what makes Y2 sparse applies the activation, too
     COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
     SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
@@ -19,6 +20,7 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
-from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Top2
+from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Top2
 from jax_sparse24.ops import gated
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
@@ -78,6 +80,33 @@ def product(
     return execution.masked_gradient(name, execution.multiply(name, operands, features, bias), state)
 
 
+def forward(
+    execution: Execution,
+    names: tuple[str, str],
+    arrays,
+    state,
+    key,
+    decisions: Mapping[str, Decision | None],
+    *,
+    bias=None,
+) -> tuple[jax.Array, dict[str, Packed]]:
+    """A product of an input and a weight, in the forward pass.
+
+    names: of the product and of that which gives the gradient of its input; of the latter there is a decision
+        if a gradient is taken.
+    decisions: by product.
+    Other arguments are those of `product`.
+
+    Returns: the product, and the weight packed for the other one, by its name, if `BOTH_WAYS` matches."""
+    operands, ahead = None, {}
+    if BOTH_WAYS.matches(execution, names, decisions):
+        x, w = (arrays[operand] for operand, _ in execution.table[names[0]])
+        packed, ahead[names[1]] = BOTH_WAYS.run(execution, names, w, state, decisions)
+        operands = Operands(x, packed, decisions[names[0]])
+    decision = decisions[names[0]]
+    return product(execution, names[0], arrays, state, key, decision, bias=bias, operands=operands), ahead
+
+
 class EightBits:
     """Rounds both operands of a row that may be in 8 bits, each with a scale.
 
@@ -102,6 +131,57 @@ class EightBits:
         return Operands(
             *((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=(scale, dense_scale)
         )
+
+
+class Ahead(NamedTuple):
+    """What the forward pass of a differentiation rule has made for the backward pass.
+
+    decisions: of the products of the backward pass, by name.
+    weights: packed operands of these products, by name; a weight that is here is not needed otherwise."""
+
+    decisions: Mapping[str, Decision | None]
+    weights: Mapping[str, Packed]
+
+    def operands(self, name: str, dy: jax.Array) -> Operands | None:
+        """The operands of a product that gives the gradient of an input, if its weight is packed.
+
+        name: of the product.
+        dy: its other operand."""
+        if name not in self.weights:
+            return None
+        return Operands(dy, self.weights[name], self.decisions[name])
+
+
+class BothWays:
+    """One pass over a weight packs it, by a mask that is 2:4 along both axes, for the product of the forward
+    pass and for the gradient of its input.
+
+    The packed weight is kept for the backward pass in place of the weight, of whose bytes it has 9/16 in 16
+    bits (10/16 in cuSPARSELt's layout). A call that is cut over a mesh keeps weights as they rest, and packs
+    them for each product."""
+
+    def matches(
+        self, execution: Execution, names: tuple[str, str], decisions: Mapping[str, Decision | None]
+    ) -> bool:
+        """Whether both products multiply by the weight under one stored mask, and were decided to run with
+        packed weights of one form.
+
+        names: of the forward product and of that which gives the gradient of its input."""
+        first, second = (execution.plan.row(name) for name in names)
+        alike = first is not None and first == second and isinstance(first.by, Masked) and _only_cut(first)
+        if not alike or execution.partition is not None or not decisions.keys() >= set(names):
+            return False
+        forward, backward = (decisions[name] for name in names)
+        return forward.sparse and forward.form == backward.form
+
+    def run(
+        self, execution: Execution, names: tuple[str, str], w: jax.Array, state, decisions
+    ) -> tuple[Packed, Packed]:
+        """The weight, packed for each of the two products."""
+        row = execution.plan.row(names[0])
+        own, form = execution.states(state)[row.operand], decisions[names[0]].form
+        backward, forward = row.by.both_ways(w, execution.request(row.operand, own, None, form=form))
+        return forward, backward
 
 
 class Activated:
@@ -443,6 +523,7 @@ def _dy1_at_saved(
 
 
 EIGHT_BITS = EightBits()
+BOTH_WAYS = BothWays()
 ACTIVATED = Activated()
 COUNTS = Counts()
 SHARED_FEATURES = SharedFeatures()

@@ -100,36 +100,38 @@ def _gated_ffn(execution: Execution, operands, states, keys):
     return _run_forward(execution, ["fwd"], operands, states, keys)[0]
 
 
-def _shapes(operands):
-    return {name: operand.shape for name, operand in operands.items()}
-
-
 def _fused(activation, gate, up):
     """The gated activations as XLA fuses them, where no kernel is faster; bits are those of three layers."""
     return ACTIVATIONS[activation](gate) * up
 
 
 def _run_forward(execution, products, operands, states, keys):
-    """The result, and gate, up and z, which the backward pass needs."""
+    """The result, and what the backward pass needs: gate, up and z, and `fusions.Ahead` of each layer.
+    products: those that are checked and decided."""
     activation = execution.activation
 
     def body(arrays, states, keys, _):
-        x_Td, f = arrays["x_gate"], arrays["gate"].shape[1]
-        (T, d), out = x_Td.shape, arrays["down"].shape[1]
-        execution.layer("up").check(products, {"x": (T, d), "w": (d, f), "dy": (T, f)})
-        execution.layer("down").check(products, {"x": (T, f), "w": (f, out), "dy": (T, out)})
+        x_Td, ahead = arrays["x_gate"], {}
+        (T, d), (f, out) = x_Td.shape, arrays["down"].shape
+        first, second = {"x": (T, d), "w": (d, f), "dy": (T, f)}, {"x": (T, f), "w": (f, out), "dy": (T, out)}
+        shapes = {"gate": first, "up": first, "down": second}
+        for name in ("up", "down"):
+            execution.layer(name).check(products, shapes[name])
 
         def forward(name, x):
             own, operands = execution.layer(name), {"x": x, "w": arrays[name]}
-            decision = own.decisions(["fwd"], _shapes(operands), x.dtype)["fwd"]
+            decisions = own.decisions(products, shapes[name], x.dtype)
+            given = operands, states[name], keys[name], decisions
             options = {"bias": arrays.get(f"{name}_bias")}
-            return product(own, "fwd", operands, states[name], keys[name], decision, **options)
+            y, weights = fusions.forward(own, ("fwd", "dgrad"), *given, **options)
+            ahead[name] = fusions.Ahead(decisions, weights)
+            return y
 
         gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
         rule = fusions.GATED
         activate = rule.run if rule.matches(execution, gate_Tf.dtype) else _fused
         z_Tf = activate(activation, gate_Tf, up_Tf)
-        return {"dy": forward("down", z_Tf)}, (gate_Tf, up_Tf, z_Tf)
+        return {"dy": forward("down", z_Tf)}, (gate_Tf, up_Tf, z_Tf, ahead)
 
     found, saved = execution.run(body, operands, states, keys, results=["dy"])
     return found["dy"], saved
@@ -137,33 +139,33 @@ def _run_forward(execution, products, operands, states, keys):
 
 def _fwd(execution, operands, states, keys):
     y_Td, saved = _run_forward(execution, LINEAR, operands, states, keys)
-    return y_Td, (operands, saved, states, keys)
+    *_, ahead = saved
+    packed = {name: None for name, own in ahead.items() if own.weights}
+    return y_Td, (operands | packed, saved, states, keys)
 
 
 def _bwd(execution, residuals, dy_Td):
     (operands, saved, states, keys), activation = residuals, execution.activation
 
     def body(arrays, states, keys, saved):
-        x_Td, (gate_Tf, up_Tf, z_Tf) = arrays["x_gate"], saved
+        x_Td, (gate_Tf, up_Tf, z_Tf, ahead) = arrays["x_gate"], saved
 
-        def decide(name, x, dy):
-            shapes = _shapes({"x": x, "w": arrays[name], "dy": dy})
-            return execution.layer(name).decisions(["dgrad", "wgrad"], shapes, dy.dtype)
-
-        def gradients(name, x, dy, decisions, operands=None, joined=()):
-            operand = {"x": x, "w": arrays[name], "dy": dy}
+        def gradients(name, x, dy, operands=None, joined=()):
+            arrays_of = {"x": x, "w": arrays.get(name), "dy": dy}
             own = dataclasses.replace(execution.layer(name), joined=joined)
-            dx = product(own, "dgrad", operand, states[name], keys[name], decisions["dgrad"])
-            decision = decisions["wgrad"]
-            return dx, product(own, "wgrad", operand, states[name], keys[name], decision, operands=operands)
 
-        dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"], decide("down", z_Tf, arrays["dy"]))
+            def run(what, operands):
+                decision = ahead[name].decisions[what]
+                return product(own, what, arrays_of, states[name], keys[name], decision, operands=operands)
+
+            return run("dgrad", ahead[name].operands("dgrad", dy)), run("wgrad", operands)
+
+        dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"])
         hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")
-        of_gate, of_up = decide("gate", x_Td, gate_Tf), decide("up", x_Td, up_Tf)
-        wgrads = of_gate["wgrad"], of_up["wgrad"]
+        wgrads = [ahead[name].decisions["wgrad"] for name in ("gate", "up")]
         if fusions.GATED_MVUE.matches(first, gate_Tf.dtype, wgrads):
             dgate_Tf, dup_Tf, packed = fusions.GATED_MVUE.run(
-                of_gate["wgrad"], first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
+                wgrads[0], first, activation, x_Td, *hidden, [keys["gate"], keys["up"]]
             )
         elif fusions.GATED_BACKWARD.matches(execution, dz_Tf.dtype):
             dgate_Tf, dup_Tf = fusions.GATED_BACKWARD.run(activation, *hidden)
@@ -172,8 +174,8 @@ def _bwd(execution, residuals, dy_Td):
             dgate_Tf, dup_Tf = activation_vjp(dz_Tf)
         over = first.summed("dgrad")
         joined = ("dgrad",) if over else ()
-        dx_gate, d_gate = gradients("gate", x_Td, dgate_Tf, of_gate, packed[0], joined)
-        dx_up, d_up = gradients("up", x_Td, dup_Tf, of_up, packed[1], joined)
+        dx_gate, d_gate = gradients("gate", x_Td, dgate_Tf, packed[0], joined)
+        dx_up, d_up = gradients("up", x_Td, dup_Tf, packed[1], joined)
         if over:  # both are gradients of one input: one sum over shards
             dx_gate, dx_up = jax.lax.psum(dx_gate + dx_up, over), jnp.zeros_like(dx_up)
         found = {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}

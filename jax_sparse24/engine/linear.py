@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
@@ -18,7 +19,7 @@ from jax_sparse24.engine.plan import LINEAR
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(execution: Execution, x_Td, w_df, bias_f, state, key):
-    return _forward(execution, ["fwd"], x_Td, w_df, bias_f, state, key)
+    return _forward(execution, ["fwd"], x_Td, w_df, bias_f, state, key)[0]
 
 
 def _forward(execution, products, x_Td, w_df, bias_f, state, key):
@@ -26,27 +27,31 @@ def _forward(execution, products, x_Td, w_df, bias_f, state, key):
         x_Td, w_df = arrays["x"], arrays["w"]
         shapes = {"x": x_Td.shape, "w": w_df.shape, "dy": (x_Td.shape[0], w_df.shape[1])}
         execution.check(products, shapes)
-        decision = execution.decisions(["fwd"], shapes, x_Td.dtype)["fwd"]
-        dy_Tf = product(execution, "fwd", arrays, state, key, decision, bias=arrays.get("bias"))
-        return {"dy": dy_Tf}, None
+        decisions = execution.decisions(products, shapes, x_Td.dtype)
+        bias_f = arrays.get("bias")
+        names = "fwd", "dgrad"
+        dy_Tf, weights = fusions.forward(execution, names, arrays, state, key, decisions, bias=bias_f)
+        return {"dy": dy_Tf}, fusions.Ahead(decisions, weights)
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f}
-    return execution.run(body, operands, state, key, results=["dy"])[0]["dy"]
+    found, ahead = execution.run(body, operands, state, key, results=["dy"])
+    return found["dy"], ahead
 
 
 def _linear_fwd(execution, x_Td, w_df, bias_f, state, key):
-    y_Tf = _forward(execution, LINEAR, x_Td, w_df, bias_f, state, key)
-    return y_Tf, (x_Td, w_df, bias_f, state, key)
+    y_Tf, ahead = _forward(execution, LINEAR, x_Td, w_df, bias_f, state, key)
+    return y_Tf, (x_Td, None if "dgrad" in ahead.weights else w_df, bias_f, state, key, ahead)
 
 
 def _linear_bwd(execution, residuals, dy_Tf):
-    x_Td, w_df, bias_f, state, key = residuals
+    x_Td, w_df, bias_f, state, key, ahead = residuals
 
-    def body(arrays, state, key, _):
-        shapes = {name: array.shape for name, array in arrays.items()}
-        decisions = execution.decisions(["dgrad", "wgrad"], shapes, arrays["dy"].dtype)
+    def body(arrays, state, key, ahead):
         found = {
-            operand: product(execution, name, arrays, state, key, decisions[name])
+            operand: product(
+                *(execution, name, arrays, state, key, ahead.decisions[name]),
+                operands=ahead.operands(name, arrays["dy"]),
+            )
             for operand, name in (("x", "dgrad"), ("w", "wgrad"))
         }
         if "bias" in arrays:
@@ -55,7 +60,7 @@ def _linear_bwd(execution, residuals, dy_Tf):
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f, "dy": dy_Tf}
     results = ["x", "w"] if bias_f is None else ["x", "w", "bias"]
-    found, _ = execution.run(body, operands, state, key, results=results)
+    found, _ = execution.run(body, operands, state, key, ahead, results=results)
     return found["x"], found["w"], found.get("bias"), None, None
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import FORMS
-from jax_sparse24.engine.operand import Request, Sparsifier
+from jax_sparse24.engine.operand import Packed, Request, Sparsifier
 from jax_sparse24.engine.plan import Row
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.features import causal_mask24
@@ -200,6 +200,18 @@ class Masked(GroupByGroup):
         if request.packed:
             return pack24(x, axis, mask, implementation=request.implementation)
         return prune24(jnp.where(mask, x, jnp.zeros_like(x)), axis, implementation=request.implementation)
+
+    def both_ways(self, x: jax.Array, request: Request) -> tuple[Packed, Packed]:
+        """What calls along axis -1 and along axis -2 make, from one pass over x.
+
+        x: a matrix, any floating dtype.
+        request: for a form that is not dense.
+
+        Returns: the operand packed along axis -1, and along axis -2."""
+        mask = request.state[self.entry]
+        if request.form == "compressed":
+            return compressed24.pack_both(x, mask)
+        return pack24(x, (-1, -2), mask, implementation=request.implementation)
 
     def __str__(self):
         return self.label

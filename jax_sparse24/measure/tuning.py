@@ -13,6 +13,7 @@ from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
+from jax_sparse24.engine.plan import FFN, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
 from jax_sparse24.measure.products import PATTERNS, SPARSE_OPERANDS, VNM_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
@@ -20,14 +21,15 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.patterns import FLOAT8, VNM
 
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
-# for sizes from half to four times its own.
+# for sizes from half to four times its own. For layers of equal widths, such as the output projection of
+# attention, no wide block speaks.
 SHAPES = {
     "cpu": {
         "float32": ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048)),
         "bfloat16": ((2048, 512, 2048), (2048, 128, 512)),
     },
     "cuda": {
-        "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (4096, 1024, 4096)),
+        "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (16384, 2048, 2048), (4096, 1024, 4096)),
         "float16": ((16384, 2048, 8192),),
     },
 }
@@ -61,7 +63,7 @@ def tune(
     table, not a mixture. Functions that are compiled already keep their decisions.
 
     shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
-        from half to four times its own. By default `SHAPES`: four on a CPU, three on a GPU.
+        from half to four times its own. By default `SHAPES`: four on a CPU, and on a GPU.
     dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse weights.
         Producers of packed operands, which `explain` shows, are timed for the first dtype.
     quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
@@ -111,6 +113,7 @@ def ensure(
     dtypes: Sequence[str],
     methods: Sequence[Method],
     *,
+    linear: bool = False,
     folder: str | os.PathLike | None = None,
     budget: float = 60.0,
     show: Callable[[str], None] | None = print,
@@ -125,7 +128,8 @@ def ensure(
 
     shapes: (T, d, f): tokens of a local batch, model width and FFN width.
     dtypes: names of the dtypes in which the products are computed.
-    methods: their FFN plans say which operand of which product is sparse, and by which pattern.
+    methods: their plans say which operand of which product is sparse, and by which pattern.
+    linear: whether shapes are those of single linear layers, (T, in, out), and not of FFNs.
     folder: as in `tune`. If it cannot be written, the measurements serve this process alone.
     budget: seconds after which no further product is begun. Those that are left run dense, and the last line
         names them.
@@ -134,7 +138,7 @@ def ensure(
     Returns: the path of the file with the measurements, or None if there was nothing to measure.
     Raises: ValueError for a shape that does not fit."""
     check_shapes("ensure", shapes)
-    jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods)]
+    jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods, linear)]
     if not jobs:
         return None
     if show is not None:
@@ -144,20 +148,24 @@ def ensure(
     return path
 
 
-def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) -> list[Job]:
-    """The products of FFNs that kernels could run packed, and that this machine's tables do not know.
+def missing(
+    shape: tuple[int, int, int], dtype: str, methods: Sequence[Method], linear: bool = False
+) -> list[Job]:
+    """The products that kernels could run packed, and that this machine's tables do not know.
 
     shape: (T, d, f).
     dtype: its name.
-    methods: from `s24.methods`."""
+    methods: from `s24.methods`.
+    linear: as in `ensure`; the products of a linear layer have the names of those of W1 in an FFN."""
     dtype = jnp.dtype(dtype)
     if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
     wanted: dict[tuple[str, str], set[str]] = {}
     for method in methods:
-        plan = method.ffn_plan()
+        plan = ffn_plan(method.linear_plan()) if linear else method.ffn_plan()
+        names = LINEAR_IN_FFN["w1"].values() if linear else FFN
         for name, row in plan.rows:
-            if "packed" in row.by.forms:
+            if name in names and "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
         for rule in fusions.MEASURED:
             if pattern := rule.pattern(plan):

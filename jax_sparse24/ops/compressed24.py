@@ -13,6 +13,7 @@ from jax_sparse24.ops.mvue import MVUE_PACK24, MVUE_PACK24_STRIDED, key_words
 from jax_sparse24.ops.packed24 import (
     PACK24,
     PACK24_MASKED,
+    PACK24_MASKED_BOTH,
     PACK24_STRIDED,
     SQUARED_RELU24,
     UNPACK24,
@@ -132,6 +133,17 @@ def pack(x, axis: int, mask=None, *, strided: bool = False) -> Compressed24:
     else:
         made = PACK24.kernel(x, axis=axis, types=types)
     return Compressed24(*made, axis)
+
+
+def pack_both(x, mask) -> tuple[Compressed24, Compressed24]:
+    """Packs as `pack24` does by a mask along axis -1 and along axis -2, by the same kernel.
+
+    x, mask: as in `pack24`, a matrix.
+
+    Returns: a Compressed24 along each axis."""
+    types = *Compressed24.types(x, -1), *Compressed24.types(x, -2)
+    rows, row_metadata, columns, metadata = PACK24_MASKED_BOTH.kernel(x, mask, types=types)
+    return Compressed24(rows, row_metadata, -1), Compressed24(columns, metadata, -2)
 
 
 def squared_relu(x, axis: int) -> Compressed24:

@@ -1,5 +1,6 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
-from tests.dispatch.tables import entry, runs_packed, store, table
+from jax_sparse24.measure import tuning
+from tests.dispatch.tables import KINDS, entry, runs_packed, store, table
 
+SHIPPED = tables.SHIPPED
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernels run on CPU")
 
 
@@ -139,6 +142,25 @@ def test_the_table_is_asked_once_for_each_sparse_operand(folders, monkeypatch, n
         trace_of(METHODS[name])
         assert len(set(asked)) == len(asked), asked
         assert len(asked) == {"FST": 6, "Activation24": 4, "Venom": 7, "SSTE": 4}[name]
+
+
+def test_a_weight_is_packed_both_ways_where_both_of_its_products_are_packed(folders):
+    w = jnp.ones((32, 48))
+    method = s24.methods.FST(mvue=None)
+    state = method.init(w)
+
+    def packs(**packed):
+        shapes = {"fwd": (64, 32, 48), "dgrad": (64, 48, 32)}
+        store(folders[0], table(*(entry(k, shape=shapes[k], packed=us) for k, us in packed.items())))
+        tables._stored.cache_clear()
+        run = lambda x, w: s24.sparse_dot(x, w, method, state).sum()  # noqa: E731
+        text = str(jax.make_jaxpr(jax.grad(run, (0, 1)))(jnp.ones((64, 32)), w))
+        return text.count("s24_pack_masked_both"), text.count("s24_pack_masked")
+
+    cpu_and_cuda = packs(fwd=50.0, dgrad=200.0)[1]
+    assert packs(fwd=50.0, dgrad=200.0) == packs(fwd=200.0, dgrad=50.0) == (0, cpu_and_cuda)
+    assert packs(fwd=200.0, dgrad=200.0) == (0, 0)
+    assert packs(fwd=50.0, dgrad=50.0) == (cpu_and_cuda, cpu_and_cuda)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -335,6 +357,50 @@ def test_of_a_borrowed_table_other_versions_of_cusparselt_decide_nothing(folders
     store(folders[1], table(by_library, capability="9.0", versions={"cusparselt": "0.8.1"}), "nvidia-h200")
     hopper("nvidia-h100-pcie")
     assert not decided().packed and "measured with cuSPARSELt 0.8.1" in decided().reason
+
+
+# Of attention: the output features over the width of the model. Queries, keys and values are one product.
+PROJECTIONS = {"qkv": 3, "out": 1}
+
+
+def products_of_projection(T, d, wide):
+    """Those of a linear layer from d to wide features."""
+    sizes = {"fwd": (T, d, wide), "dgrad": (T, wide, d), "wgrad": (d, T, wide)}
+    return [Product(KINDS[kind], "right", jnp.dtype("bfloat16"), shape) for kind, shape in sizes.items()]
+
+
+@pytest.mark.parametrize("T", [16384, 32768])
+@pytest.mark.parametrize("d", [2048, 4096])
+def test_the_shipped_table_packs_the_projections_of_attention_of_wide_models(folders, hopper, T, d):
+    shutil.copy(SHIPPED / "nvidia-h200.json", folders[1])
+    hopper("nvidia-h200")
+    for wide in PROJECTIONS.values():
+        for product in products_of_projection(T, d, d * wide):
+            entry = tables.look_up(product).entry
+            assert entry["dense_us"] / entry["packed_us"] >= tables.TIE, (product, entry)
+
+
+@pytest.mark.parametrize("T", [16384, 32768])
+def test_the_shipped_table_leaves_small_output_projections_dense(folders, hopper, T):
+    """A product of width 768 gains nothing by packing, and larger ones do not speak for it."""
+    shutil.copy(SHIPPED / "nvidia-h200.json", folders[1])
+    hopper("nvidia-h200")
+    assert {tables.look_up(product).entry for product in products_of_projection(T, 768, 768)} == {None}
+
+
+@pytest.mark.parametrize("T", [16384, 32768])
+@pytest.mark.parametrize("d", [1024, 2048, 4096])
+def test_what_is_tuned_by_default_speaks_for_projections_of_attention(T, d):
+    kinds = {(-1, -2): "fwd", (-1, -1): "dgrad", (-2, -2): "wgrad"}
+    measured = [
+        entry(kinds[product.axes], shape=product.shape, dtype="bfloat16", pattern="2:4")
+        for T_there, d_there, f in tuning.SHAPES["cuda"]["bfloat16"]
+        for ends in ((d_there, f), (f, d_there))
+        for product in products_of_projection(T_there, *ends)
+    ]
+    known = tables.Table({"products": measured}, "a test")
+    for wide in PROJECTIONS.values():
+        assert all(known.nearest(product) for product in products_of_projection(T, d, d * wide))
 
 
 def test_cpus_borrow_nothing(folders):

@@ -222,7 +222,7 @@ def measured(monkeypatch):
 
 def test_the_shapes_of_a_run_are_measured_where_that_helps(config, measured):
     openings.ensure_measured(config, show=None)
-    assert measured == [(([(4 * 32, 16, 32)], ["float32"], [config.method]), {"show": None})]
+    assert measured == [(([(4 * 32, 16, 32)], ["float32"], [config.method]), {"linear": False, "show": None})]
     half = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=2))
     assert [block.shape for block in openings.blocks_of(half)] == [(64, 16, 32)]
     for model in ({"implementation": "reference"}, {"rank": 4}, {"f": 30}):
@@ -233,6 +233,7 @@ def test_the_shapes_of_a_run_are_measured_where_that_helps(config, measured):
     with_attention = dataclasses.replace(config.model, attention_method="STE")
     openings.ensure_measured(dataclasses.replace(config, model=with_attention))
     assert [call[0][0] for call in measured[2:]] == [[(4 * 32, 16, 16)], [(4 * 32, 16, 48)]]
+    assert [call[1]["linear"] for call in measured[1:]] == [False, True, True]
     said = openings.products(dataclasses.replace(config, model=with_attention))
     assert said.endswith("; STE in the projections of attention")
 

@@ -69,6 +69,20 @@ def test_bits_are_those_of_the_packed_form(axis, size, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(96, 160), *SIZES[2:]], ids=str)
+def test_bits_of_both_ways(size, dtype):
+    """By a mask that is 2:4 along both axes, and by one that is not."""
+    x = jnp.asarray(adversarial(size, dtype, seed=8))
+
+    def pairs(x):
+        for mask in (s24.transposable_mask24(x), s24.mask24(x, -1)):
+            made = compressed24.pack_both(x, mask)
+            yield from zip(made, s24.pack24(x, (-1, -2), mask), strict=True)
+
+    assert_compressed(pairs, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)], ids=str)
 def test_bits_of_the_backward_pass_of_saved_activations(asked, dtype):
     packed, dy2 = saved_operands(dtype, (256, 160))

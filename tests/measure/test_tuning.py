@@ -227,6 +227,13 @@ def test_ensure_measures_onlyproducts_of_the_plan(measured):
     assert not any(job.whole for job in measured.jobs)
 
 
+def test_ensure_measures_the_three_products_of_a_linear_layer(measured):
+    tuning.ensure([(64, 32, 48)], ["float32"], [s24.methods.FST()], linear=True, show=None)
+    found = {job.key for job in measured.jobs}
+    shapes = {"fwd": (64, 32, 48), "dgrad": (64, 48, 32), "wgrad": (32, 64, 48)}
+    assert found == {(kind, "right", "float32", shape) for kind, shape in shapes.items()}
+
+
 @pytest.mark.slow
 def test_patterns_that_do_not_fit_are_not_asked_for_again(own):
     """64 rows share columns: 48 tokens do not divide."""

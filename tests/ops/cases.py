@@ -550,6 +550,8 @@ def _compressed(x, _):
         yield compressed24.squared_relu(x, axis)
         for exact in (True, False):
             yield compressed24.mvue_pack(KEY, x, axis, exact)
+    for mask in (s24.transposable_mask24(x), s24.mask24(x, -1)):
+        yield compressed24.pack_both(x, mask)
     packed, _ = pack_counted(x, True, compressed=True, implementation="ffi")
     for tokens, activation in itertools.product(("consecutive", "strided"), ("squared_relu", "relu")):
         both = {"compressed": (True, True), "implementation": "ffi"}

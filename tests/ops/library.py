@@ -108,14 +108,17 @@ def kernel_call(kernels, name, out_types, *args, **flags):
     if name == "s24_unpack":
         values, metadata = args
         return kernels(name, out_types, values[: metadata.shape[0]], metadata, **flags)
-    if isinstance(out_types, tuple) and len(out_types) == 2 and len(out_types[0].shape) == 2:
-        made, metadata = out_types
-        if made.shape[0] != metadata.shape[0]:
+    if isinstance(out_types, tuple) and len(out_types) in (2, 4) and len(out_types[0].shape) == 2:
+        pairs = list(zip(out_types[::2], out_types[1::2], strict=True))
+        if pairs[0][0].shape[0] != pairs[0][1].shape[0]:
             if name.endswith("_strided"):
                 name, flags = name.removesuffix("_strided"), flags | {"trailing": 1}
                 *others, x = args
                 args = (*others, regroup(x, "strided"))
-            values = jax.ShapeDtypeStruct((metadata.shape[0], made.shape[1]), made.dtype)
-            packed = Packed24(*kernels(name, (values, metadata), *args, **flags), -1)
-            return compress(packed), packed.metadata
+            plain = []
+            for made, metadata in pairs:
+                plain += [jax.ShapeDtypeStruct((metadata.shape[0], made.shape[1]), made.dtype), metadata]
+            values, metadata = (kernels(name, tuple(plain), *args, **flags)[n::2] for n in range(2))
+            packed = [Packed24(*pair, -1) for pair in zip(values, metadata, strict=True)]
+            return tuple(part for p in packed for part in (compress(p), p.metadata))
     return kernels(name, out_types, *args, **flags)

@@ -15,7 +15,7 @@ from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.engine.operand import Request
+from jax_sparse24.engine.operand import Operands, Request
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
 
@@ -286,7 +286,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
 
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
     """Medians of each product alone, and of what makes its sparse operand, by product. One pass that makes
-    the operands of several is counted at B3."""
+    the operands of several is counted at B3, and one that packs a weight for two at the forward one."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation)
     saved, made, features, programs = None, {}, None, {}
     x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
@@ -304,6 +304,12 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
                 again = partial(fusions.SAVED_VNM.run, decisions[name], run, name)
                 programs["producer", name] = Program(again, saved, dense)
                 made[name] = programs["producer", name].result
+    for names, weight, dense in ((("F1", "B3"), "w1", (x, dy1)), (("F2", "B1"), "w2", (operands["y2"], dy3))):
+        if fusions.BOTH_WAYS.matches(run, names, decisions):
+            pack = partial(fusions.BOTH_WAYS.run, run, names, decisions=decisions)
+            program = programs["producer", names[0]] = Program(pack, operands[weight], states)
+            for name, left, right in zip(names, dense, program.result, strict=True):
+                made[name] = Operands(left, right, decisions[name])
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
         decision = decisions[name]

@@ -38,13 +38,13 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
 
 
 def steps_on(
-    mesh: Mesh | None, case: Case, dtype: str, method, layers: int, implementation: str | None = None
+    mesh: Mesh | None, case: Case, dtype: str, method, layers: int, implementation: str | None = None, **model
 ) -> Steps:
     """Steps over a mesh of the first devices, each of which that cuts the batch has the tokens of the case.
-    mesh: None for one device. implementation: None for what is decided."""
+    mesh: None for one device. implementation: None for what is decided. model: as in `config_of`."""
     along = {"dp": 1, "fsdp": 1, "tp": 1} if mesh is None else mesh.sizes
     tokens = case.T * along["dp"] * along["fsdp"]
-    config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T))
+    config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T), **model)
     devices = jax.devices()[: math.prod(along.values())]
     return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
 
@@ -82,9 +82,11 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     steps, programs, wanted = {}, {}, {}
     named = None if settings.implementation == "auto" else settings.implementation
     for mesh_name, mesh in {ONE: None, **settings.meshes}.items():
-        for name, method in settings.methods.items():
+        for name, (method, model) in settings.arms.items():
             progress(f"{where}: {name} on {mesh_name}")
-            own = steps[mesh_name, name] = steps_on(mesh, case, dtype, method, settings.layers, named)
+            own = steps[mesh_name, name] = steps_on(
+                mesh, case, dtype, method, settings.layers, named, **model
+            )
             own.metrics  # noqa: B018 - its losses, before anything is timed
             alone = steps[ONE, name]
             wanted[mesh_name, name] = expected(mesh, alone)
@@ -96,7 +98,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     times = rows.times(interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed))
     for (mesh_name, name, part), rare in list(times.items()):
         if part == REFRESHING:
-            every, place = settings.methods[name].refresh_every, (mesh_name, name, "step")
+            every, place = settings.arms[name].method.refresh_every, (mesh_name, name, "step")
             times[place] = rows.amortised(times[place], rare, every)
     found = []
     for (mesh_name, name), own in steps.items():
@@ -112,7 +114,9 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
                 **{"dtype": dtype, "method": name, "mesh": mesh_name, "layers": settings.layers},
                 "implementation": settings.implementation,
                 "status": {
-                    "step": verdict(losses(own), wanted[mesh_name, name], settings.methods[name], dtype, case)
+                    "step": verdict(
+                        losses(own), wanted[mesh_name, name], settings.arms[name].method, dtype, case
+                    )
                 },
                 "ms": {part: times[*place, "step"] for part, place in beside.items()},
                 "loss": losses(own),

@@ -13,20 +13,23 @@ import jax_sparse24 as s24
 from experiments.benchmarks import check, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
-from experiments.benchmarks.suites.ffn import block, data, forward_backward, made_by, state_of
+from experiments.benchmarks.suites.ffn import KEY, block, data, forward_backward, made_by, state_of
 from experiments.benchmarks.torch import programs as torch_programs
 from experiments.config import Config, Optim, Train
 from experiments.data import text
 from experiments.models import decoder
+from experiments.training.opening import projections_of
 from experiments.training.start import perturbed
 from experiments.training.step import Program as StepProgram
 from jax_sparse24.dispatch.hardware import platform
-from jax_sparse24.measure import Program, interleaved, untuned
+from jax_sparse24.measure import Program, interleaved, random, untuned
 
 HEAD = 64
 RATE = 0.05  # times 1 / d: the first update changes what a neuron gives by about as much at every width
 REFRESHING = "step with refresh"
-PARTS = ("step", REFRESHING, "ffn")
+# Of one block of the model, measured alone; projections are those of attention.
+ALONE = ("ffn", "projections")
+PARTS = ("step", REFRESHING, *ALONE)
 STEPS = 100_000  # of the run that a step is of: every method's dense warm-up fits into it
 QUEUED = 8  # steps of a sample on an accelerator: a run, too, starts a step before the one before it is done
 WHAT = """Whole optimiser steps of a small decoder: forward, backward, clipping, AdamW. A
@@ -34,12 +37,15 @@ method's step counts its search for masks at the rate at which it is made (FST: 
 attention in 16-bit floats is cuDNN's, as in training, and gradients repeat up to rounding. *against* names
 the fastest dense step, which ratios divide by a step's time; *share of FFN* is the time of the FFNs' forward
 and backward pass, measured alone, over the step's, both by XLA as it compiles by default; *expected* is the
-speed-up over that step which the FFNs measured alone leave for the whole one. *torch dense* is the same step
-from the same parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
+speed-up over that step which the FFNs measured alone leave for the whole one. `FST-projections` has the
+projections of attention by FST, too, whose forward and backward pass is measured alone as well, and counted
+in what is *expected* of it. *torch dense* is the same step from the same parameters, compiled by PyTorch,
+with its fused AdamW and its choice of attention."""
 
 
-def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256) -> Config:
-    """A decoder whose batch has about T tokens. cuDNN has attention for 16-bit floats."""
+def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256, **model) -> Config:
+    """A decoder whose batch has about T tokens. cuDNN has attention for 16-bit floats. model: its further
+    fields."""
     attention = "cudnn" if platform() == "cuda" and jnp.dtype(dtype).itemsize == 2 else "xla"
     seq = min(seq, case.T)
     heads = max(case.d // HEAD, 1)
@@ -47,7 +53,7 @@ def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256) -> Co
         heads -= 1
     return Config(
         model=decoder.Config(
-            layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention
+            layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention, **model
         ),
         data=text.Config(seq=seq, batch=max(case.T // seq, 1)),
         # From the first step on, so that the second one's loss tells an update that is wrong.
@@ -117,6 +123,32 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
             yield what, partial(measure_case, case, dtype, settings, progress)
 
 
+def projections(config: Config, method: s24.methods.Method, implementation: str | None) -> Program:
+    """Forward and backward of the projections of attention in one block of a config, by the method given."""
+    T, _, _ = case_of(config)
+    widths = [layer.shape[1:] for layer, _ in projections_of(config)]
+    key = KEY if method.stochastic else None
+
+    def run(*layers):
+        found = []
+        for x, w, dy, state in layers:
+
+            def dot(x, w, state=state):
+                if type(method) is s24.methods.Dense:
+                    return x @ w
+                return s24.sparse_dot(x, w, method, state, key, implementation=implementation)
+
+            y, vjp = jax.vjp(dot, x, w)
+            found.append((y, *vjp(dy)))
+        return found
+
+    def layer(d, f):
+        x, w, dy = (random(s, config.model.dtype, n) for n, s in enumerate(((T, d), (d, f), (T, f))))
+        return x, w, dy, method.init(w)
+
+    return Program(run, *(layer(*two) for two in widths))
+
+
 class Expected(NamedTuple):
     """Loss and gradient norm of each of two steps, and by what share of it each may be off."""
 
@@ -174,9 +206,10 @@ def alike(found: list, expected: Expected) -> bool:
 
 
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
-    """All methods of one case. progress: called with what is worked on."""
+    """All arms of one case. progress: called with what is worked on."""
     arms = {
-        name: config_of(case, dtype, method, settings.layers) for name, method in settings.methods.items()
+        name: config_of(case, dtype, arm.method, settings.layers, **arm.model)
+        for name, arm in settings.arms.items()
     }
 
     def rivals(config, dense):
@@ -247,6 +280,10 @@ def compare(
             programs[name, REFRESHING] = steps[name].refreshing
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, named)), *args, state)
+        for _, own in projections_of(config)[:1]:
+            programs[name, "projections"] = projections(config, own, named)
+            if (baseline, "projections") not in programs:
+                programs[baseline, "projections"] = projections(config, arms[baseline].method, named)
     progress(f"{where}: dense steps by other programs")
     others = rivals(arms[baseline], steps[baseline])
     for name, other in others.items():
@@ -255,7 +292,7 @@ def compare(
         status[name] = verdict(other, truth, bitwise=False)
     progress(f"{where}: all in turn")
     times = rows.times(interleaved(programs, repeats, seconds, QUEUED, seed))
-    times = {place: t for place, t in times.items() if place[1] == "ffn" or status[place[0]] == "ok"}
+    times = {place: t for place, t in times.items() if place[1] in ALONE or status[place[0]] == "ok"}
     found, dense = [], {name: name for name in others} | {baseline: "Dense"}
     for name in (baseline, *others, *list(arms)[1:]):
         own = {part: times[name, part] for part in PARTS if (name, part) in times}
@@ -282,16 +319,22 @@ def compare(
     return found
 
 
-def share(row: dict) -> float | None:
-    """Of the dense step that is spent in the FFNs."""
-    step, ffn = row["ms"].get("dense step"), row["ms"].get("dense ffn")
-    return row["layers"] * ffn["median"] / step["median"] if step and ffn else None
+def share(row: dict, part: str = "ffn") -> float | None:
+    """Of the dense step that is spent in the FFNs, or in another part of all blocks."""
+    step, own = row["ms"].get("dense step"), row["ms"].get(f"dense {part}")
+    return row["layers"] * own["median"] / step["median"] if step and own else None
 
 
 def expected(row: dict) -> float | None:
-    """Speed-up of the step if only its FFNs change, as measured alone."""
-    part, dense, own = share(row), row["ms"].get("dense ffn"), row["ms"].get("ffn")
-    return 1 / (1 - part + part * own["median"] / dense["median"]) if part is not None and own else None
+    """Speed-up of the step if only those parts change that were measured alone; None without FFNs."""
+    left = 1.0
+    for part in ALONE:
+        own, dense, of_step = row["ms"].get(part), row["ms"].get(f"dense {part}"), share(row, part)
+        if own and of_step is not None:
+            left -= of_step * (1 - own["median"] / dense["median"])
+        elif part == "ffn":
+            return None
+    return 1 / left
 
 
 def table(found: list[dict]) -> str:

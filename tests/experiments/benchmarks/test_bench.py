@@ -10,9 +10,9 @@ import pytest
 
 import jax_sparse24 as s24
 from experiments.bench import main
-from experiments.benchmarks import check, pages, rows, select, session, shown, stored, xla_programs
+from experiments.benchmarks import check, lead, pages, rows, select, session, shown, stored, xla_programs
 from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
-from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers
+from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers, train_step
 from experiments.config import Mesh
 from jax_sparse24.measure import Times, products
 
@@ -190,6 +190,34 @@ def test_train_step(bench):
     for row in result["rows"]:
         assert {"step", "ffn", "dense step", "dense ffn"} <= set(row["ms"])
         assert np.isfinite(row["loss"]).all()
+
+
+def test_steps_with_projections(bench):
+    """An arm of whole steps, whose projections are measured alone as well; of blocks there is none."""
+    sizes = ["--shape", "16,32", "--tokens", "64", "--layers", "1"]
+    status, result, out, _ = bench("train-step", "--method", "FST", "--method", "FST-projections", *sizes)
+    assert status == 0
+    check_file(result, "train-step")
+    rows_of = {row["method"]: row for row in result["rows"]}
+    ffn_alone, both = rows_of["FST"], rows_of["FST-projections"]
+    assert {"ffn", "dense ffn", "projections", "dense projections"} <= set(both["ms"])
+    assert "projections" not in ffn_alone["ms"]
+    assert both["loss"] != ffn_alone["loss"], "the projections are dense"
+    assert columns(out)[6] == "step" and "FST-projections" in lead.table(
+        {"train-step": stored.merged([result | {"file": "f"}])}
+    )
+    assert list(Settings(method=("FST-projections",)).methods) == ["Dense"]
+
+
+def test_what_is_expected_of_a_step_counts_what_was_measured_alone():
+    def row(**ms):
+        return {"layers": 2, "ms": {name: {"median": value} for name, value in ms.items()}}
+
+    dense = {"dense step": 10.0, "dense ffn": 2.0, "dense projections": 1.5}
+    assert train_step.expected(row(**dense, ffn=1.5)) == pytest.approx(10 / 9)
+    assert train_step.expected(row(**dense, ffn=1.5, projections=1.0)) == pytest.approx(10 / 8)
+    assert train_step.expected(row(**dense)) is None and train_step.share(row(ffn=1.0)) is None
+    assert train_step.share(row(**dense)) == pytest.approx(0.4)
 
 
 def test_steps_over_meshes(monkeypatch):

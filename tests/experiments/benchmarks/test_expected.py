@@ -15,6 +15,7 @@ from experiments.benchmarks import check
 from experiments.benchmarks.settings import Case
 from experiments.benchmarks.suites import ffn, train_step
 from experiments.training import step
+from jax_sparse24.engine import execution
 from jax_sparse24.engine.execution import Execution
 
 CASE = Case(64, 16, 32)
@@ -87,10 +88,12 @@ def test_of_blocks(watch, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FST", "Venom"])
-def test_of_scanned_blocks_are_those_of_unrolled_ones(name):
+@pytest.mark.parametrize(
+    ("name", "model"), [("FST", {}), ("FST", {"attention_method": "FST"}), ("Venom", {})]
+)
+def test_of_scanned_blocks_are_those_of_unrolled_ones(name, model):
     """Loss and gradient norm of two steps."""
-    config = train_step.config_of(CASE, "float32", METHODS[name], 2)
+    config = train_step.config_of(CASE, "float32", METHODS[name], 2, **model)
     (expected,) = train_step.expected_metrics({name: config}).values()
     unrolled = train_step.Steps(config, "reference").first_two()
     assert train_step.alike(unrolled, expected), (unrolled, expected)
@@ -166,6 +169,21 @@ def test_a_wrong_update_is_a_wrong_step(choosing):
 def test_what_is_not_finite_is_wrong(value):
     metrics = [{"loss": value, "grad_norm": 1.0}] * 2
     assert not train_step.alike(metrics, train_step.up_to_rounding(metrics, "float32", CASE))
+
+
+def test_masked_dense_steps_reach_the_projections_of_attention(monkeypatch):
+    asked, decide = [], execution.decide
+
+    def spy(product, **options):
+        asked.append((product.shape, options["implementation"]))
+        return decide(product, **options)
+
+    monkeypatch.setattr(execution, "decide", spy)
+    config = train_step.config_of(CASE, "float32", METHODS["FST"], 1, attention_method="FST")
+    train_step.Steps(config, "reference")
+    T, d, _ = CASE
+    assert {((T, d, 3 * d), "reference"), ((T, d, d), "reference")} < set(asked)
+    assert {by for _, by in asked} == {"reference"}
 
 
 def test_steps_run_nothing_until_they_are_asked():

@@ -42,7 +42,8 @@ def test_communication_beside_kernels_and_alone():
     assert (sent, alone) == (4 / kernels.TRACED, 2 / kernels.TRACED)
 
 
-def test_a_mesh_is_for_whole_steps(capsys):
+@pytest.mark.parametrize("arguments", [["--mesh", "dp=2"], ["--method", "FST-projections"]])
+def test_what_is_for_whole_steps_alone(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
-        kernels.main(["--mesh", "dp=2"])
+        kernels.main(arguments)
     assert "add --step" in capsys.readouterr().err

@@ -142,9 +142,13 @@ def test_causal_by_gradient(method, ffn):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("attention_method", ["", "FST"])
 @pytest.mark.parametrize("method", METHODS[::2], ids=lambda m: type(m).__name__)
-def test_scan_equals_unrolled(method):
-    unrolled, scanned = build(method), build(method, scan=True)
+def test_scan_equals_unrolled(method, attention_method):
+    """Parameters, masks and keys, also those of attention's projections, and gradients."""
+    unrolled, scanned = (
+        build(method, scan=scan, attention_method=attention_method) for scan in (False, True)
+    )
     batch = tokens()
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, unrolled.blocks))
     for one, other in zip(jax.tree.leaves(stacked), jax.tree.leaves(nnx.state(scanned.blocks)), strict=True):
