@@ -62,8 +62,8 @@ def tune(
 
     shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
         from half to four times its own. By default `SHAPES`: four on a CPU, three on a GPU.
-    dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse weights.
-        Producers of packed operands, which `explain` shows, are timed for the first dtype.
+    dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for products of sparse weights, F1,
+        F2, B1 and B3. Producers of packed operands, which `explain` shows, are timed for the first dtype.
     quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
         less than a minute.
     patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.

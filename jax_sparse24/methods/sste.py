@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.engine.float8 import in_float8
+from jax_sparse24.engine.float8 import Scales, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.engine.tiles import total
@@ -40,7 +40,7 @@ class SSTE(Method):
 
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
-    fp8: Literal["tensor", "row"] | None = None
+    fp8: Scales | None = None
 
     def __post_init__(self):
         check_choice(self, "scale", "frozen", "dynamic", "unit")
@@ -59,7 +59,8 @@ class SSTE(Method):
         soft = Soft()
         rows = {"fwd": Row("w", soft), "dgrad": Row("w", DenseValues(soft, axis=-2))}
         rows |= weight_gradient(self.mvue)
-        return Plan.of(LINEAR, **(in_float8(rows, self.fp8) if self.fp8 else rows))
+        formats = {"fwd": "e4m3", "dgrad": "e5m2", "wgrad": "e5m2"}
+        return Plan.of(LINEAR, **(in_float8(rows, self.fp8, formats) if self.fp8 else rows))
 
     def init(self, w, role="w"):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
