@@ -9,7 +9,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import table, table_file
-from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.cusparselt import Descriptor
+from jax_sparse24.dispatch.decision import decide, eight_bits_obstacle
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
@@ -154,20 +155,27 @@ def missing(shape: tuple[int, int, int], dtype: str, methods: Sequence[Method]) 
     if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
     wanted: dict[tuple[str, str], set[str]] = {}
+    in_8_bits: dict[tuple[str, str], None] = {}
     for method in methods:
         plan = method.ffn_plan()
         for name, row in plan.rows:
             if "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
+            if "packed" in row.eight_bits and not eight_bits_obstacle():
+                in_8_bits[name, row.operand] = None
         for rule in fusions.MEASURED:
             if pattern := rule.pattern(plan):
                 wanted.setdefault((rule.name, rule.side), set()).add(pattern)
-    return [
+    found = [
         job
         for (name, operand), patterns in wanted.items()
         for job in jobs_of([shape], str(dtype), _blocks(patterns), [(name, operand)], whole=False)
         if not all(_known(job, pattern) for pattern in patterns & possible(job))
     ]
+    # Only cuSPARSELt multiplies 8-bit operands, and only of some sizes.
+    eight = jobs_of([shape], FLOAT8.name, (), tuple(in_8_bits), whole=False)
+    taken = (job for job in eight if not Descriptor.of(job.product.key(FLOAT8)).misfit())
+    return found + [job for job in taken if not _known(job, "2:4")]
 
 
 def _blocks(patterns: Iterable[str]) -> list[VNM]:
