@@ -61,7 +61,7 @@ def method_table(method: Method, dtype: jax.typing.DTypeLike, implementation: st
 
 
 def _eight_bits(implementation, packs: bool) -> str:
-    """What runs a product of e4m3 operands with a scale per tensor, in words.
+    """What runs a product of e4m3 operands, in words.
 
     packs: whether its sparse operand can be packed."""
     obstacle = eight_bits_obstacle() if packs else dense_float8_obstacle()

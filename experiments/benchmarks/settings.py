@@ -43,11 +43,12 @@ METHODS = {
     "FST-approximate": s24.methods.FST(mvue="approximate"),
     "FST-dense-wgrad": s24.methods.FST(mvue=None),
     "FST-e4m3": s24.methods.FST(fp8="tensor"),
+    "FST-e4m3-rows": s24.methods.FST(fp8="row"),
     "SSTE": s24.methods.SSTE(),
     "SSTE-fp8": s24.methods.SSTE(fp8="tensor"),
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
-    dense_e4m3.NAME: dense_e4m3.DenseE4M3(),
+    **dense_e4m3.METHODS,
 }
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -109,9 +110,9 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn and train-step: FST-approximate, FST-dense-wgrad, FST-e4m3, SSTE-fp8, Dense-e4m3, or any of
-    s24.methods. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and Dense-e4m3 beside
-    methods whose products are in 8 bits"""
+    """for ffn and train-step: FST-approximate, FST-dense-wgrad, FST-e4m3, SSTE-fp8, Dense-e4m3, the last
+    ones of 8 bits also with -rows (but SSTE), or any of s24.methods. Default: STE, FST, SSTE, Activation24,
+    Venom. Dense is always there, and Dense-e4m3 beside methods whose products are in 8 bits"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
@@ -195,9 +196,9 @@ class Settings:
 
     @property
     def methods(self) -> dict:
-        """Name -> method, Dense first, and after it the rival of methods in 8 bits, if there are any."""
+        """Name -> method, Dense first, and after it the rivals of methods in 8 bits."""
         asked = {name: method(name) for name in self.method or DEFAULT_METHODS}
-        rivals = (dense_e4m3.NAME,) if any(map(dense_e4m3.competes, asked.values())) else ()
+        rivals = filter(None, map(dense_e4m3.rival, asked.values()))
         return {name: method(name) for name in ("Dense", *rivals)} | asked
 
     def cases(self, suite: str) -> list[Case]:

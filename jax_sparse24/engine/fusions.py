@@ -114,9 +114,8 @@ class EightBits:
         sparse, scale = row.by.quantised(x, axis, request)
         request = execution.request(other, states.get(other, {}), key)
         dense, dense_scale = row.other.quantised(arrays[other], other_axis, request)
-        return Operands(
-            *((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=(scale, dense_scale)
-        )
+        scales = (scale, dense_scale.T) if on_left else (scale.T, dense_scale)
+        return Operands(*((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=scales)
 
 
 class Activated:

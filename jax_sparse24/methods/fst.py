@@ -50,9 +50,9 @@ class FST(Method):
         "uniform" (any two, doubled) and "paired" (MVUE 1:2 of either half of a group).
     dense_fraction: share of the steps, at the end, in which every product is dense (the paper: 1/6).
     fp8: None, or both operands of the products of weights, forward and for the input gradient, are rounded to
-        e4m3, with a scale per "tensor" or per "row"; the weight gradient keeps the model's dtype. As in
-        `SSTE`, with a scale per tensor products run in 8 bits where they can, and a token's rounding depends
-        on later tokens.
+        e4m3, with a scale per "tensor" or per "row", see `SSTE`; the product of the weight gradient keeps the
+        model's dtype. They run in 8 bits on Hopper, 2:4 where cuSPARSELt is chosen for them
+        (`implementation="cusparselt"`, or a measured table), else dense; elsewhere they are simulated.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""

@@ -19,18 +19,18 @@ class SSTE(Method):
     """Soft-thresholded 2:4 weights along `in`, times a scale; trained sparse to the end and evaluated sparse.
 
     The dense master weight gets the gradient of the scaled sparse one, without the scale. The input gradient
-    is a dense product of the same values. With fp8="tensor", forward products run in e4m3 where cuSPARSELt is
-    chosen for them (`implementation="cusparselt"`, or a measured table); all other 8-bit products are
-    simulated by dense ones, which adds no speed.
+    is a dense product of the same values. With `fp8`, forward products run in e4m3 on Hopper, 2:4 where
+    cuSPARSELt is chosen for them (`implementation="cusparselt"`, or a measured table), else dense. No library
+    multiplies e5m2 with itself, so that the backward products are simulated, which adds no speed.
 
     scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
         current weight in every step; "unit", 1.
     mvue: estimator of the output gradient along tokens, in the product of the weight gradient: "approximate"
         (the paper's), "exact", or None for a dense product.
     fp8: None, or both operands of every product are rounded to 8-bit floats after the estimate, e4m3 forward
-        and e5m2 backward: with a scale per "tensor", as in the paper's code, or per "row". With a scale per
-        tensor a token's rounding depends on later tokens, so that the loss of the sparse model is no language
-        model's loss.
+        and e5m2 backward: with a scale per "tensor", as in the paper's code, or per "row" (of what one result
+        sums up: of a token's features, or of a column of the weight). With a scale per tensor a token's
+        rounding depends on later tokens, so that the loss of the sparse model is no language model's loss.
 
     Raises: ValueError for an option outside these.
     Source: 2409.09099."""

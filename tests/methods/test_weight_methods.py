@@ -179,6 +179,9 @@ def test_8_bits_hide_neither_nan_nor_small_numbers(scales, kind):
 SSTE8, FST8 = s24.methods.SSTE(fp8="tensor", mvue=None), FST(fp8="tensor", mvue=None)
 
 
+SSTE8_ROWS, FST8_ROWS = s24.methods.SSTE(fp8="row", mvue=None), FST(fp8="row", mvue=None)
+
+
 def block_in_8_bits(method, dtype="float32"):
     """(y, dx, dw1, dw2) of an FFN with a bias, as a function of the implementation."""
     x, w1, w2, dy = oracle.matrices(6, dtype, (32, 64), (64, 128), (128, 192), (32, 192))
@@ -199,7 +202,14 @@ def assert_simulated(got, want):
         np.testing.assert_allclose(a, b, rtol=4e-4, atol=4e-3)
 
 
-@pytest.mark.parametrize(("method", "products"), [(SSTE8, ("F1", "F2")), (FST8, ("F1", "F2", "B1", "B3"))])
+@pytest.mark.parametrize(
+    ("method", "products"),
+    [
+        *((method, ("F1", "F2")) for method in (SSTE8, SSTE8_ROWS)),
+        *((method, ("F1", "F2", "B1", "B3")) for method in (FST8, FST8_ROWS)),
+    ],
+    ids=str,
+)
 def test_8_bit_products_of_the_library_are_the_simulated_ones(
     method, products, documented_cusparselt, capsys
 ):
@@ -228,12 +238,11 @@ def test_8_bit_products_whose_scales_multiply_beyond_float32(documented_cusparse
 
 @pytest.mark.parametrize("kind", [s24.methods.SSTE, FST])
 def test_8_bit_products_that_the_library_does_not_take_are_simulated(kind, documented_cusparselt):
-    """For their sizes, or because scales are of rows."""
-    for scales, shape in (("tensor", (24, 16)), ("row", (64, 128))):
-        method, (x, w) = kind(fp8=scales, mvue=None), oracle.matrices(6, "float32", (32, shape[0]), shape)
-        run = lambda x, i, m=method, w=w: s24.sparse_dot(x, w, m, m.init(w), implementation=i).sum()  # noqa: E731
-        for implementation in ("cusparselt", "ffi"):
-            jax.grad(run)(x, implementation)
+    """For their sizes."""
+    method, (x, w) = kind(fp8="tensor", mvue=None), oracle.matrices(6, "float32", (32, 24), (24, 16))
+    run = lambda x, i: s24.sparse_dot(x, w, method, method.init(w), implementation=i).sum()  # noqa: E731
+    for implementation in ("cusparselt", "ffi"):
+        jax.grad(run)(x, implementation)
     assert not documented_cusparselt
 
 
@@ -250,9 +259,10 @@ def test_the_largest_magnitude_becomes_the_largest_number_in_8_bits(value):
         np.testing.assert_allclose(np.abs(wide).max(), top, rtol=2**-4, atol=2**-10)
 
 
-def test_dense_products_in_8_bits_are_the_simulated_ones(monkeypatch, capsys):
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_dense_products_in_8_bits_are_the_simulated_ones(monkeypatch, capsys, scales):
     """XLA's, where a sparse operand is not packed: not measured, or not 2:4 along the contracted axis."""
-    method = FST(fp8="tensor", mvue=None, mask="top-2")
+    method = FST(fp8=scales, mvue=None, mask="top-2")
     run = block_in_8_bits(method)
     want = run(None)
     for module in (decision, choices):

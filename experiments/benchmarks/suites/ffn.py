@@ -268,8 +268,8 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     for name in ("Dense", *rivals, *list(settings.methods)[1:]):
         own = {rows.dense_name(base, part): (base, part) for base, part in programs if base in dense}
         own |= {part: (name, part) for part in PARTS}
-        if name in settings.methods and dense_e4m3.competes(settings.methods[name]):
-            own |= {dense_e4m3.named(part): (dense_e4m3.NAME, part) for part in PARTS}
+        if name in settings.methods and (rival := dense_e4m3.rival(settings.methods[name])):
+            own |= {dense_e4m3.named(part): (rival, part) for part in PARTS}
         row = {
             **case._asdict(),
             "dtype": dtype,

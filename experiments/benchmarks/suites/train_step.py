@@ -264,9 +264,9 @@ def compare(
             for place, part in times
             if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
-        if name in arms and dense_e4m3.competes(arms[name].method):
-            rival = {part: times.get((dense_e4m3.NAME, part)) for part in ("step", "ffn")}
-            own |= {dense_e4m3.named(part): t for part, t in rival.items() if t is not None}
+        if name in arms and (rival := dense_e4m3.rival(arms[name].method)):
+            of_rival = {part: times.get((rival, part)) for part in ("step", "ffn")}
+            own |= {dense_e4m3.named(part): t for part, t in of_rival.items() if t is not None}
         if REFRESHING in own and "step" in own:
             own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
         found.append(
