@@ -1,7 +1,7 @@
 """Products of operands that are rounded to 8-bit floats.
 
-Products of e4m3 operands that contract no tokens run in 8 bits on GPUs: by cuSPARSELt where it is chosen for a
-packed operand, else by XLA. All others are simulated: operands are rounded as the casts round them and
+Products of e4m3 operands that contract no tokens run in 8 bits on Hopper: by cuSPARSELt where it is chosen
+for a packed operand, else by XLA. All others are simulated: operands are rounded as the casts round them and
 multiplied in their own dtype, which shows what FP8 does to training and adds no speed."""
 
 import dataclasses
