@@ -112,10 +112,20 @@ class EightBits:
         form = "packed" if decision.sparse else "dense"
         request = execution.request(row.operand, states.get(row.operand, {}), key, form=form)
         sparse, scale = row.by.quantised(x, axis, request)
+        if not decision.sparse:
+            sparse = _along(sparse, axis)
         request = execution.request(other, states.get(other, {}), key)
         dense, dense_scale = row.other.quantised(arrays[other], other_axis, request)
         scales = (scale, dense_scale.T) if on_left else (scale.T, dense_scale)
         return Operands(*((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=scales)
+
+
+def _along(w: jax.Array, axis: int) -> jax.Array:
+    """A weight of 8-bit numbers with an axis contiguous in memory, as GPUs multiply them.
+
+    The barrier keeps XLA from leaving the transposition to the product, which has no fast way to make it, and
+    from choosing one layout for two products."""
+    return jax.lax.optimization_barrier(w) if axis == -1 else jax.lax.optimization_barrier(w.T).T
 
 
 class Activated:
