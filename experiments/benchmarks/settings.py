@@ -45,7 +45,7 @@ METHODS = {
     "FST-e4m3": s24.methods.FST(fp8="tensor"),
     "FST-e4m3-rows": s24.methods.FST(fp8="row"),
     "SSTE": s24.methods.SSTE(),
-    "SSTE-fp8": s24.methods.SSTE(fp8="tensor"),
+    "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
     **dense_e4m3.METHODS,
@@ -110,9 +110,9 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn and train-step: FST-approximate, FST-dense-wgrad, FST-e4m3, SSTE-fp8, Dense-e4m3, the last
-    ones of 8 bits also with -rows (but SSTE), or any of s24.methods. Default: STE, FST, SSTE, Activation24,
-    Venom. Dense is always there, and Dense-e4m3 beside methods whose products are in 8 bits"""
+    """for ffn and train-step: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows, SSTE-e4m3, or any of
+    s24.methods. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside methods with
+    products in 8 bits also Dense-e4m3, or Dense-e4m3-rows"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()

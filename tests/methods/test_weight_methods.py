@@ -60,19 +60,21 @@ def both(fwd, dgrad):
     return lambda state, dy: {("fwd", "w"): fwd, ("dgrad", "w"): dgrad}
 
 
-def float8(row):
+def float8(row, backward="e5m2"):
     def cuts(state, dy):
         values = lambda a, axis: np.asarray(s24.soft24(jnp.float32(a), 0) * state["scale"])  # noqa: E731
         drawn = s24.mvue24(NOISE, dy, 0, exact=False)
-        e4m3, e5m2 = ({"name": name, "row": row} for name in ("e4m3", "e5m2"))
-        return {
+        e4m3, behind = ({"name": name, "row": row} for name in ("e4m3", backward))
+        found = {
             ("fwd", "w"): in_8_bits(cut=values, **e4m3),
             ("fwd", "x"): in_8_bits(**e4m3),
-            ("dgrad", "w"): in_8_bits(cut=values, **e5m2),
-            ("dgrad", "dy"): in_8_bits(**e5m2),
-            ("wgrad", "dy"): in_8_bits(cut=oracle.drawn(drawn), **e5m2),
-            ("wgrad", "x"): in_8_bits(**e5m2),
+            ("dgrad", "w"): in_8_bits(cut=values, **behind),
+            ("dgrad", "dy"): in_8_bits(**behind),
         }
+        if backward == "e4m3":
+            return {**found, ("wgrad", "dy"): oracle.drawn(drawn)}
+        found["wgrad", "dy"] = in_8_bits(cut=oracle.drawn(drawn), **behind)
+        return {**found, ("wgrad", "x"): in_8_bits(**behind)}
 
     return cuts
 
@@ -125,6 +127,10 @@ CASES = {
     "FST fp8 per row": (FST(fp8="row"), fst_float8(row=True)),
     "SSTE fp8 per tensor": (s24.methods.SSTE(fp8="tensor"), float8(row=False)),
     "SSTE fp8 per row": (s24.methods.SSTE(fp8="row"), float8(row=True)),
+    "SSTE e4m3": (
+        s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
+        float8(row=False, backward="e4m3"),
+    ),
 }
 
 
@@ -259,10 +265,16 @@ def test_the_largest_magnitude_becomes_the_largest_number_in_8_bits(value):
         np.testing.assert_allclose(np.abs(wide).max(), top, rtol=2**-4, atol=2**-10)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "row"])
-def test_dense_products_in_8_bits_are_the_simulated_ones(monkeypatch, capsys, scales):
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(FST(fp8=scales, mvue=None, mask="top-2") for scales in ("tensor", "row")),
+        s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3", mvue=None),
+    ],
+    ids=str,
+)
+def test_dense_products_in_8_bits_are_the_simulated_ones(monkeypatch, capsys, method):
     """XLA's, where a sparse operand is not packed: not measured, or not 2:4 along the contracted axis."""
-    method = FST(fp8=scales, mvue=None, mask="top-2")
     run = block_in_8_bits(method)
     want = run(None)
     for module in (decision, choices):
@@ -338,6 +350,16 @@ def test_bimask_loses_fewer_weights_than_without_an_order():
             lambda: s24.methods.SSTE(fp8="block"),
             ValueError,
             "SSTE: fp8='block' is unknown; use one of 'tensor'",
+        ),
+        (
+            lambda: s24.methods.SSTE(fp8="row", fp8_backward="e3m4"),
+            ValueError,
+            "SSTE: fp8_backward='e3m4' is unknown; use one of 'e5m2', 'e4m3'",
+        ),
+        (
+            lambda: s24.methods.SSTE(fp8_backward="e4m3"),
+            ValueError,
+            'SSTE: fp8_backward=\'e4m3\' needs fp8="tensor" or "row"',
         ),
         (
             lambda: s24.methods.STEP(switch=0.01).schedule(20),
