@@ -15,7 +15,6 @@ from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
-from jax_sparse24.engine.float8 import Float8
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
@@ -162,8 +161,8 @@ def chooses(method) -> bool:
     """Whether results depend on which activations or gradients are cut or drawn, or on what is rounded to 8
     bits, which roundings decide."""
     row = method.ffn_plan().row("F2")
-    in_8_bits = row is not None and isinstance(row.by, Float8)
-    return method.stochastic or in_8_bits or (row is not None and row.operand == "y2")
+    rounds = row is not None and row.other is not None
+    return method.stochastic or rounds or (row is not None and row.operand == "y2")
 
 
 class Block(NamedTuple):
