@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch.decision import Decision, decide, eight_bits_obstacle
+from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstacle, eight_bits_obstacle
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
@@ -53,18 +53,24 @@ def method_table(method: Method, dtype: jax.typing.DTypeLike, implementation: st
                 continue
             _, axis = row.by.chosen(dict(products[product])[row.operand])
             along = _AXES[row.operand][axis]
-            runs = _eight_bits(implementation) if row.eight_bits else row.by.multiplied or runs_sparse
+            runs = row.by.multiplied or runs_sparse
+            if row.eight_bits:
+                runs = _eight_bits(implementation, "packed" in row.eight_bits)
             rows.append((product, place, _SYMBOLS[product], row.operand, plan.describe(product), along, runs))
     return _aligned(rows)
 
 
-def _eight_bits(implementation) -> str:
-    """What runs a forward product of 8-bit operands with a scale per tensor, in words."""
-    obstacle = eight_bits_obstacle()
+def _eight_bits(implementation, packs: bool) -> str:
+    """What runs a product of e4m3 operands, in words.
+
+    packs: whether its sparse operand can be packed."""
+    obstacle = eight_bits_obstacle() if packs else dense_float8_obstacle()
     if implementation not in (None, "cusparselt") or obstacle:
         return f"simulated by XLA's dense product{f': {obstacle}' if obstacle else ''}"
+    if not packs:
+        return "XLA's dense product of e4m3"
     if implementation is None:
-        return "cuSPARSELt in e4m3 or simulated, by measurement: explain(method, shape=(T, d, f))"
+        return "cuSPARSELt or XLA, in e4m3, by measurement: explain(method, shape=(T, d, f))"
     return "cuSPARSELt in e4m3 where sizes fit"
 
 
@@ -126,7 +132,8 @@ def choices(
         elif row is None or (row.by.multiplied and not row.eight_bits):
             found.append(Choice(product, "XLA dense product", "as the method says"))
         elif row.eight_bits:
-            runs = "cuSPARSELt, e4m3" if decision.sparse else "simulated, dense"
+            in_e4m3 = "cuSPARSELt, e4m3" if decision.sparse else "XLA, dense e4m3"
+            runs = in_e4m3 if decision.eight_bits else "simulated, dense"
             found.append(Choice(product, runs, decision.reason, decision))
         else:
             runs = "packed" if decision.sparse else "masked dense"

@@ -5,12 +5,14 @@ A row's "ms" holds for each program, by name, {"median", "low", "high"} (quartil
 "watts" and "mhz". Dense programs are named "dense ..." (as XLA compiles by default), "dense ...: VARIANT" and
 "torch dense ...": the fastest of them is what other programs are compared with."""
 
+from experiments.benchmarks import dense_e4m3
 from jax_sparse24 import measure
 from jax_sparse24.measure import Paired, Times
 
 OK = "ok"
 CONTRADICTORY = "CONTRADICTORY"
 DETAILS = ("joules", "watts", "mhz")
+IN_8_BITS_HEADER = ("over dense e4m3", "dense e4m3 ms")
 ENERGY_HEADER = ("dense J", "J", "dense W, MHz", "W, MHz")
 
 
@@ -139,6 +141,17 @@ def show_ms(row: dict, name: str) -> str:
     if t is None:
         return row["status"].get(name, "-").upper() if name in row["status"] else "-"
     return f"{t['median']:.3g} ({t['low']:.3g}-{t['high']:.3g})"
+
+
+def any_in_8_bits(found: list[dict]) -> bool:
+    """Whether a row is of a method that has the dense rival in 8 bits."""
+    return any(name.startswith(dense_e4m3.named("")) for row in found for name in row["ms"])
+
+
+def in_8_bits(row: dict, part: str) -> list[str]:
+    """The cells below `IN_8_BITS_HEADER`: the ratio to the dense rival in 8 bits, and its time."""
+    rival = dense_e4m3.named(part)
+    return [show_ratio(row, rival, part) if rival in row["ms"] else "-", show_ms(row, rival)]
 
 
 def energy(row: dict, base: str, name: str) -> list[str]:

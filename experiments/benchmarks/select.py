@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from experiments.benchmarks import stored
+from experiments.benchmarks import dense_e4m3, stored
 
 
 def rows_of(suites: dict, suite: str) -> list[dict]:
@@ -31,8 +31,8 @@ def by_method(found) -> dict:
 
 
 def is_dense(method: str) -> bool:
-    """Whether a row of that name is XLA's dense program, by default or otherwise."""
-    return method.partition(":")[0] == "Dense"
+    """Whether a row of that name is XLA's dense program, by default or otherwise, or in 8 bits."""
+    return method.partition(":")[0] == "Dense" or method in dense_e4m3.METHODS
 
 
 def by_format(found) -> dict:

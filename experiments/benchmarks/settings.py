@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import tyro
 
 import jax_sparse24 as s24
+from experiments.benchmarks import dense_e4m3
 from experiments.config import REPOSITORY, Mesh
 from experiments.errors import UserError, require
 from jax_sparse24.dispatch.decision import decide
@@ -53,9 +54,13 @@ METHODS = {
     "FST": s24.methods.FST(),
     "FST-approximate": s24.methods.FST(mvue="approximate"),
     "FST-dense-wgrad": s24.methods.FST(mvue=None),
+    "FST-e4m3": s24.methods.FST(fp8="tensor"),
+    "FST-e4m3-rows": s24.methods.FST(fp8="row"),
     "SSTE": s24.methods.SSTE(),
+    "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
+    **dense_e4m3.METHODS,
 }
 OF_STEPS = {"FST-projections": Arm(s24.methods.FST(), MappingProxyType({"attention_method": "FST"}))}
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
@@ -118,9 +123,10 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, or any of s24.methods; for train-step
-    and mesh also FST-projections, whose projections of attention are by FST, too. Default: STE, FST, SSTE,
-    Activation24, Venom. Dense is always there"""
+    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows, SSTE-e4m3, or
+    any of s24.methods; for train-step and mesh also FST-projections, whose projections of attention are by
+    FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside methods with
+    products in 8 bits also Dense-e4m3, or Dense-e4m3-rows"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
@@ -204,13 +210,15 @@ class Settings:
 
     @property
     def arms(self) -> dict[str, Arm]:
-        """What is measured in whole steps, by name; Dense first."""
-        names = dict.fromkeys(("Dense", *(self.method or DEFAULT_METHODS)))
-        return {name: arm(name) for name in names}
+        """What is measured in whole steps, by name; Dense first, and after it the rivals of methods in 8
+        bits."""
+        asked = {name: arm(name) for name in self.method or DEFAULT_METHODS}
+        rivals = filter(None, (dense_e4m3.rival(one.method) for one in asked.values()))
+        return {name: arm(name) for name in ("Dense", *rivals)} | asked
 
     @property
     def methods(self) -> dict[str, s24.methods.Method]:
-        """The methods of blocks by name, Dense first: the arms that do not differ in the model."""
+        """The methods of blocks by name, in the same order: the arms that do not differ in the model."""
         return {name: arm.method for name, arm in self.arms.items() if not arm.model}
 
     def cases(self, suite: str) -> list[Case]:

@@ -33,12 +33,14 @@ class Decision:
     form: for products, the form of the sparse operand: an array with zeros ("dense"), `Packed24` or
         `PackedVNM` ("packed"), or `Compressed24` ("compressed").
     algorithm: of cuSPARSELt; None for the best that is known.
+    eight_bits: for products, whether both operands are float8_e4m3fn, each times a scale.
     entry: the measurement behind the decision, an entry of a table; None if there is none."""
 
     runs: Runs
     reason: str
     form: Form = "dense"
     algorithm: int | None = None
+    eight_bits: bool = False
     entry: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -62,7 +64,7 @@ def decide(
     *,
     alternative: Literal["dense", "masked"] = "dense",
     forms: tuple[Form, ...] = FORMS,
-    eight_bits: bool = False,
+    eight_bits: tuple[Form, ...] = (),
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """What runs an operation, or a product whose operand is to become sparse.
@@ -73,15 +75,17 @@ def decide(
     alternative: of products, the dense product that must not be faster: "dense" while the operand is yet to
         be made, "masked" if it is packed already and would be unpacked.
     forms: of products, those in which the operand can be made.
-    eight_bits: of products, whether both operands may be rounded to 8 bits, whatever `forms` says: cuSPARSELt
-        multiplies them as such where it is asked for and can, or where a measured table says so; otherwise
-        a dense product simulates 8 bits. The product's dtype is that of the operands before rounding.
+    eight_bits: of products, the forms in which the operand can be made of float8_e4m3fn, whatever `forms`
+        says; () if it cannot. cuSPARSELt multiplies it packed where the library is asked for and can, or
+        where a measured table says so; else XLA multiplies dense e4m3 where it was measured to be faster
+        than 16 bits, and otherwise its dense product simulates 8 bits. The product's dtype is that of the
+        operands before rounding.
     missing: of operations, the platforms that have no kernel for it, and why (see `operation.Operation`).
 
     Raises: ValueError for an unknown name, RuntimeError for a named implementation that cannot run here."""
     if isinstance(what, Product):
         if eight_bits:
-            return _in_eight_bits(what, implementation)
+            return _in_eight_bits(what, implementation, eight_bits)
         return _product(what, implementation, alternative, forms)
     return _operation(what, dtype, implementation, missing)
 
@@ -126,16 +130,20 @@ def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str,
     return Decision("auto", f"{found} kernel; reference on other platforms")
 
 
-def _in_eight_bits(product: Product, implementation: str | None) -> Decision:
+def _in_eight_bits(product: Product, implementation: str | None, forms: tuple[Form, ...]) -> Decision:
     if implementation not in (None, "cusparselt"):
         return Decision("dense", f"implementation={implementation!r} has no 8-bit products")
-    rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=float8_sums(product.dtype))
-    obstacle = library_obstacle() or cusparselt.Descriptor.of(rounded).misfit()
-    if obstacle:
-        return Decision("dense", obstacle)
-    decision = _product(rounded, implementation, "dense", FORMS)
-    by_library = decision.runs == "cusparselt"
-    return decision if by_library else dataclasses.replace(decision, runs="dense", form="dense")
+    if "packed" not in forms:
+        found = Decision("dense", "as the method says")
+    else:
+        rounded = dataclasses.replace(product, dtype=FLOAT8, out_dtype=float8_sums(product.dtype))
+        obstacle = library_obstacle() or cusparselt.Descriptor.of(rounded).misfit()
+        found = Decision("dense", obstacle) if obstacle else _product(rounded, implementation, "dense", FORMS)
+        if found.runs == "cusparselt":
+            return dataclasses.replace(found, eight_bits=True)
+    obstacle = dense_float8_obstacle()
+    reason = f"{found.reason}; {obstacle}" if obstacle and "packed" not in forms else found.reason
+    return Decision("dense", reason, eight_bits=not obstacle, entry=found.entry)
 
 
 def _product(
@@ -214,6 +222,18 @@ def library_obstacle() -> str | None:
 def eight_bits_obstacle() -> str | None:
     """Why cuSPARSELt cannot multiply 8-bit operands of any size, or None."""
     return library_obstacle() or cusparselt.float8_problem() or None
+
+
+def dense_float8_obstacle() -> str | None:
+    """Why XLA's dense products of e4m3 operands are not faster here than those of 16 bits, or None."""
+    if platform() != "cuda":
+        return f"XLA multiplies e4m3 faster than 16 bits on CUDA, and the default backend is {platform()}"
+    if generation() is None or not generation().float8:
+        known = ", ".join(c for c, row in CAPABILITIES.items() if row.float8)
+        return (
+            f"this GPU has compute capability {capability()}; XLA's products of e4m3 were measured on {known}"
+        )
+    return None
 
 
 def float8_sums(dtype) -> jnp.dtype:

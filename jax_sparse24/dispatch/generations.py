@@ -31,6 +31,7 @@ class Generation:
         is) -> the algorithm that was the fastest nearly everywhere, taken where nothing was measured.
     tried: dtype -> how many algorithms a search tries.
     verified: releases whose 8-bit products and epilogues were compared with float64.
+    float8: whether XLA's dense products of float8_e4m3fn were measured to beat those of 16-bit floats.
     faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion."""
 
     capabilities: tuple[str, ...]
@@ -39,6 +40,7 @@ class Generation:
     algorithms: Mapping[tuple[int, int, int], Mapping] = dataclasses.field(default_factory=dict)
     tried: Mapping[str, int] = dataclasses.field(default_factory=dict)
     verified: tuple[tuple[int, int, int], ...] = ()
+    float8: bool = False
     faster: frozenset[tuple[str, str, str, bool]] = frozenset()
 
 
@@ -53,13 +55,14 @@ HOPPER = Generation(
             ("bfloat16", False, True): 17,
             ("bfloat16", True, False): 20,
             ("bfloat16", False, False): 3,
-            ("float8_e4m3fn", True, True): 8,
+            ("float8_e4m3fn", True, True): 16,  # at all four shapes of tuning/nvidia-h200.json
         }
     },
     # For float16, algorithms 36 to 45 of release 0.8.0 end the process with an illegal instruction on an
     # H200; with later releases they were not tried.
     tried={"bfloat16": 64, "float16": 36, "float8_e4m3fn": 64},
     verified=((0, 10, 0),),
+    float8=True,  # experiments/benchmarks/results/probe/nvidia-h200_fp8_2026-11-20.md
     # experiments/benchmarks/results/probe/nvidia-h200_gated_2026-11-20.md. Elementwise from rows, both are as
     # fast as a copy, and with approximate estimates whole blocks gain nothing. The suite `producers` of
     # experiments.bench measures other hardware.

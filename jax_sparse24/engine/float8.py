@@ -1,21 +1,25 @@
 """Products of operands that are rounded to 8-bit floats.
 
-Forward products with a scale per tensor run in e4m3 where cuSPARSELt is chosen for them. All others are
-simulated: operands are rounded as the casts round them and multiplied in their own dtype, which shows what
-FP8 does to training and adds no speed."""
+Products of e4m3 operands that contract no tokens run in 8 bits on Hopper: by cuSPARSELt where it is chosen
+for a packed operand, else by XLA. All others are simulated: operands are rounded as the casts round them and
+multiplied in their own dtype, which shows what FP8 does to training and adds no speed."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jax_sparse24.engine.operand import Request, Sparsifier
-from jax_sparse24.engine.plan import Row
+from jax_sparse24.engine.pieces import Axes
+from jax_sparse24.engine.plan import LINEAR, WEIGHT_GRADIENTS, Row
 from jax_sparse24.engine.sparsifiers import DenseValues
 from jax_sparse24.ops.packed24 import Packed24
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
+Format = Literal["e4m3", "e5m2"]
+Scales = Literal["tensor", "row"]
 LEAST = 2.0**-100  # the scale of a smaller largest magnitude would overflow
 
 
@@ -45,62 +49,87 @@ class Float8(DenseValues):
     format: "e4m3" or "e5m2".
     scales: one scale per "tensor", or one per "row", the elements that one element of the result sums up."""
 
-    format: Literal["e4m3", "e5m2"] = "e4m3"
-    scales: Literal["tensor", "row"] = "tensor"
+    format: Format = "e4m3"
+    scales: Scales = "tensor"
     multiplied: ClassVar = "simulated by XLA's dense product"
 
     def piecewise(self, shape, axis):
         return False  # a scale is of all pieces
 
-    def _scaled(self, values, axis, cuts) -> tuple[jax.Array, jax.Array]:
-        """The values times the scale, rounded to the format, and the scale, float32."""
+    def _scaled(self, values, axis, shards) -> tuple[jax.Array, jax.Array]:
+        """The values times the scale, rounded to the format, and the scale, float32.
+
+        axis: that along which one result sums up.
+        shards: the mesh axes that cut what has one scale."""
         wide = values.astype(jnp.float32)
-        over, shards = (axis, cuts[axis]) if self.scales == "row" else (None, cuts[0] + cuts[1])
+        over = axis if self.scales == "row" else None
         top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
         top = jax.lax.pmax(top, shards) if shards else top
-        to = FORMATS[self.format]
-        scale = float(jnp.finfo(to).max) / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
-        return (wide * scale).astype(to), scale
+        most = float(jnp.finfo(FORMATS[self.format]).max)
+        scale = most / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
+        return self._rounded(wide, scale), scale
+
+    def _rounded(self, values, scale) -> jax.Array:
+        return (values.astype(jnp.float32) * scale).astype(FORMATS[self.format])
+
+    def _shards(self, axis, request: Request) -> Axes:
+        """The mesh axes that cut what has one scale."""
+        return request.cuts[axis] if self.scales == "row" else request.cuts[0] + request.cuts[1]
 
     def __call__(self, x, axis, request: Request):
         values = super().__call__(x, axis, request)
-        rounded, scale = self._scaled(values, axis, request.cuts)
+        rounded, scale = self._scaled(values, axis, self._shards(axis, request))
         # Without the barrier XLA may drop a cast to 8 bits and back (xla_allow_excess_precision).
         rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
 
     def quantised(self, x, axis, request: Request) -> tuple[Packed24 | jax.Array, jax.Array]:
-        """The operand in the 8-bit format, times a scale per tensor.
+        """The operand in the 8-bit format, times its scales.
 
         x, axis, request: as a sparsifier takes them.
 
-        Returns: the operand, packed if the sparsifier packs, and the scale, float32 (1, 1)."""
-        operand = self.of(x, axis, request)
-        if not isinstance(operand, Packed24):
-            return self._scaled(operand, axis, request.cuts)
-        values, scale = self._scaled(operand.values, axis, request.cuts)
-        return dataclasses.replace(operand, values=values), scale
+        Returns: the operand, packed if the request says so, and its scales, float32: (1, 1), or (n, 1) for n
+            rows along the axis that is not contracted."""
+        shards = self._shards(axis, request)
+        if request.packed:
+            operand = self.of(x, axis, request)
+            values, scale = self._scaled(operand.values, -1, shards)
+            return dataclasses.replace(operand, values=values), scale
+        operand = super().__call__(x, axis, request)
+        rounded, scale = self._scaled(operand, axis, shards)
+        if axis == -1:
+            return rounded, scale
+        # Without the barrier XLA would round a weight once for two products, in the layout of one of them.
+        operand, scale = jax.lax.optimization_barrier((operand, scale))
+        return self._rounded(operand, scale), scale.T
 
     def __str__(self):
         values = "" if self.of == All() else f"{super().__str__()}, "
         return f"{values}{self.format}, a scale per {self.scales}"
 
 
-def in_float8(rows: dict[str, Row], scales: Literal["tensor", "row"]) -> dict[str, Row]:
-    """The rows of a linear plan with both operands of every product in 8 bits: e4m3 forward and e5m2
-    backward.
+def in_float8(rows: Mapping[str, Row], scales: Scales, formats: Mapping[str, Format]) -> dict[str, Row]:
+    """The rows of a linear plan with both operands of some products in 8 bits.
 
     rows: of the plan without rounding, by product.
     scales: see `Float8`.
+    formats: of both operands, for every product that is in 8 bits.
 
-    Returns: rows of all three products.
+    Returns: the rows, and those of all products of `formats`.
     Source: the code of 2409.09099."""
-    defaults = {"fwd": Row("w", All()), "dgrad": Row("w", All()), "wgrad": Row("dy", All())}
-    axes = {"fwd": -2, "dgrad": -1, "wgrad": -2}  # the contracted axis of the sparse operand
-    found = {}
-    for name, row in (defaults | rows).items():
-        options = {"format": "e4m3" if name == "fwd" else "e5m2", "scales": scales}
-        by, other = Float8(*row.by.chosen(axes[name]), **options), Float8(All(), -1, **options)
-        eight_bits = name == "fwd" and scales == "tensor"
-        found[name] = dataclasses.replace(row, by=by, other=other, eight_bits=eight_bits)
+    found = dict(rows)
+    for name, format in formats.items():
+        operand = "dy" if name in WEIGHT_GRADIENTS else "w"
+        row = rows.get(name, Row(operand, All()))
+        axis = dict(LINEAR[name])[row.operand]  # the contracted one
+        of, along = row.by.chosen(axis)
+        options = {"format": format, "scales": scales}
+        forms = tuple(form for form in of.forms if form != "compressed" and along == axis) or ("dense",)
+        hardware = format == "e4m3" and name not in WEIGHT_GRADIENTS
+        found[name] = dataclasses.replace(
+            row,
+            by=Float8(of, along, **options),
+            other=Float8(All(), -1, **options),
+            eight_bits=forms if hardware else (),
+        )
     return found

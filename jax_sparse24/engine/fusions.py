@@ -6,7 +6,7 @@ A rule has `matches`, whether a call can take the pass where its products run as
 the benchmark asks the same ones, to time what they make. A rule of `MEASURED` computes a part of a product in
 its place, and has measurements of its own: `measure/`, `explain` and the benchmark find it there.
 
-    EIGHT_BITS       fwd, F1, F2: both operands are rounded to 8 bits, and cuSPARSELt multiplies them as such
+    EIGHT_BITS       fwd, dgrad, F1, F2, B1, B3: both operands are rounded to e4m3 and multiplied as such
     BOTH_WAYS        fwd and dgrad, F1 and B3, F2 and B1: a weight is packed for both of its products at once
     ACTIVATED        F2: what makes Y2 sparse applies the activation, too
     COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
@@ -73,10 +73,8 @@ def product(
     saved: see `Request.saved`.
 
     Returns: a 2-D array of the operands' dtype; sums are float32."""
-    if operands is None and EIGHT_BITS.matches(execution, name, decision):
-        operands = EIGHT_BITS.run(decision, execution, name, whole(arrays), whole(state), key)
     if operands is None:
-        operands = execution.cut(name, arrays, state, key, decision, saved=saved)
+        operands = operands_of(execution, name, arrays, state, key, decision, saved)
     return execution.masked_gradient(name, execution.multiply(name, operands, features, bias), state)
 
 
@@ -107,30 +105,56 @@ def forward(
     return product(execution, names[0], arrays, state, key, decision, bias=bias, operands=operands), ahead
 
 
+def operands_of(
+    execution: Execution,
+    name: str,
+    arrays,
+    state,
+    key,
+    decision: Decision | None,
+    saved: Packed | None = None,
+) -> Operands:
+    """The operands of one product of a plan, by the rule that matches it.
+
+    execution, name, arrays, state, key, decision, saved: see `product`."""
+    if EIGHT_BITS.matches(decision):
+        return EIGHT_BITS.run(decision, execution, name, whole(arrays), whole(state), key)
+    return execution.cut(name, arrays, state, key, decision, saved=saved)
+
+
 class EightBits:
     """Rounds both operands of a row that may be in 8 bits, each with a scale.
 
     Where it does not match, the row's sparsifiers simulate the rounding."""
 
-    def matches(self, execution: Execution, name: str, decision: Decision | None) -> bool:
-        """Whether the product of this name has operands in 8 bits, and was decided to run so."""
-        row = execution.plan.row(name)
-        return row is not None and row.eight_bits and decision.sparse
+    def matches(self, decision: Decision | None) -> bool:
+        """Whether a product was decided to run in 8 bits."""
+        return decision is not None and decision.eight_bits
 
     def run(self, decision: Decision, execution: Execution, name: str, arrays, state, key) -> Operands:
-        """Rounds the two operands of the product and packs the sparse one."""
+        """Rounds the two operands of the product, and packs the sparse one if that was decided."""
         (a, a_axis), (b, b_axis) = execution.table[name]
         row, states = execution.plan.row(name), execution.states(state)
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
         x = arrays[row.operand]
-        request = execution.request(row.operand, states.get(row.operand, {}), key, form="packed")
+        form = "packed" if decision.sparse else "dense"
+        request = execution.request(row.operand, states.get(row.operand, {}), key, form=form)
         sparse, scale = row.by.quantised(x, axis, request)
+        if not decision.sparse:
+            sparse = _along(sparse, axis)
         request = execution.request(other, states.get(other, {}), key)
         dense, dense_scale = row.other.quantised(arrays[other], other_axis, request)
-        return Operands(
-            *((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=(scale, dense_scale)
-        )
+        scales = (scale, dense_scale.T) if on_left else (scale.T, dense_scale)
+        return Operands(*((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=scales)
+
+
+def _along(w: jax.Array, axis: int) -> jax.Array:
+    """A weight of 8-bit numbers with an axis contiguous in memory, as GPUs multiply them.
+
+    The barrier keeps XLA from leaving the transposition to the product, which has no fast way to make it, and
+    from choosing one layout for two products."""
+    return jax.lax.optimization_barrier(w) if axis == -1 else jax.lax.optimization_barrier(w.T).T
 
 
 class Ahead(NamedTuple):

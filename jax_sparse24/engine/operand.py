@@ -113,7 +113,8 @@ class Operands(NamedTuple):
     left, right: arrays, at most one of them packed.
     decision: what multiplies them; None if both were never meant to be sparse.
     uncut: the sparse operand before elements were dropped, in its first order; None if nothing needs it.
-    scales: the scale by which each 8-bit operand was multiplied, float32.
+    scales: those by which each 8-bit operand was multiplied, float32 (1, 1), or one for each row or column of
+        the product.
     dense_features: (k, T), the features that stay dense, with tokens in the order of the product; None if
         they are yet to be gathered.
     counts: see `Request.counts`."""

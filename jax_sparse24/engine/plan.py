@@ -13,6 +13,7 @@ from typing import Literal
 
 import jax
 
+from jax_sparse24.dispatch.decision import Form
 from jax_sparse24.engine.operand import Order, Sparsifier
 from jax_sparse24.ops.order import collect, regroup
 
@@ -48,7 +49,8 @@ class Row:
     operand: name of the one that goes sparse.
     by: the sparsifier of that operand.
     other: a sparsifier for the other operand, which stays an array; None to leave that as it is.
-    eight_bits: `by` and `other` are `Float8` with a scale per tensor, so hardware may multiply 8-bit numbers.
+    eight_bits: the forms in which `by`, a `Float8` like `other`, makes its operand of e4m3, which hardware
+    multiplies; () where 8 bits are only simulated.
     The remaining fields are for products that contract tokens:
     tokens: which tokens make a group (see `ops.order.regroup`).
     gather_features: features i, i + m, i + 2m, ... of the operand are moved next to each other before the
@@ -61,7 +63,7 @@ class Row:
     operand: str
     by: Sparsifier
     other: Sparsifier | None = None
-    eight_bits: bool = False
+    eight_bits: tuple[Form, ...] = ()
     tokens: Order = "consecutive"
     gather_features: bool = False
     dense_share: float = 0.0

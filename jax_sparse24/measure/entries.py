@@ -33,7 +33,8 @@ from jax_sparse24.ops.select import mask24
 from jax_sparse24.patterns import FLOAT8, VNM
 
 SPARSIFIERS = (Top2(), Masked(), Soft(), MVUE(exact=True), MVUE(exact=False))
-FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"))  # the products that methods multiply in 8 bits
+# The products that methods multiply in 8 bits.
+FLOAT8_PRODUCTS = (("F1", "w1"), ("F2", "w2"), ("B1", "w2"), ("B3", "w1"))
 SEARCHED = 8  # algorithms of cuSPARSELt that are tried again at further shapes
 CLOSE = 1.03  # a second algorithm is measured with the first if the search cannot tell them apart
 BRIEF = 5e-3  # seconds of a sample where an algorithm is searched, or a producer timed

@@ -9,7 +9,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import table, table_file
-from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.cusparselt import Descriptor
+from jax_sparse24.dispatch.decision import decide, eight_bits_obstacle
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
@@ -64,8 +65,8 @@ def tune(
 
     shapes: (T, d, f): tokens, model width and FFN width, multiples of 4. A measurement speaks for sizes
         from half to four times its own. By default `SHAPES`: four on a CPU, and on a GPU.
-    dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for F1 and F2 with sparse weights.
-        Producers of packed operands, which `explain` shows, are timed for the first dtype.
+    dtypes: names, by default those of `SHAPES`. float8_e4m3fn is measured for products of sparse weights, F1,
+        F2, B1 and B3. Producers of packed operands, which `explain` shows, are timed for the first dtype.
     quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
         less than a minute.
     patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
@@ -161,21 +162,28 @@ def missing(
     if dtype == FLOAT8 or decide("matmul", dtype, None).runs != "auto" or platform() not in SHAPES:
         return []
     wanted: dict[tuple[str, str], set[str]] = {}
+    in_8_bits: dict[tuple[str, str], None] = {}
     for method in methods:
         plan = ffn_plan(method.linear_plan()) if linear else method.ffn_plan()
         names = LINEAR_IN_FFN["w1"].values() if linear else FFN
         for name, row in plan.rows:
             if name in names and "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
+            if "packed" in row.eight_bits and not eight_bits_obstacle():
+                in_8_bits[name, row.operand] = None
         for rule in fusions.MEASURED:
             if pattern := rule.pattern(plan):
                 wanted.setdefault((rule.name, rule.side), set()).add(pattern)
-    return [
+    found = [
         job
         for (name, operand), patterns in wanted.items()
         for job in jobs_of([shape], str(dtype), _blocks(patterns), [(name, operand)], whole=False)
         if not all(_known(job, pattern) for pattern in patterns & possible(job))
     ]
+    # Only cuSPARSELt multiplies 8-bit operands, and only of some sizes.
+    eight = jobs_of([shape], FLOAT8.name, (), tuple(in_8_bits), whole=False)
+    taken = (job for job in eight if not Descriptor.of(job.product.key(FLOAT8)).misfit())
+    return found + [job for job in taken if not _known(job, "2:4")]
 
 
 def _blocks(patterns: Iterable[str]) -> list[VNM]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jax_sparse24.engine.float8 import Scales, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import (
     GRADIENT_CUTS,
@@ -48,6 +49,10 @@ class FST(Method):
         paper's code runs the latter), or None for a dense product; to compare, "biased" (its top-2),
         "uniform" (any two, doubled) and "paired" (MVUE 1:2 of either half of a group).
     dense_fraction: share of the steps, at the end, in which every product is dense (the paper: 1/6).
+    fp8: None, or both operands of the products of weights, forward and for the input gradient, are rounded to
+        e4m3, with a scale per "tensor" or per "row", see `SSTE`; the product of the weight gradient keeps the
+        model's dtype. They run in 8 bits on Hopper, 2:4 where cuSPARSELt is chosen for them
+        (`implementation="cusparselt"`, or a measured table), else dense; elsewhere they are simulated.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""
@@ -60,6 +65,7 @@ class FST(Method):
     mask: Literal["transposable", "greedy", "double-pruned", "top-2"] = "transposable"
     mvue: GradientCut | None = "exact"
     dense_fraction: float = 1 / 6
+    fp8: Scales | None = None
 
     search_decay = staticmethod(search_decay)
 
@@ -69,6 +75,11 @@ class FST(Method):
         check_positive(self, "decay")
         check_whole(self, "refresh_every")
         check_share(self, "dense_fraction")
+        check_choice(self, "fp8", "tensor", "row", None)
+
+    @property
+    def causal(self):
+        return self.fp8 != "tensor"  # that scale depends on all tokens, and rounds each of them
 
     def training(self, total_steps):
         return Training(decay=Decay(self.decay))
@@ -81,6 +92,8 @@ class FST(Method):
             "top-2": DenseValues(forward, axis=-2),
         }.get(self.mask, forward)
         rows = {"fwd": Row("w", forward), "dgrad": Row("w", backward)}
+        if self.fp8:
+            rows = in_float8(rows, self.fp8, dict.fromkeys(rows, "e4m3"))
         return Plan.of(LINEAR, **rows, **weight_gradient(self.mvue))
 
     def init(self, w, role="w"):

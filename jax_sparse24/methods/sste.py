@@ -5,11 +5,11 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.engine.float8 import in_float8
+from jax_sparse24.engine.float8 import Format, Scales, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.engine.tiles import total
-from jax_sparse24.methods.base import Method, check_choice, scale_like, where_finite
+from jax_sparse24.methods.base import Method, check_choice, check_field, scale_like, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.ops.soft import soft24
 
@@ -19,18 +19,20 @@ class SSTE(Method):
     """Soft-thresholded 2:4 weights along `in`, times a scale; trained sparse to the end and evaluated sparse.
 
     The dense master weight gets the gradient of the scaled sparse one, without the scale. The input gradient
-    is a dense product of the same values. With fp8="tensor", forward products run in e4m3 where cuSPARSELt is
-    chosen for them (`implementation="cusparselt"`, or a measured table); all other 8-bit products are
-    simulated by dense ones, which adds no speed.
+    is a dense product of the same values. Products of e4m3 run in 8 bits on Hopper: forward 2:4 where
+    cuSPARSELt is chosen for them (`implementation="cusparselt"`, or a measured table), else dense, as the
+    input gradient. No library multiplies e5m2 with itself: such products are simulated, which adds no speed.
 
     scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
         current weight in every step; "unit", 1.
     mvue: estimator of the output gradient along tokens, in the product of the weight gradient: "approximate"
         (the paper's), "exact", or None for a dense product.
-    fp8: None, or both operands of every product are rounded to 8-bit floats after the estimate, e4m3 forward
-        and e5m2 backward: with a scale per "tensor", as in the paper's code, or per "row". With a scale per
-        tensor a token's rounding depends on later tokens, so that the loss of the sparse model is no language
-        model's loss.
+    fp8: None, or both operands of products are rounded to 8-bit floats, forward to e4m3: with a scale per
+        "tensor", as in the paper's code, or per "row" (of what one result sums up: of a token's features, or
+        of a column of the weight). With a scale per tensor a token's rounding depends on later tokens, so
+        that the loss of the sparse model is no language model's loss.
+    fp8_backward: with `fp8`, "e5m2" for the operands of both backward products, after the estimate, as in the
+        paper's code; or "e4m3" for those of the input gradient alone, as in `FST`.
 
     Raises: ValueError for an option outside these.
     Source: 2409.09099."""
@@ -40,12 +42,16 @@ class SSTE(Method):
 
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
-    fp8: Literal["tensor", "row"] | None = None
+    fp8: Scales | None = None
+    fp8_backward: Format = "e5m2"
 
     def __post_init__(self):
         check_choice(self, "scale", "frozen", "dynamic", "unit")
         check_choice(self, "mvue", "exact", "approximate", None)
         check_choice(self, "fp8", "tensor", "row", None)
+        check_choice(self, "fp8_backward", "e5m2", "e4m3")
+        asked = self.fp8 is not None or self.fp8_backward == "e5m2"
+        check_field(self, "fp8_backward", asked, 'needs fp8="tensor" or "row"')
 
     @property
     def causal(self):
@@ -59,7 +65,11 @@ class SSTE(Method):
         soft = Soft()
         rows = {"fwd": Row("w", soft), "dgrad": Row("w", DenseValues(soft, axis=-2))}
         rows |= weight_gradient(self.mvue)
-        return Plan.of(LINEAR, **(in_float8(rows, self.fp8) if self.fp8 else rows))
+        if self.fp8:
+            rounded = ("dgrad", "wgrad") if self.fp8_backward == "e5m2" else ("dgrad",)
+            formats = {"fwd": "e4m3", **dict.fromkeys(rounded, self.fp8_backward)}
+            rows = in_float8(rows, self.fp8, formats)
+        return Plan.of(LINEAR, **rows)
 
     def init(self, w, role="w"):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}

@@ -270,7 +270,7 @@ def forward_only(x: jax.Array) -> jax.Array:
 def _refuse(x):
     raise TypeError(
         f"matmul: products of {x.dtype} have no gradient. Differentiate those of bfloat16, or train with "
-        f"methods.SSTE(fp8=...), which keeps its weights and gradients in wider types."
+        f"methods.FST(fp8=...) or SSTE(fp8=...), which keep weights and their gradients in wider types."
     )
 
 

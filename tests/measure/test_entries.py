@@ -52,11 +52,13 @@ def test_tune_stores_a_table_that_decides_at_once_and_later(monkeypatch):
     assert runs_packed(shape=(16, 8, 12)) == expected
 
 
-def test_tune_measures_8_bits_forward_and_of_weights_only(monkeypatch, tmp_path):
-    operands = (("F1", "w1"), ("F2", "y2"), ("B1", "w2"))
-    (found,) = tune(monkeypatch, tmp_path, operands=operands, dtypes=["float8_e4m3fn"])["products"]
-    assert (found["product"], found["dtype"], found["status"]) == ("fwd", "float8_e4m3fn", "ok")
-    assert all(found[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
+def test_tune_measures_8_bits_of_products_of_weights_only(monkeypatch, tmp_path):
+    operands = (("F1", "w1"), ("F2", "y2"), ("B1", "w2"), ("B2", "dy3"))
+    found = tune(monkeypatch, tmp_path, operands=operands, dtypes=["float8_e4m3fn"])["products"]
+    assert [entry["product"] for entry in found] == ["fwd", "dgrad"]
+    for entry in found:
+        assert (entry["dtype"], entry["sparse"], entry["status"]) == ("float8_e4m3fn", "right", "ok")
+        assert all(entry[f"{name}_us"] > 0 for name in ("dense", "masked", "packed"))
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ METHODS = [
     s24.methods.FST(mvue=None, refresh_every=1, dense_fraction=0),
     s24.methods.SSTE(scale="dynamic", mvue="exact"),
     s24.methods.SSTE(fp8="row"),
+    s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
+    s24.methods.FST(fp8="tensor"),
     s24.methods.FST(mask="greedy", mvue="uniform"),
     s24.methods.FST(mask="double-pruned", mvue="paired"),
     s24.methods.SRSTE(n=1, m=8, decay_on="weights"),
@@ -34,6 +36,7 @@ METHODS = [
     s24.methods.SLoPe(mask="random", rank=4, adapter_share=1.0),
     s24.methods.AST(slorb=16, distill=0.0),
 ]
+FST = s24.methods.FST
 STORED = Masked("mask", "transposable mask")
 
 
@@ -208,6 +211,7 @@ def test_fst_state_is_the_transposable_mask(shape):
         ({"refresh_every": True}, r"refresh_every=True must be a whole number"),
         ({"dense_fraction": 1.1}, r"dense_fraction=1.1 must lie in \[0, 1\]"),
         ({"dense_fraction": -0.1}, r"dense_fraction=-0.1 must lie in \[0, 1\]"),
+        ({"fp8": "column"}, r"fp8='column' is unknown; use one of 'tensor', 'row', None"),
     ],
 )
 def test_fst_rejects_what_makes_no_sense(arguments, message):
@@ -321,7 +325,7 @@ def test_a_flipped_bit_of_a_mask_gives_one_result_and_gradient():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "method", [s24.methods.SSTE(fp8="tensor"), s24.methods.SSTE(fp8="row"), s24.methods.FST()], ids=str
+    "method", [*(kind(fp8=s) for kind in (s24.methods.SSTE, FST) for s in ("tensor", "row")), FST()], ids=str
 )
 def test_training_under_strict_promotion(method, dtype):
     with jax.numpy_dtype_promotion("strict"):

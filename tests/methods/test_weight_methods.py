@@ -1,12 +1,17 @@
 """SRSTE, STEP, BiMask, the variants of FST and FP8 against products written out."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.engine.float8 import FORMATS
+from jax_sparse24 import choices
+from jax_sparse24.dispatch import decision
+from jax_sparse24.engine.float8 import FORMATS, All, Float8
+from jax_sparse24.engine.operand import Request
 from jax_sparse24.ops.mvue import random24
 from tests.engine import oracle
 
@@ -55,18 +60,37 @@ def both(fwd, dgrad):
     return lambda state, dy: {("fwd", "w"): fwd, ("dgrad", "w"): dgrad}
 
 
-def float8(row):
+def float8(row, backward="e5m2"):
     def cuts(state, dy):
         values = lambda a, axis: np.asarray(s24.soft24(jnp.float32(a), 0) * state["scale"])  # noqa: E731
         drawn = s24.mvue24(NOISE, dy, 0, exact=False)
-        e4m3, e5m2 = ({"name": name, "row": row} for name in ("e4m3", "e5m2"))
-        return {
+        e4m3, behind = ({"name": name, "row": row} for name in ("e4m3", backward))
+        found = {
             ("fwd", "w"): in_8_bits(cut=values, **e4m3),
             ("fwd", "x"): in_8_bits(**e4m3),
-            ("dgrad", "w"): in_8_bits(cut=values, **e5m2),
-            ("dgrad", "dy"): in_8_bits(**e5m2),
-            ("wgrad", "dy"): in_8_bits(cut=oracle.drawn(drawn), **e5m2),
-            ("wgrad", "x"): in_8_bits(**e5m2),
+            ("dgrad", "w"): in_8_bits(cut=values, **behind),
+            ("dgrad", "dy"): in_8_bits(**behind),
+        }
+        if backward == "e4m3":
+            return {**found, ("wgrad", "dy"): oracle.drawn(drawn)}
+        found["wgrad", "dy"] = in_8_bits(cut=oracle.drawn(drawn), **behind)
+        return {**found, ("wgrad", "x"): in_8_bits(**behind)}
+
+    return cuts
+
+
+def fst_float8(row):
+    """The weight gradient is of operands that are not rounded."""
+
+    def cuts(state, dy):
+        rounded = {"name": "e4m3", "row": row}
+        values = in_8_bits(cut=oracle.masked(state["mask"]), **rounded)
+        return {
+            ("fwd", "w"): values,
+            ("fwd", "x"): in_8_bits(**rounded),
+            ("dgrad", "w"): values,
+            ("dgrad", "dy"): in_8_bits(**rounded),
+            ("wgrad", "dy"): oracle.drawn(s24.mvue24(NOISE, dy, 0)),
         }
 
     return cuts
@@ -99,8 +123,14 @@ CASES = {
     "FST biased": (FST(mvue="biased"), cut_of(lambda dy: s24.prune24(dy, 0))),
     "FST uniform": (FST(mvue="uniform"), cut_of(lambda dy: random24(NOISE, dy, 0, "uniform"))),
     "FST paired": (FST(mvue="paired"), cut_of(lambda dy: random24(NOISE, dy, 0, "paired"))),
+    "FST fp8 per tensor": (FST(fp8="tensor"), fst_float8(row=False)),
+    "FST fp8 per row": (FST(fp8="row"), fst_float8(row=True)),
     "SSTE fp8 per tensor": (s24.methods.SSTE(fp8="tensor"), float8(row=False)),
     "SSTE fp8 per row": (s24.methods.SSTE(fp8="row"), float8(row=True)),
+    "SSTE e4m3": (
+        s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
+        float8(row=False, backward="e4m3"),
+    ),
 }
 
 
@@ -121,7 +151,10 @@ def test_gradients_are_the_masked_dense_products(name, implementation):
         oracle.assert_close(got, want[what], "float32", K=max(T, d, f), roundings=2, name=what)
 
 
-@pytest.mark.parametrize("method", [s24.methods.BiMask(trials=2), s24.methods.SSTE(fp8="tensor", mvue=None)])
+@pytest.mark.parametrize(
+    "method",
+    [s24.methods.BiMask(trials=2), s24.methods.SSTE(fp8="tensor", mvue=None), FST(fp8="tensor", mvue=None)],
+)
 def test_both_matrices_of_an_ffn_are_treated_alike(method):
     """An FFN is its two linear layers."""
     x, w1, w2, dy = oracle.matrices(5, "float32", (T, d), (d, f), (f, d), (T, d))
@@ -140,52 +173,123 @@ def test_both_matrices_of_an_ffn_are_treated_alike(method):
 
 
 @pytest.mark.parametrize("scales", ["tensor", "row"])
-def test_8_bits_hide_neither_nan_nor_small_numbers(scales):
-    method = s24.methods.SSTE(fp8=scales, scale="unit", mvue=None)
+@pytest.mark.parametrize("kind", [partial(s24.methods.SSTE, scale="unit"), partial(FST, mask="top-2")])
+def test_8_bits_hide_neither_nan_nor_small_numbers(scales, kind):
+    method = kind(fp8=scales, mvue=None)
     w = jnp.tile(jnp.array([[4.0], [0.0], [0.0], [1.0]]), (1, 4))
     for x, want in ((1e-35, 4e-35), (0.0, 0.0), (jnp.nan, jnp.nan), (jnp.inf, jnp.nan)):
         y = s24.sparse_dot(jnp.array([[x, 0, 0, 0]], jnp.float32), w, method, method.init(w))
         np.testing.assert_allclose(y, np.full((1, 4), want), rtol=2**-4)
 
 
-def test_8_bit_products_of_the_library_are_the_simulated_ones(documented_cusparselt, capsys):
-    """Forward, both layers of an FFN, with a bias; the backward products stay simulated."""
-    method = s24.methods.SSTE(fp8="tensor", mvue=None)
-    x, w1, w2, dy = oracle.matrices(6, "float32", (16, 64), (64, 128), (128, 32), (16, 32))
-    b1 = jnp.linspace(-1, 1, 128)
+SSTE8, FST8 = s24.methods.SSTE(fp8="tensor", mvue=None), FST(fp8="tensor", mvue=None)
+
+
+SSTE8_ROWS, FST8_ROWS = s24.methods.SSTE(fp8="row", mvue=None), FST(fp8="row", mvue=None)
+
+
+def block_in_8_bits(method, dtype="float32"):
+    """(y, dx, dw1, dw2) of an FFN with a bias, as a function of the implementation."""
+    x, w1, w2, dy = oracle.matrices(6, dtype, (32, 64), (64, 128), (128, 192), (32, 192))
+    b1 = jnp.linspace(-1, 1, 128).astype(dtype)
     state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
-    results = []
-    for implementation in ("cusparselt", "ffi"):
+
+    def run(implementation):
         options = {"b1": b1, "activation": "gelu", "implementation": implementation}
-        run = lambda *a, options=options: s24.sparse_ffn(*a, method, state, **options)  # noqa: E731
-        y, vjp = jax.vjp(run, x, w1, w2)
-        results.append((y, *vjp(dy)))
-        s24.explain(method, shape=(16, 64, 128), implementation=implementation)
-    near = {
-        "rtol": 4e-4,
-        "atol": 1e-3,
-    }  # sums round as they are compiled, and rounding to 8 bits follows them
-    for got, want in zip(*results, strict=True):
-        np.testing.assert_allclose(got, want, **near)
-    assert [call.operands for call in documented_cusparselt] == ["float8_e4m3fn"] * 2
+        y, vjp = jax.vjp(lambda *a: s24.sparse_ffn(*a, method, state, **options), x, w1, w2)
+        return (y, *vjp(dy))
+
+    return run
+
+
+def assert_simulated(got, want):
+    """Sums round as they are compiled, and rounding to 8 bits follows them."""
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=4e-4, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "products"),
+    [
+        *((method, ("F1", "F2")) for method in (SSTE8, SSTE8_ROWS)),
+        *((method, ("F1", "F2", "B1", "B3")) for method in (FST8, FST8_ROWS)),
+    ],
+    ids=str,
+)
+def test_8_bit_products_of_the_library_are_the_simulated_ones(
+    method, products, documented_cusparselt, capsys
+):
+    """Of both layers of an FFN, with a bias. The weight gradient of FST is the library's in 16 bits, but for
+    float32; that of S-STE is simulated, as is its input gradient in e5m2."""
+    jax.clear_caches()  # two methods have the same forward products
+    run = block_in_8_bits(method)
+    assert_simulated(run("cusparselt"), run("ffi"))
+    assert [call.operands for call in documented_cusparselt] == ["float8_e4m3fn"] * len(products)
+    s24.explain(method, shape=(32, 64, 128), implementation="cusparselt")
     lines = capsys.readouterr().out.splitlines()
-    assert ["cuSPARSELt, e4m3" in line for line in lines if line.startswith("F")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    # Scales whose product is beyond float32.
-    tiny = s24.sparse_dot(x * 1e-20, w1 * 1e-15, method, state["w1"], implementation="cusparselt")
-    want = s24.sparse_dot(x, w1, method, state["w1"], implementation="cusparselt")
-    np.testing.assert_allclose(tiny * 1e35, want, rtol=1e-4, atol=1e-4)
-    del documented_cusparselt[2:]
-    # Sizes that the library does not take, and scales per row: simulated.
-    few = jax.random.normal(jax.random.key(1), (24, 16))
-    s24.sparse_dot(jnp.ones((16, 24)), few, method, method.init(few), implementation="cusparselt")
-    rows = s24.methods.SSTE(fp8="row", mvue=None)
-    s24.sparse_dot(x, w1, rows, state["w1"], implementation="cusparselt")
-    assert len(documented_cusparselt) == 2
+    assert {line[:2] for line in lines if "cuSPARSELt, e4m3" in line} == set(products)
+    s24.explain(method, shape=(32, 64, 128), implementation="ffi")
+    assert "cuSPARSELt, e4m3" not in capsys.readouterr().out
+
+
+def test_8_bit_products_whose_scales_multiply_beyond_float32(documented_cusparselt):
+    jax.clear_caches()
+    x, w = oracle.matrices(6, "float32", (32, 64), (64, 128))
+    state = SSTE8.init(w)
+    tiny = s24.sparse_dot(x * 1e-20, w * 1e-15, SSTE8, state, implementation="cusparselt")
+    want = s24.sparse_dot(x, w, SSTE8, state, implementation="cusparselt")
+    np.testing.assert_allclose(tiny * 1e35, want, rtol=1e-4, atol=1e-3)
+    assert documented_cusparselt
+
+
+@pytest.mark.parametrize("kind", [s24.methods.SSTE, FST])
+def test_8_bit_products_that_the_library_does_not_take_are_simulated(kind, documented_cusparselt):
+    """For their sizes."""
+    method, (x, w) = kind(fp8="tensor", mvue=None), oracle.matrices(6, "float32", (32, 24), (24, 16))
+    run = lambda x, i: s24.sparse_dot(x, w, method, method.init(w), implementation=i).sum()  # noqa: E731
+    for implementation in ("cusparselt", "ffi"):
+        jax.grad(run)(x, implementation)
+    assert not documented_cusparselt
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.7e-40, 1e30, np.float32(2.0**-100), np.nan])
+def test_the_largest_magnitude_becomes_the_largest_number_in_8_bits(value):
+    """Nothing overflows, and zeros and NaN stay what they are."""
+    x = jnp.full((4, 8), value, jnp.float32).at[1, 1].multiply(0.999)
+    rounded, scale = Float8(All(), -1).quantised(x, -1, Request({}, None, None))
+    assert rounded.dtype == jnp.float8_e4m3fn and scale.shape == (1, 1) and jnp.isfinite(scale)
+    wide = np.float32(rounded)
+    assert np.isnan(wide).all() == np.isnan(value)
+    if not np.isnan(value):
+        top = 0 if value == 0 else min(448, 448 * abs(float(value)) * 2.0**100)
+        np.testing.assert_allclose(np.abs(wide).max(), top, rtol=2**-4, atol=2**-10)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(FST(fp8=scales, mvue=None, mask="top-2") for scales in ("tensor", "row")),
+        s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3", mvue=None),
+    ],
+    ids=str,
+)
+def test_dense_products_in_8_bits_are_the_simulated_ones(monkeypatch, capsys, method):
+    """XLA's, where a sparse operand is not packed: not measured, or not 2:4 along the contracted axis."""
+    run = block_in_8_bits(method)
+    want = run(None)
+    for module in (decision, choices):
+        monkeypatch.setattr(module, "dense_float8_obstacle", lambda: None)
+    dots = []
+    original = jax.lax.dot_general
+    monkeypatch.setattr(
+        jax.lax, "dot_general", lambda a, b, *r, **o: dots.append(str(a.dtype)) or original(a, b, *r, **o)
+    )
+    assert_simulated(run(None), want)
+    assert dots.count("float8_e4m3fn") == 4
+    s24.explain(method, shape=(32, 64, 128))
+    assert capsys.readouterr().out.count("XLA, dense e4m3") == 4
+    s24.explain(method)
+    assert "XLA's dense product of e4m3" in capsys.readouterr().out
 
 
 def test_fst_variants_choose_their_masks():
@@ -246,6 +350,16 @@ def test_bimask_loses_fewer_weights_than_without_an_order():
             lambda: s24.methods.SSTE(fp8="block"),
             ValueError,
             "SSTE: fp8='block' is unknown; use one of 'tensor'",
+        ),
+        (
+            lambda: s24.methods.SSTE(fp8="row", fp8_backward="e3m4"),
+            ValueError,
+            "SSTE: fp8_backward='e3m4' is unknown; use one of 'e5m2', 'e4m3'",
+        ),
+        (
+            lambda: s24.methods.SSTE(fp8_backward="e4m3"),
+            ValueError,
+            'SSTE: fp8_backward=\'e4m3\' needs fp8="tensor" or "row"',
         ),
         (
             lambda: s24.methods.STEP(switch=0.01).schedule(20),

@@ -139,7 +139,7 @@ def test_what_was_verified_in_some_versions_only(version, hopper, monkeypatch):
     why = "" if taken else f"float8_e4m3fn were verified with cuSPARSELt 0.10.0, here is {here}"
     assert product.misfit().endswith(why)
     assert (product.misfit() == "") == taken
-    assert product.preferred == (8 if taken else -1)
+    assert product.preferred == (16 if taken else -1)
     product = cusparselt.Descriptor(64, 64, 64, True, True, "bfloat16", "bfloat16")
     assert product.applies(jnp.ones(64), None) == product.applies(None, "relu") == taken
     assert not product.applies(jnp.ones(64), "gelu")

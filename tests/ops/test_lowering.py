@@ -226,6 +226,31 @@ def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
     assert text.count("stablehlo.transpose") == copies
 
 
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_a_block_in_8_bits(monkeypatch, scales):
+    """F1, F2, B1 and B3 are of e4m3, B2 and B4 of bfloat16; no barrier keeps activations and gradients from
+    being rounded where they are made, and nothing is transposed."""
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+    method, (T, d, f) = s24.methods.FST(fp8=scales), (256, 128, 384)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((T, d), (d, f), (f, d), (T, d))]
+    state = {w: method.state_shapes(x.shape, w) for w, x in zip(("w1", "w2"), arrays[1:3], strict=True)}
+
+    def block(x, w1, w2, dy, state):
+        run = lambda *a: s24.sparse_ffn(*a, method, state, jax.random.key(1), implementation="cusparselt")  # noqa: E731
+        y, vjp = jax.vjp(run, x, w1, w2)
+        return y, *vjp(dy)
+
+    jax.clear_caches()
+    _, text = lowered_library_call(monkeypatch, block, *arrays, state)
+    calls = re.findall(r"@s24_cusparselt_matmul\(.*: \(tensor<\d+x(\d+)x(\w+)>, tensor<(\d+)x(\d+)x", text)
+    float8 = {(2 * int(half), int(K)) for half, dtype, _, K in calls if dtype == "f8E4M3FN"}
+    assert [call[1] for call in calls].count("f8E4M3FN") == 4 and float8 == {(d, d), (f, f)}
+    assert [call[1] for call in calls].count("bf16") == 2
+    assert "optimization_barrier" not in text
+    assert not re.search(r"stablehlo.transpose .*x(bf16|f8E4M3FN)>", text)
+    jax.clear_caches()
+
+
 def test_blocks_for_cuda(built):
     """V:N:M: selection, packing with and without a mask, both ways back, and the product in every layout."""
     x, like = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), jnp.ones((32, 64), jnp.bfloat16)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.benchmarks import check, rows, xla_programs
+from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.torch import programs as torch_programs
@@ -158,9 +158,11 @@ def up_to_rounding(results, dtype: str, case: Case) -> Expected:
 
 
 def chooses(method) -> bool:
-    """Whether results depend on which activations or gradients are cut or drawn, which roundings decide."""
+    """Whether results depend on which activations or gradients are cut or drawn, or on what is rounded to 8
+    bits, which roundings decide."""
     row = method.ffn_plan().row("F2")
-    return method.stochastic or (row is not None and row.operand == "y2")
+    rounds = row is not None and row.other is not None
+    return method.stochastic or rounds or (row is not None and row.operand == "y2")
 
 
 class Block(NamedTuple):
@@ -265,6 +267,8 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     for name in ("Dense", *rivals, *list(settings.methods)[1:]):
         own = {rows.dense_name(base, part): (base, part) for base, part in programs if base in dense}
         own |= {part: (name, part) for part in PARTS}
+        if name in settings.methods and (rival := dense_e4m3.rival(settings.methods[name])):
+            own |= {dense_e4m3.named(part): (rival, part) for part in PARTS}
         row = {
             **case._asdict(),
             "dtype": dtype,
@@ -317,7 +321,7 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         part = next((rule for rule in parts_of if rule.matches(run, *own.values(), decision)), None)
 
         def cut(own, states, saved, name=name, decision=fusions.DENSE if part else decision):
-            return run.cut(name, own, states, KEY, decision, saved=saved)
+            return fusions.operands_of(run, name, own, states, KEY, decision, saved)
 
         def made_only(own, *rest, cut=cut):
             done = cut(own, *rest)  # an operand that stays as it is would be copied to be a result
@@ -349,9 +353,10 @@ def weight_bytes(method, operands, states) -> dict:
         if row is None or row.operand != weight:
             total["packed"] += w.nbytes
         else:
-            form = "packed" if "packed" in row.by.forms else "dense"
+            make = row.by.quantised if row.eight_bits else row.by
+            form = "packed" if "packed" in (row.eight_bits or row.by.forms) else "dense"
             request = Request(states[weight], None, "reference", form)
-            made = jax.eval_shape(lambda w, row=row, request=request: row.by(w, -2, request), w)
+            made = jax.eval_shape(lambda w, make=make, request=request: make(w, -2, request), w)
             total["packed"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
     return total
 
@@ -371,8 +376,10 @@ def rest(row: dict) -> float | None:
 
 def table(found: list[dict]) -> str:
     """Ratios first, then times, energy, where the time goes, and memory."""
+    in_8_bits = rows.any_in_8_bits(found)
     header = [
         *("method", "T", "d", "f", "dtype", "forward + backward", "forward", "against", "sessions: fwd+bwd"),
+        *rows.IN_8_BITS_HEADER * in_8_bits,
         *(
             "fwd+bwd ms",
             "dense fwd+bwd ms",
@@ -392,6 +399,7 @@ def table(found: list[dict]) -> str:
                 show_ratio(row, "dense forward", "forward"),
                 rows.against(row, "dense both"),
                 rows.over_sessions(row, "dense both", "both"),
+                *rows.in_8_bits(row, "both") * in_8_bits,
                 show_ms(row, "both"),
                 show_ms(row, rows.base_of(row, "dense both")),
                 *rows.energy(row, "dense both", "both"),

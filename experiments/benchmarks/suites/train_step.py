@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
-from experiments.benchmarks import check, rows, xla_programs
+from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import KEY, block, data, forward_backward, made_by, state_of
@@ -301,6 +301,9 @@ def compare(
             for place, part in times
             if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
+        if name in arms and (rival := dense_e4m3.rival(arms[name].method)):
+            of_rival = {part: times.get((rival, part)) for part in ("step", "ffn")}
+            own |= {dense_e4m3.named(part): t for part, t in of_rival.items() if t is not None}
         if REFRESHING in own and "step" in own:
             own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
         found.append(
@@ -339,8 +342,10 @@ def expected(row: dict) -> float | None:
 
 def table(found: list[dict]) -> str:
     """Ratios first, then times, energy and memory."""
+    in_8_bits = rows.any_in_8_bits(found)
     header = [
         *("method", "T", "d", "f", "blocks", "dtype", "step", "against", "sessions: step", "expected"),
+        *rows.IN_8_BITS_HEADER * in_8_bits,
         *("share of FFN", "step ms", "dense step ms", *rows.ENERGY_HEADER, "FFN ms", "dense FFN ms"),
         "XLA temporaries MB",
     ]
@@ -354,6 +359,7 @@ def table(found: list[dict]) -> str:
                 rows.against(row, "dense step"),
                 rows.over_sessions(row, "dense step", "step"),
                 "-" if gain is None else f"{gain:.2f}x",
+                *rows.in_8_bits(row, "step") * in_8_bits,
                 "-" if part is None else f"{part:.0%}",
                 *(show_ms(row, name) for name in ("step", rows.base_of(row, "dense step"))),
                 *rows.energy(row, "dense step", "step"),

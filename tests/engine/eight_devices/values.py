@@ -46,15 +46,23 @@ def check_what_concerns_more_than_a_shard():
     assert_near(run(x, w1), jax.jit(gradient)(x, w1))
     assert ("all-gather", d * f) not in collectives(run), collectives(run)
 
-    def in_eight_bits(y, w, specs=None):
-        methods = (s24.methods.SSTE(fp8=scales, scale="unit") for scales in ("tensor", "row"))
-        state, options = {"scale": jnp.float32(1)}, {"implementation": KERNELS, "specs": specs}
-        return [s24.sparse_dot(y, w, method, state, KEY, **options) for method in methods]
+    in_8_bits = [s24.methods.SSTE(fp8=scales, scale="unit") for scales in ("tensor", "row")]
+    in_8_bits += [s24.methods.FST(fp8=scales, mvue="biased") for scales in ("tensor", "row")]
+
+    def gradients(y, w, specs=None):
+        """Of products whose first token has the largest activation and the largest gradient."""
+
+        def product(y, w, method):
+            options = {"implementation": KERNELS, "specs": specs}
+            out = s24.sparse_dot(y, w, method, method.init(w), KEY, **options)
+            return (out * jnp.ones_like(out).at[0].set(64)).sum(), out
+
+        return [jax.grad(product, (0, 1), has_aux=True)(y, w, method) for method in in_8_bits]
 
     with jax.set_mesh(three):
         specs = {"x": P(tokens), "w": P("tp", "fsdp")}
-        found = jax.jit(functools.partial(in_eight_bits, specs=specs))(y.at[0, 0].set(100), w2)
-    assert_near(found, jax.jit(in_eight_bits)(y.at[0, 0].set(100), w2))
+        found = jax.jit(functools.partial(gradients, specs=specs))(y.at[0, 0].set(100), w2)
+    assert_near(found, jax.jit(gradients)(y.at[0, 0].set(100), w2))
 
     options = {"columns": "statistic", "weights": "dense", "token_blocks": 4}
     statistic = s24.methods.Venom(v=16, m=8, clusters=4, **options)

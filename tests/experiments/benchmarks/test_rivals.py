@@ -57,6 +57,23 @@ def test_rows_of_other_blocks(monkeypatch, small):
     assert ffn.rest(same) is None and ffn.rest(found[0]) is not None
 
 
+def test_methods_in_8_bits_are_compared_with_dense_products_in_8_bits(small):
+    """Which are measured beside them, in turn, and for them alone."""
+    assert list(small.methods) == ["Dense", "STE"]
+    settings = dataclasses.replace(small, method=("STE", "FST-e4m3"), parts=False)
+    assert list(settings.methods) == ["Dense", "Dense-e4m3", "STE", "FST-e4m3"]
+    for suite, part in ((ffn, "both"), (train_step, "step")):
+        found = {row["method"]: row for row in suite.measure_case(Case(64, 64, 128), "float32", settings)}
+        own, rival, ste = found["FST-e4m3"]["ms"], found["Dense-e4m3"]["ms"], found["STE"]["ms"]
+        assert own[f"e4m3 dense {part}"] == rival[part] and own[f"dense {part}"] == ste[f"dense {part}"]
+        assert not any(name.startswith("e4m3") for name in (*rival, *ste))
+        lines = [line.split(" | ") for line in suite.table(list(found.values())).splitlines()]
+        column = [cell.strip() for cell in lines[0]].index("over dense e4m3")
+        ratio = rows.ratio(found["FST-e4m3"], f"e4m3 dense {part}", part)
+        shown = {line[0].strip("| "): line[column].strip() for line in lines[2:]}
+        assert shown["FST-e4m3"].startswith(f"{ratio:.2f}x") and shown["STE"] == "-"
+
+
 @pytest.mark.parametrize("good", [True, False])
 def test_blocks_with_pruned_weights_are_checked_with_them(good):
     """Against the dense block of what they multiply, which must be 2:4 along both axes."""

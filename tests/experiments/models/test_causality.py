@@ -25,6 +25,8 @@ METHODS = {
     "STEP": methods.STEP(),
     "FST": methods.FST(),
     "S-STE": methods.SSTE(),
+    "FST fp8 row": methods.FST(fp8="row"),
+    "FST fp8 tensor": methods.FST(fp8="tensor"),
     "S-STE fp8 row": methods.SSTE(fp8="row"),
     "S-STE fp8 tensor": methods.SSTE(fp8="tensor"),
     "Bi-Mask": methods.BiMask(trials=2),

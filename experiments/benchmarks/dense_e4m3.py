@@ -1,0 +1,42 @@
+"""The dense rivals of methods whose products are in 8 bits."""
+
+import dataclasses
+
+from jax_sparse24.engine.float8 import Scales, in_float8
+from jax_sparse24.engine.plan import LINEAR, Plan
+from jax_sparse24.methods.base import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseE4M3(Method):
+    """Dense products of weights in e4m3, forward and for the input gradient.
+
+    Operands are rounded as those of `FST(fp8=scales)`, by the same code, and the weight gradient keeps the
+    model's dtype as there.
+
+    scales: see `FST`."""
+
+    when = "What 2:4 products in 8 bits have to beat."
+
+    scales: Scales = "tensor"
+
+    @property
+    def causal(self):
+        return self.scales == "row"
+
+    def linear_plan(self):
+        return Plan.of(LINEAR, **in_float8({}, self.scales, dict.fromkeys(("fwd", "dgrad"), "e4m3")))
+
+
+METHODS = {"Dense-e4m3": DenseE4M3(), "Dense-e4m3-rows": DenseE4M3("row")}
+
+
+def rival(method: Method) -> str:
+    """The name of the rival of a method that multiplies sparse operands in 8 bits; "" for another method."""
+    scales = {row.by.scales for _, row in method.ffn_plan().rows if "packed" in row.eight_bits}
+    return next((name for name, dense in METHODS.items() if dense.scales in scales), "")
+
+
+def named(part: str) -> str:
+    """The name of a part of the rival in the "ms" of another row."""
+    return f"e4m3 dense {part}"
