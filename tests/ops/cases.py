@@ -28,6 +28,7 @@ from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.saved import pack_counted, saved_backward
+from jax_sparse24.ops.slope import slope_mvue_pack24
 from tests.ops.data import adversarial, device, from_words, saved_operands, words
 
 KEY = jax.random.key(7)
@@ -464,6 +465,19 @@ IDENTICAL = [
         )
         for activation in ("squared_relu", "relu")
         for tokens in ("strided", "consecutive")
+    ],
+    *[
+        Identical(
+            f"slope_mvue_pack24 {activation} {exact=}{' of a shard' if key is not KEY else ''}",
+            lambda *a, key=key, activation=activation, exact=exact: slope_mvue_pack24(
+                key, *a[:-1], activation, exact, implementation=a[-1]
+            ),
+            ((128, 64), (68, 20)),
+            ((256, 72), (1152, 8), (384, 200)),
+            given=lambda shape, dtype: (adversarial(shape, dtype, 1), adversarial(shape, dtype, 2)),
+        )
+        for activation in ("squared_relu", "relu")
+        for exact, key in ((True, KEY), (False, KEY), (True, key_of_shard(KEY, 1, 2, 5)))
     ],
     *[
         Identical(
