@@ -565,6 +565,9 @@ def _compressed(x, _):
         for exact in (True, False):
             yield compressed24.mvue_pack(KEY, x, axis, exact)
     packed, _ = pack_counted(x, True, compressed=True, implementation="ffi")
+    for exact in (True, False):
+        options = {"compressed": True, "implementation": "ffi"}
+        yield slope_mvue_pack24(KEY, x, x, "squared_relu", exact, **options)
     for tokens, activation in itertools.product(("consecutive", "strided"), ("squared_relu", "relu")):
         both = {"compressed": (True, True), "implementation": "ffi"}
         yield saved_backward(packed, x, np.array([1, 5, 17], np.int32), activation, tokens, **both)

@@ -3,7 +3,15 @@
 import jax.numpy as jnp
 from jax import lax
 
-from jax_sparse24.ops.reference.bits import FORMATS, bits, compute_format, flush, is_nan, magnitude_bits
+from jax_sparse24.ops.reference.bits import (
+    FORMATS,
+    bits,
+    compute_format,
+    flush,
+    is_nan,
+    magnitude_bits,
+    select,
+)
 
 
 def gives_input(activation, dtype) -> bool:
@@ -39,10 +47,10 @@ def activation_gradient(saved, dy2, activation):
     """The gradient dY1 of the input of ReLU or squared ReLU, as JAX's derivative of a dense block has it: dY2
     where the input is positive, for squared ReLU times twice the input, and +0 elsewhere.
 
-    The product is taken in float32 and rounded once. Subnormals of float32 count as zero, and so do products
-    below 2^-125, whose halves are subnormal: they become zeros with the sign of dY2. A NaN result of a
-    product has all bits set but the sign. JAX's derivative differs from this in subnormals and in the bits of
-    NaN alone, and there from one platform to another.
+    Twice the input is a number of the dtype, infinite where that overflows. The product is computed in
+    float32, in which subnormals count as zero, with the sign of dY2, and rounded once. A NaN result of a
+    product has all bits set but the sign. JAX's derivative differs in subnormals and in the bits of NaN
+    alone, in which it differs from one platform to another.
 
     saved: the result of the activation where `gives_input`, else its input; any shape.
     dy2: the gradient of the result, of the same shape and dtype.
@@ -52,13 +60,12 @@ def activation_gradient(saved, dy2, activation):
     fmt, own = compute_format(saved.dtype), FORMATS[saved.dtype]
     positive = saved.astype(fmt.dtype) >= fmt.tiny()
     if activation == "relu":
-        words = bits(dy2)
-    else:
-        known = gives_input(activation, saved.dtype)
-        x = (input_of(saved, activation) if known else saved).astype(fmt.dtype)
-        half = x * flush(dy2.astype(fmt.dtype))
-        small = magnitude_bits(half) < fmt.uint(1 << fmt.mantissa)
-        product = 2 * half
-        words = jnp.where(small, bits(dy2) & own.uint(own.sign), bits(product.astype(saved.dtype)))
-        words = jnp.where(is_nan(product), own.uint(own.sign - 1), words)
+        return select(positive, dy2)
+    x = input_of(saved, activation) if gives_input(activation, saved.dtype) else saved
+    twice = 2 * x.astype(fmt.dtype)
+    twice = jnp.where(twice > float(jnp.finfo(saved.dtype).max), jnp.inf, twice)
+    product = twice * flush(dy2.astype(fmt.dtype))
+    small = magnitude_bits(product) < fmt.uint(1 << fmt.mantissa)
+    words = jnp.where(small, bits(dy2) & own.uint(own.sign), bits(product.astype(saved.dtype)))
+    words = jnp.where(is_nan(product), own.uint(own.sign - 1), words)
     return lax.bitcast_convert_type(jnp.where(positive, words, 0), saved.dtype)
