@@ -96,7 +96,7 @@ ffi::Error BackwardPack(Device stream, int64_t gelu, int64_t transposed, int64_t
       return ffi::Error::InvalidArgument(std::string(kName) + ": keys need the leading dimensions of the operands");
   }
   for (int64_t b = 0; b < c.batch.count(); ++b) {
-    PackedGradients packed{};
+    PackedResults packed{};
     packed.op = packs[0].op;
     for (int n = 0; n < 2; ++n) {
       const PackArgs p = packs[n].at(b);

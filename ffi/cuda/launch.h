@@ -28,8 +28,9 @@ struct GatedArgs {
   int64_t rows, cols;
 };
 
-// Estimates of dgate and dup, in this order, packed along rows by op (kMvueExact, kMvueSequential). Each has a key of its own.
-struct PackedGradients {
+// Estimates of the results of a pass, dgate and dup or dY1 alone, packed along rows by op (kMvueExact, kMvueSequential). Each
+// has a key of its own.
+struct PackedResults {
   PackOp op;
   void* values[2];
   uint8_t* metadata[2];
@@ -66,8 +67,20 @@ struct RepackArgs {
 bool fits_repack_vnm(const RepackArgs& args);
 cudaError_t launch_repack_vnm(const RepackArgs& args, cudaStream_t stream);
 
+// dY1 (rows, cols) of what an activation saved and of dY2, see core/slope.h, and its estimate packed along rows. Elements have 16
+// bits; rows is a multiple of kSavedTokens, at most kMostTiles of these, and cols of 8.
+struct SlopeArgs {
+  Dtype dtype;
+  Slope slope;
+  const void *saved, *dy2;
+  void* dy1;
+  int64_t rows, cols;
+  PackedResults packed;
+};
+constexpr int64_t kMostTiles = 65535;
+
 // One pass if all falls into whole tiles.
-cudaError_t launch_gated_pack(const GatedArgs& args, const PackedGradients& packed, cudaStream_t stream);
+cudaError_t launch_gated_pack(const GatedArgs& args, const PackedResults& packed, cudaStream_t stream);
 
 // kSquaredRelu of one array along its rows and its columns; one pass if both fall into whole tiles.
 cudaError_t launch_squared_relu_both(const PackArgs& rows, const PackArgs& columns, cudaStream_t stream);

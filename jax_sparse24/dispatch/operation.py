@@ -142,7 +142,7 @@ class Operation:
         Raises: as `decision.decide`."""
         if platform() not in self._passes(operands, options):
             return False
-        return self.decide(operands[0].dtype, implementation, **options).runs != "reference"
+        return self.decide(_dtype(operands), implementation, **options).runs != "reference"
 
     @property
     def _missing(self) -> Mapping[str, str]:

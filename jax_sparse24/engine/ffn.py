@@ -16,11 +16,12 @@ from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.linear import over_tokens
-from jax_sparse24.engine.operand import ACTIVATIONS, check_activation, gives_input, input_of
+from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import FFN
 from jax_sparse24.ops.order import inverse_of
 from jax_sparse24.ops.reference.saved import SLOPES
+from jax_sparse24.ops.reference.slope import gives_input, input_of
 from jax_sparse24.patterns import GROUP
 
 
@@ -106,7 +107,12 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             arrays["y2"] = saved if y2_given else y2_Tf
             packed = ahead.operands("B1", arrays["dy3"])
             dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], operands=packed)
-            (arrays["dy1"],) = activation_vjp(dy2_Tf)
+            if fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
+                arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
+                    decisions["B4"], execution, saved, dy2_Tf, arrays["x"], key
+                )
+            else:
+                (arrays["dy1"],) = activation_vjp(dy2_Tf)
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)
 

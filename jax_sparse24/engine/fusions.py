@@ -13,6 +13,7 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
     SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
     SAMPLED_B1       B1 is computed only at the entries of a saved V:N:M Y2
     SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4
+    SLOPE_MVUE       one pass over dY2 makes dY1 and packs its estimate for B4
     SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form
     GATED            gated activations, by a kernel in place of what XLA fuses
     GATED_BACKWARD   the gradients of gate and up, likewise
@@ -39,9 +40,10 @@ from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
 from jax_sparse24.ops.reference.gated import GATES
-from jax_sparse24.ops.reference.saved import sloped
+from jax_sparse24.ops.reference.saved import SLOPES, sloped
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
 from jax_sparse24.ops.saved import PACK_COUNTED, saved_backward
+from jax_sparse24.ops.slope import SLOPE_MVUE_PACK, slope_mvue_pack24
 from jax_sparse24.patterns import VNM
 
 DENSE = Decision("dense", "only its values are needed")
@@ -446,6 +448,51 @@ class GatedBackward:
         return gated.gated_backward(gate_Tf, up_Tf, dz_Tf, activation)
 
 
+class SlopeMVUE:
+    """One pass over dY2 makes dY1, and packs its estimate along tokens for B4."""
+
+    def matches(self, execution: Execution, saved_Tf: jax.Array, decision: Decision | None) -> bool:
+        """Whether B4 takes a packed estimate of dY1, and one pass on this machine makes both.
+
+        saved_Tf: Y2 or Y1, whichever the forward pass has saved.
+        decision: for B4."""
+        row, activation = execution.plan.row("B4"), execution.activation
+        if not _estimates(row, "dy1") or activation not in SLOPES:
+            return False
+        # What is saved follows from the activation only where F2 multiplies the whole of Y2.
+        if execution.plan.save_packed or ACTIVATED.matches(execution) or not decision.sparse:
+            return False
+        operands, implementation = (None, saved_Tf, saved_Tf), execution.implementation
+        options = self._options(decision, execution)
+        return SLOPE_MVUE_PACK.in_one_pass(*operands, **options, implementation=implementation)
+
+    def run(
+        self,
+        decision: Decision,
+        execution: Execution,
+        saved_Tf: jax.Array,
+        dy2_Tf: jax.Array,
+        x_Td: jax.Array,
+        key,
+    ) -> tuple[jax.Array, Operands]:
+        """Makes dY1, and the operands of B4.
+
+        saved_Tf, decision: as in `matches`.
+        key: of the call."""
+        options = self._options(decision, execution) | {"implementation": execution.implementation}
+        key = execution.draw_key("B4", key)
+        dy1_Tf, packed = slope_mvue_pack24(key, saved_Tf, dy2_Tf, **options)
+        return dy1_Tf, Operands(x_Td, packed, decision, dy1_Tf)
+
+    def _options(self, decision: Decision, execution: Execution):
+        exact = execution.plan.row("B4").by.exact
+        return {
+            "activation": execution.activation,
+            "exact": exact,
+            "compressed": decision.form == "compressed",
+        }
+
+
 class GatedMVUE:
     """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
 
@@ -456,8 +503,7 @@ class GatedMVUE:
     def matches(self, execution: Execution, dtype, decisions: Iterable[Decision | None]) -> bool:
         """dtype: of the activations. decisions: for wgrad of gate and of up, which are packed in one form."""
         row = execution.plan.row("wgrad")
-        estimated = row is not None and isinstance(row.by, MVUE) and row.operand == "dy" and _only_cut(row)
-        if not estimated or row.tokens != "consecutive" or row.gather_features:
+        if not _estimates(row, "dy"):
             return False
         if not (_may_gate(execution) and self.serves(dtype, row.by.exact)):
             return False
@@ -501,6 +547,12 @@ def _may_gate(execution: Execution) -> bool:
 def _only_cut(row: Row) -> bool:
     """Whether a row makes its one operand sparse and does nothing else."""
     return row.other is None and not row.eight_bits
+
+
+def _estimates(row: Row | None, operand: str) -> bool:
+    """Whether a row does nothing but to make this operand its MVUE, of groups of neighbours."""
+    estimated = row is not None and isinstance(row.by, MVUE) and row.operand == operand and _only_cut(row)
+    return estimated and row.tokens == "consecutive" and not row.gather_features
 
 
 def from_saved(
@@ -553,6 +605,7 @@ COUNTS = Counts()
 SHARED_FEATURES = SharedFeatures()
 SAMPLED_B1 = SampledB1()
 SAVED_24 = Saved24()
+SLOPE_MVUE = SlopeMVUE()
 SAVED_VNM = SavedVNM()
 GATED = Gated()
 GATED_BACKWARD = GatedBackward()

@@ -31,35 +31,6 @@ def check_activation(op: str, activation: str) -> None:
         raise ValueError(f"{op}: activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
 
 
-def gives_input(activation, dtype) -> bool:
-    """Whether `input_of` finds the input of an activation exactly: of ReLU, and of squared ReLU in bfloat16.
-
-    Squares of float16 underflow, and roots of float32 are not rounded alike everywhere.
-
-    activation: its name.
-    dtype: of its input and result."""
-    return activation == "relu" or (activation == "squared_relu" and dtype == jnp.bfloat16)
-
-
-def input_of(y, activation):
-    """What an activation was applied to, as far as its slope needs it: zeros where that is not positive.
-
-    A square that is rounded to p bits errs by 2^-p of itself at most. So its root errs by less than half a
-    unit in the last of p bits, and rounded it is the number that was squared. Numbers below 2^-63, whose
-    squares are subnormal, are taken for zeros.
-
-    y: result of the activation, any shape; an activation and dtype for which `gives_input`.
-    activation: its name.
-
-    Returns: an array of y's shape and dtype; NaN where y is."""
-    if activation == "relu":
-        return y
-    own, wide = jnp.finfo(y.dtype), y.astype(jnp.float32)
-    root = jnp.where(wide < own.tiny, 0, jnp.sqrt(wide))
-    # XLA may leave out a conversion to bfloat16 and back, but not this.
-    return jax.lax.reduce_precision(root, own.nexp, own.nmant).astype(y.dtype)
-
-
 Packed = Packed24 | PackedVNM | Compressed24
 
 

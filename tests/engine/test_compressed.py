@@ -52,7 +52,9 @@ def matrix(rows: int, depth: int) -> str:
 
 
 FST_OPERANDS = {("s24_pack_masked_both", matrix(*size)) for size in ((F, D), (D, F))}
-FST_OPERANDS |= {("s24_mvue_pack", matrix(*size)) for size in ((F, T), (D, T))}
+# That of dY1 is made with dY1 where a kernel of the default device does so.
+DY1 = "s24_slope_mvue" if jax.default_backend() == "gpu" else "s24_mvue_pack", matrix(F, T)
+FST_OPERANDS |= {("s24_mvue_pack", matrix(D, T)), DY1}
 Y2 = ("s24_squared_relu_pack", matrix(T, F))
 # Its non-zeros are counted for a kept Y2 where a kernel of the default device does so in passing.
 KEPT_Y2 = ("s24_pack_counted", matrix(T, F)) if jax.default_backend() == "gpu" else Y2
@@ -62,7 +64,7 @@ KEPT_Y2 = ("s24_pack_counted", matrix(T, F)) if jax.default_backend() == "gpu" e
     ("method", "packed", "products"),
     [
         (FST(), FST_OPERANDS, 6),
-        (SSTE(), {("s24_pack", matrix(F, D)), ("s24_mvue_pack", matrix(F, T))}, 4),
+        (SSTE(), {("s24_pack", matrix(F, D)), DY1}, 4),
         (Activation24(token_cut="mvue"), {KEPT_Y2, ("s24_mvue_pack_strided", matrix(F, T))}, 4),
         (Activation24(token_cut="mvue", tokens="consecutive"), {KEPT_Y2, ("s24_mvue_pack", matrix(F, T))}, 4),
         (
@@ -76,11 +78,11 @@ KEPT_Y2 = ("s24_pack_counted", matrix(T, F)) if jax.default_backend() == "gpu" e
 def test_products_read_what_kernels_pack(method, packed, products):
     """Nothing is copied in between."""
     found = calls(method)
-    made = {(target, part) for target, _, out in found if "pack" in target for part in out.split(", ")}
+    made = {(target, part) for target, _, out in found for part in out.split(", ")}
     assert packed <= made
     read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
     assert len(read) == products
-    assert set(read) <= {matrix for _, matrix in made}
+    assert set(read) <= {matrix for target, matrix in made if "cusparselt" not in target}
     assert "s24_cusparselt_compress" not in {target for target, *_ in found}
     # Y2, and dY1 at its places.
     unpacked = [operands for target, operands, _ in found if target == "s24_unpack"]
@@ -100,6 +102,18 @@ def test_two_passes_make_four_of_them(monkeypatch):
     read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
     assert sorted(read) == sorted([matrix(T, F), matrix(F, T)] * 2)
     assert not {"s24_cusparselt_compress", "s24_unpack", "s24_gather", "s24_squared_relu_pack"} & set(targets)
+
+
+@pytest.mark.parametrize("method", [FST(), SSTE()], ids=["FST", "S-STE"])
+def test_one_pass_makes_dy1_and_its_estimate(method, monkeypatch):
+    """Where CUDA is the default platform: of Y2 and dY2, for B3 and B4."""
+    monkeypatch.setattr(operation, "platform", lambda: "cuda")
+    found, dense = calls(method), f"tensor<{T}x{F}xbf16>"
+    (made,) = ((operands, out) for target, operands, out in found if target == "s24_slope_mvue")
+    results = f"{dense}, {matrix(F, T)}, tensor<{F}x{T // 8}xui8>"
+    assert made == (f"tensor<2xui32>, {dense}, {dense}", results)
+    (other,) = (out for target, _, out in found if target == "s24_mvue_pack")
+    assert other.startswith(matrix(D, T))
 
 
 @pytest.mark.parametrize(

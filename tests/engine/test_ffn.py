@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.engine import ffn
+from jax_sparse24.dispatch import operation
+from jax_sparse24.dispatch.decision import Decision
+from jax_sparse24.engine import ffn, fusions
+from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import ACTIVATIONS
+from jax_sparse24.engine.plan import FFN, Plan, Row
+from jax_sparse24.engine.sparsifiers import Top2
 from jax_sparse24.measure import same_bits
 from tests.engine import oracle
 from tests.engine.spy import Log, Spied
@@ -150,6 +155,71 @@ def test_saved_activations_give_the_bits_of_their_saved_inputs(name, activation,
     for a, b in zip(jax.tree.leaves((y2, new)), jax.tree.leaves((activated, old)), strict=True):
         assert_same_bits(a, b)
     assert not same_bits(y1, y2)
+
+
+@pytest.mark.parametrize("name", ["FST exact", "FST approximate"])
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_one_pass_gives_the_bits_of_the_slope_and_then_the_estimate(name, activation, dtype, monkeypatch):
+    """Of what the forward pass saves, Y2 or Y1; with a bias, whose gradient is a sum of dY1."""
+    method, runs = METHODS[name], []
+    x, w1, w2, dy3, b1 = oracle.matrices(1, dtype, (T, d), (d, f), (f, out), (T, out), (f,))
+    state, one_pass = states(method, w1, w2), fusions.SlopeMVUE.run
+
+    def gradients():
+        def run(*operands):
+            *operands, b1 = operands
+            options = {"b1": b1, "activation": activation, "implementation": "ffi"}
+            return s24.sparse_ffn(*operands, method, state, KEY, **options)
+
+        return jax.jit(lambda *operands: jax.vjp(run, *operands)[1](dy3))(x, w1, w2, b1)
+
+    want = gradients()
+    monkeypatch.setattr(fusions.SlopeMVUE, "matches", lambda *_: True)
+    monkeypatch.setattr(fusions.SlopeMVUE, "run", lambda *a: runs.append(a) or one_pass(*a))
+    assert_same_bits(gradients(), want)
+    assert len(runs) == 1
+
+
+def test_which_blocks_take_one_pass_for_dy1(monkeypatch):
+    """Those whose B4 takes a packed estimate, where one pass can make it."""
+    asked = []
+
+    def can(self, *operands, **options):
+        asked.append(options)
+        return True
+
+    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    saved, packed = jnp.ones((T, f), jnp.bfloat16), Decision("ffi", "asked for", "packed")
+
+    def matches(method=METHODS["FST exact"], activation="squared_relu", decision=packed, implementation=None):
+        execution = Execution("test", "ffn", method.ffn_plan(), implementation, activation)
+        return fusions.SLOPE_MVUE.matches(execution, saved, decision)
+
+    assert matches() and matches(activation="relu") and matches(s24.methods.SSTE())
+    assert matches(METHODS["FST approximate"], implementation="cusparselt")
+    compressed = dataclasses.replace(packed, form="compressed")
+    assert matches(decision=compressed, implementation="ffi")
+    names = "activation", "exact", "compressed", "implementation"
+    found = [tuple(options[name] for name in names) for options in asked]
+    assert found == [
+        *(("squared_relu", True, False, None), ("relu", True, False, None)),
+        *(("squared_relu", False, False, None), ("squared_relu", False, False, "cusparselt")),
+        ("squared_relu", True, True, "ffi"),
+    ]
+    monkeypatch.setattr(fusions.SlopeMVUE, "_options", None)  # nothing else comes so far
+    assert not matches(activation="gelu")
+    assert not matches(decision=Decision("dense", "slower"))
+    for other in (METHODS["FST None"], METHODS["STE"], s24.methods.FST(mvue="biased"), s24.methods.SLoPe()):
+        assert not matches(other)
+    for other in (s24.methods.Activation24(token_cut="mvue"), s24.methods.Venom(), s24.methods.Dense()):
+        assert not matches(other)
+    row = s24.methods.FST().ffn_plan().row("B4")
+    strided = Plan.of(FFN, B4=dataclasses.replace(row, tokens="strided"))
+    y2_cut = Plan.of(FFN, B4=row, F2=Row("y2", Top2()))
+    for plan in (strided, y2_cut):
+        execution = Execution("test", "ffn", plan, None, "squared_relu")
+        assert not fusions.SLOPE_MVUE.matches(execution, saved, packed)
 
 
 def test_both_weight_gradients_are_unbiased():

@@ -17,6 +17,7 @@ from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.saved import saved_backward
+from jax_sparse24.ops.slope import slope_mvue_pack24
 from tests.ops import library
 from tests.ops.cases import KEY
 from tests.ops.data import adversarial, assert_same_bits, saved_operands
@@ -127,6 +128,23 @@ def test_bits_of_gated_gradients(size):
         return zip(made[2:], plain[2:], strict=True)
 
     assert_compressed(pairs, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_estimates_that_are_made_with_gradients(dtype):
+    """In whole tiles, and in steps."""
+    for shape in ((256, 192), (384, 96), (96, 160)):
+        saved, dy2 = (jnp.asarray(adversarial(shape, dtype, seed)) for seed in (6, 7))
+
+        def pairs(saved, dy2):
+            for exact in (True, False):
+                made, plain = (
+                    slope_mvue_pack24(KEY, saved, dy2, "relu", exact, compressed=form, implementation="ffi")
+                    for form in (True, False)
+                )
+                yield made[1], plain[1]
+
+        assert_compressed(pairs, saved, dy2)
 
 
 @pytest.mark.parametrize("axes", [(-1, -2), (-1, -1), (-2, -2)], ids=str)

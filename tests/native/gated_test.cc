@@ -54,7 +54,7 @@ static void gated_case(const std::string& name, Dtype dtype, int64_t rows, int64
     const std::vector<Bits> dense[2] = {{out[1], out[1] + total}, {out[2], out[2] + total}};
     const uint32_t other[2] = {kKey[1], 5};
     const Draws draws[2] = {{kKey, true, cols, rows / 4 * cols}, {other}};
-    cuda::PackedGradients packed{variant % 3 ? PackOp::kMvueExact : PackOp::kMvueSequential, {}, {}, {}};
+    cuda::PackedResults packed{variant % 3 ? PackOp::kMvueExact : PackOp::kMvueSequential, {}, {}, {}};
     for (int n = 0; n < 2; ++n) {
       packed.values[n] = values[n], packed.metadata[n] = metadata[n], packed.draws[n] = draws[n];
       const Groups groups = {1, rows, cols};

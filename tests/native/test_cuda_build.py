@@ -151,6 +151,19 @@ def assert_all_in_registers(kernels: dict[str, Kernel]) -> None:
         assert not {"LDL", "STL"} & set(kernel.instructions), (name, kernel)
 
 
+# A pass for each of two types, activations and estimates.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_gradients_stay_in_registers_until_they_are_packed(build, arch, tmp_path):
+    """Three blocks of 256 threads share a multiprocessor, or two where estimates are not exact."""
+    kernels = compiled(build, "slope", arch, tmp_path / "slope.cubin", "-fmad=false")
+    passes = {name: kernel for name, kernel in kernels.items() if "elementwise_tiles" in name}
+    assert len(passes) == 8
+    assert_all_in_registers(passes)
+    for name, kernel in passes.items():
+        assert kernel.registers <= (80 if "PackOpE3E" in name else 128), (name, kernel)
+
+
 # A 2:4 product has a kernel for each layout and alignment of the dense operand; a V:2:M product two for
 # whole tiles of 128 and 64 rows and three for what is left. The least number of sparse MMAs: 2 for each
 # 16 x 8 of what a warp computes.

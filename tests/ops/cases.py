@@ -28,6 +28,7 @@ from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.saved import pack_counted, saved_backward
+from jax_sparse24.ops.slope import slope_mvue_pack24
 from tests.ops.data import adversarial, device, from_words, saved_operands, words
 
 KEY = jax.random.key(7)
@@ -467,6 +468,19 @@ IDENTICAL = [
     ],
     *[
         Identical(
+            f"slope_mvue_pack24 {activation} {exact=}{' of a shard' if key is not KEY else ''}",
+            lambda *a, key=key, activation=activation, exact=exact: slope_mvue_pack24(
+                key, *a[:-1], activation, exact, implementation=a[-1]
+            ),
+            ((128, 64), (68, 20)),
+            ((256, 72), (1152, 8), (384, 200)),
+            given=lambda shape, dtype: (adversarial(shape, dtype, 1), adversarial(shape, dtype, 2)),
+        )
+        for activation in ("squared_relu", "relu")
+        for exact, key in ((True, KEY), (False, KEY), (True, key_of_shard(KEY, 1, 2, 5)))
+    ],
+    *[
+        Identical(
             f"pack_counted {squared=}{' finite' if given is _finite else ''}",
             lambda x, impl, squared=squared: pack_counted(x, squared, implementation=impl),
             ((384, 72),),
@@ -553,6 +567,9 @@ def _compressed(x, _):
     for mask in (s24.transposable_mask24(x), s24.mask24(x, -1)):
         yield compressed24.pack_both(x, mask)
     packed, _ = pack_counted(x, True, compressed=True, implementation="ffi")
+    for exact in (True, False):
+        options = {"compressed": True, "implementation": "ffi"}
+        yield slope_mvue_pack24(KEY, x, x, "squared_relu", exact, **options)
     for tokens, activation in itertools.product(("consecutive", "strided"), ("squared_relu", "relu")):
         both = {"compressed": (True, True), "implementation": "ffi"}
         yield saved_backward(packed, x, np.array([1, 5, 17], np.int32), activation, tokens, **both)

@@ -21,6 +21,7 @@ from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import squared_relu_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.saved import pack_counted, saved_backward
+from jax_sparse24.ops.slope import slope_mvue_pack24
 from tests.ops.cases import BOTH, CASES, FLOATS, HALVES, KEY, KEYS, Case, packed24, repacking, vnm_calls
 
 # Operands of which a dimension is one for all of a batch.
@@ -165,6 +166,30 @@ def _calls_of_saved(dtype, T, f, n) -> Calls:
             return saved_backward(packed, dy2, features, activation, tokens, implementation=impl)
 
         yield call, _arrays(dtype, (T, f), (T, f))
+
+
+def _calls_of_slopes(dtype, T, f) -> Calls:
+    for activation, exact in itertools.product(("squared_relu", "relu"), (True, False)):
+
+        def call(saved, dy2, impl, activation=activation, exact=exact):
+            return slope_mvue_pack24(KEY, saved, dy2, activation, exact, implementation=impl)
+
+        yield call, _arrays(dtype, (T, f), (T, f))
+
+
+def _batches_of_slopes(dtype, T, f) -> Calls:
+    """Both operands of their own, or one of them; keys of shards, one for each."""
+    keys = jnp.stack([key_of_shard(KEY, above, 2, 5) for above in (1, 3)])
+    for axes in ((0, 0), (0, None), (None, 0)):
+
+        def call(saved, dy2, impl, axes=axes):
+            def one(key, *arrays):
+                return slope_mvue_pack24(key, *arrays, "squared_relu", implementation=impl)
+
+            return jax.vmap(one, (0, *axes))(keys, saved, dy2)
+
+        shapes = [(2, T, f) if axis == 0 else (T, f) for axis in axes]
+        yield call, _arrays(dtype, *shapes)
 
 
 def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
@@ -313,6 +338,15 @@ SIZED = [
         ],
         sizes={"T": 256, "f": 24},
         multiples={"T": 128, "f": 8},
+        dtypes=HALVES,
+        only="cuda",
+    ),
+    Sized(
+        ("s24_slope_mvue",),
+        _calls_of_slopes,
+        sizes={"T": 256, "f": 24},
+        multiples={"T": 128, "f": 8},
+        more=_batches_of_slopes,
         dtypes=HALVES,
         only="cuda",
     ),

@@ -17,6 +17,7 @@ from jax_sparse24.ops.mvue import mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm
 from jax_sparse24.ops.saved import pack_counted, saved_backward
+from jax_sparse24.ops.slope import slope_mvue_pack24
 from tests.ops import cases
 from tests.ops.cases import CASES
 
@@ -83,6 +84,27 @@ def test_strided_rows_are_read_where_they_are_on_cuda(target, pack, built):
     assert re.findall(r"@(s24_\w+)\(", cpu) == [target]
     assert ("transpose" in cuda) != built
     assert "transpose" in cpu
+
+
+@pytest.mark.parametrize("shape", [(128, 24), (64, 24), (128, 20)], ids=str)
+def test_gradients_of_inputs_and_their_estimates_are_one_call_on_cuda(shape):
+    """If they fall into whole tiles; nothing else is computed."""
+
+    def made(x):
+        return slope_mvue_pack24(jax.random.key(3), x, x, "squared_relu", False, implementation="ffi")
+
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    text = lowered(made, "cuda", x=x)
+    in_tiles = shape == (128, 24)
+    found = re.findall(r"@(s24_\w+)\(", text)
+    assert found == (["s24_slope_mvue"] if in_tiles else ["s24_mvue_pack"])
+    if in_tiles:
+        assert "stablehlo.multiply" not in text
+        call = re.search(r"custom_call @s24_slope_mvue\(.*", text).group(0)
+        assert "-> (tensor<128x24xbf16>, tensor<24x64xbf16>, tensor<24x16xui8>)" in call
+        for name, value in {"relu": 0, "exact": 0}.items():
+            assert f"{name} = {value} : i64" in call
+    assert re.findall(r"@(s24_\w+)\(", lowered(made, "cpu", x=x)) == ["s24_mvue_pack"]
 
 
 @pytest.mark.parametrize("shape", [(128, 24), (64, 24)], ids=str)

@@ -7,13 +7,13 @@ import pytest
 from jax import lax
 
 import jax_sparse24 as s24
-from jax_sparse24.engine.operand import gives_input, input_of
 from jax_sparse24.ops.order import collect, regroup
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.reference import packed24 as reference
 from jax_sparse24.ops.reference.bits import FORMATS
 from jax_sparse24.ops.reference.saved import SLOPES, sloped
+from jax_sparse24.ops.reference.slope import gives_input, input_of
 from jax_sparse24.ops.saved import pack_counted, saved_backward
 from tests.ops.data import (
     LAYOUT,

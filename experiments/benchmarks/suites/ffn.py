@@ -24,11 +24,11 @@ backward (gradients of X, W1 and W2). Everything a step does is counted: packing
 the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. *against* names
 the fastest dense block of the case, which ratios divide by the block's time. *Producers* and *products* are
 measured one by one; the rest is what they leave of the whole, below zero where the whole takes less, which
-XLA compiles together. *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a
-GPU, cuts both weights by a transposable mask, compresses them along both axes and multiplies by PyTorch's
-cuSPARSELt, gradients of weights being dense: the products of `FST-dense-wgrad`. *torch 2:4, compressed once
-in 40* counts a fortieth of the cut and the compression: weights would be 40 steps old, so it bounds what that
-could give."""
+XLA compiles together. A pass that makes dY1 and its estimate for B4 is a producer; without it dY1 is rest.
+*torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a GPU, cuts both weights by a
+transposable mask, compresses them along both axes and multiplies by PyTorch's cuSPARSELt, gradients of
+weights being dense: the products of `FST-dense-wgrad`. *torch 2:4, compressed once in 40* counts a fortieth
+of the cut and the compression: weights would be 40 steps old, so it bounds what that could give."""
 COMPRESSED_EVERY = 40
 KEY = np.array([2404, 1847], np.uint32)
 OUTPUTS = ("y", "dx", "dw1", "dw2")
@@ -290,8 +290,9 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
 
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
     """Medians of each product alone, and of what makes its sparse operand, by product. One pass that makes
-    the operands of several is counted at B3, and one that packs a weight for two at the forward one."""
-    run = Execution("bench", "ffn", method.ffn_plan(), implementation)
+    the operands of several is counted at B3, one that packs a weight for two at the forward one, and one that
+    makes dY1 and its estimate at B4."""
+    run = Execution("bench", "ffn", method.ffn_plan(), implementation, "squared_relu")
     saved, made, features, programs = None, {}, None, {}
     x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
     decisions = run.decisions(FFN, {name: operand.shape for name, operand in operands.items()}, x.dtype)
@@ -314,6 +315,16 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             program = programs["producer", names[0]] = Program(pack, operands[weight], states)
             for name, left, right in zip(names, dense, program.result, strict=True):
                 made[name] = Operands(left, right, decisions[name])
+    if fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
+        one_pass = partial(fusions.SLOPE_MVUE.run, decisions["B4"], run, key=KEY)
+
+        def dy1_and_estimate(*given):
+            dy1, done = one_pass(*given)
+            return dy1, done.right  # X would be copied to be a result
+
+        given = operands["y2"], dy1, x
+        programs["producer", "B4"] = Program(dy1_and_estimate, *given)
+        _, made["B4"] = jax.jit(one_pass)(*given)
     for name, ((a, _), (b, _)) in FFN.items():
         own = {key: operands[key] for key in (a, b)}
         decision = decisions[name]

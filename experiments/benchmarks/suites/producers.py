@@ -16,6 +16,8 @@ from experiments.benchmarks.suites import gated
 from experiments.benchmarks.torch import programs as torch_programs
 from jax_sparse24.measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
+from jax_sparse24.ops.reference.slope import activation_gradient, gives_input
+from jax_sparse24.ops.slope import SLOPE_MVUE_PACK, slope_mvue_pack24
 
 WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the time of an XLA program that
 copies as many bytes, over the producer's: 100 % is the speed of a copy. The bytes are those of its
@@ -26,7 +28,9 @@ jnp alike read and write memory that is there and in no cache. *vs jnp* is the t
 the jnp reference over the producer's. Results equal the reference's bit for bit, or they are marked
 WRONG. *gated* rows, where there is a kernel, are `silu(gate) * up`, its gradients, and the gradients with
 their MVUE packed along tokens; *transposed*: gate and up are column-major. There jnp is XLA's own fusion,
-followed by `mvue_pack24`; the gated values may differ from float32's by their rounding. *torch* rows are
+followed by `mvue_pack24`; the gated values may differ from float32's by their rounding. *slope +
+mvue_pack24*, where there is one pass for it, makes dY1 of dY2 and of what squared ReLU saves, and packs its
+MVUE along tokens; there jnp is XLA's fusion of dY1, followed by `mvue_pack24`. *torch* rows are
 what PyTorch has on a GPU: packing a matrix that is pruned already, and the pruning along both axes that
 its 2:4 training packs twice, by fixed sorting and not by the best mask; they must hold what they pack."""
 KEY = np.array([2404, 1847], np.uint32)
@@ -34,12 +38,33 @@ AXES = {None: "4x4 tiles", -1: "rows", -2: "columns", "both": "both", "-": "-"}
 
 
 class Producer(NamedTuple):
-    """`run(x, mask, axis, implementation)`; `axes`: along which it is measured."""
+    """`run(x, other, axis, implementation)`.
+
+    axes: along which it is measured.
+    other: (shape, dtype, axis) -> the other operand; None if there is none."""
 
     name: str
     run: Callable
     axes: tuple[int | str | None, ...] = (-1, -2)
-    masked: bool = False
+    other: Callable | None = None
+
+
+def _mask(shape, dtype, axis):
+    other = random(shape, dtype, 2)
+    return s24.transposable_mask24(other) if axis == "both" else s24.mask24(other, axis)
+
+
+def _saved(shape, dtype, axis):
+    """What squared ReLU saves."""
+    y1 = random(shape, dtype, 2)
+    return jnp.square(jax.nn.relu(y1)) if gives_input("squared_relu", y1.dtype) else y1
+
+
+def _sloped(dy2, saved, axis, implementation):
+    if implementation != "reference":
+        return slope_mvue_pack24(KEY, saved, dy2, "squared_relu", implementation=implementation)
+    dy1 = activation_gradient(saved, dy2, "squared_relu")
+    return dy1, mvue_pack24(KEY, dy1, axis, implementation=kernels())
 
 
 PRODUCERS = (
@@ -51,7 +76,7 @@ PRODUCERS = (
         "pack24 with mask",
         lambda x, m, axis, i: s24.pack24(x, axis if axis != "both" else (-1, -2), m, implementation=i),
         (-1, -2, "both"),
-        masked=True,
+        _mask,
     ),
     Producer(
         "squared_relu24",
@@ -73,6 +98,17 @@ PRODUCERS = (
 )
 
 
+SLOPED = Producer("slope + mvue_pack24 exact", _sloped, (-2,), _saved)
+
+
+def slope_producers(case: Case, dtype: str) -> list[Producer]:
+    """The one that applies a slope, where one pass does it."""
+    x = jax.ShapeDtypeStruct((case.T, case.f), dtype)
+    options = {"activation": "squared_relu", "exact": True, "compressed": False}
+    there = SLOPE_MVUE_PACK.in_one_pass(None, x, x, **options, implementation=kernels())
+    return [SLOPED] * there
+
+
 def block_producers(patterns, case: Case) -> list[Producer]:
     """Those of V:N:M, along the axes where the blocks fit."""
 
@@ -92,7 +128,8 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
     for case in settings.cases("producers"):
         for dtype in settings.dtypes:
             where = f"{case.T} x {case.f} {dtype}"
-            for producer in (*PRODUCERS, *block_producers(settings.patterns, case)):
+            sloped = slope_producers(case, dtype)
+            for producer in (*PRODUCERS, *sloped, *block_producers(settings.patterns, case)):
                 for axis in producer.axes:
                     what = f"{where} {producer.name} axis {axis}"
                     yield what, partial(measure_producer, case, dtype, producer, axis, settings)
@@ -108,14 +145,11 @@ def measure_producer(
     case: Case, dtype: str, producer: Producer, axis: int | str | None, settings: Settings
 ) -> list[dict]:
     x = random((case.T, case.f), dtype, 1)
-    args = (x,)
-    if producer.masked:
-        other = random(x.shape, dtype, 2)
-        args += (s24.transposable_mask24(other) if axis == "both" else s24.mask24(other, axis),)
+    args = (x,) if producer.other is None else (x, producer.other(x.shape, dtype, axis))
 
     def variant(implementation):
         return Program(
-            lambda x, m=None: producer.run(x, m, axis, implementation), *args, from_memory=on_host()
+            lambda x, other=None: producer.run(x, other, axis, implementation), *args, from_memory=on_host()
         )
 
     programs = {"kernel": variant(kernels()), "reference": variant("reference")}
