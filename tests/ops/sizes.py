@@ -309,6 +309,12 @@ SIZED = [
                 ("bfloat16", 2, 64, 80, 16, 264),
                 ("bfloat16", 2, 128, 16, 8, 1288),
                 ("float16", 5, 64, 112, 4, 136),
+                # On Hopper, with the two multiprocessors of tests/native: fewer stages than a block holds, as
+                # many, and one block with one more tile than the others.
+                ("float16", 1, 128, 80, 4, 520),
+                ("float16", 1, 256, 32, 32, 264),
+                ("bfloat16", 5, 64, 16, 8, 136),
+                ("bfloat16", 1, 64, 32, 4, 1288),
                 ("bfloat16", 2, 64, 7, 10, 13),
                 ("float16", 2, 32, 32, 16, 136),
                 ("float32", 2, 16, 11, 5, 70),
