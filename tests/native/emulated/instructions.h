@@ -158,6 +158,7 @@ void wait_wgmma() {
     if (own[end - 1].finish == nullptr && groups++ == n) break;
   const std::vector<BegunProduct> now(own.begin(), own.begin() + long(end));
   own.erase(own.begin(), own.begin() + long(end));
+  if (!now.empty()) emulated::let_others_go();
   for (const BegunProduct& product : now)
     if (product.finish != nullptr) product.finish(product.own, product.dense, product.more);
 }
