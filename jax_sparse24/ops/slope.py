@@ -11,10 +11,9 @@ from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.mvue import key_words, mvue_pack24
 from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.packed_vnm import MOST_TILES
 from jax_sparse24.ops.reference.slope import activation_gradient
 from jax_sparse24.ops.saved import TILE, in_tiles
-
-MOST_TILES = 65535  # along tokens: CUDA's limit of blocks along the second axis of a grid
 
 
 def slope_mvue_pack24(

@@ -11,9 +11,10 @@ from jax_sparse24.dispatch import decision, hardware, native, operation
 from jax_sparse24.dispatch.generations import HOPPER
 from jax_sparse24.engine.operand import ACTIVATIONS
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24
+from jax_sparse24.ops.packed_vnm import MOST_TILES
 from jax_sparse24.ops.reference.saved import SLOPES
 from jax_sparse24.ops.reference.slope import activation_gradient, gives_input
-from jax_sparse24.ops.slope import MOST_TILES, SLOPE_MVUE_PACK, slope_mvue_pack24
+from jax_sparse24.ops.slope import SLOPE_MVUE_PACK, slope_mvue_pack24
 from tests.ops.cases import FLOATS
 from tests.ops.data import assert_same_bits, device, from_words, words
 from tests.ops.test_errors import raises

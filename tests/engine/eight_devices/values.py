@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
+from jax_sparse24.engine import fusions
 from tests.engine.eight_devices.common import (
     KERNELS,
     KEY,
@@ -133,6 +135,18 @@ def check_draws_are_those_of_one_device():
             found = jax.jit(functools.partial(gradient, specs=None if explicit else specs))
             drawn = found(x, shard, {"mask": mask}, dy)
         np.testing.assert_array_equal(drawn, want, f"{sizes} {explicit}")
+
+
+def check_one_pass_makes_the_shards_of_dy1_and_their_estimates():
+    """The bits of the slope and then the estimate, which a CPU computes either way."""
+    for explicit, sizes in ((False, {"dp": 2, "fsdp": 2, "tp": 2}), (True, {"dp": 4, "tp": 2})):
+        run, arguments = partitioned(s24.methods.FST(), sizes, explicit, "squared_relu", seed=9)
+        want = run.compile()(*arguments)
+        one_pass = mock.patch.object(fusions, "slope_mvue_pack24", wraps=fusions.slope_mvue_pack24)
+        with mock.patch.object(fusions.SlopeMVUE, "matches", lambda *_: True), one_pass as made:
+            run, _ = partitioned(s24.methods.FST(), sizes, explicit, "squared_relu", seed=9)
+        made.assert_called_once()
+        jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
 
 
 def check_linear_and_gated_layers_over_dp_and_tp():

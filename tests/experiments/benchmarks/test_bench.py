@@ -14,6 +14,7 @@ from experiments.benchmarks import check, lead, pages, rows, select, session, sh
 from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
 from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers, train_step
 from experiments.config import Mesh
+from jax_sparse24.engine import fusions
 from jax_sparse24.measure import Times, products
 
 pytestmark = pytest.mark.slow
@@ -165,6 +166,24 @@ def test_a_producer_that_differs_in_one_bit_is_wrong(bench, monkeypatch):
         assert status == 1
         assert result["rows"][0]["status"]["kernel"] == "wrong"
         assert "WRONG" in out
+
+
+def test_dy1_and_its_estimate_as_one_producer(bench, monkeypatch):
+    """As where one pass makes both: by itself against two, and in a block, where it is a part of B4."""
+    monkeypatch.setattr(fusions.SlopeMVUE, "matches", lambda self, run, *_: run.plan.row("B4") is not None)
+    made, one_pass = [], fusions.SlopeMVUE.run
+    monkeypatch.setattr(fusions.SlopeMVUE, "run", lambda *a, **k: made.append(a[2]) or one_pass(*a, **k))
+    status, result, _, _ = bench("ffn", "--method", "FST")
+    assert status == 0
+    check_file(result, "ffn")
+    fst = result["rows"][-1]
+    assert set(fst["parts_ms"]["producer"]) == set(fst["parts_ms"]["product"])
+    assert {run.activation for run in made} == {"squared_relu"} and {run.op for run in made} > {"bench"}
+    case, settings = Case(8, 4, 16), Settings(repeats=1, seconds=1e-6)
+    assert producers.slope_producers(case, "bfloat16") == []  # no pass on a CPU
+    (row,) = producers.measure_producer(case, "bfloat16", producers.SLOPED, -2, settings)
+    size = 8 * 16 * 2
+    assert (row["status"]["kernel"], row["bytes"]) == ("ok", 3 * size + size // 2 + size // 16)
 
 
 def test_ffn(bench):
