@@ -39,6 +39,7 @@ class Decision:
     runs: Runs
     reason: str
     form: Form = "dense"
+    _: dataclasses.KW_ONLY
     algorithm: int | None = None
     eight_bits: bool = False
     entry: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
@@ -54,7 +55,7 @@ def named(implementation: str, algorithm: int | None = None) -> Decision:
 
     implementation: "reference", "ffi" or "cusparselt".
     algorithm: of cuSPARSELt; None for the best that is known."""
-    return Decision(implementation, "asked for", "packed", algorithm)
+    return Decision(implementation, "asked for", "packed", algorithm=algorithm)
 
 
 def decide(
@@ -156,7 +157,7 @@ def _product(
     plain = misfit or product.dtype == FLOAT8 or 0 in product.shape or "compressed" not in forms
     form = "packed" if plain else "compressed"
     if implementation == "cusparselt":
-        return Decision("cusparselt", "asked for", form, _measured_algorithm(product))
+        return Decision("cusparselt", "asked for", form, algorithm=_measured_algorithm(product))
     if implementation is not None:
         return Decision(implementation, "asked for", "packed")
     obstacle = _obstacle("matmul", product.dtype, platform())
@@ -170,7 +171,8 @@ def _product(
     obstacle = library_obstacle() or misfit
     if obstacle:
         return Decision("dense", obstacle, entry=found.entry)
-    return Decision("cusparselt", found.reason, form, found.entry.get("algorithm"), found.entry)
+    algorithm = found.entry.get("algorithm")
+    return Decision("cusparselt", found.reason, form, algorithm=algorithm, entry=found.entry)
 
 
 def _measured_algorithm(product: Product) -> int | None:

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, unless_slower
+from jax_sparse24.dispatch.hardware import faster
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed
@@ -184,7 +185,8 @@ class BothWays:
 
     The packed weight is kept for the backward pass in place of the weight, of whose bytes it has 9/16 in 16
     bits (10/16 in cuSPARSELt's layout). A call that is cut over a mesh keeps weights as they rest, and packs
-    them for each product."""
+    them for each product. In cuSPARSELt's layout the pass is taken where an implementation is named, or where
+    it was measured to be faster than two (`Generation.faster`)."""
 
     def matches(
         self, execution: Execution, names: tuple[str, str], decisions: Mapping[str, Decision | None]
@@ -198,7 +200,11 @@ class BothWays:
         if not alike or execution.partition is not None or not decisions.keys() >= set(names):
             return False
         forward, backward = (decisions[name] for name in names)
-        return forward.sparse and forward.form == backward.form
+        if not (forward.sparse and forward.form == backward.form):
+            return False
+        if forward.form != "compressed" or execution.implementation is not None:
+            return True
+        return faster("pack_masked_both", forward.entry["dtype"])
 
     def run(
         self, execution: Execution, names: tuple[str, str], w: jax.Array, state, decisions

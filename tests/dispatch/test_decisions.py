@@ -16,6 +16,7 @@ from jax_sparse24.dispatch import table as tables
 from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
+from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.measure import tuning
 from tests.dispatch.tables import KINDS, entry, runs_packed, store, table
@@ -476,3 +477,35 @@ def test_8_bit_products_run_where_a_table_says_so(monkeypatch, documented_cuspar
     jax.clear_caches()  # float32 and float16 have the same 8-bit product
     s24.sparse_dot(jnp.ones((32, 64), dtype), w, method, method.init(w))
     assert len(documented_cusparselt) == (by == "cusparselt")
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("fp8", [None, "tensor"])
+def test_16_bit_products_run_by_cusparselt_where_a_table_says_so(
+    monkeypatch, documented_cusparselt, fp8, measured
+):
+    """A layer of FST, in whose table cuSPARSELt won all three products: each decision has its entry, and only
+    those of an option in 8 bits have 8 bits. Weights are packed both ways at once where that was measured."""
+    T, d, f = 128, 64, 192
+    sizes = {"fwd": (T, d, f), "dgrad": (T, f, d), "wgrad": (d, T, f)}
+    found = {
+        name: entry(name, "right", shape=shape, packed=50.0)
+        | {"dtype": dtype, "implementation": "cusparselt", "algorithm": 3}
+        for name, shape in sizes.items()
+        for dtype in ("bfloat16",)
+    }
+    content = table(*found.values()) | {"versions": tables.versions()}
+    monkeypatch.setattr(tables, "_adopted", tables.Table(content, "here"))
+    monkeypatch.setattr(fusions, "faster", lambda *_: measured)
+    method = s24.methods.FST(fp8=fp8)
+    x, w = jnp.ones((T, d), jnp.bfloat16), jnp.ones((d, f), jnp.bfloat16)
+    state, key = method.init(w), jax.random.key(0)
+    shapes = {"x": x.shape, "w": w.shape, "dy": (T, f)}
+    execution = Execution("test", "linear", method.linear_plan(), None)
+    decisions = execution.decisions(sizes, shapes, x.dtype)
+    assert decisions["wgrad"].entry == found["wgrad"] and not decisions["wgrad"].eight_bits
+    assert fp8 or decisions["fwd"].entry == found["fwd"] and not decisions["fwd"].eight_bits
+    jax.clear_caches()
+    run = lambda x, w: s24.sparse_dot(x, w, method, state, key).astype(jnp.float32).sum()  # noqa: E731
+    text = str(jax.make_jaxpr(jax.grad(run, (0, 1)))(x, w))
+    assert ("s24_pack_masked_both" in text) == (measured and not fp8)

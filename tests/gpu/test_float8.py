@@ -1,0 +1,121 @@
+"""Methods in 8 bits on Hopper: what runs is what was decided, and its results are the simulated ones."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from experiments.benchmarks.dense_e4m3 import DenseE4M3
+from tests.gpu.test_matmul import FLOAT8_SUMS
+from tests.ops.data import assert_same_bits
+
+FST8, ROWS = (s24.methods.FST(fp8=scales, mvue=None) for scales in ("tensor", "row"))
+TOP2 = s24.methods.FST(fp8="row", mvue=None, mask="top-2")
+SSTE8 = s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3", mvue=None)
+T, d, f = 256, 128, 384
+
+
+@pytest.fixture(autouse=True)
+def float8(cusparselt):
+    if cusparselt.float8_problem():
+        pytest.skip(cusparselt.float8_problem())
+
+
+def draw(dtype, *shapes):
+    rng = np.random.default_rng(3)
+    return [jnp.asarray(rng.normal(size=shape) / shape[0] ** 0.5, dtype) for shape in shapes]
+
+
+def calls(text: str) -> list[str]:
+    """The dtypes of the operands of cuSPARSELt's products in a lowered program."""
+    return re.findall(r"custom_call @s24_cusparselt_matmul\(.*?: \(tensor<\d+x\d+x(\w+)>", text)
+
+
+def near(got, want, rounding: float):
+    got, want = (x.astype(jnp.float32) for x in (got, want))
+    assert jnp.isfinite(got).all()
+    error = jnp.linalg.norm(got - want) / jnp.linalg.norm(want)
+    assert error <= rounding, float(error)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("method", "packed"),
+    [(FST8, 2), (ROWS, 2), (TOP2, 1), (SSTE8, 1), (DenseE4M3(), 0), (DenseE4M3("row"), 0)],
+    ids=["tensor", "row", "top-2", "S-STE", "dense", "dense, row"],
+)
+def test_a_layer_is_its_simulation(method, packed, dtype):
+    """The forward product and the input gradient, of the same rounded operands, by cuSPARSELt or by XLA. The
+    simulation rounds the operands to the dtype once more; a product in 8 bits rounds its scaled sums."""
+    x, w, dy = draw(dtype, (T, d), (d, f), (T, f))
+
+    def run(implementation):
+        def both(x, w, dy):
+            options = {"implementation": implementation}
+            y, vjp = jax.vjp(lambda x: s24.sparse_dot(x, w, method, method.init(w), **options), x)
+            return y, *vjp(dy)
+
+        return jax.jit(both).lower(x, w, dy)
+
+    with jax.default_matmul_precision("highest"):
+        programs = {name: run(name) for name in ("cusparselt", "ffi")}
+        results = {name: program.compile()(x, w, dy) for name, program in programs.items()}
+    rounding = max(2 * float(jnp.finfo(dtype).eps), 8 * FLOAT8_SUMS)
+    for got, want in zip(results["cusparselt"], results["ffi"], strict=True):
+        near(got, want, rounding)
+    assert calls(programs["cusparselt"].as_text()) == ["f8E4M3FN"] * packed
+    assert not calls(programs["ffi"].as_text())
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "gelu"])
+@pytest.mark.parametrize(("mvue", "scales"), [(None, "tensor"), ("exact", "tensor"), (None, "row")])
+def test_a_block_forward_and_backward(mvue, scales, activation):
+    """Four products of e4m3, and of MVUE two of bfloat16. Operands that differ by the rounding of bfloat16
+    may be rounded to neighbouring numbers of 8 bits: a share of about 2^-4, by 2^-3.5 of their size, which is
+    2^-5.5 of a norm. (With the library of `documented_cusparselt` norms differ by 2^-5.1 at most; gradients of
+    weights by 2^-7, and 2^-4.2 where draws differ, too.)"""
+    method = s24.methods.FST(fp8=scales, mvue=mvue)
+    x, w1, w2, dy = draw("bfloat16", (T, d), (d, f), (f, d), (T, d))
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def run(implementation):
+        def both(x, w1, w2, dy):
+            options = {"implementation": implementation, "activation": activation}
+            key = jax.random.key(1) if mvue else None
+            y, vjp = jax.vjp(lambda *a: s24.sparse_ffn(*a, method, state, key, **options), x, w1, w2)
+            return y, *vjp(dy)
+
+        return jax.jit(both).lower(x, w1, w2, dy)
+
+    programs = {name: run(name) for name in ("cusparselt", "reference")}
+    compiled = programs["cusparselt"].compile()
+    got, want = compiled(x, w1, w2, dy), programs["reference"].compile()(x, w1, w2, dy)
+    assert sorted(calls(programs["cusparselt"].as_text())) == ["bf16"] * 2 * bool(mvue) + ["f8E4M3FN"] * 4
+    of_weights = 2**-3 if mvue else 2**-5
+    for a, b, rounding in zip(got, want, (2**-4, 2**-4, of_weights, of_weights), strict=True):
+        near(a, b, rounding)
+    for a, b in zip(compiled(x, w1, w2, dy), got, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_a_dense_block_is_multiplied_in_8_bits():
+    """By cuBLASLt or Triton from 8-bit operands, and not by XLA after a conversion to 16 bits."""
+    x, w = draw("bfloat16", (T, d), (d, f))
+    method = DenseE4M3()
+    program = jax.jit(lambda x, w: s24.sparse_dot(x, w, method)).lower(x, w)
+    assert re.search(r"dot_general.*xf8E4M3FN", program.as_text())
+    text = program.compile().as_text()
+    assert "cublas$lt$matmul$f8" in text or "__triton" in text, text
+
+
+def test_zeros_and_the_largest_numbers():
+    x, w, dy = draw("bfloat16", (T, d), (d, f), (T, f))
+    run = lambda x, w: s24.sparse_dot(x, w, FST8, FST8.init(w), implementation="cusparselt")  # noqa: E731
+    assert not run(jnp.zeros_like(x), w).any()
+    (dx,) = jax.vjp(lambda x: run(x, w), x)[1](jnp.zeros_like(dy))
+    assert not dx.any()
+    large = float(jnp.finfo(jnp.bfloat16).max) / 4
+    near(run(x.at[0, 0].set(large), w)[0], jnp.where(FST8.init(w)["mask"][0], large * w[0], 0), 2**-3)
