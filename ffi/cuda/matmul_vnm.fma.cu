@@ -143,9 +143,6 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, cudaStream_t stream) {
   return start(kernel, grid, 2 * kRows, kBytes, stream, args);
 }
 
-// Whether this device runs the machine code for sm_90a.
-bool is_hopper() { return compute_capability() / 10 == 9; }
-
 }  // namespace
 
 template <>
@@ -156,7 +153,7 @@ cudaError_t run(const MatmulVnmArgs& args, cudaStream_t stream) {
   a.depth = a.depth / args.m * 4;  // of P as it is stored
   if (a.dense_k_last) return cudaErrorInvalidValue;
   const bool whole = whole_accesses(a) && aligned(args.columns, 8);
-  if (whole && args.v % 64 == 0 && aligned(a.out, 8) && is_hopper()) return launch_matmul_vnm_sm90(packed, stream);
+  if (whole && args.v % 64 == 0 && aligned(a.out, 8) && has_matmul_vnm_sm90()) return launch_matmul_vnm_sm90(packed, stream);
   return for_type(a.in, [&](auto type) {
     using T = decltype(type);
     if (whole && args.v % 64 == 0 && aligned(a.out, 8))

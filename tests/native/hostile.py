@@ -292,10 +292,13 @@ def targets_of_the_cpu() -> dict[str, int]:
     return {name: address(capsule, b"xla._CUSTOM_CALL_TARGET") for name, capsule in targets.items()}
 
 
-def targets_of(library: Path, fake_cusparselt: Path, capability: str = CAPABILITY) -> dict[str, int]:
-    """The same of a library of CUDA's handlers, for a device of a compute capability."""
+def targets_of(
+    library: Path, fake_cusparselt: Path, capability: str = CAPABILITY, ptx: str = ""
+) -> dict[str, int]:
+    """The same of a library of CUDA's handlers, for a device of a compute capability. ptx: the architecture
+    of the code of its kernels, if it is another one."""
     loaded, targets = ctypes.CDLL(str(library)), {}
-    loaded.emulate(int(capability.replace(".", "")))
+    loaded.emulate(*(int(version.replace(".", "")) for version in (capability, ptx or capability)))
     loaded.open_cusparselt.restype = ctypes.c_bool
     assert loaded.open_cusparselt(str(fake_cusparselt).encode())
 

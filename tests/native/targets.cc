@@ -7,8 +7,11 @@ extern "C" __attribute__((visibility("default"))) void each_target(void (*f)(con
   for (const s24::Target& target : s24::targets()) f(target.name, reinterpret_cast<void*>(target.execute));
 }
 
-// The compute capability of the device that is emulated, 10 major + minor.
-extern "C" __attribute__((visibility("default"))) void emulate(int capability) { emulated::capability = capability; }
+// The compute capability of the device that is emulated, 10 major + minor, and the architecture of the PTX of its kernels.
+extern "C" __attribute__((visibility("default"))) void emulate(int capability, int ptx) {
+  emulated::capability = capability;
+  emulated::ptx = ptx;
+}
 
 // f(types of the parameters) for each kernel that was launched since the last call of this.
 extern "C" __attribute__((visibility("default"))) void each_launched(void (*f)(const char*)) {

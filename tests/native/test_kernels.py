@@ -136,6 +136,18 @@ def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cuspar
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ptx", "has_tiles"), [("9.0", True), ("8.0", False)])
+def test_products_of_blocks_from_older_ptx(ptx, has_tiles, caller, cuda_targets, fake_cusparselt):
+    """A driver that compiles PTX in place of the machine code for Hopper gets no kernel that needs it."""
+    (call, *_) = (c for c in calls() if "s24_vnm_matmul" in c[0] and "'v': 128, 'groups': 128" in c[0])
+    launched(cuda_targets)
+    compare([call], caller, targets_of(cuda_targets, fake_cusparselt, "9.0", ptx))
+    ran = "\n".join(launched(cuda_targets))
+    assert bool(TILE.search(ran)) == has_tiles
+    assert bool(NO_TILE.search(ran)) != has_tiles
+
+
+@pytest.mark.slow
 def test_arrays_may_begin_where_xla_lets_them_begin(caller, cuda_targets, fake_cusparselt):
     """On a GPU at a multiple of 16 bytes, on a CPU anywhere. No access is wider than the place of an array
     allows: the emulation ends the process at one that is. Others are refused, see `hostile.misplaced`."""

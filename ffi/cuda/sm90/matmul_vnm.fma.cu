@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, con
 template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks) matmul_gathered(MatmulVnmArgs args, Tiles<S> tiles, int blocks) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __trap();  // others have no wgmma, and another kernel
+  __trap();  // others have no wgmma, and has_matmul_vnm_sm90 says so
 #else
   multiply_gathered<S, T>(args, tiles, blocks);
 #endif
@@ -185,6 +185,12 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, int multiprocessors, cuda
 }
 
 }  // namespace
+
+bool has_matmul_vnm_sm90() {
+  cudaFuncAttributes code;
+  return compute_capability() / 10 == 9 && cudaFuncGetAttributes(&code, matmul_gathered<Narrow, BF16>) == cudaSuccess &&
+         code.ptxVersion >= 90;
+}
 
 cudaError_t launch_matmul_vnm_sm90(const MatmulVnmArgs& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;

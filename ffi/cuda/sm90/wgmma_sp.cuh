@@ -67,9 +67,9 @@ __device__ __forceinline__ void wgmma_sp(float acc[32][4], const uint32_t sparse
 uint64_t swizzled_tile(const uint16_t* tile);
 inline void publish_copies() {}
 inline void begin_wgmma() {}
-inline void commit_wgmma() {}
+void commit_wgmma();
 template <int n>
-void wait_wgmma() {}
+void wait_wgmma();
 inline void hold(const uint32_t (&)[4]) {}
 template <class T, int kSelector>
 void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more);

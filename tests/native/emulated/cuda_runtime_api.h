@@ -47,6 +47,10 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+
 template <class F>
 cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes) {
   return bytes <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
@@ -62,6 +66,7 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 
 namespace emulated {
 inline int capability = 90;  // 10 major + minor
+inline int ptx = 90;         // the architecture of the PTX that kernels come from
 inline thread_local bool has_context = false;
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 }  // namespace emulated
@@ -70,6 +75,11 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   if (attribute == cudaDevAttrMultiProcessorCount) return *value = 2, cudaSuccess;
   const bool major = attribute == cudaDevAttrComputeCapabilityMajor;
   return *value = major ? emulated::capability / 10 : emulated::capability % 10, cudaSuccess;
+}
+
+template <class F>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, F) {
+  return attributes->ptxVersion = emulated::ptx, cudaSuccess;
 }
 
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
@@ -111,10 +121,19 @@ inline void (*body)(void*);
 inline void* body_arguments;
 inline long steps;   // that brought a block nearer to its end: a thread came to a meeting or a barrier, or to its own end
 inline long phases;  // of barriers that have ended
+inline long stops;   // all threads waited, some of them in let_others_go
+inline int letting_others_go;
 inline std::set<std::string> launched;  // the types of the parameters of kernels
 
 inline void yield() {
   if (_setjmp(fibers[thread.x].place) == 0) _longjmp(scheduler, 1);
+}
+
+// Waits until the other threads can do no more without this one.
+inline void let_others_go() {
+  ++letting_others_go;
+  for (const long now = stops; stops == now;) yield();
+  --letting_others_go;
 }
 
 // The thread of one block after another.
@@ -163,8 +182,14 @@ struct Meeting {
 
 inline Meeting block_meeting, warp_meetings[32];
 
+// Blocks in turn finish what they begin as late as it may be, which shows whether a thread waits for it, and at once, which shows
+// whether another still reads what is written over.
 inline void begin(void (*finish)(const Begun&), void* to, const void* from) {
-  fibers[thread.x].begun.push_back({finish, to, from});
+  const Begun own = {finish, to, from};
+  if ((block.x + block.y + block.z) % 2 == 0)
+    fibers[thread.x].begun.push_back(own);
+  else if (finish != nullptr)
+    finish(own);
 }
 
 // Finishes the first n things that a thread has begun, or fewer: all up to the one that ends a phase of a barrier.
@@ -197,9 +222,14 @@ bool run_block(int count, F& f) {
       if (fibers[size_t(t)].done) --left, ++steps;
     }
     if (steps > before) continue;
+    if (letting_others_go > 0) {
+      ++stops;
+      continue;
+    }
     for (int t = 0; t < count && phases == ended; ++t) finish(fibers[size_t(t)], fibers[size_t(t)].begun.size());
     if (phases > ended) continue;
     fibers.clear();
+    letting_others_go = 0;
     block_meeting = {};
     for (Meeting& meeting : warp_meetings) meeting = {};
     return false;

@@ -9,6 +9,23 @@
 namespace s24 {
 namespace cuda {
 
+// One warp's operands of a sparse product: its part of A in registers, 16 x 32 elements of which two of four are kept.
+struct SparseLane {
+  float* acc;
+  const uint32_t *sparse, *dense;
+  uint32_t words;
+};
+
+// Products that a thread has begun, or the end of a group of them. What they read and write, registers too, they read and write
+// as late as they may: when the thread waits for them.
+struct BegunProduct {
+  void (*finish)(SparseLane, uint64_t dense, int more);
+  SparseLane own;
+  uint64_t dense;
+  int more;
+};
+inline std::vector<BegunProduct> begun_products[1024];
+
 template <class... P, class... A>
 cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
@@ -20,6 +37,8 @@ cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, c
       for (unsigned x = 0; x < grid.x; ++x) {
         blockIdx = dim3(x, y, z);
         if (!emulated::run_block(threads, body)) return cudaErrorLaunchTimeout;
+        for (int t = 0; t < threads; ++t)
+          if (!begun_products[t].empty()) std::abort();  // nobody waited for them
       }
   return cudaSuccess;
 }
@@ -67,13 +86,6 @@ void load_matrices(const uint16_t* row, uint32_t m[4]) {
   });
 }
 
-// One warp's operands of a sparse product: its part of A in registers, 16 x 32 elements of which two of four are kept.
-struct SparseLane {
-  float* acc;
-  const uint32_t *sparse, *dense;
-  uint32_t words;
-};
-
 template <class T>
 float number(const uint32_t* words, int i) {
   return float_of(T::to_f32(uint16_t(words[i / 2] >> (i % 2 * 16))));
@@ -114,11 +126,10 @@ inline uint64_t swizzled_tile(const uint16_t* tile) {
   return reinterpret_cast<uintptr_t>(tile);
 }
 
-// The rows of a warpgroup that one of its warps has. What the instruction reads, it reads at once.
+// The rows of a warpgroup that one of its warps has.
 template <class T, int kSelector>
-void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
-  if (!more) std::memset(acc, 0, 32 * sizeof acc[0]);
-  SparseLane own = {acc[0], sparse, nullptr, words};
+void multiply_tile(SparseLane own, uint64_t dense, int more) {
+  if (!more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
   emulated::in_warp(own, [dense](SparseLane** all) {
     const auto* const tile = reinterpret_cast<const uint16_t*>(dense);
     float left[16][32] = {};
@@ -130,6 +141,26 @@ void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32
           all[row % 8 * 4 + column % 8 / 2]->acc[column / 8 * 4 + row / 8 * 2 + column % 2] += left[row][k] * right;
       }
   });
+}
+
+template <class T, int kSelector>
+void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
+  begun_products[threadIdx.x].push_back({multiply_tile<T, kSelector>, {acc[0], sparse, nullptr, words}, dense, more});
+}
+
+inline void commit_wgmma() { begun_products[threadIdx.x].push_back({}); }
+
+template <int n>
+void wait_wgmma() {
+  std::vector<BegunProduct>& own = begun_products[threadIdx.x];
+  size_t end = own.size();
+  for (int groups = 0; end > 0; --end)
+    if (own[end - 1].finish == nullptr && groups++ == n) break;
+  const std::vector<BegunProduct> now(own.begin(), own.begin() + long(end));
+  own.erase(own.begin(), own.begin() + long(end));
+  if (!now.empty()) emulated::let_others_go();
+  for (const BegunProduct& product : now)
+    if (product.finish != nullptr) product.finish(product.own, product.dense, product.more);
 }
 
 // A barrier: arrivals of a phase, those that are missing, and the number of the phase.
