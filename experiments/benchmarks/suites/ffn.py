@@ -17,6 +17,7 @@ from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
+from jax_sparse24.engine.sparsifiers import Blocks
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
@@ -139,11 +140,11 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
             return up_to_rounding(results, dtype, case)
         x, w1, w2, dy = args
         others = compiled(x, check.moved(w1, 1), check.moved(w2, 2), dy, states[name])
-        near, groups = check.tolerance(dtype, max(case)), case.T * case.f // 4
+        near = check.tolerance(dtype, max(case))
         return Expected(
             results,
             tuple(
-                check.tolerance_of_choices(near, check.distance(a, b), groups)
+                check.tolerance_of_choices(near, check.distance(a, b), choices(methods[name], case))
                 for a, b in zip(others, results, strict=True)
             ),
         )
@@ -161,6 +162,14 @@ def chooses(method) -> bool:
     """Whether results depend on which activations or gradients are cut or drawn, which roundings decide."""
     row = method.ffn_plan().row("F2")
     return method.stochastic or (row is not None and row.operand == "y2")
+
+
+def choices(method, case: Case) -> int:
+    """How many choices a method makes among the activations or gradients of a block: of two in each group of
+    four, or of four columns in each block of V rows and M columns."""
+    row = method.ffn_plan().row("F2")
+    of_blocks = row is not None and isinstance(row.by, Blocks)
+    return case.T * case.f // (row.by.v * row.by.m if of_blocks else 4)
 
 
 class Block(NamedTuple):
