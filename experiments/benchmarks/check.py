@@ -72,7 +72,7 @@ def tolerance_of_choices(tolerance: float, distance: float, choices: int) -> flo
     ones. Activations and gradients are then off by about 1.7 times as much as where XLA leaves out their
     rounding, so that distances of about 0.76 of that are expected; twice as much is allowed. The data decide
     about single choices, of `choices`: one more may differ. It is of a group of four, or of a block in which
-    all rows of V:N:M keep the same columns; of c of them one has about the share 1 / c of the squared norm."""
+    all rows of V:N:M keep the same columns; one of c has about the share 1 / c of the squared norm."""
     expected = math.sqrt((distance**2 + 1 / choices) * tolerance / (2 * MOVE))
     return max(tolerance, 1.5 * expected)
 

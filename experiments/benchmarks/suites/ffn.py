@@ -1,5 +1,6 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +18,6 @@ from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.plan import FFN
-from jax_sparse24.engine.sparsifiers import Blocks
 from jax_sparse24.measure import Oracle, Program, interleaved, random, untuned
 
 WHAT = """`act(X W1) W2` with squared ReLU, T tokens, widths d and f: the forward pass, and forward with
@@ -168,8 +168,8 @@ def choices(method, case: Case) -> int:
     """How many choices a method makes among the activations or gradients of a block: of two in each group of
     four, or of four columns in each block of V rows and M columns."""
     row = method.ffn_plan().row("F2")
-    of_blocks = row is not None and isinstance(row.by, Blocks)
-    return case.T * case.f // (row.by.v * row.by.m if of_blocks else 4)
+    *rows, _, columns = (row.by.pattern if row is not None else "2:4").split(":")
+    return case.T * case.f // math.prod(map(int, (*rows, columns)))
 
 
 class Block(NamedTuple):
