@@ -61,18 +61,19 @@ def moved(w, seed: int):
     return (w.astype(jnp.float32) * (1 + share)).astype(w.dtype)
 
 
-def tolerance_of_choices(tolerance: float, distance: float, groups: int) -> float:
+def tolerance_of_choices(tolerance: float, distance: float, choices: int) -> float:
     """The tolerance of a result that depends on choices (elements cut by magnitude, or drawn) among values
     that carry an error of `tolerance`.
 
-    Where two elements of a group are nearly equal, rounding chooses between them, and what is chosen
-    differs altogether. The number of such groups is proportional to the error, so that the distance of the
-    results grows with its root. Its size depends on method and data, and is measured: distance is that
-    between two results by masked-dense products, of the weights and of `moved` ones. Activations and
-    gradients are then off by about 1.7 times as much as where XLA leaves out their rounding, so that
-    distances of about 0.76 of that are expected; twice as much is allowed. The data decide about single
-    groups, of `groups`: one more may differ."""
-    expected = math.sqrt((distance**2 + 1 / groups) * tolerance / (2 * MOVE))
+    Where two elements of a group, or two columns of a block, are nearly equal, rounding chooses between
+    them, and what is chosen differs altogether. The number of such choices is proportional to the error, so
+    that the distance of the results grows with its root. Its size depends on method and data, and is
+    measured: distance is that between two results by masked-dense products, of the weights and of `moved`
+    ones. Activations and gradients are then off by about 1.7 times as much as where XLA leaves out their
+    rounding, so that distances of about 0.76 of that are expected; twice as much is allowed. The data decide
+    about single choices, of `choices`: one more may differ. It is of a group of four, or of a block in which
+    all rows of V:N:M keep the same columns; one of c has about the share 1 / c of the squared norm."""
+    expected = math.sqrt((distance**2 + 1 / choices) * tolerance / (2 * MOVE))
     return max(tolerance, 1.5 * expected)
 
 

@@ -18,10 +18,8 @@ from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 
 SHIPPED = Path(__file__).parent.parent / "tuning"
-TIE = (
-    0.97  # packed runs from this ratio: the difference is within the noise, and packed takes half the memory
-)
-BORROWED = 1.1  # as TIE, for another GPU's measurements: nothing may be slower than dense on this one
+AS_FAST = 1.0  # time of the dense product over that of the packed one, from which packed runs
+BORROWED = 1.1  # the same for another GPU's measurements: nothing may be slower than dense on this one
 # A measurement speaks for shapes of up to so many times its size in every dimension, and down to such a share
 # of it: products gain less by packing the smaller they are.
 ABOVE, BELOW = 4.0, 0.5
@@ -57,7 +55,7 @@ class Table:
 
     content: Mapping[str, Any]
     origin: str
-    least: float = TIE  # ratio from which packed runs
+    least: float = AS_FAST
     borrowed: bool = False
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
@@ -176,7 +174,11 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
     known, note = tables()
     hint = f" ({note})" if note else ""
     if not known:
-        return Measured(False, f"no measurements for {hardware().description}; run s24.tune(){hint}")
+        return Measured(
+            False,
+            f"no measurements for {hardware().description}, so dense, at the cost of what is cut; "
+            f"run s24.tune(){hint}",
+        )
     near = find(product)
     if near is None:
         blocks = "" if product.pattern == "2:4" else f" for {product.pattern}"

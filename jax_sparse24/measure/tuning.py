@@ -297,7 +297,7 @@ def _told(entries: Sequence[dict]) -> str:
 def _summary(entries: Sequence[dict]) -> str:
     gains = [e["masked_us"] / e["packed_us"] for e in entries if e["status"] == "ok"]
     bad = len(entries) - len(gains)
-    chosen = sum(gain >= table.TIE for gain in gains)
+    chosen = sum(gain >= table.AS_FAST for gain in gains)
     text = f"{chosen} of {len(entries)} products run packed"
     if gains:
         text += f" ({min(gains):.2f}x to {max(gains):.2f}x masked dense)"

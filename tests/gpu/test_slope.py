@@ -81,7 +81,9 @@ def test_large():
     assert bool(jnp.all(packed.values == again.values)) and bool(jnp.all(packed.metadata == again.metadata))
 
 
-@pytest.mark.parametrize("method", [s24.methods.FST(), s24.methods.FST(mvue="approximate"), s24.methods.SSTE()])
+@pytest.mark.parametrize(
+    "method", [s24.methods.FST(), s24.methods.FST(mvue="approximate"), s24.methods.SSTE()]
+)
 @pytest.mark.parametrize("activation", SLOPES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("implementation", ["ffi", "cusparselt"])
@@ -92,7 +94,9 @@ def test_a_block_in_one_pass_and_in_several(method, activation, dtype, implement
     shapes = (512, 128), (128, 512), (512, 128), (512, 128)
     arrays = [np.random.default_rng(i).normal(size=n) / 2 for i, n in enumerate(shapes)]
     arrays = [x.astype(jnp.dtype(dtype)) for x in arrays]
-    state = {name: method.init(jnp.asarray(w), name) for name, w in zip(("w1", "w2"), arrays[1:3], strict=True)}
+    state = {
+        name: method.init(jnp.asarray(w), name) for name, w in zip(("w1", "w2"), arrays[1:3], strict=True)
+    }
     runs, one_pass = [], fusions.SlopeMVUE.run
     monkeypatch.setattr(fusions.SlopeMVUE, "run", lambda *a: runs.append(a) or one_pass(*a))
 

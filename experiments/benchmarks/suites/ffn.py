@@ -1,5 +1,6 @@
 """Suite ffn: a feed-forward block per method, forward and backward, with packing and draws counted."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -139,11 +140,11 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
             return up_to_rounding(results, dtype, case)
         x, w1, w2, dy = args
         others = compiled(x, check.moved(w1, 1), check.moved(w2, 2), dy, states[name])
-        near, groups = check.tolerance(dtype, max(case)), case.T * case.f // 4
+        near = check.tolerance(dtype, max(case))
         return Expected(
             results,
             tuple(
-                check.tolerance_of_choices(near, check.distance(a, b), groups)
+                check.tolerance_of_choices(near, check.distance(a, b), choices(methods[name], case))
                 for a, b in zip(others, results, strict=True)
             ),
         )
@@ -163,6 +164,14 @@ def chooses(method) -> bool:
     row = method.ffn_plan().row("F2")
     rounds = row is not None and row.other is not None
     return method.stochastic or rounds or (row is not None and row.operand == "y2")
+
+
+def choices(method, case: Case) -> int:
+    """How many choices a method makes among the activations or gradients of a block: of two in each group of
+    four, or of four columns in each block of V rows and M columns."""
+    row = method.ffn_plan().row("F2")
+    *rows, _, columns = (row.by.pattern if row is not None else "2:4").split(":")
+    return case.T * case.f // math.prod(map(int, (*rows, columns)))
 
 
 class Block(NamedTuple):

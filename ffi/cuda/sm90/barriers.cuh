@@ -1,4 +1,4 @@
-// Barriers in shared memory, and registers that move between the warpgroups of a block, on Hopper.
+// Barriers in shared memory, on Hopper.
 #pragma once
 #include "../mma_sp.cuh"
 
@@ -30,25 +30,11 @@ __device__ __forceinline__ void wait_barrier(Barrier* b, int parity) {
       "r"(parity)
       : "memory");
 }
-
-// What a thread of this warpgroup may hold from here on; a block gives back registers before others take them.
-template <int n>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
-}
-template <int n>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
-}
 #else  // the tests give them a meaning on a CPU
 void init_barrier(Barrier* b, int arrivals);
 void arrive(Barrier* b);
 void arrive_with_copies(Barrier* b);
 void wait_barrier(Barrier* b, int parity);
-template <int n>
-void give_registers() {}
-template <int n>
-void take_registers() {}
 #endif
 
 }  // namespace cuda

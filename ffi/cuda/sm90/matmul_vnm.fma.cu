@@ -23,9 +23,7 @@ struct Shape {
   static constexpr int kRows = kRows_, kCols = kCols_, kStages = kStages_, kBlocks = kBlocks_, kSideBySide = kSideBySide_;
   static constexpr int kTilesDown = kRows / 64, kTilesAcross = kCols / kWgmmaCols;  // of a warpgroup
   static constexpr int kMultiplying = 4 * kTilesDown * kTilesAcross;                // warps
-  static constexpr bool kMovesRegisters = kMultiplying > 4;                         // else all threads have enough
-  static constexpr int kCopying = kMovesRegisters ? 4 : 2, kThreads = 32 * (kMultiplying + kCopying);
-  static_assert(kMultiplying == 4 || kMultiplying == 8, "registers are given out for one warpgroup or two");
+  static constexpr int kCopying = kMultiplying / 2, kThreads = 32 * (kMultiplying + kCopying);
 };
 using Tall = Shape<128, 256, 5, 1, 4>;
 using Wide = Shape<64, 512, 3, 1, 1>;
@@ -159,13 +157,10 @@ __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, con
     init_barrier(&shared.empty[threadIdx.x], S::kMultiplying);
   }
   __syncthreads();
-  if (threadIdx.x >= 32 * S::kMultiplying) {
-    if constexpr (S::kMovesRegisters) give_registers<72>();  // of the 168 that each thread begins with
+  if (threadIdx.x >= 32 * S::kMultiplying)
     copy_tiles(args, tiles, blocks, shared);
-  } else {
-    if constexpr (S::kMovesRegisters) take_registers<216>();
+  else
     multiply_tiles<S, T>(args.product, tiles, blocks, shared);
-  }
 }
 
 template <class S, class T>

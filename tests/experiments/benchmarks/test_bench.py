@@ -343,6 +343,17 @@ def test_what_rounding_chooses_is_no_error_and_what_is_wrong_is_one(name):
     assert ffn.verdict((y,), expected) == "wrong"
 
 
+def test_rows_of_a_block_choose_together():
+    case = Case(256, 512, 2048)
+    assert ffn.choices(s24.methods.Venom(v=64, m=16), case) == 256 * 2048 // (64 * 16)
+    for method in (s24.methods.Activation24(), s24.methods.FST()):
+        assert ffn.choices(method, case) == 256 * 2048 // 4
+    # Where moved weights chose nothing else, one choice of 512 may differ: by its block, and no more.
+    least, one = check.tolerance("bfloat16", max(case)), 1 / 512**0.5
+    allowed = check.tolerance_of_choices(least, 0.0, 512)
+    assert one < allowed < 2.5 * one
+
+
 # ---- command line and page
 
 
