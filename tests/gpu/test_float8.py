@@ -75,8 +75,8 @@ def test_a_layer_is_its_simulation(method, packed, dtype):
 def test_a_block_forward_and_backward(mvue, scales, activation):
     """Four products of e4m3, and of MVUE two of bfloat16. Operands that differ by the rounding of bfloat16
     may be rounded to neighbouring numbers of 8 bits: a share of about 2^-4, by 2^-3.5 of their size, which is
-    2^-5.5 of a norm. (With the library of `documented_cusparselt` norms differ by 2^-5.1 at most; gradients of
-    weights by 2^-7, and 2^-4.2 where draws differ, too.)"""
+    2^-5.5 of a norm. (With the library of `documented_cusparselt` norms differ by 2^-5.1 at most; gradients
+    of weights by 2^-7, and 2^-4.2 where draws differ, too.)"""
     method = s24.methods.FST(fp8=scales, mvue=mvue)
     x, w1, w2, dy = draw("bfloat16", (T, d), (d, f), (f, d), (T, d))
     state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}

@@ -1,5 +1,5 @@
-"""The pass that makes dY1 and packs its estimate: the bits of both steps on a CPU, and blocks with and without
-it."""
+"""The pass that makes dY1 and packs its estimate: the bits of both steps on a CPU, and blocks with and
+without it."""
 
 import jax
 import jax.numpy as jnp
