@@ -7,7 +7,6 @@ writes how to make one.
 """
 
 import argparse
-import json
 import math
 import textwrap
 from pathlib import Path
@@ -21,18 +20,13 @@ from experiments.errors import UserError
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
 PLAN = "configs/evidence/methods.py:124m"
-PROBE = REPOSITORY / "experiments/benchmarks/results/probe/nvidia-h200_124m_2026-11-23.json"
-HEAD = """# Evidence
-
-Loss and time of the methods beside dense training, in models of 124M and more parameters. Written by
-`python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
-LOG = f"../{PROBE.with_suffix('.md').relative_to(REPOSITORY)}"
-NONE = f"""**No run of the sizes `124m` and `wide` exists yet.** What is known of the claims comes
-from smaller models, in [reproduction.md](reproduction.md), and what is known of the speed at 124M from
-short runs, in [a log]({LOG}).
-There FST's steps were not faster than dense ones: at this width the question is the loss, and the size
-`wide` is for speed."""
-RATES = f"../{(PROBE.parent / 'nvidia-h200_learning_rate_2026-11-24.md').relative_to(REPOSITORY)}"
+STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair costs
+PROBES = "../experiments/benchmarks/results/probe"
+LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
+HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the longest
+runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed; do not
+edit it by hand."""
+RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES}))."""
@@ -76,47 +70,33 @@ SAMPLES = (
 
 
 def how() -> str:
-    """How a stranger repeats the study, with what short runs say that it takes."""
-    named, probe = ablation.load(PLAN), json.loads(PROBE.read_text())
-    base = ablation.SIZES[named.size].base
-    tokens = base.train.steps * base.data.batch * base.data.seq
-    runs = len(named.ablation.runs(named.ablation.seeds))
-
-    def measured(method: str, what: str) -> tuple[float, float]:
-        values = [value for run in probe["runs"] if run["method"] == method for value in run[what]]
-        return min(values), max(values)
-
-    speeds = {method: measured(method, "tokens_per_s") for method in ("Dense", "FST")}
-    joules = {method: measured(method, "joules_per_step") for method in speeds}
-    minutes = [sum(tokens / speed[end] for speed in speeds.values()) / 60 for end in (1, 0)]
-    energy = [sum(each[end] for each in joules.values()) * base.train.steps / 1e6 for end in (0, 1)]
-    hours = [tokens / speeds["Dense"][end] / 3600 for end in (1, 0)]  # of a run
+    """How a stranger repeats the study, with what the first pair of runs took."""
+    named, stored = ablation.load(PLAN), evidence.read(STORED)
+    train = ablation.SIZES[named.size].base.train
+    pair = [stored.arms[arm][0] for arm in ("dense", "FST")]
+    of_a_step = evidence.tokens_per_step(pair[0])
+    tokens, runs = train.steps * of_a_step, len(named.ablation.runs(named.ablation.seeds))
+    seconds = [evidence.pace(run) * train.steps for run in pair]
+    joules = sum(evidence.joules_per_token(run) * tokens for run in pair)
+    speeds = [f"{tokens / each / 1e3:.0f}" for each in seconds]
 
     def on(gpus: int) -> str:
-        return f"{_range(hours, '.1f', math.ceil(runs / gpus))} on {gpus}"
+        return f"{seconds[0] * math.ceil(runs / gpus) / 3600:.1f} on {gpus}"
 
     of_the_pair = (
-        f"A run is {base.train.steps} steps of {base.data.batch * base.data.seq} tokens, "
-        f"{tokens / 1e6:.0f}M tokens. In short runs on an {probe['device']} dense training made "
-        f"{_range(speeds['Dense'], '.0f', 1e-3)} thousand tokens per second and FST "
-        f"{_range(speeds['FST'], '.0f', 1e-3)} thousand, at {_range(joules['Dense'], '.0f')} and "
-        f"{_range(joules['FST'], '.0f')} joules per step ([log]({LOG})). So the steps of the pair are "
-        f"expected to take {_range(minutes, '.0f')} minutes and {_range(energy, '.1f')} MJ "
-        f"({_range(energy, '.2f', 1 / 3.6)} kWh). Preparing the text once, compiling (half a minute a run) "
-        "and evaluations come on top; they were not measured at this length. A run below "
-        f"{base.train.least_speed} tokens per second stops at its start."
+        f"A run is {train.steps} steps of {of_a_step} tokens, {tokens / 1e6:.0f}M tokens. In the pair of "
+        f"seed 0 above, each on an {stored.devices}, dense training made {speeds[0]} thousand tokens per "
+        f"second and FST {speeds[1]} thousand. The steps of both took {sum(seconds) / 60:.0f} minutes and "
+        f"{joules / 1e6:.1f} MJ ({joules / 3.6e6:.2f} kWh). Preparing the text once, compiling and "
+        f"evaluations came on top ([log]({LOG})). A run below {train.least_speed} tokens per second stops at "
+        "its start."
     )
     of_all = (
-        f"That is {runs} runs: at dense training's speed {_range(hours, '.1f', runs)} hours of steps on one "
-        f"GPU, {', '.join(map(on, (2, 4, 8)))}."
+        f"That is {runs} runs: at dense training's speed {seconds[0] * runs / 3600:.1f} hours of steps on "
+        f"one GPU, {', '.join(map(on, (2, 4, 8)))}."
     )
     text = HOW.format(plan=PLAN, cost_of_the_pair=of_the_pair, cost_of_all=of_all)
     return "\n\n".join(part if "```" in part else textwrap.fill(part, 106) for part in text.split("\n\n"))
-
-
-def _range(ends, form: str, factor: float = 1) -> str:
-    low, high = (format(value * factor, form) for value in ends)
-    return f"{low} to {high}"
 
 
 def section(study: evidence.Study, folder: Path) -> str:
@@ -152,10 +132,13 @@ def main(argv=None):
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
     )
     args = parser.parse_args(argv)
-    studies = [evidence.read(folder) for folder in args.studies]
-    large = any(study.name in ("124m", "wide") for study in studies)
-    parts = [HEAD, *([] if large else [NONE]), *(section(study, args.out / FIGURES) for study in studies)]
-    parts += [*([COLUMNS] if studies else []), how()]
+    studies = sorted(map(evidence.read, args.studies), key=evidence.tokens_of_a_run, reverse=True)
+    parts = ["# Evidence", *evidence.losing(studies), HEAD]
+    parts += [
+        *(section(study, args.out / FIGURES) for study in studies),
+        *([COLUMNS] if studies else []),
+        how(),
+    ]
     args.out.mkdir(parents=True, exist_ok=True)
     files.write(args.out / PAGE, "\n\n".join(parts) + "\n")
     print(args.out / PAGE)

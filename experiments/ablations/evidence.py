@@ -34,6 +34,7 @@ class Paper:
     speed: tuple[float, float] | None = None
 
 
+CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (
     Paper("FST, GPT-2 124M", "arXiv 2404.01847", 0.045),
     Paper("Activation24", "arXiv 2503.16672", 0.0),
@@ -156,6 +157,12 @@ def tokens_per_step(run: Run) -> int:
     return run.config.data.batch * run.config.data.seq
 
 
+def tokens_of_a_run(study: Study) -> int:
+    """Those that a run of the reference sees."""
+    run = next(iter(study.arms[study.reference].values()))
+    return run.config.train.steps * tokens_per_step(run)
+
+
 def speeds(run: Run, sparse: bool | None = None):
     """Steps per second of the rows that have them; sparse: only of phases that are, or are not."""
     at, values = run.column("train", "steps_per_s")
@@ -267,7 +274,7 @@ def about(study: Study) -> str:
     config = run.config
     return (
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
-        f"{config.train.steps * tokens_per_step(run) / 1e6:.0f}M, at a peak learning rate of "
+        f"{tokens_of_a_run(study) / 1e6:.0f}M, at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
         + (" Times are compared between runs of one commit." if len(set(study.commits.values())) > 1 else "")
     )
@@ -290,6 +297,24 @@ def summary(study: Study) -> str:
     if not said:
         return "No arm can be compared with dense training yet."
     return " ".join(["; ".join(said) + ".", *_beaten(study)])
+
+
+def losing(studies: list[Study]) -> list[str]:
+    """A sentence about the studies in which no arm with sparse steps pays; none if there are none."""
+    names = []
+    for study in studies:
+        sparse = [arm for arm in study.others if study.step_speed(arm) is not None]
+        found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
+        found = [numbers for numbers in found if None not in numbers]
+        if found and all(gap > 0 and speed < CLEARLY for gap, speed in found):
+            names.append(f"`{study.name}`")
+    if not names:
+        return []
+    sizes = f"size{'s' * (len(names) > 1)} {' and '.join(names)}"
+    return [
+        f"**Sparsity loses at the {sizes}**: at equal steps each sparse arm ends behind dense training, and "
+        "the run of none is clearly faster."
+    ]
 
 
 def _beaten(study: Study) -> list[str]:

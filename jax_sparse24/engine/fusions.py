@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, unless_slower
-from jax_sparse24.dispatch.hardware import faster
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed
@@ -35,7 +34,7 @@ from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Top2
 from jax_sparse24.ops import gated
-from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.compressed24 import Compressed24, both_ways_faster
 from jax_sparse24.ops.matmul import gather, with_values
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24
@@ -204,7 +203,7 @@ class BothWays:
             return False
         if forward.form != "compressed" or execution.implementation is not None:
             return True
-        return faster("pack_masked_both", forward.entry["dtype"])
+        return both_ways_faster(forward.entry["dtype"])
 
     def run(
         self, execution: Execution, names: tuple[str, str], w: jax.Array, state, decisions
