@@ -23,9 +23,9 @@ PLAN = "configs/evidence/methods.py:124m"
 STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair costs
 PROBES = "../experiments/benchmarks/results/probe"
 LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
-HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the longest
-runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed; do not
-edit it by hand."""
+HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the
+longest runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed;
+do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
