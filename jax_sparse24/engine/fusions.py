@@ -34,10 +34,10 @@ from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
 from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Top2
 from jax_sparse24.ops import gated
-from jax_sparse24.ops.compressed24 import Compressed24, both_ways_faster
+from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
 from jax_sparse24.ops.order import regroup
-from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.ops.packed24 import Packed24, both_ways_faster
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
 from jax_sparse24.ops.reference.gated import GATES
 from jax_sparse24.ops.reference.saved import SLOPES, sloped
@@ -184,8 +184,8 @@ class BothWays:
 
     The packed weight is kept for the backward pass in place of the weight, of whose bytes it has 9/16 in 16
     bits (10/16 in cuSPARSELt's layout). A call that is cut over a mesh keeps weights as they rest, and packs
-    them for each product. In cuSPARSELt's layout the pass is taken where an implementation is named, or where
-    it was measured to be faster than two (`Generation.faster`)."""
+    them for each product. The pass is taken where an implementation is named, or where it was measured to be
+    faster than two."""
 
     def matches(
         self, execution: Execution, names: tuple[str, str], decisions: Mapping[str, Decision | None]
@@ -201,9 +201,7 @@ class BothWays:
         forward, backward = (decisions[name] for name in names)
         if not (forward.sparse and forward.form == backward.form):
             return False
-        if forward.form != "compressed" or execution.implementation is not None:
-            return True
-        return both_ways_faster(forward.entry["dtype"])
+        return execution.implementation is not None or both_ways_faster(forward.entry["dtype"])
 
     def run(
         self, execution: Execution, names: tuple[str, str], w: jax.Array, state, decisions

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, hardware
+from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.operation import Kernel
 from jax_sparse24.ops.mvue import MVUE_PACK24, MVUE_PACK24_STRIDED, key_words
 from jax_sparse24.ops.packed24 import (
@@ -144,13 +144,6 @@ def pack_both(x, mask) -> tuple[Compressed24, Compressed24]:
     types = *Compressed24.types(x, -1), *Compressed24.types(x, -2)
     rows, row_metadata, columns, metadata = PACK24_MASKED_BOTH.kernel(x, mask, types=types)
     return Compressed24(rows, row_metadata, -1), Compressed24(columns, metadata, -2)
-
-
-def both_ways_faster(dtype) -> bool:
-    """Whether `pack_both` was measured on this GPU to be faster than two calls of `pack`.
-
-    dtype: of what is packed."""
-    return hardware.faster("pack_masked_both", dtype)
 
 
 def squared_relu(x, axis: int) -> Compressed24:

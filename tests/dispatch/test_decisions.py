@@ -145,7 +145,7 @@ def test_the_table_is_asked_once_for_each_sparse_operand(folders, monkeypatch, n
         assert len(asked) == {"FST": 6, "Activation24": 4, "Venom": 7, "SSTE": 4}[name]
 
 
-def test_a_weight_is_packed_both_ways_where_both_of_its_products_are_packed(folders):
+def test_a_weight_is_packed_both_ways_where_both_of_its_products_are_packed(folders, monkeypatch):
     w = jnp.ones((32, 48))
     method = s24.methods.FST(mvue=None)
     state = method.init(w)
@@ -161,6 +161,8 @@ def test_a_weight_is_packed_both_ways_where_both_of_its_products_are_packed(fold
     cpu_and_cuda = packs(fwd=50.0, dgrad=200.0)[1]
     assert packs(fwd=50.0, dgrad=200.0) == packs(fwd=200.0, dgrad=50.0) == (0, cpu_and_cuda)
     assert packs(fwd=200.0, dgrad=200.0) == (0, 0)
+    assert packs(fwd=50.0, dgrad=50.0) == (0, 2 * cpu_and_cuda), "one pass was not measured to be faster"
+    monkeypatch.setattr(fusions, "both_ways_faster", lambda dtype: True)
     assert packs(fwd=50.0, dgrad=50.0) == (cpu_and_cuda, cpu_and_cuda)
 
 
