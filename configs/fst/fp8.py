@@ -25,8 +25,8 @@ def ablation(size: Size) -> Ablation:
         differs="On a CPU simulated: operands are rounded as the casts would and multiplied in the model's "
         "dtype. Only FFNs are in 8 bits.",
         found={
-            "cpu": "As expected, a scale per tensor ends 0.004 nats behind full precision and a scale per row "
-            "0.002 ahead of it, but eight seeds leave intervals that reach beyond the margin: 16 and 20 would "
-            "be needed.",
+            "cpu": "As expected, a scale per tensor ends 0.004 nats behind full precision and a scale per "
+            "row 0.002 ahead of it, but eight seeds leave intervals that reach beyond the margin: 16 and 20 "
+            "would be needed.",
         },
     )
