@@ -211,7 +211,6 @@ def test_train_step(bench):
         assert np.isfinite(row["loss"]).all()
 
 
-@pytest.mark.slow
 def test_steps_with_projections(bench):
     """An arm of whole steps, whose projections are measured alone as well; of blocks there is none."""
     sizes = ["--shape", "16,32", "--tokens", "64", "--layers", "1"]

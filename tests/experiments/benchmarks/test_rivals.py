@@ -57,7 +57,6 @@ def test_rows_of_other_blocks(monkeypatch, small):
     assert ffn.rest(same) is None and ffn.rest(found[0]) is not None
 
 
-@pytest.mark.slow
 def test_methods_in_8_bits_are_compared_with_dense_products_in_8_bits(small):
     """Which are measured beside them, in turn, and for them alone."""
     assert list(small.methods) == ["Dense", "STE"]
