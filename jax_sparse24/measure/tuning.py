@@ -169,7 +169,7 @@ def missing(
         for name, row in plan.rows:
             if name in names and "packed" in row.by.forms:
                 wanted.setdefault((name, row.operand), set()).add(row.by.pattern)
-            if "packed" in row.eight_bits and not eight_bits_obstacle():
+            if name in names and "packed" in row.eight_bits and not eight_bits_obstacle():
                 in_8_bits[name, row.operand] = None
         for rule in fusions.MEASURED:
             if pattern := rule.pattern(plan):
