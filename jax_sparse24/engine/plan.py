@@ -50,7 +50,7 @@ class Row:
     by: the sparsifier of that operand.
     other: a sparsifier for the other operand, which stays an array; None to leave that as it is.
     eight_bits: the forms in which `by`, a `Float8` like `other`, makes its operand of e4m3, which hardware
-    multiplies; () where 8 bits are only simulated.
+        multiplies; () where 8 bits are only simulated.
     The remaining fields are for products that contract tokens:
     tokens: which tokens make a group (see `ops.order.regroup`).
     gather_features: features i, i + m, i + 2m, ... of the operand are moved next to each other before the

@@ -77,7 +77,7 @@ def matmul(
         where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
     implementation: as in `mask24`.
     preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
-        float8_e4m3fn is bfloat16. Sums are float32 in any case.
+        float8_e4m3fn is bfloat16. Sums are float32; those of float8_e4m3fn on a GPU may have fewer bits.
 
     Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
@@ -207,7 +207,7 @@ def contract(
             a, b = forward_only(a), forward_only(b)
         out = lax.dot_general(
             a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
-            preferred_element_type=out_dtype,  # XLA sums in float32 at least, whatever it is
+            preferred_element_type=out_dtype,  # XLA sums 16 bits in float32 at least, whatever it is
         )  # fmt: skip
         return _finish(out, bias, activation, -1)
     bias_axis = -1 if out_packed_last else -2
