@@ -131,7 +131,10 @@ def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
         ({"seeds": ()}, "list of seeds is empty"),
         ({"seeds": (0, 0)}, "given twice"),
         ({"seeds": (0, -1)}, "must not be negative, got -1"),
-        ({"found": {"gpus": "Little."}}, "by size: smoke, cpu, gpu, pilot, 124m, wide; got 'gpus'"),
+        (
+            {"found": {"gpus": "Little."}},
+            "by size: smoke, cpu, mid, gpu, pilot, 124m, wide, wide4096; got 'gpus'",
+        ),
         (
             {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=text.Config(seq=16))}},
             "'fst' has other data .* than 'dense'",
@@ -182,7 +185,7 @@ def test_steps_at_equal_time_follow_from_the_measured_speed(name, file, shape, s
         ("configs/fst/decay_gird.py", ["Did you mean configs/fst/decay_grid.py?"]),
         (
             "configs/fst/decay_grid.py:cpus",
-            ["'cpus'", "smoke, cpu, gpu, pilot, 124m, wide", "decay_grid.py:cpu?"],
+            ["'cpus'", "smoke, cpu, mid, gpu, pilot, 124m, wide, wide4096", "decay_grid.py:cpu?"],
         ),
         ("configs/demo.py", ["defines no ablation(size)", "configs/fst/decay_grid.py"]),
     ],
