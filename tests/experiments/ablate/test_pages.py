@@ -216,6 +216,29 @@ def test_shared_runs_are_said(done):
     assert words[Path("b")] == "Runs that other results have too: paper/tiny_claim (first, there ste)."
 
 
+def test_the_largest_size_leads(tmp_path):
+    """And what it reverses of a smaller one is marked, the claim before its comparisons."""
+    path = next(
+        path for path, r in reproduction.recorded() if r["name"] == "refresh_period" and len(r["seeds"]) == 8
+    )
+    small = result.read(path) | {"date": "2030-01-01"}
+    large = json.loads(json.dumps(small)) | {"size": "gpu", "date": "2020-01-01", "seeds": [0, 1, 2]}
+    large["hardware"]["name"] = "some-gpu"
+    first = small["findings"][0]["claim"]
+    assert [f["verdict"] for f in small["findings"]] == ["confirmed", "confirmed"]
+    page = reproduction.page([(path, small), (path, large)])
+    assert page.index("### refresh_period gpu on some-gpu") < page.index("### refresh_period cpu on")
+    assert "| [fst/refresh_period](#refresh_period-gpu-on-some-gpu) |" in page
+    assert "1 of 1 claims were run at a size above `cpu`" in page
+    assert reproduction.reversed_by(large, small) == []
+    large["findings"][0]["verdict"] = "refuted"
+    assert reproduction.reversed_by(large, small) == [f"{first}: confirmed at cpu, refuted at gpu"]
+    large["verdict"] = "refuted"
+    assert "**the claim, confirmed at cpu**" in reproduction.page([(path, small), (path, large)])
+    large["verdict"] = large["findings"][0]["verdict"] = "inconclusive"
+    assert reproduction.reversed_by(large, small) == []
+
+
 def test_recorded_results_are_of_claims_that_exist():
     known = {(file.parent.name, file.stem) for file in ablations.listing()}
     for path, found in reproduction.recorded():
