@@ -78,9 +78,7 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     study.main([str(copy), str(other), "--out", str(tmp_path / "merged")])  # as of two machines
     assert (tmp_path / "merged/evidence.md").read_text() == page
     shutil.copytree(other / "dense", copy / "dense")
-    with pytest.raises(
-        UserError, match=r"host2/tiny/dense/seed0\.json and .*/tiny/dense/seed0\.json are one run made twice"
-    ):
+    with pytest.raises(UserError, match=r"/host2/tiny/dense/seed0\.json are one run made twice"):
         evidence.read(copy, other)
     shutil.rmtree(copy / "dense")
     refused("no arm 'dense'")
