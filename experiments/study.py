@@ -33,8 +33,9 @@ Its learning rate is the best of three for dense training, its decay the one tha
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
 paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
-byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. In the last
-figure hollow marks are what papers say, at the left edge where they give no speed of a whole run."""
+byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time."""
+TRADE = """Below 0 and right of 1 sparsity wins. Hollow marks are what papers say; they are at the left edge
+where a paper gives no speed of a whole run."""
 HOW = """## How to repeat it
 
 The text is the source of Linux, from Debian's package `linux-source` or a tarball of kernel.org
@@ -62,7 +63,8 @@ the machine on which it began, or is refused. Before its first step it writes do
 first batch and its dense loss there: with another batch than the other arms of its seed, or where model
 and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
 it is stopped. `--resume` continues what was interrupted. Records of several hosts, `ARM/seedN.json`, are
-put into one folder; they must be of one kind of GPU and one text. This page is made of records in
+put into one folder, or their folders are given one name, `python -m experiments.study host1/124m host2/124m
+--out page`; they must be of one kind of GPU and one text. This page is made of records in
 `docs/evidence/SIZE`."""
 SAMPLES = (
     "Continuations of fixed prompts by the dense weights of the lowest seed, the likeliest token each time."
@@ -99,18 +101,34 @@ def how() -> str:
     return "\n\n".join(part if "```" in part else textwrap.fill(part, 106) for part in text.split("\n\n"))
 
 
-def section(study: evidence.Study, folder: Path) -> str:
-    """The part of the page about a study, whose figures go into a folder. Raises UserError without
-    matplotlib."""
+def figures():
+    """The module that draws. Raises UserError without matplotlib."""
     try:
         from experiments.ablations import evidence_plots
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         raise UserError("The figures need matplotlib: pip install -e '.[plots]'.") from error
-    folder.mkdir(parents=True, exist_ok=True)
+    return evidence_plots
+
+
+def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
+    """The figure of all studies whose arms have equal steps; nothing without one."""
+    shown = [study for study in studies if not study.equal_time]
+    if not shown:
+        return []
+    name = figures().trade(shown, folder)
+    return [
+        f"![Loss of each arm against the speed of its run, both beside dense training]({folder.name}/{name})",
+        TRADE,
+    ]
+
+
+def section(study: evidence.Study, folder: Path) -> str:
+    """The part of the page about a study, whose figures go into a folder."""
     parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
-    drawn = evidence_plots.write(study, folder)
+    drawn = figures().write(study, folder)
+    parts += [said] if study.name != "pilot" and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
     parts += [PILOT] if study.name == "pilot" else []
     if said := evidence.samples(study):
@@ -126,16 +144,27 @@ def main(argv=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "studies", type=Path, nargs="*", metavar="FOLDER", help="with records, ARM/seedN.json"
+        "studies",
+        type=Path,
+        nargs="*",
+        metavar="FOLDER",
+        help="with records, ARM/seedN.json; folders of one name, such as host1/124m and host2/124m, are one "
+        "study",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
     )
     args = parser.parse_args(argv)
-    studies = sorted(map(evidence.read, args.studies), key=evidence.tokens_of_a_run, reverse=True)
-    parts = ["# Evidence", *evidence.losing(studies), HEAD]
+    named, drawn = {}, args.out / FIGURES
+    for folder in args.studies:
+        named.setdefault(folder.resolve().name, []).append(folder)
+    studies = [evidence.read(*folders) for folders in named.values()]
+    studies.sort(key=evidence.tokens_of_a_run, reverse=True)
+    if studies:
+        drawn.mkdir(parents=True, exist_ok=True)
+    parts = ["# Evidence", *evidence.losing(studies), HEAD, *trade(studies, drawn)]
     parts += [
-        *(section(study, args.out / FIGURES) for study in studies),
+        *(section(study, drawn) for study in studies),
         *([COLUMNS] if studies else []),
         how(),
     ]

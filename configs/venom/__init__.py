@@ -6,7 +6,10 @@ from experiments.ablations.ablation import Size
 BLOCKS = {
     "smoke": {"v": 16, "m": 8, "clusters": 4},
     "cpu": {"v": 64, "m": 16, "clusters": 16},
-    **{name: {"v": 64, "m": 16, "clusters": 64} for name in ("gpu", "pilot", "124m", "wide")},
+    **{
+        name: {"v": 64, "m": 16, "clusters": 64}
+        for name in ("mid", "gpu", "pilot", "124m", "wide", "wide4096")
+    },
 }
 
 

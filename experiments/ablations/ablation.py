@@ -2,9 +2,11 @@
 
 A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
 sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
-two cores, `gpu` is a model of 25M parameters that sees 16M bytes. `124m` and `wide` (268M in four wide
-blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100; `pilot`
-is an eighth of `124m`, for recipes that are chosen before it.
+two cores, `mid` is a model of 3M parameters that sees 16M bytes (32 and 20 times as much as at `cpu`), small
+enough for many runs on one GPU at a time, `gpu` one of 25M parameters that sees as many. `124m` and `wide`
+(268M in four wide blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on
+an H100; `pilot` is an eighth of `124m`, for recipes that are chosen before it, `wide4096` (0.9B in four
+blocks, 33M tokens) a short one for the time that steps take.
 """
 
 import dataclasses
@@ -70,7 +72,32 @@ def _size(name: str, decay: float, **parts) -> Size:
     return Size(name, Config(name=name, **parts), decay)
 
 
-def _on_linux(name: str, steps: int, least_speed: int, warmup: int = 500, **model: int) -> Size:
+def _on_bytes(
+    name: str, decay: float, *, seq: int, batch: int, lr: float, log_every: int, **model: int
+) -> Size:
+    """A size for a GPU whose tokens are bytes, 16384 a step."""
+    return _size(
+        name,
+        decay,
+        model=decoder.Config(**model, scan=True, dtype="bfloat16", attention="cudnn"),
+        data=text.Config(seq=seq, batch=batch),
+        optim=Optim(lr=lr, warmup=100),
+        train=Train(
+            steps=1000,
+            log_every=log_every,
+            eval_every=200,
+            eval_batches=16,
+            monitor_every=20,
+            probe_every=100,
+            checkpoint_every=1000,
+            keep=1,
+        ),
+    )
+
+
+def _on_linux(
+    name: str, steps: int, least_speed: int, warmup: int = 500, accumulate: int = 1, **model: int
+) -> Size:
     """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step."""
     return _size(
         name,
@@ -88,6 +115,7 @@ def _on_linux(name: str, steps: int, least_speed: int, warmup: int = 500, **mode
             checkpoint_every=steps,
             keep=1,
             least_speed=least_speed,
+            accumulate=accumulate,
             second_text="stdlib",
             prompts=PROMPTS,
         ),
@@ -129,28 +157,12 @@ SIZES = {
                 keep=1,
             ),
         ),
-        _size(
-            "gpu",
-            6e-5,
-            model=decoder.Config(
-                layers=8, d=512, f=2048, heads=8, scan=True, dtype="bfloat16", attention="cudnn"
-            ),
-            data=text.Config(seq=512, batch=32),
-            optim=Optim(lr=1e-3, warmup=100),
-            train=Train(
-                steps=1000,
-                log_every=5,
-                eval_every=200,
-                eval_batches=16,
-                monitor_every=20,
-                probe_every=100,
-                checkpoint_every=1000,
-                keep=1,
-            ),
-        ),
+        _on_bytes("mid", 1e-4, layers=4, d=256, f=1024, heads=4, seq=256, batch=64, lr=2e-3, log_every=20),
+        _on_bytes("gpu", 6e-5, layers=8, d=512, f=2048, heads=8, seq=512, batch=32, lr=1e-3, log_every=5),
         _on_linux("pilot", 875, 350_000, warmup=125, layers=12, d=768, f=3072, heads=12),
         _on_linux("124m", 7000, 350_000, layers=12, d=768, f=3072, heads=12),
         _on_linux("wide", 4000, 150_000, layers=4, d=2048, f=8192, heads=16),
+        _on_linux("wide4096", 500, 40_000, warmup=100, accumulate=4, layers=4, d=4096, f=14336, heads=32),
     )
 }
 

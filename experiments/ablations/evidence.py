@@ -1,17 +1,22 @@
 """What the runs of a study show: loss over tokens and over time, and what an arm's speed costs in loss.
 
-A study is a folder with the records of an ablation's runs, ARM/seedN.json (record.py).
+A study is a folder with the records of an ablation's runs, ARM/seedN.json (record.py), or several folders of
+one name.
 """
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.ablations import record
-from experiments.ablations.ablation import REPLICATE
-from experiments.ablations.verdicts import Interval
+from experiments import config as configs
+from experiments.ablations import ablation, record, text
+from experiments.ablations.ablation import REPLICATE, Named
+from experiments.ablations.result import judged
+from experiments.ablations.verdicts import CONFIDENCE, Interval, resolvable
+from experiments.analysis.outcome import outcome
 from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
@@ -24,21 +29,24 @@ class Paper:
     """What a paper says of a method.
 
     name: of the method and the model.
+    arm: of a study that is trained by it.
     source: where it says so.
     gap: loss less that of dense training, nats per token; 0 where it finds none.
     speed: of the whole run, dense time / time, lowest and highest; None where only parts were timed."""
 
     name: str
+    arm: str
     source: str
     gap: float
     speed: tuple[float, float] | None = None
 
 
+CLAIMS = ("configs/evidence/methods.py", "configs/fst/equal_time.py")  # of which runs are shown as studies
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (
-    Paper("FST, GPT-2 124M", "arXiv 2404.01847", 0.045),
-    Paper("Activation24", "arXiv 2503.16672", 0.0),
-    Paper("Venom", "arXiv 2602.06183", 0.0, (1.4, 1.7)),
+    Paper("FST, GPT-2 124M", "FST", "arXiv 2404.01847", 0.045),
+    Paper("Activation24", "Activation24", "arXiv 2503.16672", 0.0),
+    Paper("Venom", "Venom", "arXiv 2602.06183", 0.0, (1.4, 1.7)),
 )
 
 
@@ -49,12 +57,20 @@ class Study:
     name: of the folder.
     arms: arm -> seed -> run; the first arm is what the others are compared with.
     devices: what every run had, as `2 x NVIDIA H200`.
-    commits: of each run, by its path. Times are compared between runs of one commit only."""
+    commits: of each run, by its path. Times are compared between runs of one commit only.
+    registered: what was stated before the first run; None where that is not known."""
 
     name: str
     arms: dict[str, dict[int, Run]]
     devices: str
     commits: dict[Path, str]
+    registered: dict | None = None
+
+    @property
+    def equal_time(self) -> bool:
+        """Whether arms have the time of dense training, and not its steps."""
+        steps = {run.config.train.steps for runs in self.arms.values() for run in runs.values()}
+        return len(steps) > 1
 
     @property
     def reference(self) -> str:
@@ -114,14 +130,18 @@ class Study:
         return self.commits[a.out] == self.commits[b.out]
 
 
-def read(folder: Path) -> Study:
-    """The study in a folder, its reference first.
+def read(*folders: Path) -> Study:
+    """The study in folders of one name, such as those of several machines; its reference first.
 
-    folder: with ARM/seedN.json.
+    folders: with ARM/seedN.json.
 
-    Raises: UserError if it has none, none of an arm "dense", or runs on different texts or devices."""
-    arms, devices, texts, seconds, commits = {}, {}, {}, {}, {}
-    for path in sorted(folder.glob("*/seed*.json")):
+    Raises: UserError if they have none, none of an arm "dense", a run twice, or runs on different texts or
+    devices."""
+    arms, devices, texts, seconds, commits, registered = {}, {}, {}, {}, {}, None
+    for folder in folders:
+        statement = folder / "statement.json"
+        registered = registered or (json.loads(statement.read_text()) if statement.exists() else None)
+    for path in sorted(path for folder in folders for path in folder.glob("*/seed*.json")):
         content = record.read(path)
         run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
         require(
@@ -133,14 +153,21 @@ def read(folder: Path) -> Study:
         devices.setdefault(_named(content["environment"].get("devices")), path)
         texts.setdefault(str(run.corpus.get("digest")), path)
         seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
-        arms.setdefault(path.parent.name, {})[run.config.seed] = run
+        known = arms.setdefault(path.parent.name, {})
+        twice = known.get(run.config.seed)
+        require(
+            twice is None, f"{path} and {twice and twice.out} are one run made twice: take one of them out."
+        )
+        known[run.config.seed] = run
         commits[path] = str(content["environment"].get("commit"))
+    folder = folders[0]
     require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
     for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
         known = ", ".join(f"{value} ({path})" for value, path in found.items())
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
-    return Study(folder.name, {"dense": arms.pop("dense"), **arms}, next(iter(devices)), commits)
+    arms = {"dense": arms.pop("dense"), **arms}
+    return Study(folder.name, arms, next(iter(devices)), commits, registered)
 
 
 def studies() -> list[Study]:
@@ -282,7 +309,7 @@ def about(study: Study) -> str:
 
 def summary(study: Study) -> str:
     """The first sentences of a page: who is behind dense training, and by how much."""
-    said = []
+    said, what = [], "steps" if study.equal_time else "run"
     for arm in study.others:
         gap, speed = study.gap(arm), study.run_speed(arm)
         if gap.mean is None:
@@ -292,28 +319,87 @@ def summary(study: Study) -> str:
         sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
         said.append(
             f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
-            + ("" if speed.mean is None else f", its run {speed.mean:.2f} times as fast")
+            + ("" if speed.mean is None else f", its {what} {speed.mean:.2f} times as fast")
         )
     if not said:
         return "No arm can be compared with dense training yet."
     return " ".join(["; ".join(said) + ".", *_beaten(study)])
 
 
+def brief(study: Study) -> str:
+    """The numbers of the last figure in words: `124m: FST +0.023 at 1.00x`."""
+    at = [(arm, study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others]
+    said = [f"{arm} {gap:+.3f} at {speed:.2f}x" for arm, gap, speed in at if None not in (gap, speed)]
+    return f"{study.name}: {', '.join(said)}"
+
+
+def claim(study: Study) -> str:
+    """What was claimed of the study before its runs, and what became of it, as Markdown; "" for none."""
+    named = _claim_of(study)
+    if named is None:
+        return ""
+    first = next(iter(study.arms[study.reference].values())).config
+    found = judged(
+        {
+            "metrics": {
+                arm: {str(seed): outcome(run) for seed, run in runs.items()}
+                for arm, runs in study.arms.items()
+            },
+            "arms": {
+                arm: configs.differences(first, next(iter(runs.values())).config)
+                for arm, runs in study.arms.items()
+            },
+            "config": configs.to_dict(first),
+            "replicates": named.ablation.replicated,
+            "registered": study.registered,
+        },
+        named.ablation,
+    )
+    count = len(found["findings"])
+    three = resolvable(1.0, 3, (1 - CONFIDENCE) / count)
+    seeds = max(map(len, study.arms.values()))
+    parts = [
+        "### The claim",
+        f"{named.ablation.claim} ({named.ablation.source}.)",
+        f"**{text.verdict(found)}**",
+        text.findings(found),
+        f"With three seeds, and corrected for {count} comparison{'s' * (count != 1)}, an effect is found in "
+        f"80 % of repetitions if it is {three:.1f} times as large as the standard deviation of its paired "
+        "difference. "
+        + ("One seed decides nothing, and shows no such deviation. " if seeds == 1 else "")
+        + text.statement(found),
+    ]
+    return "\n\n".join(parts)
+
+
+def _claim_of(study: Study) -> Named | None:
+    """The claim whose runs these are: the one that was stated before them, else the one with these arms."""
+    sizes = [size for size in ablation.SIZES if size in study.name]
+    known = [ablation.load(f"{file}:{size}") for size in sizes[-1:] for file in CLAIMS]
+    hash_of = (study.registered or {}).get("hash")
+    stated = [named for named in known if named.ablation.statement["hash"] == hash_of]
+    alike = [named for named in known if (named.ablation.equal == "time") == study.equal_time]
+    return next(iter([*stated, *alike]), None)
+
+
 def losing(studies: list[Study]) -> list[str]:
-    """A sentence about the studies in which no arm with sparse steps pays; none if there are none."""
-    names = []
+    """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
+    names = {False: [], True: []}
     for study in studies:
         sparse = [arm for arm in study.others if study.step_speed(arm) is not None]
         found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
         found = [numbers for numbers in found if None not in numbers]
-        if found and all(gap > 0 and speed < CLEARLY for gap, speed in found):
-            names.append(f"`{study.name}`")
-    if not names:
-        return []
-    sizes = f"size{'s' * (len(names) > 1)} {' and '.join(names)}"
+        if found and all(gap > 0 and (study.equal_time or speed < CLEARLY) for gap, speed in found):
+            names[study.equal_time].append(f"`{study.name}`")
+    said = {
+        False: "at equal steps each sparse arm ends behind dense training, and the run of none is clearly "
+        "faster",
+        True: "in the time of dense training each sparse arm ends behind it, though it has more steps",
+    }
     return [
-        f"**Sparsity loses at the {sizes}**: at equal steps each sparse arm ends behind dense training, and "
-        "the run of none is clearly faster."
+        f"**Sparsity loses at the size{'s' * (len(own) > 1)} {' and '.join(own)}**: {said[equal_time]}."
+        for equal_time, own in names.items()
+        if own
     ]
 
 

@@ -1,14 +1,19 @@
-"""The figures of a study."""
+"""The figures of a study, and of several."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.evidence import PAPERS, Paper, Study, curve, final, places
 from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 
 END = 0.15  # share of a run that has a panel of its own
+TRADE = "trade.png"
+FORMS = ("o", "s", "^", "D", "v", "P", "X")
+HOLLOW = {"marker": "o", "markersize": 7, "markerfacecolor": "none"}
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
 
 
@@ -18,11 +23,16 @@ def write(study: Study, folder: Path) -> dict[str, str]:
     study: its runs.
     folder: which exists."""
     with plt.rc_context(STYLE):
-        losses = {
+        return {
             _losses(study, over, folder / f"{study.name}_{over}.png"): f"Validation loss over {over}"
             for over in UNITS
         }
-        return losses | {_trade(study, folder / f"{study.name}_trade.png"): "Loss against speed of a run"}
+
+
+def trade(studies: list[Study], folder: Path) -> str:
+    """Draw what arms lose against what they gain into a folder, which exists; the name of the file."""
+    with plt.rc_context(STYLE):
+        return _trade(studies, folder / TRADE)
 
 
 def _losses(study: Study, over: str, path: Path) -> str:
@@ -113,41 +123,58 @@ def _band(axes, curves, colour, label):
     axes.fill_between(places, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 
-def _trade(study: Study, path: Path) -> str:
+def _trade(studies: list[Study], path: Path) -> str:
+    """A mark for each arm of each study, by colour and form; hollow, what papers say of the same method."""
     figure, axes = plt.subplots(figsize=(WIDTH, 4.2))
-    arms = [arm for arm in study.arms if arm != REPLICATE]
-    for colour, arm in zip(colours(arms), arms, strict=True):
-        gap, speed = study.gap(arm), study.run_speed(arm)
-        if gap.mean is None or speed.mean is None:
-            continue
-        bars = {
-            name: None if one.low is None else [[one.mean - one.low], [one.high - one.mean]]
-            for name, one in (("yerr", gap), ("xerr", speed))
-        }
-        axes.errorbar(speed.mean, gap.mean, **bars, color=colour, marker="o", capsize=3)
-        axes.annotate(arm, (speed.mean, gap.mean), xytext=(6, 5), textcoords="offset points", color=colour)
-    for paper in PAPERS:
-        _paper(axes, paper)
-    axes.margins(y=0.12)
+    arms = list(dict.fromkeys(arm for study in studies for arm in study.others))
+    colour = dict(zip(arms, colours(["dense", *arms])[1:], strict=True))  # that of dense training is taken
+    for study, form in zip(studies, itertools.cycle(FORMS)):
+        for arm in study.others:
+            gap, speed = study.gap(arm), study.run_speed(arm)
+            if gap.mean is None or speed.mean is None:
+                continue
+            bars = {
+                name: None if one.low is None else [[one.mean - one.low], [one.high - one.mean]]
+                for name, one in (("yerr", gap), ("xerr", speed))
+            }
+            axes.errorbar(
+                speed.mean, gap.mean, **bars, color=colour[arm], marker=form, markersize=6, capsize=3
+            )
+    papers = [paper for paper in PAPERS if paper.arm in colour]
+    for paper in papers:
+        _paper(axes, paper, colour[paper.arm])
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set(
-        xlabel="speed of the whole run, dense time / time",
-        ylabel="final loss minus that of dense training, nats per token",
+    axes.margins(0.1)
+    axes.text(
+        0.98, 0.02, "sparsity wins here", transform=axes.transAxes, ha="right", color="grey", fontsize=8
     )
-    axes.set_title(f"{study.name}: below 0 and right of 1 sparsity wins; hollow: papers")
+    axes.set_xlabel("speed of the whole run, dense time / time")
+    axes.set_ylabel("final loss minus that of dense training,\nnats per token")
+    axes.set_title("What the speed of an arm costs in loss, at equal steps")
+    point = {"linestyle": "none", "color": "#444444"}
+    handles = [Line2D([], [], **point | {"color": colour[arm]}, marker="o", label=arm) for arm in arms]
+    forms = zip(studies, itertools.cycle(FORMS))
+    handles += [Line2D([], [], **point, marker=form, label=f"size {study.name}") for study, form in forms]
+    handles += [
+        Line2D(
+            [],
+            [],
+            **HOLLOW,
+            linestyle="none",
+            color=colour[paper.arm],
+            label=f"{paper.name},\n{paper.source}",
+        )
+        for paper in papers
+    ]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7, handletextpad=0.2)
     return save(figure, path)
 
 
-def _paper(axes, paper: Paper):
+def _paper(axes, paper: Paper, colour: str):
     """A hollow mark; at the left edge where the paper gives no speed of a whole run."""
-    style = {"marker": "o", "markerfacecolor": "none", "color": "#444444", "linewidth": 0.8}
+    style = HOLLOW | {"color": colour, "linewidth": 0.8}
     if paper.speed:
         axes.plot(paper.speed, [paper.gap] * 2, **style)
-        at, frame = (np.mean(paper.speed), paper.gap), axes.transData
     else:
-        at, frame = (0.02, paper.gap), axes.get_yaxis_transform()
-        axes.plot(*[[value] for value in at], transform=frame, **style)
-    words = {"textcoords": "offset points", "color": "#444444", "fontsize": 7}
-    centred = {"ha": "center", "xytext": (0, 5)} if paper.speed else {"xytext": (6, -9)}
-    axes.annotate(f"{paper.name}, {paper.source}", at, xycoords=frame, **centred, **words)
+        axes.plot([0.02], [paper.gap], transform=axes.get_yaxis_transform(), **style)

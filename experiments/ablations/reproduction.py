@@ -6,6 +6,7 @@ small enough to be committed; run folders with their checkpoints are not.
 
 import ast
 import importlib.util
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -35,6 +36,7 @@ short one. Write down what is expected, run the size `smoke`, commit, then run `
 two cores) or `gpu`, and record what came out; claim, expectation and comparisons are stored before the first
 run.
 A claim that does not reproduce stays, with its verdict. A size that is not listed here was not measured.
+What the largest size says counts: the first table has it, and marks what it reverses of smaller ones.
 [Verdicts before and after](verdicts.md) says what the present rules changed.
 
 Figures are drawn from the recorded numbers: a row is an arm, a dot a seed, a line the mean, and losses are
@@ -90,8 +92,49 @@ def _docstring(file: Path) -> str:
     return (found or file.stem).split("\n")[0]
 
 
+def _rank(result: dict) -> tuple:
+    """By which results of a claim are ordered, the one that counts last: by size, seeds and date."""
+    return list(ablations.SIZES).index(result["size"]), len(result["seeds"]), result["date"]
+
+
+def largest(found) -> str:
+    """A line for each claim: what its largest size says, and what that reverses of smaller ones."""
+    lines = [["claim", "largest size", "seeds", "verdict there", "at smaller sizes", "reversed"]]
+    for (paper, name), own in itertools.groupby(found, lambda item: (item[1]["paper"], item[1]["name"])):
+        leading, *others = [result for _, result in own]
+        smaller = [r for r in others if r["size"] != leading["size"]]
+        said = dict.fromkeys(f"{r['size']}: {text.long(r['verdict'])}" for r in smaller)
+        lines.append(
+            [
+                f"[{paper}/{name}](#{_anchor(leading)})",
+                leading["size"],
+                str(len(leading["seeds"])),
+                text.long(leading["verdict"]),
+                "; ".join(said) or "-",
+                "; ".join(dict.fromkeys(line for r in smaller for line in reversed_by(leading, r))) or "-",
+            ]
+        )
+    above = sum(line[1] != "cpu" for line in lines[1:])
+    return f"{above} of {len(lines) - 1} claims were run at a size above `cpu`.\n\n{markdown(lines)}"
+
+
+def reversed_by(larger: dict, smaller: dict) -> list[str]:
+    """What a result decides in the opposite way of one of a smaller size: the claim, or comparisons."""
+    opposite = lambda a, b: {a, b} == {"confirmed", "refuted"}  # noqa: E731
+    if opposite(larger["verdict"], smaller["verdict"]):
+        return [f"**the claim, {smaller['verdict']} at {smaller['size']}**"]
+    now = {f["claim"]: f["verdict"] for f in larger["findings"]}
+    return [
+        f"{f['claim']}: {f['verdict']} at {smaller['size']}, {now[f['claim']]} at {larger['size']}"
+        for f in smaller["findings"]
+        if opposite(f["verdict"], now.get(f["claim"]))
+    ]
+
+
 def page(found) -> str:
-    """docs/reproduction.md for these recorded results."""
+    """docs/reproduction.md for these recorded results, of each claim the largest size first."""
+    found = sorted(found, key=lambda item: _rank(item[1]), reverse=True)
+    found.sort(key=lambda item: (item[1]["paper"], item[1]["name"]))
     parts = [INTRODUCTION, text.RULE]
     if not found:
         return "\n\n".join([*parts, "There are no results yet."]) + "\n"
@@ -101,6 +144,7 @@ def page(found) -> str:
         name = f"[{r['paper']}/{r['name']}](#{_anchor(r)})"
         floor = f"{r['noise']['val_loss']:.2g}" if (r.get("noise") or {}).get("val_loss") else "not measured"
         lines.append([name, r["size"], str(len(r["seeds"])), floor, *verdicts])
+    parts += ["## What the largest sizes say", largest(found), "## All results"]
     parts += [count(found), markdown(lines), FLOOR]
     shared = shared_runs(found)
     paper = None

@@ -8,6 +8,8 @@ import json
 import math
 from pathlib import Path
 
+import jax
+
 from experiments import config as configs
 from experiments import files
 from experiments.ablations import runs
@@ -17,6 +19,7 @@ from experiments.ablations.verdicts import CONFIDENCE, Comparison, Interval, com
 from experiments.analysis.outcome import LIMITS, LOSSES, METRICS, outcome
 from experiments.errors import UserError, require
 from experiments.training import environment
+from jax_sparse24.dispatch.hardware import name_of
 
 FORMAT = 2
 
@@ -24,14 +27,15 @@ FORMAT = 2
 def result_of(named: Named, jobs, out: Path) -> dict:
     """What the runs say about the claim; needs every run to be done. out: their folder.
 
-    Raises UserError for runs of several commits or on several texts: they are no seeds of one experiment.
+    Raises UserError for runs of several commits, kinds of devices or texts: they are no seeds of one
+    experiment.
     """
     ablation = named.ablation
     arms, read = ablation.all_arms, {job.label: job.read() for job in jobs}
     metrics = {arm: {} for arm in arms}
     for job in jobs:
         metrics[job.arm][job.seed] = outcome(read[job.label])
-    here, (first, *others) = environment.describe(), arms.values()
+    here, (first, *others) = where(jobs), arms.values()
     commit = runs.one_commit(jobs)
     texts = {json.dumps(run.corpus, sort_keys=True) for run in read.values()}
     require(len(texts) == 1, f"The runs of {named.slug} saw different texts: {', '.join(sorted(texts))}.")
@@ -61,6 +65,29 @@ def result_of(named: Named, jobs, out: Path) -> dict:
         "registered": runs.registered(out),
     }
     return judged(result, ablation)
+
+
+def where(jobs) -> dict:
+    """On what the runs were made: this machine as it is described, or the GPUs that their records name.
+
+    Raises UserError for runs of several kinds of devices."""
+    here = environment.describe()
+    found = {tuple(sorted(set(kinds))): job for job in jobs if (kinds := job.environment.get("devices"))}
+    known = ", ".join(f"{' and '.join(kinds)} ({job.out})" for kinds, job in found.items())
+    require(
+        len(found) < 2,
+        f"These runs were made on different devices: {known}. One result is of one kind: put their records "
+        "into folders of their own.",
+    )
+    own = {device.device_kind for device in jax.devices()}
+    if not found or set(next(iter(found))) == own:
+        return here
+    ((kinds, job),) = found.items()
+    kind = " and ".join(kinds)
+    cores = job.environment.get("cores") or here["hardware"]["cores"]
+    gpu = {"name": name_of(kind), "description": kind, "platform": "gpu", "isa": "", "cores": cores}
+    known = {key: job.environment[key] for key in ("python", "packages", "commit", "tree")}
+    return here | known | {"hardware": gpu, "system": job.environment.get("platform"), "load_before": None}
 
 
 def judged(result: dict, ablation: Ablation) -> dict:

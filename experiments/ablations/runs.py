@@ -442,14 +442,20 @@ class Slot:
     environment: dict
     cores: tuple[int, ...] = ()
     """() for any"""
+    gpu: int = 0
+    """which of the GPUs that are used, counted from 0"""
     gpus: int = 0
-    """of this machine, over which arms rotate; 0 for none"""
+    """how many are used, over which arms rotate; 0 for none"""
+
+    def takes(self, job: Job) -> bool:
+        """Whether a run is trained here."""
+        return not self.gpus or gpu_of(job, self.gpus) == self.gpu
 
 
 def slots(count: int, each: int = 0) -> list[Slot]:
     """A slot for each of `count` runs at a time, with `each` cores of its own (0: all share all). GPUs are
-    dealt round-robin, and runs that share one do not reserve its memory; `place` says who gets which. With a
-    `count` of 0 each GPU has one slot.
+    dealt round-robin, and runs that share one do not reserve its memory; `gpu_of` says which run gets which.
+    With a `count` of 0 each GPU has one slot.
 
     Raises UserError if there are fewer cores than that.
     """
@@ -469,9 +475,11 @@ def slots(count: int, each: int = 0) -> list[Slot]:
         count or backend != "cpu", "--jobs 0 is one run per GPU, and jax finds no GPU here: give a number."
     )
     if backend != "cpu":
+        count, devices = count or int(devices), int(devices)
+        used = min(count, devices)
         return [
-            Slot(environment, gpus=int(devices))
-            for environment in shares(count or int(devices), int(devices))
+            Slot(environment, gpu=i % devices, gpus=used)
+            for i, environment in enumerate(shares(count, devices))
         ]
     return [Slot({}, tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
 
@@ -483,40 +491,39 @@ def shares(count: int, devices: int) -> list[dict]:
     return [{"CUDA_VISIBLE_DEVICES": visible[i % devices], **shared} for i in range(count)]
 
 
-def slot_of(job: Job, slots: int, gpus: int) -> int:
-    """In which of some slots a run is trained. Runs are dealt to slots in their order, and where an arm would
-    have the same slot, or the same GPU, for every seed, those of each seed begin one further.
+def gpu_of(job: Job, gpus: int) -> int:
+    """On which of some GPUs a run is trained. Runs are dealt to them in their order, and where an arm would
+    have the same one for every seed, those of each seed begin one further.
 
-    slots, gpus: how many there are of each, 1 or more."""
+    gpus: how many there are, 1 or more."""
     arm, seed, arms = job.turn
-    always_one = lambda step: any(n > 1 and step % n == 0 for n in (slots, gpus))  # noqa: E731
-    step = next((step for step in range(arms, arms + slots) if not always_one(step)), arms)
-    return (arm + seed * step) % slots
+    return (arm + seed * (arms if arms % gpus else arms + 1)) % gpus
 
 
 def run_in_parallel(
     jobs, command, slots, show: bool | None = None, ended=lambda: None, until: float = math.inf
 ) -> list[Job]:
     """Each run in its own process, as many at a time as there are slots; returns those that failed or were
-    not run to their end. On GPUs each run has its own slot (`slot_of`), else the first that is free.
+    not run to their end. On GPUs each run has its own GPU (`gpu_of`), else the first slot that is free. Until
+    one seed of an arm has ended, others wait if there is anything else to do, since they run its programs.
 
     `command(job)` is the command line that `--only LABEL` is added to. Output goes to a .log file next to
     each run folder. ended: called after each run. until: as time.time() counts; then what runs is asked to
     save and stop, as it is when this process is interrupted.
     """
     waiting = [job for job in jobs if not job.done]
-    free, running, failed = list(range(len(slots))), {}, []
+    free, running, failed, compiled = list(range(len(slots))), {}, [], set()
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if job.ready]
-            may = lambda job, slot: not slots[slot].gpus or slot_of(job, len(slots), slots[slot].gpus) == slot  # noqa: E731
             if time.time() > until or (not running and not ready):  # what they wait for has failed
                 return failed + waiting + [job for job, _ in running.values()]
-            for job in ready:
-                slot = next((slot for slot in free if may(job, slot)), None)
-                if slot is None:
-                    continue
+            while found := _next(
+                ready, slots, free, {job.out.parent for job, _ in running.values()} - compiled
+            ):
+                job, slot = found
+                ready.remove(job)
                 waiting.remove(job)
                 job.out.parent.mkdir(parents=True, exist_ok=True)
                 if adopt(job):
@@ -528,6 +535,7 @@ def run_in_parallel(
             for child in [child for child in running if child.poll() is not None]:
                 job, slot = running.pop(child)
                 free.append(slot)
+                compiled.add(job.out.parent)
                 if not job.done:
                     failed.append(job)
                 ended()
@@ -542,6 +550,13 @@ def run_in_parallel(
         for child in running:
             child.wait()
     return failed
+
+
+def _next(ready, slots, free, compiling) -> tuple[Job, int] | None:
+    """A run that may begin and its slot; None if there is none. compiling: arms whose programs are not made
+    yet."""
+    able = ((job, slot) for job in ready for slot in free if slots[slot].takes(job))
+    return min(able, key=lambda found: found[0].out.parent in compiling, default=None)
 
 
 def _begin(job: Job, command, slot: Slot) -> subprocess.Popen:

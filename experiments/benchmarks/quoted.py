@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from experiments import files
 from experiments.ablations import evidence
+from experiments.ablations.ablation import SIZES
 from experiments.benchmarks import rows, select, stored
 from experiments.benchmarks.shown import caption, gpus_first, hardware, images
 from experiments.benchmarks.suites import mesh, producers
@@ -106,12 +107,12 @@ class Change(NamedTuple):
 
 
 def loss_of(recorded: list, paper: str, claim: str, arm: str) -> Change | None:
-    """The change of loss in the newest result of a claim, of the size "gpu" where that was run."""
+    """The change of loss in the newest result of a claim, of the largest size that was run."""
     own = [(path, r) for path, r in recorded if (r["paper"], r["name"]) == (paper, claim)]
     own = [(path, r) for path, r in own if {arm, "dense"} <= set(r["metrics"])]
     if not own:
         return None
-    path, result = max(own, key=lambda item: (item[1]["size"] == "gpu", item[1]["date"]))
+    path, result = max(own, key=lambda item: (list(SIZES).index(item[1]["size"]), item[1]["date"]))
     metrics = result["metrics"]
     changes = [
         metrics[arm][seed]["val_dense"] - metrics["dense"][seed]["val_dense"] for seed in metrics["dense"]
@@ -161,7 +162,37 @@ Whole training steps of {blocks} blocks on an {name} in {DTYPE}, everything coun
 program over the method's, with the 95 % interval{older}. Loss: nats per byte above dense training, mean
 and range of seeds, of small models in short runs.{models}{equal_time(recorded, here)}
 
-![Speed-up of blocks and of whole steps on an {name}]({here}images/{plot})"""
+{of_whole_runs(here)}![Speed-up of blocks and of whole steps on an {name}]({here}images/{plot})"""
+
+
+def of_whole_runs(here: str) -> str:
+    """The plot of what whole runs lose and gain, with its sentences; nothing without their records."""
+    shown = [study for study in evidence.studies() if not study.equal_time]
+    if not shown:
+        return ""
+    shown.sort(key=evidence.tokens_of_a_run, reverse=True)
+    said = "; ".join(evidence.brief(study) for study in shown)
+    alt = f"Whole runs: nats per token behind dense training against the speed of the run. {said}"
+    devices = " and ".join(sorted({study.devices for study in shown}))
+    models = "; ".join(_model_of(study) for study in shown)
+    return f"""![{alt}]({here}evidence/trade.png)
+
+Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.
+Below 0 and right of 1 sparsity would win. Hollow: what papers say, at the left edge where they give no speed
+of a run.
+
+"""
+
+
+def _model_of(study: evidence.Study) -> str:
+    """`124m` has d = 768, 12 blocks, 459M tokens and 1 seed."""
+    model = next(iter(study.arms["dense"].values())).config.model
+    seeds = min(len(study.arms[arm]) for arm in study.others)
+    tokens = evidence.tokens_of_a_run(study) / 1e6
+    return (
+        f"`{study.name}` has d = {model.d}, {model.layers} blocks, {tokens:.0f}M tokens and "
+        f"{seeds} seed{'s' * (seeds != 1)}"
+    )
 
 
 def equal_time(recorded: list, here: str) -> str:

@@ -63,14 +63,17 @@ def hardware() -> Hardware:
     if backend != "cpu":
         device = jax.devices()[0]
         kind = device.device_kind
-        return Hardware(_slug(kind), kind, backend, "", cores, capability())
+        return Hardware(name_of(kind), kind, backend, "", cores, capability())
     model, short = _cpu_model()
     isa = native.versions()["isa"] or "no-kernels"
     plural = "core" if cores == 1 else "cores"
-    return Hardware(f"{_slug(short)}-{isa}-{cores}c", f"{model}, {isa}, {cores} {plural}", "cpu", isa, cores)
+    return Hardware(
+        f"{name_of(short)}-{isa}-{cores}c", f"{model}, {isa}, {cores} {plural}", "cpu", isa, cores
+    )
 
 
-def _slug(text: str) -> str:
+def name_of(text: str) -> str:
+    """The description of a device, fit for a file name."""
     text = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor)\b", " ", text.lower())
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
 

@@ -112,25 +112,34 @@ def test_runs_share_gpus(monkeypatch):
     assert {share["XLA_PYTHON_CLIENT_PREALLOCATE"] for share in three} == {"false"}
 
 
-@pytest.mark.parametrize(
-    ("arms", "slots", "gpus"), [(6, 4, 4), (4, 4, 4), (6, 8, 8), (8, 8, 8), (6, 2, 2), (6, 6, 4), (6, 1, 1)]
-)
-def test_arms_rotate_over_gpus(tmp_path, arms, slots, gpus):
-    """No arm has one GPU for all seeds, where there are several, and no slot gets more runs than it must."""
+@pytest.mark.parametrize(("arms", "gpus"), [(6, 4), (4, 4), (6, 8), (8, 8), (6, 2), (5, 2), (6, 1)])
+def test_arms_rotate_over_gpus(tmp_path, arms, gpus):
+    """No arm has one GPU for all seeds, where there are several, and no GPU gets more runs than it must."""
     job = runs.Job("", 0, configs.Config(), tmp_path)
     places = [
-        [runs.slot_of(dataclasses.replace(job, turn=(arm, seed, arms)), slots, gpus) for seed in range(4)]
+        [runs.gpu_of(dataclasses.replace(job, turn=(arm, seed, arms)), gpus) for seed in range(4)]
         for arm in range(arms)
     ]
-    assert gpus == 1 or all(len({place % gpus for place in own}) > 1 for own in places)
+    assert gpus == 1 or all(len(set(own)) > 1 for own in places)
     counts = Counter(place for own in places for place in own)
-    assert max(counts.values()) <= -(-4 * arms // slots) + 1 and set(counts) == set(range(slots))
+    assert max(counts.values()) <= -(-4 * arms // gpus) + 1 and set(counts) == set(range(gpus))
+
+
+@pytest.mark.parametrize(("count", "places"), [(0, [0, 1, 2]), (2, [0, 1]), (5, [0, 1, 2, 0, 1])])
+def test_slots_are_dealt_over_gpus(monkeypatch, count, places):
+    """Those of GPUs that no slot is on get no runs."""
+    asked = subprocess.CompletedProcess([], 0, "gpu 3", "")
+    monkeypatch.setattr(runs.subprocess, "run", lambda *_, **__: asked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    slots = runs.slots(count)
+    assert [slot.gpu for slot in slots] == places
+    assert {slot.gpus for slot in slots} == {len(set(places))}
 
 
 def test_a_run_waits_for_its_own_gpu(tmp_path, monkeypatch):
     """Although another one is free."""
     jobs = runs.jobs_of(ablations.load("configs/fst/mask_kind.py:smoke").ablation, (0, 1), tmp_path)
-    slots, begun = [runs.Slot({"gpu": gpu}, gpus=2) for gpu in (0, 1)], []
+    slots, begun = [runs.Slot({"gpu": gpu}, gpu=gpu, gpus=2) for gpu in (0, 1)], []
 
     def begin(job, command, slot):
         begun.append((job.turn, slot.environment["gpu"]))
@@ -140,7 +149,7 @@ def test_a_run_waits_for_its_own_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.time, "sleep", lambda _: None)
     assert len(runs.run_in_parallel(jobs, lambda job: [], slots, show=False)) == len(jobs)
     arms = jobs[0].turn[2]
-    assert sorted(begun) == sorted((job.turn, runs.slot_of(job, 2, 2)) for job in jobs)
+    assert sorted(begun) == sorted((job.turn, runs.gpu_of(job, 2)) for job in jobs)
     assert {gpu for (arm, _, _), gpu in begun if arm == 0} == {0, 1} and len(begun) == 2 * arms
 
 
@@ -150,3 +159,33 @@ def test_a_run_stays_on_its_machine(done, monkeypatch):
     monkeypatch.setattr(rundir.platform, "node", lambda: "another")
     with pytest.raises(UserError, match="was begun on another machine"):
         runs.check_place(job)
+
+
+def test_seeds_of_an_arm_wait_for_its_programs(tmp_path, monkeypatch):
+    """While there is anything else to do, and on no longer than the first of them."""
+    jobs = runs.jobs_of(ablations.load("configs/fst/mask_kind.py:smoke").ablation, (0, 1, 2), tmp_path)
+    arms, begun, sleeps = jobs[0].turn[2], [], iter(range(100))
+
+    class Child:
+        def __init__(self, job):
+            self.job = job
+
+        def poll(self):  # the first arm lasts longest
+            return 0 if self.job.turn[0] or turn > 1 else None
+
+    def begin(job, command, slot):
+        begun.append((turn, job.turn[:2]))
+        return Child(job)
+
+    def sleep(_):
+        nonlocal turn
+        turn = next(sleeps)
+
+    turn = -1
+    monkeypatch.setattr(runs, "_begin", begin)
+    monkeypatch.setattr(runs.time, "sleep", sleep)
+    runs.run_in_parallel(jobs, lambda job: [], [runs.Slot({})] * (arms + 1), show=False)
+    assert [arm for _, (arm, seed) in begun if seed == 0] == list(range(arms))
+    assert begun[arms] == (-1, (0, 1))  # nothing else was there to do
+    ends = next(at for at, (arm, seed) in begun if (arm, seed) == (1, 1))
+    assert ends == 0 and len(begun) == len(jobs)

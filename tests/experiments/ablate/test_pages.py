@@ -1,6 +1,7 @@
 """Recorded results, their pages, and studies of records."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -39,8 +40,9 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     assert f" {sum(second) / 2:.4f} |" in page and second != [None, None]
     (sample,) = dense[0].rows["sample"]
     assert sample["prompt"] == "def " and len(sample["text"].encode()) >= 16 and "### What they write" in page
-    for name in ("tokens", "minutes", "trade"):
-        assert (tmp_path / f"page/evidence/tiny_{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("tiny_tokens", "tiny_minutes", "trade"):
+        assert (tmp_path / f"page/evidence/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"](evidence/{name}.png)" in page
     both = evidence.read(copy)
     run = both.arms["ste"][0]
     at, speeds = run.column("train", "steps_per_s")
@@ -69,6 +71,15 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     file.write_text(whole.replace('"step":[0,1,', '"step":[0,2,', 1))
     refused("cannot be shown: ")
     file.write_text(whole)
+    other = tmp_path / "host2" / copy.name
+    other.mkdir(parents=True)
+    shutil.move(copy / "dense", other / "dense")
+    refused("no arm 'dense'")
+    study.main([str(copy), str(other), "--out", str(tmp_path / "merged")])  # as of two machines
+    assert (tmp_path / "merged/evidence.md").read_text() == page
+    shutil.copytree(other / "dense", copy / "dense")
+    with pytest.raises(UserError, match=r"/host2/tiny/dense/seed0\.json are one run made twice"):
+        evidence.read(copy, other)
     shutil.rmtree(copy / "dense")
     refused("no arm 'dense'")
     shutil.rmtree(copy)
@@ -83,6 +94,24 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert page == (REPOSITORY / "docs/evidence.md").read_text()
     assert page.index("## 124m") < page.index("## pilot")
     assert page.startswith("# Evidence\n\n**Sparsity loses at the sizes `124m` and `pilot`**")
+    assert (
+        "corrected for 6 comparisons" in page and page.count("### The claim") == 1
+    )  # the pilot decides none
+    assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
+
+
+def test_a_study_at_equal_time_says_so():
+    """Records of methods whose steps differ from those of dense training."""
+    (runs,) = [study for study in evidence.studies() if study.name == "124m"]
+    assert not runs.equal_time and "the run of none is clearly faster" in evidence.losing([runs])[0]
+    run = runs.arms["FST"][0]
+    longer = dataclasses.replace(run.config.train, steps=run.config.train.steps + 1)
+    config = dataclasses.replace(run.config, train=longer)
+    run = dataclasses.replace(run, config=config)
+    timed = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: run}})
+    assert timed.equal_time and "its steps 1.00 times as fast" in evidence.summary(timed)
+    assert "in the time of dense training each sparse arm ends behind it" in evidence.losing([timed])[0]
+    assert study.trade([timed], Path("nowhere")) == []
 
 
 def test_list_and_page(done, elsewhere, capsys):
@@ -183,6 +212,29 @@ def test_shared_runs_are_said(done):
     words = reproduction.shared_runs([(Path("a"), found), (Path("b"), other)])
     assert words[Path("a")] == "Runs that other results have too: paper/other (ste, there first)."
     assert words[Path("b")] == "Runs that other results have too: paper/tiny_claim (first, there ste)."
+
+
+def test_the_largest_size_leads(tmp_path):
+    """And what it reverses of a smaller one is marked, the claim before its comparisons."""
+    path = next(
+        path for path, r in reproduction.recorded() if r["name"] == "refresh_period" and len(r["seeds"]) == 8
+    )
+    small = result.read(path) | {"date": "2030-01-01"}
+    large = json.loads(json.dumps(small)) | {"size": "gpu", "date": "2020-01-01", "seeds": [0, 1, 2]}
+    large["hardware"]["name"] = "some-gpu"
+    first = small["findings"][0]["claim"]
+    assert [f["verdict"] for f in small["findings"]] == ["confirmed", "confirmed"]
+    page = reproduction.page([(path, small), (path, large)])
+    assert page.index("### refresh_period gpu on some-gpu") < page.index("### refresh_period cpu on")
+    assert "| [fst/refresh_period](#refresh_period-gpu-on-some-gpu) |" in page
+    assert "1 of 1 claims were run at a size above `cpu`" in page
+    assert reproduction.reversed_by(large, small) == []
+    large["findings"][0]["verdict"] = "refuted"
+    assert reproduction.reversed_by(large, small) == [f"{first}: confirmed at cpu, refuted at gpu"]
+    large["verdict"] = "refuted"
+    assert "**the claim, confirmed at cpu**" in reproduction.page([(path, small), (path, large)])
+    large["verdict"] = large["findings"][0]["verdict"] = "inconclusive"
+    assert reproduction.reversed_by(large, small) == []
 
 
 def test_recorded_results_are_of_claims_that_exist():

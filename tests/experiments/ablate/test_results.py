@@ -173,6 +173,20 @@ def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path
         file.write_text(damaged)
         status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
         assert status == 2 and words in printed
+    file.write_text(whole)
+    devices = re.search(r'"devices":\[.*?\]', whole)[0]
+    gpus = '"devices":["NVIDIA H200","NVIDIA H200"]'
+    file.write_text(whole.replace(devices, gpus))
+    status, printed = run(capsys, f"{path}:smoke", "--out", copy, "--resume")
+    assert status == 2 and "made on different devices: cpu (" in printed and "NVIDIA H200 (" in printed
+    for record in copy.glob("*/seed*.json"):
+        record.write_text(record.read_text().replace(devices, gpus))
+    assert run(capsys, f"{path}:smoke", "--out", copy, "--resume")[0] == 0
+    made = json.loads((copy / "result.json").read_text())
+    assert made["hardware"] | {"cores": 0} == {
+        **{"name": "nvidia-h200", "description": "NVIDIA H200", "platform": "gpu", "isa": "", "cores": 0}
+    }
+    assert made["metrics"] == here["metrics"] and made["packages"]["jax"] == here["packages"]["jax"]
 
 
 @pytest.mark.parametrize(
