@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jax_sparse24.dispatch.decision import dense_float8_obstacle
 from jax_sparse24.engine.float8 import Scales, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan
 from jax_sparse24.methods.base import Method
@@ -35,6 +36,13 @@ def rival(method: Method) -> str:
     """The name of the rival of a method that multiplies sparse operands in 8 bits; "" for another method."""
     scales = {row.by.scales for _, row in method.ffn_plan().rows if "packed" in row.eight_bits}
     return next((name for name, dense in METHODS.items() if dense.scales in scales), "")
+
+
+def simulated(method: Method) -> dict[str, str]:
+    """What a row of a method in 8 bits says where hardware has no such products: "simulated", and why. There
+    its time and its rival's are those of two simulations, whose ratio says nothing."""
+    obstacle = dense_float8_obstacle()
+    return {"simulated": obstacle} if obstacle and rival(method) else {}
 
 
 def named(part: str) -> str:

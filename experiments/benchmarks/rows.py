@@ -149,8 +149,11 @@ def any_in_8_bits(found: list[dict]) -> bool:
 
 
 def in_8_bits(row: dict, part: str) -> list[str]:
-    """The cells below `IN_8_BITS_HEADER`: the ratio to the dense rival in 8 bits, and its time."""
+    """The cells below `IN_8_BITS_HEADER`: the ratio to the dense rival in 8 bits, and its time; empty where
+    both were simulated."""
     rival = dense_e4m3.named(part)
+    if "simulated" in row:
+        return ["-", "-"]
     return [show_ratio(row, rival, part) if rival in row["ms"] else "-", show_ms(row, rival)]
 
 

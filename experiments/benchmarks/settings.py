@@ -98,8 +98,9 @@ class Settings:
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
     Ratios are medians of paired samples with 95 % intervals, against the fastest dense program: XLA's by
-    default and with cuBLASLt; in 16 bits on a CPU also in float32; and PyTorch's, where it is installed,
-    whose 2:4 products, blocks and packing take part, too: rows and columns "torch".
+    default and with cuBLASLt; in 16 bits on a CPU also in float32; of one product in e4m3 also with sums in
+    fewer bits than float32; and PyTorch's, where it is installed, whose 2:4 products, blocks and packing take
+    part, too: rows and columns "torch".
     Each suite prints a table and writes HARDWARE_SUITE_DATETIME.json (UTC) after each case, complete or not;
     no file is overwritten. The exit status is 1 if any result is wrong, if a case could not be measured, or
     if packing and multiplying took less time than multiplying alone, by more than noise: then the measurement
@@ -171,7 +172,12 @@ class Settings:
         for shape in self.shape:
             widths(shape)
         for name in self.method:
-            arm(name)
+            blocks = not arm(name).model or "ffn" not in (self.suites or SUITES)
+            require(
+                blocks,
+                f"--method {name}: the suite ffn does not have it, but train-step and mesh do, as it differs "
+                "in the model around the blocks. Name the suite to run, such as train-step.",
+            )
         _ = self.patterns
         if "mesh" in self.suites:
             _ = self.meshes

@@ -140,7 +140,9 @@ class Operation:
 
         Returns: whether it does.
         Raises: as `decision.decide`."""
-        if platform() not in self._passes(operands, options):
+        # The kernel of what other operations compose is such a pass, too.
+        kernel = self.composed is not None and self.kernel is not None and platform() not in self.missing
+        if not kernel and platform() not in self._passes(operands, options):
             return False
         return self.decide(_dtype(operands), implementation, **options).runs != "reference"
 

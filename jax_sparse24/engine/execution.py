@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
+from jax_sparse24.engine.float8 import unscaled
 from jax_sparse24.engine.operand import Operands, Packed, Request
 from jax_sparse24.engine.partition import Partition, draw_key, permute_shards
 from jax_sparse24.engine.pieces import Pieces, own_pieces, whole
@@ -264,10 +265,7 @@ class Execution:
             dtype = operands.uncut.dtype
             sums = float8_sums(dtype)
             out = contract(left, right, a_axis, b_axis, decision=decision, out_dtype=sums)
-            out = out.astype(jnp.float32)
-            for scale in operands.scales:  # one after the other: their product may overflow float32
-                out = out / scale
-            out = out.astype(dtype)
+            out = unscaled(out, *operands.scales).astype(dtype)
         else:
             fused = None if isinstance(left, PACKED) else bias
             out = contract(left, right, a_axis, b_axis, decision=decision, bias=fused)

@@ -108,6 +108,28 @@ class Float8(DenseValues):
         return f"{values}{self.format}, a scale per {self.scales}"
 
 
+def unscaled(out: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """A product over the scales of its operands, without an overflow on the way.
+
+    Division by one scale and then by the other is no such way: XLA may divide by their product, which
+    overflows for two small operands, and the first quotient overflows where one operand is large and the
+    other one small. So the powers of two of both are added up, and each half of the sum is a number.
+
+    out: (R, N), the product of the scaled operands.
+    first, second: float32, their scales, of shapes that are broadcast against `out`.
+
+    Returns: (R, N), float32."""
+    (a, a_power), (b, b_power) = jnp.frexp(first), jnp.frexp(second)
+    power = -(a_power + b_power)
+    half = power >> 1
+    return out.astype(jnp.float32) / (a * b) * _power_of_two(half) * _power_of_two(power - half)
+
+
+def _power_of_two(n: jax.Array) -> jax.Array:
+    """2^n, float32. n: int32, from -126 to 127."""
+    return jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32)
+
+
 def in_float8(rows: Mapping[str, Row], scales: Scales, formats: Mapping[str, Format]) -> dict[str, Row]:
     """The rows of a linear plan with both operands of some products in 8 bits.
 

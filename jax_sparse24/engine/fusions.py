@@ -497,18 +497,23 @@ class SlopeMVUE:
 
 
 class GatedMVUE:
-    """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad."""
+    """One pass makes the gradients of gate and up, and packs their estimates along tokens for wgrad.
 
-    def serves(self, dtype, exact: bool) -> bool:
-        """Whether a kernel makes and packs exact, or approximate, estimates of a dtype."""
-        return gated.GATED_BACKWARD_PACK.decide(dtype, exact=exact).runs != "reference"
+    It is taken where an implementation is named, or where it was measured to be faster than the steps."""
+
+    def serves(self, dtype, exact: bool, implementation: str | None) -> bool:
+        """Whether a kernel makes and packs exact, or approximate, estimates of a dtype.
+
+        implementation: of the block."""
+        like, options = jax.ShapeDtypeStruct((), dtype), {"exact": exact, "implementation": implementation}
+        return gated.GATED_BACKWARD_PACK.in_one_pass(like, **options)
 
     def matches(self, execution: Execution, dtype, decisions: Iterable[Decision | None]) -> bool:
         """dtype: of the activations. decisions: for wgrad of gate and of up, which are packed in one form."""
         row = execution.plan.row("wgrad")
         if not _estimates(row, "dy"):
             return False
-        if not (_may_gate(execution) and self.serves(dtype, row.by.exact)):
+        if not (_may_gate(execution) and self.serves(dtype, row.by.exact, execution.implementation)):
             return False
         first, second = decisions
         return first.sparse and first == second
@@ -522,7 +527,9 @@ class GatedMVUE:
         keys: the keys of gate and of up."""
         row = execution.plan.row("wgrad")
         draw_keys = [execution.draw_key("wgrad", key) for key in keys]
-        options = {"compressed": True, "implementation": "ffi"} if decision.form == "compressed" else {}
+        options = {"implementation": execution.implementation}
+        if decision.form == "compressed":
+            options = {"compressed": True, "implementation": "ffi"}
         dgate_Tf, dup_Tf, *packed = gated.gated_backward_pack(
             gate_Tf, up_Tf, dz_Tf, draw_keys, activation, row.by.exact, **options
         )
@@ -532,13 +539,14 @@ class GatedMVUE:
         return dgate_Tf, dup_Tf, operands
 
 
-def any_gated(activation: str, dtype) -> bool:
+def any_gated(activation: str, dtype, implementation: str | None) -> bool:
     """Whether a rule of gated activations can match, for which one differentiation rule must cover the three
     products of the block.
 
     activation: by name.
-    dtype: of the operands."""
-    served = (GATED_MVUE.serves(dtype, exact) for exact in (True, False))
+    dtype: of the operands.
+    implementation: of the block."""
+    served = (GATED_MVUE.serves(dtype, exact, implementation) for exact in (True, False))
     return activation in GATES and any((GATED.serves(dtype), GATED_BACKWARD.serves(dtype), *served))
 
 

@@ -59,7 +59,7 @@ def gated_ffn(
     dtypes = {jnp.result_type(x, layer.w) for x, layer in zip((*xs, xs[0]), layers, strict=True)}
     over_mesh = not jax.sharding.get_abstract_mesh().empty
     bare = all(layer.bias is None for layer in layers) and implementation != "reference"
-    if len(dtypes) == 1 and (over_mesh or (bare and fusions.any_gated(activation, *dtypes))):
+    if len(dtypes) == 1 and (over_mesh or (bare and fusions.any_gated(activation, *dtypes, implementation))):
         return _in_one_rule(xs, layers, method, activation, implementation, specs)
     cuts = of_layers(specs, xs[0].ndim)
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch import cusparselt
-from jax_sparse24.dispatch.decision import Decision, decide
+from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstacle
 from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops import compressed24
@@ -77,7 +77,7 @@ def matmul(
         where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
     implementation: as in `mask24`.
     preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
-        float8_e4m3fn is bfloat16. Sums are float32; those of float8_e4m3fn on a GPU may have fewer bits.
+        float8_e4m3fn is bfloat16. Sums are float32; those of float8_e4m3fn by cuSPARSELt have about 14 bits.
 
     Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
@@ -203,12 +203,13 @@ def contract(
     elif isinstance(b, PACKED):
         packed, dense, dense_k_last, out_packed_last = b, a, a_axis == -1, True
     else:
+        axes = (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ()))
+        # XLA sums 16 bits in float32 at least, whatever the type of the result.
+        multiply = partial(lax.dot_general, dimension_numbers=axes, preferred_element_type=out_dtype)
         if dtype == FLOAT8:
-            a, b = forward_only(a), forward_only(b)
-        out = lax.dot_general(
-            a.astype(dtype), b.astype(dtype), (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ())),
-            preferred_element_type=out_dtype,  # XLA sums 16 bits in float32 at least, whatever it is
-        )  # fmt: skip
+            out = _whole_sums(multiply, forward_only(a), forward_only(b))
+        else:
+            out = multiply(a.astype(dtype), b.astype(dtype))
         return _finish(out, bias, activation, -1)
     bias_axis = -1 if out_packed_last else -2
     side = "right" if out_packed_last else "left"
@@ -248,6 +249,25 @@ def contract(
         else:
             out = MATMUL(values, packed.metadata, *operands, **options)
     return out if fused else _finish(out, bias, activation, bias_axis)
+
+
+def _whole_sums(multiply, a: jax.Array, b: jax.Array) -> jax.Array:
+    """XLA's product of two dense 8-bit operands, with sums in float32.
+
+    By default XLA lets cuBLASLt leave sums in the registers of Hopper's tensor cores, which have about 14
+    bits, and its Triton kernels do so whatever precision is asked for. The algorithm, which Triton does not
+    have, forbids it. Other platforms and older GPUs refuse it, so that it is asked for only where e4m3 was
+    measured.
+
+    multiply: `lax.dot_general`, but for the operands and the precision.
+
+    Source: openxla/xla, `IsFastAccumEnabled` in xla/stream_executor/cuda/cuda_blas_lt.cc, and
+    `EmitDotAlgUnset` and `IsSupportedDotAlgorithm` in xla/backends/gpu/codegen/triton."""
+    highest = partial(multiply, precision=lax.Precision.HIGHEST)
+    if dense_float8_obstacle() is not None:
+        return highest(a, b)
+    algorithm = partial(multiply, precision=lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32)
+    return lax.platform_dependent(a, b, cuda=algorithm, default=highest)
 
 
 def _finish(out, bias, activation: str | None, axis: int) -> jax.Array:

@@ -257,14 +257,17 @@ def test_what_no_kernel_multiplies_is_not_measured(measured, dtype):
 
 
 def test_products_in_8_bits_are_measured_where_the_library_takes_them(documented_cusparselt, measured):
-    def in_8_bits(shape, method):
-        found = tuning.missing(shape, "bfloat16", [method])
+    def in_8_bits(shape, method, linear=False):
+        found = tuning.missing(shape, "bfloat16", [method], linear)
         return [job.name for job in found if job.dtype == "float8_e4m3fn"]
 
     assert in_8_bits((128, 64, 128), s24.methods.FST(fp8="tensor")) == ["F1", "B3", "F2", "B1"]
     assert in_8_bits((128, 64, 128), s24.methods.SSTE(fp8="tensor")) == ["F1", "F2"]
     assert in_8_bits((128, 32, 64), s24.methods.FST(fp8="tensor")) == ["B3", "F2"]  # K is 32 in the others
     assert not in_8_bits((128, 64, 128), s24.methods.FST())
+    # A linear layer's table has one weight, whose products are named as those of W1.
+    assert in_8_bits((128, 64, 128), s24.methods.FST(fp8="tensor"), linear=True) == ["F1", "B3"]
+    assert in_8_bits((128, 64, 128), s24.methods.SSTE(fp8="tensor"), linear=True) == ["F1"]
 
 
 def test_ensure_refuses_shapes_that_do_not_divide():

@@ -46,6 +46,18 @@ def gradients(model, x):
     return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
 
 
+def packing_calls(monkeypatch) -> list:
+    """Fills with the calls of the pass that makes gradients of gate and up and packs their estimates."""
+    calls, pack = [], gated.gated_backward_pack
+
+    def counted(*args, **options):
+        calls.append(args)
+        return pack(*args, **options)
+
+    monkeypatch.setattr(gated, "gated_backward_pack", counted)
+    return calls
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "implementation", "packed"),
@@ -61,11 +73,9 @@ def test_bits_are_those_of_three_layers(monkeypatch, kernels, name, dtype, imple
     model = s24.nn.GatedFFN(
         d, f, method=METHODS[name], dtype=dtype, implementation=implementation, rngs=nnx.Rngs(0)
     )
-    x = inputs(2, 8, d)
+    x, calls = inputs(2, 8, d), packing_calls(monkeypatch)
+    monkeypatch.setattr(fusions, "any_gated", lambda *_: False)
     want = gradients(model, x)
-    calls = []
-    pack = gated.gated_backward_pack
-    monkeypatch.setattr(gated, "gated_backward_pack", lambda *a: calls.append(a) or pack(*a))
     monkeypatch.setattr(hardware, "faster", lambda operation, *_: packed)
     monkeypatch.setattr(fusions, "any_gated", lambda *_: True)
     jax.tree.map(np.testing.assert_array_equal, gradients(model, x), want)
@@ -86,12 +96,29 @@ def test_one_rule_only_where_a_kernel_was_measured_to_be_faster(monkeypatch, ker
 
     assert not runs()
     monkeypatch.setattr(hardware, "faster", lambda operation, dtype, *_: dtype == jnp.bfloat16)
-    assert not fusions.any_gated("relu", jnp.bfloat16)
+    assert not fusions.any_gated("relu", jnp.bfloat16, None)
     assert runs(dtype=jnp.bfloat16)
     assert not runs()
     assert not runs(dtype=jnp.bfloat16, activation="relu"), "which no kernel has"
     for options in ({"use_bias": True}, {"implementation": "reference"}, {"sparse": False}):
         assert not runs(dtype=jnp.bfloat16, **options)
+
+
+@pytest.mark.parametrize(("implementation", "taken"), [("ffi", 1), ("reference", 0), (None, 0)])
+def test_the_pass_that_packs_is_taken_by_name(monkeypatch, kernels, implementation, taken):
+    """As every fused pass, where it was not measured. Where there is no kernel, nothing is asked for."""
+    method, x, calls = METHODS["FST"], inputs(2, 8, d), packing_calls(monkeypatch)
+
+    def count():
+        calls.clear()
+        model = s24.nn.GatedFFN(d, f, method=method, implementation=implementation, rngs=nnx.Rngs(0))
+        gradients(model, x)
+        return len(calls)
+
+    assert count() == taken
+    packs = dataclasses.replace(gated.GATED_BACKWARD_PACK, missing=gated.CUDA_ONLY)
+    monkeypatch.setattr(gated, "GATED_BACKWARD_PACK", packs)
+    assert count() == 0
 
 
 def test_errors_are_those_of_a_layer(monkeypatch):

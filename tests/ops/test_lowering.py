@@ -273,6 +273,47 @@ def test_a_block_in_8_bits(monkeypatch, scales):
     jax.clear_caches()
 
 
+FLOAT8_DOT = r"dot_general .*xf8E4M3FN>, tensor<\d+x\d+xf8E4M3FN>"
+
+
+@pytest.mark.filterwarnings("ignore:jax uses a GPU")
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_sums_of_dense_8_bit_products_have_float32(monkeypatch, scales):
+    """F1, F2, B1 and B3 of a block on Hopper without cuSPARSELt, also where the default is less."""
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    monkeypatch.setattr(decision, "library_obstacle", lambda: "cuSPARSELt is not here")
+    method, (T, d, f) = s24.methods.FST(fp8=scales, mvue=None), (32, 16, 48)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((T, d), (d, f), (f, d), (T, d))]
+    state = {w: method.state_shapes(x.shape, w) for w, x in zip(("w1", "w2"), arrays[1:3], strict=True)}
+
+    def block(x, w1, w2, dy, state):
+        y, vjp = jax.vjp(lambda *a: s24.sparse_ffn(*a, method, state), x, w1, w2)
+        return y, *vjp(dy)
+
+    jax.clear_caches()
+    with jax.default_matmul_precision("default"):
+        text = jax.jit(block).trace(*arrays, state).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(f".*{FLOAT8_DOT}.*", text)
+    assert len(found) == 4
+    for line in found:
+        assert "accumulation_type = f32" in line and "allow_imprecise_accumulation = false" in line, line
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("capability", ["8.0", "10.0"])
+def test_dense_8_bit_products_of_other_gpus_and_of_cpus(monkeypatch, capability):
+    """They take no algorithm: XLA would refuse it."""
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: capability)
+    x = jax.ShapeDtypeStruct((32, 32), jnp.float8_e4m3fn)
+    (line,) = re.findall(f".*{FLOAT8_DOT}.*", lowered(lambda x: s24.matmul(x, x), "cuda", x=x))
+    assert "HIGHEST" in line and "algorithm" not in line
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    (line,) = re.findall(f".*{FLOAT8_DOT}.*", lowered(lambda x: s24.matmul(x, x), "cpu", x=x))
+    assert "HIGHEST" in line and "algorithm" not in line
+
+
 def test_blocks_for_cuda(built):
     """V:N:M: selection, packing with and without a mask, both ways back, and the product in every layout."""
     x, like = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), jnp.ones((32, 64), jnp.bfloat16)

@@ -14,6 +14,7 @@ from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.torch import programs as torch_programs
+from jax_sparse24.dispatch.decision import dense_float8_obstacle
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Request
@@ -289,7 +290,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         }
         if name in settings.methods:
             method, state = settings.methods[name], states[name]
-            row["bytes"] = weight_bytes(method, operands, state)
+            row |= {"bytes": weight_bytes(method, operands, state), **dense_e4m3.simulated(method)}
         if name in settings.methods and settings.parts:
             progress(f"{where}: parts of {name}")
             row["parts_ms"] = parts(case, method, operands, state, implementation, settings)
@@ -365,16 +366,19 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
 
 
 def weight_bytes(method, operands, states) -> dict:
-    """Bytes of both weights as parameters, and as what the forward products read."""
-    total = {"dense": 0, "packed": 0}
+    """Bytes of both weights as parameters, and as what the forward products read.
+
+    A weight that is rounded to 8 bits has that many only where hardware multiplies it so."""
+    simulated, total = dense_float8_obstacle() is not None, {"dense": 0, "packed": 0}
     for product, weight in (("F1", "w1"), ("F2", "w2")):
         row, w = method.ffn_plan().row(product), operands[weight]
         total["dense"] += w.nbytes
         if row is None or row.operand != weight:
             total["packed"] += w.nbytes
         else:
-            make = row.by.quantised if row.eight_bits else row.by
-            form = "packed" if "packed" in (row.eight_bits or row.by.forms) else "dense"
+            eight_bits = () if simulated else row.eight_bits
+            make = row.by.quantised if eight_bits else row.by
+            form = "packed" if "packed" in (eight_bits or row.by.forms) else "dense"
             request = Request(states[weight], None, "reference", form)
             made = jax.eval_shape(lambda w, make=make, request=request: make(w, -2, request), w)
             total["packed"] += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))

@@ -317,6 +317,7 @@ def compare(
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],
                 "temp_bytes": steps[name].temp_bytes,
+                **(dense_e4m3.simulated(arms[name].method) if name in arms else {}),
             }
         )
     return found

@@ -14,6 +14,7 @@ from experiments.benchmarks import check, lead, pages, rows, select, session, sh
 from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
 from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers, train_step
 from experiments.config import Mesh
+from experiments.errors import UserError
 from jax_sparse24.engine import fusions
 from jax_sparse24.measure import Times, products
 
@@ -225,7 +226,16 @@ def test_steps_with_projections(bench):
     assert columns(out)[6] == "step" and "FST-projections" in lead.table(
         {"train-step": stored.merged([result | {"file": "f"}])}
     )
-    assert list(Settings(method=("FST-projections",)).methods) == ["Dense"]
+    assert list(Settings(suites=("train-step",), method=("FST-projections",)).methods) == ["Dense"]
+
+
+@pytest.mark.parametrize("suites", [(), ("ffn",), ("train-step", "ffn")])
+def test_a_method_that_a_suite_does_not_have(suites):
+    """It would be left out, and nothing would say so."""
+    with pytest.raises(
+        UserError, match="FST-projections: the suite ffn does not have it, but train-step and"
+    ):
+        Settings(suites=suites, method=("FST", "FST-projections"))
 
 
 def test_what_is_expected_of_a_step_counts_what_was_measured_alone():
