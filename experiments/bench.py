@@ -8,7 +8,7 @@ import traceback
 import tyro
 
 from experiments.benchmarks import rows
-from experiments.benchmarks.session import Session
+from experiments.benchmarks.session import Partly, Session
 from experiments.benchmarks.settings import SUITES, Settings
 from experiments.benchmarks.suites import gemm
 from experiments.benchmarks.torch import programs as torch_programs
@@ -43,6 +43,11 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
         progress(what)
         try:
             session.add(measure())
+        except Partly as partly:
+            session.add(partly.rows)
+            for name, error in partly.errors.items():
+                traceback.print_exception(error)
+                session.failed(f"{what}: {name}", error)
         except UserError:
             raise
         except Exception as error:  # what else there is to measure may still be measured

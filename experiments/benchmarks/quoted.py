@@ -383,7 +383,14 @@ def over_meshes(results: dict, recorded: list, here: str) -> str:
                 models.setdefault((row["d"], row["f"], row["layers"], row["T"]), []).append(row)
         for (d, f, layers, tokens), found in sorted(models.items(), reverse=True):
             header = ["mesh", "method", "of one device", "against dense", "on one device", "state, MB"]
-            lines = [[row["mesh"], f"`{row['method']}`", *_over_a_mesh(row)] for row in found]
+            header.append("of one device's")
+            lines = [
+                [
+                    *(row["mesh"], f"`{row['method']}`", *_over_a_mesh(row)),
+                    mesh.show_share(row, select.rows_of(own, "mesh")),
+                ]
+                for row in found
+            ]
             parts.append(
                 f"{layers} blocks with d, f = {d}, {f}, {tokens} tokens on each {name}, {DTYPE}:\n\n"
                 f"{rows.table(header, lines)}"

@@ -165,9 +165,10 @@ def energy(row: dict, base: str, name: str) -> list[str]:
 
 
 def show_mb(count: int | None) -> str:
+    """Of 10^6 bytes each."""
     if count is None:
         return "-"
-    megabytes = count / 2**20
+    megabytes = count / 1e6
     return f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:.0f}"
 
 

@@ -14,6 +14,16 @@ SCHEME = "random order in each round"
 STAMP = "%Y%m%dT%H%M%SZ"
 
 
+class Partly(Exception):
+    """Raised for a part of a suite of which something could not be measured.
+
+    rows: of what could be. errors: the others', by name."""
+
+    def __init__(self, rows: list[dict], errors: dict[str, Exception]):
+        super().__init__(", ".join(errors))
+        self.rows, self.errors = rows, errors
+
+
 class Session:
     """The file HARDWARE_SUITE_DATETIME.json (UTC). It is there from the first rows on and written anew by
     rename with each `add`, so that a run that is killed leaves what was measured, with "complete": false."""

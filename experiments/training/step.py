@@ -249,18 +249,23 @@ class Program:
         return state | ({"teacher": jax.tree.map(jnp.copy, params)} if self.training.teacher else {})
 
     def initial_state(self):
-        """The state before the first step, by the seed alone (see start.py). Parameters are compiled by
-        themselves: beside what a method computes from them, XLA may round them in another way, and all arms
-        start from the same."""
+        """The state before the first step, by the seed alone (see start.py)."""
+        return self.begin(self.config.keys)
+
+    @property
+    def begin(self):
+        """Compiled `keys -> state`. Parameters are compiled by themselves: beside what a method computes from
+        them, XLA may round them in another way, and all arms start from the same."""
 
         def compiled():
-            params = jax.jit(
-                lambda keys: self._initial(keys)["params"], out_shardings=self.shardings["params"]
-            )
-            state = jax.jit(self._initial, out_shardings=self.shardings)
+            keys, where = self.config.keys, self.shardings
+            params = jax.jit(lambda keys: self._initial(keys)["params"], out_shardings=where["params"])
+            params = params.lower(keys).compile()
+            state = jax.jit(self._initial, out_shardings=where)
+            state = state.lower(keys, self.abstract_state()["params"]).compile()
             return lambda keys: state(keys, params(keys))
 
-        return self.once("initial state", compiled)(self.config.keys)
+        return self.once("initial state", compiled)
 
     @property
     def shardings(self):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 
 import jax
@@ -10,6 +10,7 @@ import jax
 import jax_sparse24 as s24
 from experiments.benchmarks import check, rows
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
+from experiments.benchmarks.session import Partly
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.train_step import QUEUED, REFRESHING, Steps, config_of
 from experiments.config import Mesh
@@ -17,6 +18,7 @@ from experiments.training.memory import size_of
 from jax_sparse24.measure import interleaved
 
 ONE = "one device"
+ORACLE = "one device, what it must give"  # the batch of a mesh
 # The share of its fall by which the loss may fall differently with other draws and other groups of tokens: on
 # a CPU at widths 128 and 256 by 0.009 at most, of FST, Activation24 and Venom.
 OTHER_DRAWS = 0.05
@@ -25,16 +27,31 @@ host, all in turn in one process. T tokens are those of each device that cuts th
 divides the dense step's time on the same mesh by the step's; *on one device* is that ratio there. *of one
 device* divides the time of a step of the same method on one device by the step's: with dp and fsdp 1 is
 linear scaling, with tp the number of its devices is. A step is wrong unless the losses of the first two are
-those of the same batch on one device. *state* are parameters, moments and masks on each
-device, *XLA temporaries* what a step needs besides."""
+those of the same batch on one device. *state* are parameters, moments and masks on each device, in MB
+of 10^6 bytes, and *of one device's* their share of those of one device, which dp has on each; *XLA
+temporaries* is what a step needs besides."""
 
 
 def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
-    """Names of cases and what gives their rows, one per mesh and method."""
+    """Names of cases and what gives their rows: one mesh at a time beside one device, so that what was
+    measured is stored before the next one is compiled."""
     for case in settings.cases("train-step"):
         for dtype in settings.dtypes:
-            what = f"T={case.T} d={case.d} f={case.f} {dtype}"
-            yield what, partial(measure_case, case, dtype, settings, progress)
+            alone = OneDevice()
+            for name, mesh in settings.meshes.items():
+                what = f"T={case.T} d={case.d} f={case.f} {dtype}, {name}"
+                yield what, partial(measure_case, case, dtype, name, mesh, settings, alone, progress)
+
+
+@dataclasses.dataclass
+class OneDevice:
+    """What meshes of one case are compared with, made for the first that needs it.
+
+    steps: of a batch that is not cut, by method.
+    losses: of the first two steps, by method and the number of shards whose batch they have."""
+
+    steps: dict = dataclasses.field(default_factory=dict)
+    losses: dict = dataclasses.field(default_factory=dict)
 
 
 def steps_on(
@@ -43,22 +60,29 @@ def steps_on(
     """Steps over a mesh of the first devices, each of which that cuts the batch has the tokens of the case.
     mesh: None for one device. implementation: None for what is decided. model: as in `config_of`."""
     along = {"dp": 1, "fsdp": 1, "tp": 1} if mesh is None else mesh.sizes
-    tokens = case.T * along["dp"] * along["fsdp"]
+    tokens = case.T * shards(mesh)
     config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T), **model)
     devices = jax.devices()[: math.prod(along.values())]
     return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
 
 
-def expected(mesh: Mesh | None, alone: Steps) -> list[float]:
-    """The losses of the first two steps with the same batch on one device, where the sequences of each shard
-    are a micro-batch. alone: the method's steps on one device, for a batch that is not cut."""
-    shards = 1 if mesh is None else mesh.sizes["dp"] * mesh.sizes["fsdp"]
-    if shards == 1:
-        return losses(alone)
-    config = alone.program.config
-    data = dataclasses.replace(config.data, batch=config.data.batch * shards)
-    train = dataclasses.replace(config.train, accumulate=shards)
-    return losses(Steps(dataclasses.replace(config, data=data, train=train), None, devices=jax.devices()[:1]))
+def shards(mesh: Mesh | None) -> int:
+    """Into how many the batch is cut."""
+    return 1 if mesh is None else mesh.sizes["dp"] * mesh.sizes["fsdp"]
+
+
+def oracle(
+    mesh: Mesh, case: Case, dtype: str, method, layers: int, implementation: str | None = None, **model
+) -> Steps:
+    """Steps with the batch of a mesh on one device, where the sequences of each shard are a micro-batch. One
+    block is compiled for all layers, whose parameters are the same bit for bit. Arguments: of `steps_on`."""
+    tokens = case.T * shards(mesh)
+    config = config_of(
+        case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T), scan=True, **model
+    )
+    train = dataclasses.replace(config.train, accumulate=shards(mesh))
+    config = dataclasses.replace(config, train=train, mesh=Mesh(dp=1))
+    return Steps(config, implementation, devices=jax.devices()[:1])
 
 
 def losses(steps: Steps) -> list[float]:
@@ -76,63 +100,136 @@ def verdict(found: list, wanted: list, method, dtype: str, case: Case) -> str:
     return rows.OK if first <= near and second <= near + other else "wrong"
 
 
-def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
-    """All meshes and methods of one case. progress: called with what is worked on."""
-    where = f"T={case.T} d={case.d} f={case.f} {dtype}"
-    steps, programs, wanted = {}, {}, {}
+def compiled(make: Mapping[Hashable, Callable], errors: dict) -> dict:
+    """`check.compiled`; what a function raises goes into `errors`, by its name, in place of its result."""
+
+    def one(function):
+        try:
+            return function()
+        except Exception as error:
+            return error
+
+    made = check.compiled({name: partial(one, function) for name, function in make.items()})
+    errors |= {name: found for name, found in made.items() if isinstance(found, Exception)}
+    return {name: found for name, found in made.items() if name not in errors}
+
+
+def measure_case(
+    case: Case,
+    dtype: str,
+    mesh_name: str,
+    mesh: Mesh,
+    settings: Settings,
+    alone: OneDevice,
+    progress=lambda text: None,
+) -> list[dict]:
+    """All methods of one case over one mesh, and on one device those that were not yet.
+
+    alone: what the meshes before were compared with; what this one needs is added.
+    progress: called with what is worked on.
+
+    Raises `Partly` if something could be measured, but not all, and the first error if nothing could."""
+    where = f"T={case.T} d={case.d} f={case.f} {dtype} {mesh_name}"
     named = None if settings.implementation == "auto" else settings.implementation
-    for mesh_name, mesh in {ONE: None, **settings.meshes}.items():
-        for name, (method, model) in settings.arms.items():
-            progress(f"{where}: {name} on {mesh_name}")
-            own = steps[mesh_name, name] = steps_on(
-                mesh, case, dtype, method, settings.layers, named, **model
-            )
-            own.metrics  # noqa: B018 - its losses, before anything is timed
-            alone = steps[ONE, name]
-            wanted[mesh_name, name] = expected(mesh, alone)
-            programs[mesh_name, name, "step"] = own
-            if s24.due(method, 0):
-                programs[mesh_name, name, REFRESHING] = own.refreshing
+    arms, errors, cut = settings.arms, {}, shards(mesh)
+    new = [name for name in arms if name not in alone.steps]
+    make = {}
+    for name, arm in arms.items():
+
+        def build(steps, over, arm=arm):
+            return partial(steps, over, case, dtype, arm.method, settings.layers, named, **arm.model)
+
+        if name in new:
+            make[ONE, name] = build(steps_on, None)
+        make[mesh_name, name] = build(steps_on, mesh)
+        if cut > 1 and (name, cut) not in alone.losses:
+            make[ORACLE, name] = build(oracle, mesh)
+    progress(f"{where}: {len(make)} programs are compiled")
+    steps = compiled(make, errors)
+    progress(f"{where}: the losses of two steps")
+    for place, name in list(steps):  # before anything is timed, and one after the other
+        try:
+            found = losses(steps[place, name])
+        except Exception as error:
+            errors[place, name] = error
+            del steps[place, name]
+            continue
+        if place == ONE:
+            alone.steps[name], alone.losses[name, 1] = steps[place, name], found
+        elif place == ORACLE:
+            alone.losses[name, cut] = found
+            del steps[place, name]  # its state need not be in memory beside the others
+    steps |= {(ONE, name): own for name, own in alone.steps.items()}
+    programs = {}
+    for (place, name), own in steps.items():
+        programs[place, name, "step"] = own
+        if s24.due(arms[name].method, 0):
+            programs[place, name, REFRESHING] = own.refreshing
     progress(f"{where}: all in turn")
-    seed = settings.seed_of("mesh", *case, dtype)
-    times = rows.times(interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed))
-    for (mesh_name, name, part), rare in list(times.items()):
+    seed = settings.seed_of("mesh", *case, dtype, mesh_name)
+    measured = interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed) if programs else {}
+    times = rows.times(measured)
+    for (place, name, part), rare in list(times.items()):
         if part == REFRESHING:
-            every, place = settings.arms[name].method.refresh_every, (mesh_name, name, "step")
-            times[place] = rows.amortised(times[place], rare, every)
-    found = []
-    for (mesh_name, name), own in steps.items():
-        beside = {
-            "step": (mesh_name, name),
-            "dense step": (mesh_name, "Dense"),
-            f"{ONE} step": (ONE, name),
-            f"{ONE} dense step": (ONE, "Dense"),
-        }
-        found.append(
-            {
-                **case._asdict(),
-                **{"dtype": dtype, "method": name, "mesh": mesh_name, "layers": settings.layers},
-                "implementation": settings.implementation,
-                "status": {
-                    "step": verdict(
-                        losses(own), wanted[mesh_name, name], settings.arms[name].method, dtype, case
-                    )
-                },
-                "ms": {part: times[*place, "step"] for part, place in beside.items()},
-                "loss": losses(own),
-                "loss on one device": wanted[mesh_name, name],
-                "state_bytes": size_of(own.program.abstract_state()),
-                "temp_bytes": own.temp_bytes,
-            }
-        )
+            usual = place, name, "step"
+            times[usual] = rows.amortised(times[usual], rare, arms[name].method.refresh_every)
+    found = [
+        row_of(case, dtype, place, name, steps, times, alone.losses[name, parts], settings)
+        for place, parts, names in ((ONE, 1, new), (mesh_name, cut, arms))
+        for name in names
+        if (place, name) in steps and (name, parts) in alone.losses
+    ]
+    if errors and not found:
+        raise next(iter(errors.values()))
+    if errors:
+        raise Partly(found, {f"{name} on {place}": error for (place, name), error in errors.items()})
     return found
+
+
+def row_of(case, dtype: str, place: str, name: str, steps, times, truth, settings: Settings) -> dict:
+    """Of a method on one device or over a mesh; of what could not be measured beside it there are no times."""
+    own, method = steps[place, name], settings.arms[name].method
+    beside = {
+        "step": (place, name),
+        "dense step": (place, "Dense"),
+        f"{ONE} step": (ONE, name),
+        f"{ONE} dense step": (ONE, "Dense"),
+    }
+    found = losses(own)
+    return {
+        **case._asdict(),
+        **{"dtype": dtype, "method": name, "mesh": place, "layers": settings.layers},
+        "implementation": settings.implementation,
+        "status": {"step": verdict(found, truth, method, dtype, case)},
+        "ms": {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times},
+        "loss": found,
+        "loss on one device": truth,
+        "state_bytes": size_of(own.program.abstract_state()),
+        "temp_bytes": own.temp_bytes,
+    }
+
+
+def share_of_state(row: dict, found: list[dict]) -> float | None:
+    """The bytes of the state on each device over those on one device, which with dp each has; None where no
+    row of that is found. found: rows, those on one device among them."""
+    same = ("T", "d", "f", "dtype", "method", "layers", "implementation")
+    for other in found:
+        if other["mesh"] == ONE and all(row[name] == other[name] for name in same):
+            return row["state_bytes"] / other["state_bytes"]
+    return None
+
+
+def show_share(row: dict, found: list[dict]) -> str:
+    share = share_of_state(row, found)
+    return "-" if share is None else f"{share:.2f}"
 
 
 def table(found: list[dict]) -> str:
     """Ratios first, then times and memory."""
     header = [
         *("mesh", "method", "T", "d", "f", "blocks", "dtype", "against dense", "on one device"),
-        *("of one device", "step ms", "dense step ms", "state MB", "XLA temporaries MB"),
+        *("of one device", "step ms", "dense step ms", "state MB", "of one device's"),
+        "XLA temporaries MB",
     ]
     lines = [
         [
@@ -141,7 +238,7 @@ def table(found: list[dict]) -> str:
             show_ratio(row, f"{ONE} dense step", f"{ONE} step"),
             show_ratio(row, f"{ONE} step", "step"),
             *(show_ms(row, name) for name in ("step", "dense step")),
-            *(show_mb(row[name]) for name in ("state_bytes", "temp_bytes")),
+            *(show_mb(row["state_bytes"]), show_share(row, found), show_mb(row["temp_bytes"])),
         ]
         for row in found
     ]

@@ -78,6 +78,7 @@ class Steps:
             config = dataclasses.replace(config, model=model)
         self.program = StepProgram(config, options, devices=devices)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
+        self.program.begin  # noqa: B018 - compiled here, too, which takes as long as a step
         data = config.data
         words = data.vocabulary.size - 1
         tokens = np.random.default_rng(0).integers(0, words, (data.batch, data.seq + 1), np.int32)

@@ -1,5 +1,6 @@
 """The benchmark command: structure of what it writes and the checks it makes. Never how long it takes."""
 
+import dataclasses
 import datetime
 import json
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from experiments import bench
 from experiments.bench import main
 from experiments.benchmarks import check, lead, pages, rows, select, session, shown, stored, xla_programs
 from experiments.benchmarks.settings import METHODS, PRESETS, Case, Settings
@@ -249,24 +251,39 @@ def test_what_is_expected_of_a_step_counts_what_was_measured_alone():
     assert train_step.share(row(**dense)) == pytest.approx(0.4)
 
 
-def test_steps_over_meshes(monkeypatch):
-    """What is computed from times and sizes; the steps themselves are those of the launcher."""
-    monkeypatch.setattr(jax, "device_count", lambda: 4)
-    made = []
+class StepsOverMeshes:
+    """In place of the steps of the suite mesh, whose own are those of the launcher: sizes and losses alone."""
 
-    def steps_on(mesh_of_steps, case, dtype, method, layers, implementation):
-        made.append((mesh_of_steps, type(method).__name__))
-        pieces = 1 if mesh_of_steps is None else mesh_of_steps.fsdp
-        program = SimpleNamespace(
-            abstract_state=lambda: [jax.ShapeDtypeStruct((4096 // pieces,), np.float32)]
-        )
-        wrong = mesh_of_steps is not None and mesh_of_steps.tp == 2
-        two = [{"loss": 5.0}, {"loss": 4.9 if wrong else 4.02}]
-        steps = SimpleNamespace(program=program, temp_bytes=1000, checked=False)
+    def __init__(self, monkeypatch, failing=()):
+        self.made, self.failing = [], failing
+        monkeypatch.setattr(jax, "device_count", lambda: 4)
+        monkeypatch.setattr(mesh, "steps_on", self.steps_on)
+        monkeypatch.setattr(mesh, "oracle", self.oracle)
 
-        class Call(SimpleNamespace):
+    def steps_on(self, over, case, dtype, method, layers, implementation):
+        self.made.append((over, type(method).__name__))
+        if (over and over.tp, type(method).__name__, "compiled") in self.failing:
+            raise RuntimeError("out of registers")
+        runs = (over and over.tp, type(method).__name__, "run") not in self.failing
+        pieces = 1 if over is None else over.fsdp
+        sizes = [jax.ShapeDtypeStruct((4096 // pieces,), np.float32)]
+        wrong = over is not None and over.tp == 2
+        return self.steps([{"loss": 5.0}, {"loss": 4.9 if wrong else 4.02}], runs, sizes)
+
+    def oracle(self, over, case, dtype, method, layers, implementation):
+        self.made.append(("oracle", mesh.shards(over), type(method).__name__))
+        return self.steps([{"loss": 5.0}, {"loss": 4.0}], True)
+
+    @staticmethod
+    def steps(two, runs, sizes=()):
+        class Call:
+            program = SimpleNamespace(abstract_state=lambda: sizes)
+            temp_bytes, checked = 1000, False
+
             @property
             def metrics(self):
+                if not runs:
+                    raise RuntimeError("out of memory")
                 self.checked = True
                 return two
 
@@ -274,25 +291,82 @@ def test_steps_over_meshes(monkeypatch):
                 assert self.checked, "steps are timed before their losses are known"
                 return np.zeros(1)
 
-        return Call(**vars(steps), refreshing=lambda: np.zeros(1))
+            def refreshing(self):
+                return np.zeros(1)
 
-    monkeypatch.setattr(mesh, "steps_on", steps_on)
-    monkeypatch.setattr(mesh, "expected", lambda over, alone: [5.0, 4.0 if over else 4.02])
-    settings = Settings(
-        suites=("mesh",), method=("FST",), mesh=("fsdp=4", "dp=2,tp=2"), repeats=3, seconds=0.01
+        return Call()
+
+
+def meshes_one_by_one(settings):
+    """Rows of the suite mesh, and what was raised, per mesh."""
+    found = []
+    for _, measure in mesh.run(settings, lambda text: None):
+        try:
+            found.append((measure(), {}))
+        except session.Partly as partly:
+            found.append((partly.rows, partly.errors))
+    return found
+
+
+def of_meshes(*meshes):
+    return Settings(
+        **{"suites": ("mesh",), "method": ("FST",), "mesh": meshes, "repeats": 3, "seconds": 0.01},
+        **{"shape": ("16,32",), "tokens": (64,), "dtype": ("float32",)},
     )
-    found = mesh.measure_case(Case(64, 16, 32), "float32", settings)
-    assert made == [
-        (m, name) for m in (None, Mesh(dp=1, fsdp=4), Mesh(dp=2, tp=2)) for name in ("Dense", "FST")
+
+
+def test_steps_over_meshes(monkeypatch):
+    """What is computed from times and sizes."""
+    fake = StepsOverMeshes(monkeypatch)
+    (first, _), (second, _), (third, _) = meshes_one_by_one(of_meshes("fsdp=4", "dp=2,tp=2", "dp=4"))
+    assert fake.made == [
+        *((None, "Dense"), (Mesh(dp=1, fsdp=4), "Dense"), ("oracle", 4, "Dense")),
+        *((None, "FST"), (Mesh(dp=1, fsdp=4), "FST"), ("oracle", 4, "FST")),
+        *((Mesh(dp=2, tp=2), "Dense"), ("oracle", 2, "Dense")),
+        *((Mesh(dp=2, tp=2), "FST"), ("oracle", 2, "FST")),
+        *((Mesh(dp=4), "Dense"), (Mesh(dp=4), "FST")),
+    ], "one device, and what a batch must give, are made once"
+    found = [*first, *second, *third]
+    names = ["one device", "fsdp 4", "dp 2, tp 2", "dp 4"]
+    assert [(row["mesh"], row["method"]) for row in found] == [
+        (name, method) for name in names for method in ("Dense", "FST")
     ]
-    assert [row["state_bytes"] for row in found] == [16384, 16384, 4096, 4096, 16384, 16384]
+    assert [row["state_bytes"] for row in found] == [16384, 16384, 4096, 4096, *[16384] * 4]
+    assert [mesh.share_of_state(row, found) for row in found] == [1, 1, 0.25, 0.25, 1, 1, 1, 1]
+    assert mesh.show_share(found[2], second) == "-"
     # Draws of FST may differ, dense products may not.
-    assert [row["status"]["step"] for row in found] == ["ok", "ok", "wrong", "ok", "wrong", "wrong"]
-    assert len({stored.identity(row) for row in found}) == 6
+    status = [row["status"]["step"] for row in found]
+    assert status == ["ok", "ok", "wrong", "ok", "wrong", "wrong", "wrong", "ok"]
+    assert all(set(row["ms"]) >= {"step", "dense step", "one device step"} for row in found)
+    assert len({stored.identity(row) for row in found}) == 8
     first, *_, last = [line.split("|")[1:] for line in mesh.table(found).splitlines()[2:]]
     assert [cell.strip() for cell in first[:2]] == ["one device", "Dense"]
-    assert [cell.strip() for cell in last[:2]] == ["dp 2, tp 2", "FST"] and "WRONG" in last[7]
+    assert [cell.strip() for cell in last[:2]] == ["dp 4", "FST"]
     assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
+
+
+@pytest.mark.parametrize("when", ["compiled", "run"])
+def test_what_is_measured_of_a_mesh_is_stored_where_one_arm_fails(when, monkeypatch, tmp_path, capsys):
+    StepsOverMeshes(monkeypatch, failing=[(2, "Dense", when)])
+    settings = dataclasses.replace(of_meshes("tp=2", "dp=4"), out=tmp_path, torch=False)
+    lines = bench.run_suite("mesh", settings)
+    assert sum("Dense on tp 2 could not be measured: RuntimeError: out of" in line for line in lines) == 1
+    (result,) = stored.files(tmp_path)
+    found = {(row["mesh"], row["method"]): row for row in result["rows"]}
+    assert [*found] == [
+        *(("one device", "Dense"), ("one device", "FST"), ("tp 2", "FST")),
+        *(("dp 4", "Dense"), ("dp 4", "FST")),
+    ]
+    assert set(found["tp 2", "FST"]["ms"]) == {"step", "one device step", "one device dense step"}
+    assert result["complete"] and len(result["failed"]) == 1
+    assert "out of" in capsys.readouterr().err
+
+
+def test_a_mesh_of_which_nothing_can_be_measured_raises_what_the_first_arm_raised(monkeypatch):
+    failing = [(over, name, "compiled") for over in (None, 2) for name in ("Dense", "FST")]
+    StepsOverMeshes(monkeypatch, failing)
+    with pytest.raises(RuntimeError, match="out of registers"):
+        meshes_one_by_one(of_meshes("tp=2"))
 
 
 def test_steps_that_search_masks_are_counted_at_their_rate():
