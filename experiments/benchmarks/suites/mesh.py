@@ -85,7 +85,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         for name, (method, model) in settings.arms.items():
             progress(f"{where}: {name} on {mesh_name}")
             own = steps[mesh_name, name] = steps_on(
-                mesh, case, dtype, method, settings.layers, named, **model
+                mesh, case, dtype, method, settings.blocks("mesh"), named, **model
             )
             own.metrics  # noqa: B018 - its losses, before anything is timed
             alone = steps[ONE, name]
@@ -111,7 +111,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         found.append(
             {
                 **case._asdict(),
-                **{"dtype": dtype, "method": name, "mesh": mesh_name, "layers": settings.layers},
+                **{"dtype": dtype, "method": name, "mesh": mesh_name, "layers": settings.blocks("mesh")},
                 "implementation": settings.implementation,
                 "status": {
                     "step": verdict(
