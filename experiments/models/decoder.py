@@ -317,10 +317,11 @@ class Decoder(base.LanguageModel):
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         return self.norm(self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd))
 
-    def _embedded(self, tokens_BL):
+    def embedded(self, tokens_BL):
+        """int32 (B, L) to the input of the first block, (B, L, d)."""
         return laid(embed(self.embedding, tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
@@ -342,7 +343,7 @@ class Decoder(base.LanguageModel):
 
         first: position of the first of them, 0 for an empty cache. L may not exceed the cache's S slots; the
         newest S tokens are seen, by their keys and values as they were made."""
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             x_BLd, cache = jax.lax.scan(
@@ -359,7 +360,7 @@ class Decoder(base.LanguageModel):
         """`FFN.activation_stats` of every block, each (N,); {} with a gate."""
         if self.model.ffn == "swiglu":
             return {}
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             run = lambda x, state: nnx.merge(graphdef, state).with_stats(x)  # noqa: E731

@@ -11,6 +11,7 @@ import numpy as np
 
 import jax_sparse24 as s24
 from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
+from experiments.benchmarks.embedding_gradient import zipf
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import KEY, block, data, forward_backward, made_by, state_of
@@ -68,6 +69,14 @@ def case_of(config: Config) -> Case:
     return Case(config.data.batch * config.data.seq, config.model.d, config.model.f)
 
 
+def drawn(config: Config) -> np.ndarray:
+    """Tokens of a batch, int32 (B, L + 1): bytes, all alike, or those of a vocabulary by Zipf's law."""
+    shape, rows = (config.data.batch, config.data.seq + 1), config.model.vocabulary
+    if rows:
+        return zipf(rows, shape)
+    return np.random.default_rng(0).integers(0, config.data.vocabulary.size - 1, shape, np.int32)
+
+
 class Steps:
     """Optimiser steps of one method, one a call. options: XLA's for compiling them, which the constructor
     does; it runs nothing. devices: of the config's mesh; None for all."""
@@ -79,10 +88,7 @@ class Steps:
         self.program = StepProgram(config, options, devices=devices)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         self.program.begin  # noqa: B018 - compiled here, too, which takes as long as a step
-        data = config.data
-        words = data.vocabulary.size - 1
-        tokens = np.random.default_rng(0).integers(0, words, (data.batch, data.seq + 1), np.int32)
-        self.tokens = self.program.batch(tokens)
+        self.tokens = self.program.batch(drawn(config))
 
     @cached_property
     def state(self):
@@ -209,7 +215,7 @@ def alike(found: list, expected: Expected) -> bool:
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
     """All arms of one case. progress: called with what is worked on."""
     arms = {
-        name: config_of(case, dtype, arm.method, settings.layers, **arm.model)
+        name: config_of(case, dtype, arm.method, settings.blocks("train-step"), **arm.model)
         for name, arm in settings.arms.items()
     }
 
