@@ -30,19 +30,27 @@ class DenseE4M3(Method):
 
 
 METHODS = {"Dense-e4m3": DenseE4M3(), "Dense-e4m3-rows": DenseE4M3("row")}
+# Of whole steps, whose projections of attention are in 8 bits, too.
+WITH_PROJECTIONS = {"Dense-projections-e4m3": DenseE4M3()}
+NAMES = (*METHODS, *WITH_PROJECTIONS)
 
 
-def rival(method: Method) -> str:
-    """The name of the rival of a method that multiplies sparse operands in 8 bits; "" for another method."""
+def rival(method: Method, projections: bool = False) -> str:
+    """The name of the rival of a method that multiplies sparse operands in 8 bits; "" for another method.
+
+    projections: whether it multiplies those of attention, too, which its rival then has in 8 bits as well."""
     scales = {row.by.scales for _, row in method.ffn_plan().rows if "packed" in row.eight_bits}
-    return next((name for name, dense in METHODS.items() if dense.scales in scales), "")
+    known = WITH_PROJECTIONS if projections else METHODS
+    return next((name for name, dense in known.items() if dense.scales in scales), "")
 
 
-def simulated(method: Method) -> dict[str, str]:
+def simulated(method: Method, projections: bool = False) -> dict[str, str]:
     """What a row of a method in 8 bits says where hardware has no such products: "simulated", and why. There
-    its time and its rival's are those of two simulations, whose ratio says nothing."""
+    its time and its rival's are those of two simulations, whose ratio says nothing.
+
+    projections: see `rival`."""
     obstacle = dense_float8_obstacle()
-    return {"simulated": obstacle} if obstacle and rival(method) else {}
+    return {"simulated": obstacle} if obstacle and rival(method, projections) else {}
 
 
 def named(part: str) -> str:

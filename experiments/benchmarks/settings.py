@@ -47,6 +47,16 @@ class Arm(NamedTuple):
     method: s24.methods.Method
     model: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def rival(self) -> str:
+        """The name of its dense rival in 8 bits; "" for an arm without."""
+        return dense_e4m3.rival(self.method, "attention_method" in self.model)
+
+
+def with_projections(method: s24.methods.Method) -> Arm:
+    """The method, in the projections of attention, too."""
+    return Arm(method, MappingProxyType({"attention_method": type(method).__name__}))
+
 
 METHODS = {
     "Dense": s24.methods.Dense(),
@@ -62,7 +72,11 @@ METHODS = {
     "Venom": s24.methods.Venom(),
     **dense_e4m3.METHODS,
 }
-OF_STEPS = {"FST-projections": Arm(s24.methods.FST(), MappingProxyType({"attention_method": "FST"}))}
+OF_STEPS = {
+    "FST-projections": with_projections(s24.methods.FST()),
+    "FST-projections-e4m3": with_projections(s24.methods.FST(fp8="tensor")),
+    **{name: with_projections(method) for name, method in dense_e4m3.WITH_PROJECTIONS.items()},
+}
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
 # Of the suite ladder, from below.
@@ -131,9 +145,10 @@ class Settings:
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
     """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows, SSTE-e4m3, or
-    any of s24.methods; for train-step and mesh also FST-projections, whose projections of attention are by
-    FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside methods with
-    products in 8 bits also Dense-e4m3, or Dense-e4m3-rows"""
+    any of s24.methods; for train-step and mesh also FST-projections and FST-projections-e4m3, whose
+    projections of attention are by FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always
+    there, and beside methods with products in 8 bits also Dense-e4m3, Dense-e4m3-rows or
+    Dense-projections-e4m3"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
@@ -246,7 +261,7 @@ class Settings:
         """What is measured in whole steps, by name; Dense first, and after it the rivals of methods in 8
         bits."""
         asked = {name: arm(name) for name in self.method or DEFAULT_METHODS}
-        rivals = filter(None, (dense_e4m3.rival(one.method) for one in asked.values()))
+        rivals = filter(None, (one.rival for one in asked.values()))
         return {name: arm(name) for name in ("Dense", *rivals)} | asked
 
     @property

@@ -161,6 +161,8 @@ class Config(base.Config):
 def weights_method(name: str, of_run):
     """The method of that name: the run's own, or another with default options. Raises UserError for one that
     is none, or that makes more sparse than the products of a single layer."""
+    if name == type(of_run).__name__ and of_run.linear_plan().rows:
+        return of_run
     known = {entry.name: getattr(s24.methods, entry.name) for entry in s24.methods.list()}
     fit = [key for key, kind in known.items() if kind().linear_plan().rows]
     require(
@@ -168,7 +170,7 @@ def weights_method(name: str, of_run):
         f"model.attention_method {name!r} is no method that makes the products of a single layer sparse; "
         f"those are {', '.join(fit)}.",
     )
-    return of_run if type(of_run) is known[name] else known[name]()
+    return known[name]()
 
 
 def _factors(model: Config) -> dict:

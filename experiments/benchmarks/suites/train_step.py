@@ -40,8 +40,9 @@ the fastest dense step, which ratios divide by a step's time; *share of FFN* is 
 and backward pass, measured alone, over the step's, both by XLA as it compiles by default; *expected* is the
 speed-up over that step which the FFNs measured alone leave for the whole one. `FST-projections` has the
 projections of attention by FST, too, whose forward and backward pass is measured alone as well, and counted
-in what is *expected* of it. *torch dense* is the same step from the same parameters, compiled by PyTorch,
-with its fused AdamW and its choice of attention."""
+in what is *expected* of it. The `-e4m3` of a method has both operands of its products of weights in e4m3, and
+is compared with dense products in e4m3 in the same places. *torch dense* is the same step from the same
+parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
 
 
 def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256, **model) -> Config:
@@ -308,8 +309,9 @@ def compare(
             for place, part in times
             if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
-        if name in arms and (rival := dense_e4m3.rival(arms[name].method)):
-            of_rival = {part: times.get((rival, part)) for part in ("step", "ffn")}
+        in_8_bits = (arms[name].method, bool(arms[name].model.attention_method)) if name in arms else None
+        if in_8_bits and (rival := dense_e4m3.rival(*in_8_bits)):
+            of_rival = {part: times.get((rival, part)) for part in ("step", *ALONE)}
             own |= {dense_e4m3.named(part): t for part, t in of_rival.items() if t is not None}
         if REFRESHING in own and "step" in own:
             own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
@@ -324,7 +326,7 @@ def compare(
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],
                 "temp_bytes": steps[name].temp_bytes,
-                **(dense_e4m3.simulated(arms[name].method) if name in arms else {}),
+                **(dense_e4m3.simulated(*in_8_bits) if in_8_bits else {}),
             }
         )
     return found
