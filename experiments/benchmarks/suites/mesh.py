@@ -187,7 +187,7 @@ def measure_case(
 
 
 def row_of(case, dtype: str, place: str, name: str, steps, times, truth, settings: Settings) -> dict:
-    """Of a method on one device or over a mesh; of what could not be measured beside it there are no times."""
+    """Of a method on one device or over a mesh; without times of what could not be measured."""
     own, method = steps[place, name], settings.arms[name].method
     beside = {
         "step": (place, name),
