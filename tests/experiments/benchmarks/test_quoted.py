@@ -85,7 +85,8 @@ def test_steps_over_meshes_are_compared_with_one_device_and_with_dense_ones():
             row["state_bytes"] = 3_072_000_000
     text = quoted.over_meshes(results, [], "")
     assert re.search(
-        r"\| dp 2 +\| `FST` +\| 1\.00x \(1\.00-1\.00\) +\| 2\.00x \(2\.00-2\.00\) .* 3072 +\| \d\.\d\d +\|", text
+        r"\| dp 2 +\| `FST` +\| 1\.00x \(1\.00-1\.00\) +\| 2\.00x \(2\.00-2\.00\) .* 3072 +\| \d\.\d\d +\|",
+        text,
     )
     halves = re.findall(r"\| fsdp 2 .*\| 0\.50 +\|", text)
     assert len(halves) == 3, "of the H100's rows, beside those on one device"
