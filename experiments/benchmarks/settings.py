@@ -135,7 +135,7 @@ class Settings:
     llama-1b, llama-3b, llama-7b, llama3-8b, opt-6.7b. Default: sweeps over widths and tokens that suit the
     device"""
     tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="T"), tyro.conf.UseAppendAction] = ()
-    """tokens in the batch"""
+    """tokens in the batch; for mesh, of it on each device, or on each group of tp"""
     dtype: Annotated[
         tuple[Literal["float32", "bfloat16", "float16", "float8_e4m3fn"], ...], tyro.conf.UseAppendAction
     ] = ()

@@ -349,7 +349,8 @@ def partition(
     token_blocks: see `Method.token_blocks`.
 
     Returns: a `Partition`; None if nothing is cut.
-    Raises: ValueError for specs that do not fit the mesh, the arrays or each other."""
+    Raises: TypeError for specs of another kind; ValueError for ones that do not fit the mesh, the arrays or
+        each other."""
     mesh = jax.sharding.get_abstract_mesh()
     if specs is None and not any(jax.typeof(x).sharding.mesh.explicit_axes for x in arrays.values()):
         if token_blocks == 1:
@@ -357,6 +358,8 @@ def partition(
         specs = {}
     elif specs is None:
         specs = {name: jax.typeof(x).sharding.spec for name, x in arrays.items()}
+    if not isinstance(specs, Mapping):
+        raise TypeError(f"{op}: specs must be a dict of PartitionSpecs by operand, got {specs!r}.")
     unknown = sorted(specs.keys() - arrays.keys())
     if unknown:
         known = ", ".join(arrays)
