@@ -13,8 +13,8 @@ from pathlib import Path
 
 from experiments import files
 from experiments.ablations import ablation as ablations
+from experiments.ablations import pretrained, runs, text
 from experiments.ablations import result as results
-from experiments.ablations import runs, text
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
 from experiments.errors import UserError, require
@@ -51,6 +51,13 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         help="folder (default: runs/ablate/PAPER/CLAIM_SIZE; of several: that below this folder)",
+    )
+    p.add_argument(
+        "--start",
+        type=Path,
+        metavar="RUN",
+        help="a finished run (of the launcher, of another ablation, or made by experiments.import_model) or "
+        "its RUN/checkpoints/STEP, which takes the place of the first arm, where the others start from that",
     )
     p.add_argument("--resume", action="store_true", help="continue in that folder")
     p.add_argument(
@@ -161,6 +168,8 @@ class Claim:
     seeds: tuple[int, ...]
     out: Path
     jobs: list[runs.Job]
+    start: Path | None = None
+    """see --start"""
 
     @property
     def done(self) -> bool:
@@ -177,12 +186,14 @@ class Claim:
         seeds = ",".join(map(str, self.seeds))
         spec = f"{self.named.file}:{self.named.size}"
         own = ["--out", str(self.out), "--seeds", seeds, "--compiled", str(compiled)]
+        own += ["--start", str(self.start.resolve())] if self.start else []
         return [sys.executable, "-m", "experiments.ablate", spec, *own]
 
 
 def claims_of(args) -> list[Claim]:
     """The ablations on the command line; UserError for what cannot be run."""
     found = [named for spec in args.config for named in ablations.load_all(spec)]
+    found = [pretrained.started(named, args.start) for named in found] if args.start else found
     several, claims = len(found) > 1, {}
     for named in found:
         require(
@@ -199,7 +210,7 @@ def claims_of(args) -> list[Claim]:
         jobs = runs.jobs_of(named.ablation, seeds, out)
         if several:
             jobs = [dataclasses.replace(job, claim=named.claim) for job in jobs]
-        claims[out] = Claim(named, seeds, out, jobs)
+        claims[out] = Claim(named, seeds, out, jobs, args.start)
     return list(claims.values())
 
 
