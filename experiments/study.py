@@ -33,7 +33,9 @@ Its learning rate is the best of three for dense training, its decay the one tha
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
 paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
-byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time."""
+byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. *MFU*: what
+the products of the arm's model come to at its speed, each counted once and as dense, as a share of the
+peak of the GPU's dense products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Hollow marks are what papers say; they are at the left edge
 where a paper gives no speed of a whole run."""
 HOW = """## How to repeat it

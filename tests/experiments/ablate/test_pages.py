@@ -100,6 +100,24 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
+def test_the_share_of_the_peak_of_a_record():
+    """As the run wrote it down; of older records by the model's sizes, which come to the same."""
+    (runs,) = [study for study in evidence.studies() if study.name == "124m"]
+    run = runs.arms["FST"][0]
+    (share,) = runs.mfu("FST")
+    assert share == pytest.approx(sum(run.column("train", "mfu")[1]) / len(run.rows["train"][1:]), rel=0.01)
+    assert f" {share:.1%} |" in evidence.table(runs)
+    row = [{k: v for k, v in row.items() if k != "mfu"} for row in run.rows["train"]]
+    older = dataclasses.replace(run, rows=run.rows | {"train": row})
+    (by_size,) = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}).mfu("FST")
+    assert by_size == pytest.approx(share, rel=1e-6)
+    half = evidence.share_per_token(older, ["NVIDIA H200"] * 2)
+    assert half == pytest.approx(evidence.share_per_token(run, []) / 2, rel=1e-6)
+    assert evidence.share_per_token(older, ["a toaster"]) is evidence.share_per_token(older, []) is None
+    unknown = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}, kinds={run.out: []})
+    assert unknown.mfu("FST") is None
+
+
 def test_a_study_at_equal_time_says_so():
     """Records of methods whose steps differ from those of dense training."""
     (runs,) = [study for study in evidence.studies() if study.name == "124m"]
