@@ -100,6 +100,17 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
+def test_what_is_drawn_of_papers_is_said():
+    """The page has each speed in words, with its source, and states no paper's loss as a number."""
+    words = " ".join(study.TRADE.split())
+    for paper in evidence.PAPERS:
+        low, high = paper.speed
+        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source}: the dashed band)" in words
+    for file in ("methods", "tokens"):
+        source = ablations.load(f"configs/evidence/{file}.py:124m").ablation.source
+        assert "abstract" in source and "this project's" in source and " nats" not in source
+
+
 def test_the_share_of_the_peak_of_a_record():
     """As the run wrote it down; of older records by the model's sizes, which come to the same."""
     (runs,) = [study for study in evidence.studies() if study.name == "124m"]
