@@ -16,7 +16,7 @@ from experiments.ablations import evidence, reproduction, result, text
 from experiments.ablations.leaks import leaking
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
-from tests.experiments.ablate.conftest import run
+from tests.experiments.ablate.conftest import run, write_claim
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +84,36 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     refused("no arm 'dense'")
     shutil.rmtree(copy)
     refused("holds no ARM/seedN.json")
+
+
+def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
+    """And said before; the same command again keeps what was trained."""
+    claim = write_claim(shared, tmp_path, steps=8)
+    argv = ["--run", f"{claim}:smoke", "--only", "dense/0,ste/0", "--out", str(tmp_path / "pair")]
+    assert study.main([*argv, "--plan"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in said[2:]] == ["dense/0", "ste/0"]
+    assert all("not recorded" in line and "to be trained" in line for line in said[2:])
+    assert not (tmp_path / "pair").exists(), "a plan trains nothing"
+    assert study.main(argv) == 0
+    page = (tmp_path / "pair/evidence.md").read_text()
+    assert "## smoke" in page and "ste ends " in page
+    trained = (tmp_path / "pair/smoke/ste/seed0/metrics.jsonl").stat().st_mtime_ns
+    assert study.main(argv) == 0 and (tmp_path / "pair/evidence.md").read_text() == page
+    assert (tmp_path / "pair/smoke/ste/seed0/metrics.jsonl").stat().st_mtime_ns == trained
+    capsys.readouterr()
+    study.main([*argv, "--plan"])
+    assert capsys.readouterr().out.count("done") == 2
+    with pytest.raises(SystemExit) as stop:
+        study.main([str(tmp_path / "pair/smoke"), "--only", "dense/0", "--out", str(tmp_path / "x")])
+    assert stop.value.code == 2 and "--only needs --run CONFIG:SIZE" in capsys.readouterr().err
+
+
+def test_the_plan_says_what_the_recorded_pair_took():
+    words = study.plan([study.PLAN, "--only", "dense/0,FST/1,Venom/0", "--any-speed", "--out", "nowhere"])
+    dense, fst, venom = ([cell.strip() for cell in line.split("|")[1:-1]] for line in words.splitlines()[2:])
+    assert dense[:5] == ["dense/0", "7000", "459", "14", "0.57"] and fst[0] == "FST/1" and fst[3] == "14"
+    assert venom[3] in ("not recorded", *map(str, range(10, 20)))
 
 
 def test_the_page_is_what_the_records_say(tmp_path):
