@@ -32,8 +32,7 @@ def started(named: Named, source: Path) -> Named:
     )
     source = source.resolve()
     run, step = place_of(source)
-    config = rundir.open_run(run)
-    rundir.vocabulary(run)
+    config = _with_own_words(rundir.open_run(run), run)
     step = config.train.steps if step is None else step
     require(
         (run / "checkpoints" / str(step)).is_dir(),
@@ -46,6 +45,16 @@ def started(named: Named, source: Path) -> Named:
     return dataclasses.replace(
         named, ablation=dataclasses.replace(before, arms=arms, pretrained=_words(config, run, step))
     )
+
+
+def _with_own_words(config: Config, run: Path) -> Config:
+    """The run's config, whose tokens are those of its own tokenizer.json, where it has one."""
+    words, path = rundir.vocabulary(run), rundir.own_tokenizer(run)
+    if not path.is_file():
+        return config
+    model = dataclasses.replace(config.model, vocabulary=config.model.vocabulary or words.size)
+    data = dataclasses.replace(config.data, tokenizer=str(path))
+    return dataclasses.replace(config, model=model, data=data)
 
 
 def _on(config: Config, arm: Config, base: Config) -> Config:

@@ -15,6 +15,7 @@ from experiments.ablations import ablation as ablations
 from experiments.ablations import pretrained, reproduction
 from experiments.errors import UserError
 from experiments.training import stored
+from experiments.training.loop import train
 from tests.experiments.ablate.conftest import run
 
 CLAIM = '''
@@ -85,6 +86,25 @@ def test_what_is_no_start(claim, finished, done, tmp_path):
         pretrained.started(named, tmp_path / "none")
     with pytest.raises(UserError, match="has no checkpoint of step 4"):
         pretrained.started(named, finished / "checkpoints" / "4")
+
+
+@pytest.mark.slow
+def test_tokens_are_those_of_the_run(claim, finished, tmp_path, capsys):
+    """Also where its tokenizer was trained as it began: of less text another one would be."""
+    pytest.importorskip("tokenizers")
+    config = configs.read(finished / "config.json")
+    data = dataclasses.replace(config.data, tokenizer="train:384")
+    steps = dataclasses.replace(config.train, steps=3, probe_every=0, monitor_every=0)
+    source = tmp_path / "words"
+    train(dataclasses.replace(config, data=data, train=steps), source, show=False)
+    arm = pretrained.started(ablations.load(f"{claim}:smoke"), source).ablation.arms["ast"]
+    assert arm.data.tokenizer == str(source / "tokenizer.json") and arm.model.vocabulary == 384
+    status, said = run(
+        capsys, f"{claim}:smoke", "--start", source, "--only", "dense/0", "--out", tmp_path / "out"
+    )
+    assert status == 0, said
+    params = [stored.load_state(place)[3]["params"] for place in (source, tmp_path / "out/dense/seed0")]
+    jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 @pytest.mark.slow
