@@ -72,15 +72,13 @@ class Float8(DenseValues):
         axis: that along which one result sums up.
         shards: the mesh axes that cut what has one scale.
         state: of the weight."""
-        wide = values.astype(jnp.float32)
-        over = axis if self.scales == "row" else None
-        top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
+        top = _largest(values, axis if self.scales == "row" else None)
         top = jax.lax.pmax(top, shards) if shards else top
         if self.history:
             scale = delayed_scale(state[self.history], top, self.format)
         else:
             scale = self._most / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
-        return self._rounded(wide, scale), scale
+        return self._rounded(values, scale), scale
 
     @property
     def _most(self) -> float:
@@ -134,11 +132,11 @@ def seen(x: jax.Array) -> jax.Array:
 
     It is a count, so that sums and means of it, over shards, micro-batches or calls, lose nothing.
 
-    x: any shape.
+    x: a matrix.
 
     Returns: float32 (256,), 1 at the exponent as float32 stores it, else 0; 0 everywhere for an operand of
         zeros, or with NaN or Inf."""
-    exponent = _exponent(jnp.max(jnp.abs(x), initial=0).astype(jnp.float32))
+    exponent = _exponent(_largest(x)[0, 0])  # the same maximum as a first step's, for XLA to compute once
     at = jnp.arange(EXPONENTS)
     return ((at == exponent) & (at > 0) & (at < EXPONENTS - 1)).astype(jnp.float32)
 
@@ -167,6 +165,11 @@ def delayed_scale(history: jax.Array, top: jax.Array, format: Format) -> jax.Arr
     exponent = jnp.where(known > 0, known, _exponent(top))
     _, most = math.frexp(float(jnp.finfo(FORMATS[format]).max))
     return _power_of_two(jnp.minimum(most - 2 + 127 - exponent, 126))
+
+
+def _largest(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """The largest magnitude of a matrix, or of what lies along an axis, float32, with two axes."""
+    return jnp.max(jnp.abs(x.astype(jnp.float32)), axis=axis, keepdims=True, initial=0)
 
 
 def _exponent(x: jax.Array) -> jax.Array:

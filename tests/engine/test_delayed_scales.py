@@ -45,7 +45,7 @@ def test_what_is_seen_of_an_operand_is_its_largest_exponent(value, exponent, dty
 
 def test_a_magnitude_is_remembered_for_sixteen_steps():
     """What two shards or micro-batches have seen may be summed or averaged."""
-    one, large = seen(jnp.float32(1)), seen(jnp.float32(1024))
+    one, large = (seen(jnp.full((1, 1), value)) for value in (1.0, 1024.0))
     first = remembered(jnp.zeros(256), (one + large) / 2)
     top = [int(np.flatnonzero(first).max()) - 127]
     own = first
