@@ -102,7 +102,7 @@ class FST(Method):
         return Plan.of(LINEAR, **rows, **weight_gradient(self.mvue))
 
     def init(self, w, role="w"):
-        return self._masks(w) | begun(histories(self.fp8, w.shape[:-2]))
+        return self._masks(w) | begun(self._histories(w.shape))
 
     def _masks(self, w):
         mask = self.fresh_mask(w)
@@ -112,11 +112,14 @@ class FST(Method):
 
     def state_shapes(self, shape, role="w"):
         names = ("mask", "backward") if self.mask == "double-pruned" else ("mask",)
-        return dict.fromkeys(names, mask_like(shape)) | histories(self.fp8, shape[:-2])
+        return dict.fromkeys(names, mask_like(shape)) | self._histories(shape)
 
     @property
     def histories(self):
-        return tuple(histories(self.fp8, ()))
+        return tuple(self._histories(()))
+
+    def _histories(self, shape):
+        return histories(self.fp8, shape[:-2]) if self.fp8 else {}
 
     def refresh(self, state, w, role="w"):
         return state | where_finite(w, self._masks(w), state)

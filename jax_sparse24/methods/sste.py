@@ -76,17 +76,20 @@ class SSTE(Method):
         return Plan.of(LINEAR, **rows)
 
     def init(self, w, role="w"):
-        return self._scale(w) | begun(histories(self.fp8, w.shape[:-2]))
+        return self._scale(w) | begun(self._histories(w.shape))
 
     def _scale(self, w):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
 
     def state_shapes(self, shape, role="w"):
-        return {"scale": scale_like(shape)} | histories(self.fp8, shape[:-2])
+        return {"scale": scale_like(shape)} | self._histories(shape)
 
     @property
     def histories(self):
-        return tuple(histories(self.fp8, ()))
+        return tuple(self._histories(()))
+
+    def _histories(self, shape):
+        return histories(self.fp8, shape[:-2]) if self.fp8 else {}
 
     def refresh(self, state, w, role="w"):
         return state | where_finite(w, self._scale(w), state)
