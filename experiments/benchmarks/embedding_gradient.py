@@ -34,16 +34,16 @@ def by_scatter(tokens_BL, ct_BLd, vocabulary: int):
 WAYS = {"product": parts.sums_by_product, "sorted": parts.sums_by_segment, "scatter": by_scatter}
 
 
-def zipf(rows: int, tokens: int) -> jax.Array:
-    """(tokens / SEQUENCE, SEQUENCE) int32; token i has a probability in proportion to 1 / (i + 1)."""
+def zipf(rows: int, shape: tuple[int, ...]) -> np.ndarray:
+    """int32 of that shape; token i of `rows` has a probability in proportion to 1 / (i + 1)."""
     share = 1 / np.arange(1, rows + 1)
-    drawn = np.random.default_rng(0).choice(rows, tokens, p=share / share.sum())
-    return jnp.asarray(drawn.reshape(-1, min(SEQUENCE, tokens)), jnp.int32)
+    return np.random.default_rng(0).choice(rows, shape, p=share / share.sum()).astype(np.int32)
 
 
 def measure(rows: int, tokens: int, width: int, repeats: int, seconds: float) -> dict[str, Times]:
     """The times of all ways with bfloat16 gradients of `width` numbers a token."""
-    tokens_BL = zipf(rows, tokens)
+    sequence = min(SEQUENCE, tokens)
+    tokens_BL = jnp.asarray(zipf(rows, (tokens // sequence, sequence)))
     ct_BLd = jax.random.normal(jax.random.key(1), (*tokens_BL.shape, width), jnp.bfloat16)
     wanted = WAYS["scatter"](tokens_BL, ct_BLd.astype(jnp.float32), rows)
     programs = {}

@@ -9,7 +9,7 @@ from experiments.benchmarks import comparison, lead, quoted, rows, select, store
 from experiments.benchmarks.settings import RESULTS
 from experiments.benchmarks.shown import gpus_first, hardware, images
 from experiments.benchmarks.stored import load
-from experiments.benchmarks.suites import ffn, gemm, producers, train_step
+from experiments.benchmarks.suites import ffn, gemm, ladder, producers, train_step
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
 
@@ -51,10 +51,11 @@ again.
 A result names the commit that ran. *With uncommitted changes* says that the code differed from it, and how
 was not kept: the commit is the nearest that can be checked out, and not exactly what was measured.
 """
-SUITES = {"ffn": ffn, "train-step": train_step, "gemm": gemm, "producers": producers}
+SUITES = {"ffn": ffn, "train-step": train_step, "ladder": ladder, "gemm": gemm, "producers": producers}
 TITLES = {
     "ffn": "Feed-forward blocks",
     "train-step": "Training steps",
+    "ladder": "The throughput ladder",
     "gemm": "Single products",
     "producers": "Producers of sparse operands",
 }

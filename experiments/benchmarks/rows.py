@@ -11,6 +11,7 @@ from jax_sparse24.measure import Paired, Times
 
 OK = "ok"
 CONTRADICTORY = "CONTRADICTORY"
+OUT_OF_MEMORY = "out of memory"  # a result: it says that the program needs more
 DETAILS = ("joules", "watts", "mhz")
 IN_8_BITS_HEADER = ("over dense e4m3", "dense e4m3 ms")
 ENERGY_HEADER = ("dense J", "J", "dense W, MHz", "W, MHz")
@@ -103,7 +104,7 @@ def bad(row: dict) -> dict:
     if row.get("implementation") == "torch":
         return {}
     ours = {name: status for name, status in row["status"].items() if not name.startswith("torch")}
-    return {name: status for name, status in ours.items() if status != OK}
+    return {name: status for name, status in ours.items() if status not in (OK, OUT_OF_MEMORY)}
 
 
 # ---- cells

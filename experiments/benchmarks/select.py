@@ -32,7 +32,7 @@ def by_method(found) -> dict:
 
 def is_dense(method: str) -> bool:
     """Whether a row of that name is XLA's dense program, by default or otherwise, or in 8 bits."""
-    return method.partition(":")[0] == "Dense" or method in dense_e4m3.METHODS
+    return method.partition(":")[0] == "Dense" or method in dense_e4m3.NAMES
 
 
 def by_format(found) -> dict:

@@ -47,6 +47,16 @@ class Arm(NamedTuple):
     method: s24.methods.Method
     model: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def rival(self) -> str:
+        """The name of its dense rival in 8 bits; "" for an arm without."""
+        return dense_e4m3.rival(self.method, "attention_method" in self.model)
+
+
+def with_projections(method: s24.methods.Method) -> Arm:
+    """The method, in the projections of attention, too."""
+    return Arm(method, MappingProxyType({"attention_method": type(method).__name__}))
+
 
 METHODS = {
     "Dense": s24.methods.Dense(),
@@ -56,15 +66,22 @@ METHODS = {
     "FST-dense-wgrad": s24.methods.FST(mvue=None),
     "FST-e4m3": s24.methods.FST(fp8="tensor"),
     "FST-e4m3-rows": s24.methods.FST(fp8="row"),
+    "FST-e4m3-delayed": s24.methods.FST(fp8="delayed"),
     "SSTE": s24.methods.SSTE(),
     "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
     **dense_e4m3.METHODS,
 }
-OF_STEPS = {"FST-projections": Arm(s24.methods.FST(), MappingProxyType({"attention_method": "FST"}))}
+OF_STEPS = {
+    "FST-projections": with_projections(s24.methods.FST()),
+    "FST-projections-e4m3": with_projections(s24.methods.FST(fp8="tensor")),
+    **{name: with_projections(method) for name, method in dense_e4m3.WITH_PROJECTIONS.items()},
+}
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
+# Of the suite ladder, from below.
+RUNGS = (*("plain", "bfloat16", "cudnn", "embedding", "logits", "no-scan", "no-remat", "one-batch", "FST"),)
 
 
 class Case(NamedTuple):
@@ -82,6 +99,8 @@ CPU_STEPS = ((128, 512), (512, 2048))
 WIDTHS = tuple(PRESETS.values())[1:]
 TOKENS, SWEEP, SWEPT = 16384, (1024, 4096), PRESETS["gpt2-1.5b"]
 STEPS = (PRESETS["gpt2-124m"],)
+BLOCKS, LADDER_BLOCKS = 2, 12  # of the ladder those of GPT-2 124M, whose steps it has
+LADDER_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,8 @@ class Settings:
       ffn         forward, and forward with backward, per method, with everything counted
       train-step  whole steps of a language model, with the share of the FFN
       mesh        whole steps over several devices of this host, beside one; only where it is named
+      ladder      steps of the evidence's 124M model from a plain program on, one option changed at a time;
+                  only where it is named
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 
     Ratios are medians of paired samples with 95 % intervals, against the fastest dense program: XLA's by
@@ -107,7 +128,7 @@ class Settings:
     is unsound."""
 
     suites: tyro.conf.Positional[
-        tuple[Literal["gemm", "producers", "ffn", "train-step", "mesh", "report"], ...]
+        tuple[Literal["gemm", "producers", "ffn", "train-step", "mesh", "ladder", "report"], ...]
     ] = ()
     """what to run"""
     shape: Annotated[tuple[str, ...], tyro.conf.arg(metavar="D,F|PRESET"), tyro.conf.UseAppendAction] = ()
@@ -124,17 +145,21 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows, SSTE-e4m3, or
-    any of s24.methods; for train-step and mesh also FST-projections, whose projections of attention are by
-    FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside methods with
-    products in 8 bits also Dense-e4m3, or Dense-e4m3-rows"""
+    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows,
+    FST-e4m3-delayed, SSTE-e4m3, or any of s24.methods; for train-step and mesh also FST-projections and
+    FST-projections-e4m3, whose projections of attention are by FST, too. Default: STE, FST, SSTE,
+    Activation24, Venom. Dense is always there, and beside methods with products in 8 bits also their dense
+    rival: Dense-e4m3, Dense-e4m3-rows, Dense-e4m3-delayed or Dense-projections-e4m3"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
     """for mesh: devices along dp, fsdp and tp, as dp=2 or dp=2,tp=2. Default: dp and fsdp over all devices,
     and tp=2"""
-    layers: int = 2
-    """for train-step and mesh: blocks of the model"""
+    rungs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
+    """for ladder: plain, bfloat16, cudnn, embedding, logits, no-scan, no-remat, one-batch, FST, each with the
+    changes of those before it. Default: all"""
+    layers: int | None = None
+    """for train-step, mesh and ladder: blocks of the model (default: 2, of ladder 12)"""
     repeats: int = 9
     """samples of each program: rounds, in each of which all programs take their turn in random order"""
     seconds: float = 4.0
@@ -154,7 +179,7 @@ class Settings:
 
     def __post_init__(self):
         require(self.repeats >= 1, f"--repeats must be at least 1, got {self.repeats}.")
-        require(self.layers >= 1, f"--layers must be at least 1, got {self.layers}.")
+        require(self.layers is None or self.layers >= 1, f"--layers must be at least 1, got {self.layers}.")
         require(self.seconds > 0, f"--seconds must be positive, got {self.seconds}.")
         alone = "report" not in self.suites or len(self.suites) == 1
         require(alone, "report makes pages from stored results and measures nothing: run it alone.")
@@ -178,6 +203,20 @@ class Settings:
                 f"--method {name}: the suite ffn does not have it, but train-step and mesh do, as it differs "
                 "in the model around the blocks. Name the suite to run, such as train-step.",
             )
+        for name in self.rungs:
+            near = difflib.get_close_matches(name, RUNGS, n=1, cutoff=0.4)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            require(name in RUNGS, f"--rungs {name!r} is unknown; there are {', '.join(RUNGS)}.{hint}")
+        if self.suites == ("ladder",):
+            for option in ("dtype", "method"):
+                require(
+                    not getattr(self, option),
+                    f"--{option} is not for the suite ladder, whose rungs have their own.",
+                )
+        require(
+            not self.rungs or "ladder" in self.suites,
+            "--rungs is for the suite ladder: name that, or leave it out.",
+        )
         _ = self.patterns
         if "mesh" in self.suites:
             _ = self.meshes
@@ -203,6 +242,10 @@ class Settings:
     def patterns(self) -> tuple[VNM, ...]:
         return tuple(pattern(text) for text in self.vnm) or PATTERNS
 
+    def blocks(self, suite: str) -> int:
+        """Of the model whose whole steps the suite measures."""
+        return self.layers or (LADDER_BLOCKS if suite == "ladder" else BLOCKS)
+
     @property
     def meshes(self) -> dict[str, Mesh]:
         """By name. Raises UserError for one with more devices than there are."""
@@ -219,7 +262,7 @@ class Settings:
         """What is measured in whole steps, by name; Dense first, and after it the rivals of methods in 8
         bits."""
         asked = {name: arm(name) for name in self.method or DEFAULT_METHODS}
-        rivals = filter(None, (dense_e4m3.rival(one.method) for one in asked.values()))
+        rivals = filter(None, (one.rival for one in asked.values()))
         return {name: arm(name) for name in ("Dense", *rivals)} | asked
 
     @property
@@ -230,12 +273,15 @@ class Settings:
     def cases(self, suite: str) -> list[Case]:
         """What `suite` measures: the shapes asked for at all tokens asked for, or the default sweeps."""
         cpu = jax.default_backend() == "cpu"
-        tokens = self.tokens or (CPU_TOKENS if cpu else TOKENS,)
+        usual = LADDER_TOKENS if suite == "ladder" else TOKENS
+        tokens = self.tokens or (CPU_TOKENS if cpu else usual,)
         if self.shape:
             return [Case(T, *widths(shape)) for shape in self.shape for T in tokens]
         swept = CPU_WIDTHS if cpu else WIDTHS
         if suite == "train-step":
             swept = CPU_STEPS if cpu else STEPS
+        if suite == "ladder":
+            swept = CPU_STEPS[:1] if cpu else STEPS
         cases = [Case(T, *shape) for shape in swept for T in tokens]
         if suite in ("gemm", "ffn") and not self.tokens:
             sweep, shape = (CPU_SWEEP, CPU_SWEPT) if cpu else (SWEEP, SWEPT)

@@ -9,7 +9,7 @@ from experiments.errors import UserError
 # Rows that agree in these measure the same.
 IDENTITY = (
     *("T", "d", "f", "dtype", "layers", "product", "operand", "format", "producer", "axis", "method"),
-    *("implementation", "mesh"),
+    *("implementation", "mesh", "rung", "before"),
 )
 ROTATING = "rotating order"  # of format 1: each program followed the same other one in most of its samples
 

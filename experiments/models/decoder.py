@@ -161,6 +161,8 @@ class Config(base.Config):
 def weights_method(name: str, of_run):
     """The method of that name: the run's own, or another with default options. Raises UserError for one that
     is none, or that makes more sparse than the products of a single layer."""
+    if name == type(of_run).__name__ and of_run.linear_plan().rows:
+        return of_run
     known = {entry.name: getattr(s24.methods, entry.name) for entry in s24.methods.list()}
     fit = [key for key, kind in known.items() if kind().linear_plan().rows]
     require(
@@ -168,7 +170,7 @@ def weights_method(name: str, of_run):
         f"model.attention_method {name!r} is no method that makes the products of a single layer sparse; "
         f"those are {', '.join(fit)}.",
     )
-    return of_run if type(of_run) is known[name] else known[name]()
+    return known[name]()
 
 
 def _factors(model: Config) -> dict:
@@ -317,10 +319,11 @@ class Decoder(base.LanguageModel):
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         return self.norm(self._scanned(x_BLd) if self.model.scan else self._unrolled(x_BLd))
 
-    def _embedded(self, tokens_BL):
+    def embedded(self, tokens_BL):
+        """int32 (B, L) to the input of the first block, (B, L, d)."""
         return laid(embed(self.embedding, tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
@@ -342,7 +345,7 @@ class Decoder(base.LanguageModel):
 
         first: position of the first of them, 0 for an empty cache. L may not exceed the cache's S slots; the
         newest S tokens are seen, by their keys and values as they were made."""
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             x_BLd, cache = jax.lax.scan(
@@ -359,7 +362,7 @@ class Decoder(base.LanguageModel):
         """`FFN.activation_stats` of every block, each (N,); {} with a gate."""
         if self.model.ffn == "swiglu":
             return {}
-        x_BLd = self._embedded(tokens_BL)
+        x_BLd = self.embedded(tokens_BL)
         if self.model.scan:
             graphdef, stacked = nnx.split(self.blocks)
             run = lambda x, state: nnx.merge(graphdef, state).with_stats(x)  # noqa: E731

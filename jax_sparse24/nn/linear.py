@@ -38,6 +38,10 @@ class Statistic(SparseState):
     `s24.nn.observe`."""
 
 
+class History(Statistic):
+    """What the last steps have seen of an operand of a product, for how many steps more it is remembered."""
+
+
 def naming_its_layer(call: _Call) -> _Call:
     """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
 
@@ -180,13 +184,12 @@ class Linear(nnx.Module):
         self._take_axes()
         weight = self.weight
         lead = weight.shape[:-2]
-        observed = method.router.observed if method.router else ()
+        kinds = dict.fromkeys(method.router.observed if method.router else (), Statistic)
+        kinds |= dict.fromkeys(method.histories, History)
         cut = sharding.metadata(self.rests)
         self.state = nnx.Dict(
             {
-                name: (Statistic if name in observed else SparseState)(
-                    value, **(cut if value.shape == weight.shape else {})
-                )
+                name: kinds.get(name, SparseState)(value, **(cut if value.shape == weight.shape else {}))
                 for name, value in self._initial(method.init).items()
             }
         )

@@ -81,8 +81,8 @@ def matmul(
 
     Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
-        implementation; a packed operand and one that is cut over an explicit mesh axis), RuntimeError (a
-        named implementation that cannot run)."""
+        implementation; a packed operand and one that is cut over an explicit mesh axis), RuntimeError
+        (a named implementation that cannot run)."""
     if activation is not None and activation not in EPILOGUES:
         raise ValueError(
             f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(EPILOGUES)}."

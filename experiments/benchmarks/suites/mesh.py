@@ -137,7 +137,7 @@ def measure_case(
     for name, arm in arms.items():
 
         def build(steps, over, arm=arm):
-            return partial(steps, over, case, dtype, arm.method, settings.layers, named, **arm.model)
+            return partial(steps, over, case, dtype, arm.method, settings.blocks("mesh"), named, **arm.model)
 
         if name in new:
             make[ONE, name] = build(steps_on, None)
@@ -199,7 +199,7 @@ def row_of(case, dtype: str, place: str, name: str, steps, times, truth, setting
     found = losses(own)
     return {
         **case._asdict(),
-        **{"dtype": dtype, "method": name, "mesh": place, "layers": settings.layers},
+        **{"dtype": dtype, "method": name, "mesh": place, "layers": settings.blocks("mesh")},
         "implementation": settings.implementation,
         "status": {"step": verdict(found, truth, method, dtype, case)},
         "ms": {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times},

@@ -11,6 +11,7 @@ import numpy as np
 
 import jax_sparse24 as s24
 from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
+from experiments.benchmarks.embedding_gradient import zipf
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import KEY, block, data, forward_backward, made_by, state_of
@@ -39,8 +40,9 @@ the fastest dense step, which ratios divide by a step's time; *share of FFN* is 
 and backward pass, measured alone, over the step's, both by XLA as it compiles by default; *expected* is the
 speed-up over that step which the FFNs measured alone leave for the whole one. `FST-projections` has the
 projections of attention by FST, too, whose forward and backward pass is measured alone as well, and counted
-in what is *expected* of it. *torch dense* is the same step from the same parameters, compiled by PyTorch,
-with its fused AdamW and its choice of attention."""
+in what is *expected* of it. The `-e4m3` of a method has both operands of its products of weights in e4m3, and
+is compared with dense products in e4m3 in the same places. *torch dense* is the same step from the same
+parameters, compiled by PyTorch, with its fused AdamW and its choice of attention."""
 
 
 def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256, **model) -> Config:
@@ -68,6 +70,14 @@ def case_of(config: Config) -> Case:
     return Case(config.data.batch * config.data.seq, config.model.d, config.model.f)
 
 
+def drawn(config: Config) -> np.ndarray:
+    """Tokens of a batch, int32 (B, L + 1): bytes, all alike, or those of a vocabulary by Zipf's law."""
+    shape, rows = (config.data.batch, config.data.seq + 1), config.model.vocabulary
+    if rows:
+        return zipf(rows, shape)
+    return np.random.default_rng(0).integers(0, config.data.vocabulary.size - 1, shape, np.int32)
+
+
 class Steps:
     """Optimiser steps of one method, one a call. options: XLA's for compiling them, which the constructor
     does; it runs nothing. devices: of the config's mesh; None for all."""
@@ -79,10 +89,7 @@ class Steps:
         self.program = StepProgram(config, options, devices=devices)
         self.advance = self.program.step(sparse=bool(config.method.ffn_plan().rows))
         self.program.begin  # noqa: B018 - compiled here, too, which takes as long as a step
-        data = config.data
-        words = data.vocabulary.size - 1
-        tokens = np.random.default_rng(0).integers(0, words, (data.batch, data.seq + 1), np.int32)
-        self.tokens = self.program.batch(tokens)
+        self.tokens = self.program.batch(drawn(config))
 
     @cached_property
     def state(self):
@@ -209,7 +216,7 @@ def alike(found: list, expected: Expected) -> bool:
 def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda text: None) -> list[dict]:
     """All arms of one case. progress: called with what is worked on."""
     arms = {
-        name: config_of(case, dtype, arm.method, settings.layers, **arm.model)
+        name: config_of(case, dtype, arm.method, settings.blocks("train-step"), **arm.model)
         for name, arm in settings.arms.items()
     }
 
@@ -302,8 +309,9 @@ def compare(
             for place, part in times
             if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
-        if name in arms and (rival := dense_e4m3.rival(arms[name].method)):
-            of_rival = {part: times.get((rival, part)) for part in ("step", "ffn")}
+        in_8_bits = (arms[name].method, bool(arms[name].model.attention_method)) if name in arms else None
+        if in_8_bits and (rival := dense_e4m3.rival(*in_8_bits)):
+            of_rival = {part: times.get((rival, part)) for part in ("step", *ALONE)}
             own |= {dense_e4m3.named(part): t for part, t in of_rival.items() if t is not None}
         if REFRESHING in own and "step" in own:
             own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
@@ -318,7 +326,7 @@ def compare(
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],
                 "temp_bytes": steps[name].temp_bytes,
-                **(dense_e4m3.simulated(arms[name].method) if name in arms else {}),
+                **(dense_e4m3.simulated(*in_8_bits) if in_8_bits else {}),
             }
         )
     return found

@@ -14,7 +14,7 @@ import jax_sparse24 as s24
 from tests.engine.eight_devices.common import KERNELS, assert_near, collectives, d, draw, f, mesh
 
 
-def program_on(mesh, method, dtype="float32", **train):
+def program_on(mesh, method, devices=None, dtype="float32", **train):
     """A program of the launcher whose model has widths by which arrays are told apart."""
     from experiments.config import Config, Optim, Train
     from experiments.data import text
@@ -29,7 +29,7 @@ def program_on(mesh, method, dtype="float32", **train):
         mesh=mesh,
         method=method,
     )
-    return Program(config)
+    return Program(config, devices=devices)
 
 
 def check_a_training_step_on_a_mesh():
@@ -180,6 +180,33 @@ def check_a_checkpoint_goes_on_over_another_mesh():
     assert kernel[1].sharding.spec == P("fsdp", "tp") and dict(kernel[1].sharding.mesh.shape)["fsdp"] == 8
     places = jax.tree.map(lambda x, like: x.sharding == like.sharding, found, other.abstract_state())
     assert all(jax.tree.leaves(places))
+
+
+def check_a_run_on_a_mesh_remembers_what_one_device_does():
+    """The largest exponent in each history after three steps. With micro-batches over a mesh each shard has
+    a loss of its own, whose gradients are larger; all shards hold the same histories then, too."""
+    from experiments.config import Mesh
+
+    method = s24.methods.FST(fp8="delayed", mvue=None, dense_fraction=0.0)
+    tokens, found = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32), {}
+    one, several = Mesh(dp=1), Mesh(dp=2, fsdp=2, tp=2)
+    for name, sizes, devices, parts in (
+        ("one", one, 1, 1),
+        ("several", several, 8, 1),
+        ("parts", several, 8, 2),
+    ):
+        program = program_on(sizes, method, jax.devices()[:devices], accumulate=parts)
+        step, state = program.step(sparse=True), program.initial_state()
+        for _ in range(3):
+            state, _ = step(state, program.batch(tokens))
+        for entry in method.histories:
+            for layer, history in program.loop.view.entries(state["sparse"], entry).items():
+                copies = [np.asarray(shard.data) for shard in history.addressable_shards]
+                assert all((copy == copies[0]).all() for copy in copies)
+                found.setdefault(f"{layer} {entry}", {})[name] = int(np.flatnonzero(copies[0]).max())
+    assert len(found) == 4
+    for tops in found.values():
+        assert tops["one"] == tops["several"] <= tops["parts"] <= tops["one"] + 4, found
 
 
 def check_four_pieces_take_a_third_of_the_memory():

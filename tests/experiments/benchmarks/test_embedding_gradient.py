@@ -24,4 +24,4 @@ def test_a_wrong_way_is_refused(monkeypatch):
     monkeypatch.setitem(embedding_gradient.WAYS, "product", more)
     with pytest.raises(UserError, match=r"'product' is wrong at 9 rows: it is off by 50"):
         embedding_gradient.measure(9, 64, 8, 3, 0.001)
-    assert embedding_gradient.zipf(9, 64).dtype == jnp.int32
+    assert embedding_gradient.zipf(9, (4, 16)).dtype == jnp.int32

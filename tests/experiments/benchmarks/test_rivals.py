@@ -14,6 +14,8 @@ from experiments.benchmarks import check, dense_e4m3, pages, rows, xla_programs
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites import ffn, producers, train_step
 from experiments.benchmarks.torch import programs as torch_programs
+from experiments.training.step import abstract_model
+from jax_sparse24.engine.float8 import Float8
 from jax_sparse24.measure import Program
 
 pytestmark = pytest.mark.slow
@@ -82,6 +84,71 @@ def test_methods_in_8_bits_are_compared_with_dense_products_in_8_bits(small, mon
             assert dense["packed"] * (4 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
             # A byte for two of four elements, and half a byte where they stand.
             assert e4m3["packed"] * (16 / 2.5 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
+
+
+def test_steps_in_8_bits_with_projections_are_compared_with_dense_ones(small, monkeypatch):
+    """In which the same products are in e4m3, of FFNs and of projections, and which alone is compared."""
+    monkeypatch.setattr(dense_e4m3, "dense_float8_obstacle", lambda: None)
+    settings = dataclasses.replace(
+        small, method=("FST-e4m3", "FST-projections-e4m3"), layers=1, suites=("train-step",)
+    )
+    names = ["Dense", "Dense-e4m3", "Dense-projections-e4m3", "FST-e4m3", "FST-projections-e4m3"]
+    assert list(settings.arms) == names
+    case = Case(64, 64, 128)
+    rounded = {name: products_in_e4m3(case, settings.arms[name]) for name in names}
+    assert rounded["Dense"] == {} and len(rounded["FST-e4m3"]) == 1
+    assert rounded["Dense-e4m3"] == rounded["FST-e4m3"]
+    assert set(rounded["FST-projections-e4m3"]) == {"ffn", "attention/out", "attention/qkv"}
+    assert rounded["Dense-projections-e4m3"] == rounded["FST-projections-e4m3"]
+
+    found = {row["method"]: row for row in train_step.measure_case(case, "float32", settings)}
+    for name in ("FST-e4m3", "FST-projections-e4m3"):
+        own, rival = found[name]["ms"], found[name.replace("FST", "Dense")]["ms"]
+        assert own["e4m3 dense step"] == rival["step"] and own["e4m3 dense ffn"] == rival["ffn"]
+        assert own.get("e4m3 dense projections") == rival.get("projections")
+    assert found["FST-projections-e4m3"]["ms"]["projections"]
+    assert found["FST-projections-e4m3"]["loss"] != found["FST-e4m3"]["loss"]
+    assert found["Dense-projections-e4m3"]["loss"] != found["Dense-e4m3"]["loss"]
+    assert {row["status"]["step"] for row in found.values()} == {"ok"}
+
+
+def test_methods_with_delayed_scales_have_a_rival_with_delayed_scales(small, monkeypatch):
+    """Whose steps remember what they have seen, too."""
+    monkeypatch.setattr(dense_e4m3, "dense_float8_obstacle", lambda: None)
+    settings = dataclasses.replace(small, method=("FST-e4m3-delayed",), layers=1, suites=("train-step",))
+    assert list(settings.arms) == ["Dense", "Dense-e4m3-delayed", "FST-e4m3-delayed"]
+    case = Case(64, 64, 128)
+    rounded = {name: products_in_e4m3(case, arm) for name, arm in settings.arms.items()}
+    assert rounded["Dense-e4m3-delayed"] == rounded["FST-e4m3-delayed"] != {}
+    found = {row["method"]: row for row in train_step.measure_case(case, "float32", settings)}
+    own, rival = found["FST-e4m3-delayed"]["ms"], found["Dense-e4m3-delayed"]["ms"]
+    assert own["e4m3 dense step"] == rival["step"]
+    steps = train_step.Steps(
+        train_step.config_of(case, "float32", settings.arms["Dense-e4m3-delayed"].method, 1), None
+    )
+    steps()
+    seen = [v for v in jax.tree.leaves(steps.state["sparse"]) if v.shape == (256,)]
+    assert len(seen) == 4 and all(v.any() for v in seen)
+
+
+def products_in_e4m3(case, arm):
+    """The names of the products whose operands are rounded, with format and scales, by the layer's place."""
+    model = abstract_model(train_step.config_of(case, "float32", arm.method, 1, **arm.model))
+    attention = model.blocks[0].attention
+    plans = {"ffn": model.blocks[0].ffn.up.method.ffn_plan()} | {
+        f"attention/{name}": layer.method.linear_plan()
+        for name, layer in (("out", attention.out), ("qkv", attention.qkv))
+        if isinstance(layer, s24.nn.Linear)
+    }
+    by_place = {
+        place: {
+            name: {(by.format, by.scales) for by in (row.by, row.other)}
+            for name, row in plan.rows
+            if isinstance(row.by, Float8)
+        }
+        for place, plan in plans.items()
+    }
+    return {place: rows for place, rows in by_place.items() if rows}
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -131,7 +131,7 @@ def test_causal_by_gradient(method, ffn):
     """The logits at position t depend on the embeddings of all positions 0..t and on no other."""
     model = build(method, ffn=ffn)
     x_BLd = jax.random.normal(jax.random.key(0), (1, 8, 16))
-    model._embedded = lambda x: x  # the probe enters where embeddings do
+    model.embedded = lambda x: x  # the probe enters where embeddings do
     model.logits = lambda x: x
 
     influence = jax.jit(jax.grad(lambda x, t: (model(x)[0, t] ** 2).sum()))
