@@ -21,7 +21,7 @@ def matmul_squared_relu(
     decision: Decision | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`max(x @ w, 0)^2` of the product rounded to its dtype: the bits of a product and the activation after it.
+    """`max(x @ w, 0)^2` of the product in its dtype: the bits of a product and the activation after it.
 
     The one pass is Hopper's, in bfloat16, for d a multiple of 128 and f of 64; elsewhere it is two steps. It
     is not differentiable. Squares that are subnormal are zeros in the one pass.
