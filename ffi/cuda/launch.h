@@ -79,6 +79,18 @@ struct SlopeArgs {
 };
 constexpr int64_t kMostTiles = 65535;
 
+// out (cols, rows) = max(D P^T, 0)^2 in bfloat16, of P (rows, depth) that is compressed for cuSPARSELt, with metadata behind it, and
+// D (cols, depth). None of the sizes is zero.
+struct MatmulSquaredReluArgs {
+  const void *compressed, *dense;
+  void* out;
+  int64_t rows, depth, cols;
+};
+constexpr int64_t kMatmulSquaredReluRows = 64, kMatmulSquaredReluDepth = 128;  // of which rows and depth are multiples
+constexpr int64_t kMatmulSquaredReluMost = 1 << 30;                           // of each size
+// Whether this device has the kernel.
+bool has_matmul_squared_relu();
+
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedResults& packed, cudaStream_t stream);
 

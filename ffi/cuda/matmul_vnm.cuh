@@ -57,8 +57,7 @@ __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, in
   }
 }
 
-// Whether this device runs the machine code for sm_90a. Hopper does, but not if the driver compiles PTX in its place
-// (CUDA_FORCE_PTX_JIT=1): that is of an older architecture, without wgmma.
+// Whether this device runs the kernels for Hopper.
 bool has_matmul_vnm_sm90();
 cudaError_t launch_matmul_vnm_sm90(const MatmulVnmArgs& args, cudaStream_t stream);
 

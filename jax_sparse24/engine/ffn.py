@@ -54,13 +54,15 @@ def _forward(execution, products, arrays, state, key):
     shapes = {"x": (T, d), "w1": (d, f), "w2": (f, out), "y2": (T, f), "dy1": (T, f), "dy3": (T, out)}
     execution.check(products, shapes)
     decisions = execution.decisions(products, shapes, x_Td.dtype)
-    first, b1_f = {"x": x_Td, "w1": w1_df}, arrays.get("b1")
-    y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, bias=b1_f)
+    first, b1_f, saves_y2 = {"x": x_Td, "w1": w1_df}, arrays.get("b1"), _saves_y2(execution, x_Td.dtype)
+    squared = saves_y2 and fusions.SQUARED.matches(execution, x_Td, f, decisions["F1"], b1_f)
+    options = {"bias": b1_f, "squared": squared}
+    y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, **options)
     if not fusions.ACTIVATED.matches(execution):
-        y2_Tf = ACTIVATIONS[execution.activation](y1_Tf)
+        y2_Tf = y1_Tf if squared else ACTIVATIONS[execution.activation](y1_Tf)
         second = {"y2": y2_Tf, "w2": w2_fd}
         y3_Td, more = fusions.forward(execution, ("F2", "B1"), second, state, key, decisions)
-        saved = y2_Tf if _saves_y2(execution, y1_Tf.dtype) else y1_Tf
+        saved = y2_Tf if saves_y2 else y1_Tf
         seen = execution.seen(["F1", "F2"], {**first, **second})
         return y3_Td, saved, fusions.Ahead(decisions, weights | more, seen)
     allowed = arrays.get("allowed")

@@ -8,6 +8,7 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
 
     EIGHT_BITS       fwd, dgrad, F1, F2, B1, B3: both operands are rounded to e4m3 and multiplied as such
     BOTH_WAYS        fwd and dgrad, F1 and B3, F2 and B1: a weight is packed for both of its products at once
+    SQUARED          F1: its product gives the squared ReLU in place of Y1
     ACTIVATED        F2: what makes Y2 sparse applies the activation, too
     COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
     SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
@@ -36,6 +37,7 @@ from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Top2
 from jax_sparse24.ops import gated
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
+from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, matmul_squared_relu
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24, both_ways_faster
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
@@ -89,12 +91,14 @@ def forward(
     decisions: Mapping[str, Decision | None],
     *,
     bias=None,
+    squared: bool = False,
 ) -> tuple[jax.Array, dict[str, Packed]]:
     """A product of an input and a weight, in the forward pass.
 
     names: of the product and of that which gives the gradient of its input; of the latter there is a decision
         if a gradient is taken.
     decisions: by product.
+    squared: whether the squared ReLU of the product is asked for, because `SQUARED` matches.
     Other arguments are those of `product`.
 
     Returns: the product, and the weight packed for the other one, by its name, if `BOTH_WAYS` matches."""
@@ -104,6 +108,9 @@ def forward(
         packed, ahead[names[1]] = BOTH_WAYS.run(execution, names, w, state, decisions)
         operands = Operands(x, packed, decisions[names[0]])
     decision = decisions[names[0]]
+    if squared:
+        operands = operands or operands_of(execution, names[0], arrays, state, key, decision)
+        return SQUARED.run(execution, operands), ahead
     return product(execution, names[0], arrays, state, key, decision, bias=bias, operands=operands), ahead
 
 
@@ -213,6 +220,38 @@ class BothWays:
         own, form = execution.states(state)[row.operand], decisions[names[0]].form
         backward, forward = row.by.both_ways(w, execution.request(row.operand, own, None, form=form))
         return forward, backward
+
+
+class Squared:
+    """A kernel gives the squared ReLU of F1 in place of Y1, in blocks that need Y2 alone.
+
+    The pass is taken where our kernels are asked for, or
+    in place of cuSPARSELt's product where it was measured to be faster than that and XLA's activation."""
+
+    def matches(
+        self, execution: Execution, x_Td: jax.Array, f: int, decision: Decision | None, bias: jax.Array | None
+    ) -> bool:
+        """Whether F1 multiplies a packed W1 and is followed by squared ReLU alone, in whole tiles of a kernel
+        of this machine.
+
+        f: of Y1 (T, f).
+        decision: for F1.
+        bias: of Y1, or None."""
+        row, forms = execution.plan.row("F1"), {None: "compressed", "ffi": "packed"}
+        if execution.activation != "squared_relu" or bias is not None or execution.summed("F1"):
+            return False
+        if not (row and row.operand == "w1" and _only_cut(row)):
+            return False
+        if row.by.pattern != "2:4" or decision.form != forms.get(execution.implementation):
+            return False
+        (_, d), dtype = x_Td.shape, x_Td.dtype
+        w = Packed24(*Packed24.types(jax.ShapeDtypeStruct((d, f), dtype), -2), -2)
+        return MATMUL_SQUARED_RELU.in_one_pass(x_Td, w, implementation=execution.implementation)
+
+    def run(self, execution: Execution, operands: Operands) -> jax.Array:
+        """Y2 (T, f). operands: of F1."""
+        options = {"decision": operands.decision, "implementation": execution.implementation}
+        return matmul_squared_relu(operands.left, operands.right, **options)
 
 
 class Activated:
@@ -613,6 +652,7 @@ def _dy1_at_saved(
 
 EIGHT_BITS = EightBits()
 BOTH_WAYS = BothWays()
+SQUARED = Squared()
 ACTIVATED = Activated()
 COUNTS = Counts()
 SHARED_FEATURES = SharedFeatures()

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import Decision, Form
 from jax_sparse24.engine.pieces import Axes
 from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.matmul_squared_relu import squared_relu
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM
 from jax_sparse24.ops.reference.gated import GATES
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "squared_relu": lambda y: jnp.square(jax.nn.relu(y)),
+    "squared_relu": squared_relu,
     "relu": jax.nn.relu,
     **GATES,
 }

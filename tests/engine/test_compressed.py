@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import decision, operation
-from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch import decision, hardware, operation
+from jax_sparse24.dispatch.decision import Decision, decide
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine import execution
 from jax_sparse24.engine.execution import Execution
@@ -32,14 +32,14 @@ def library(monkeypatch):
     monkeypatch.setattr(decision, "library_obstacle", lambda: None)
 
 
-def calls(method) -> list[tuple[str, str, str]]:
+def calls(method, implementation="cusparselt", width=D, bias=False) -> list[tuple[str, str, str]]:
     """(target, operands, results) of the kernels that value and gradients of an FFN call on CUDA."""
-    x, w1, w2 = (jnp.ones(shape, jnp.bfloat16) for shape in ((T, D), (D, F), (F, D)))
+    x, w1, w2 = (jnp.ones(shape, jnp.bfloat16) for shape in ((T, width), (width, F), (F, width)))
     state = {name: method.init(w, name) for name, w in {"w1": w1, "w2": w2}.items()}
+    options = {"implementation": implementation, "b1": jnp.ones(F, jnp.bfloat16) if bias else None}
 
     def loss(x, w1, w2):
-        y = s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0), implementation="cusparselt")
-        return y.sum()
+        return s24.sparse_ffn(x, w1, w2, method, state, jax.random.key(0), **options).sum()
 
     step = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).trace(x, w1, w2)
     text = step.lower(lowering_platforms=("cuda",)).as_text()
@@ -114,6 +114,43 @@ def test_one_pass_makes_dy1_and_its_estimate(method, monkeypatch):
     assert made == (f"tensor<2xui32>, {dense}, {dense}", results)
     (other,) = (out for target, _, out in found if target == "s24_mvue_pack")
     assert other.startswith(matrix(D, T))
+
+
+@pytest.fixture
+def on_h200(monkeypatch):
+    """Programs are lowered as on an NVIDIA H200 on which cuSPARSELt won every product; the decisions made."""
+    decided = []
+
+    def decide(product, *, forms, **_):
+        decided.append(product)
+        if forms == ("dense",):
+            return Decision("dense", "as the method says")
+        return Decision("cusparselt", "measured", "compressed", entry={"dtype": str(product.dtype)})
+
+    monkeypatch.setattr(execution, "decide", decide)
+    monkeypatch.setattr(operation, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    monkeypatch.setattr(hardware, "faster", lambda name, *_: name == "matmul_squared_relu")
+    return decided
+
+
+@pytest.mark.parametrize(("method", "sparse"), [(FST(), 6), (SSTE(), 4)], ids=["FST", "S-STE"])
+def test_one_pass_multiplies_and_squares(method, sparse, on_h200, monkeypatch):
+    """In place of the library's F1 and of the activation; each product is decided once. Named, the library
+    multiplies, and a bias needs Y1."""
+    width, f1 = 128, "s24_matmul_squared_relu"
+    squared = calls(method, None, width)
+    ((operands, out),) = [(operands, out) for target, operands, out in squared if target == f1]
+    assert (operands, out) == (f"{matrix(F, width)}, tensor<{T}x{width}xbf16>", f"tensor<{T}x{F}xbf16>")
+    assert len(on_h200) == 6
+    named = calls(method, width=width)
+    library = [[t for t, *_ in found].count("s24_cusparselt_matmul") for found in (squared, named)]
+    assert library == [sparse - 1, sparse]
+    assert f1 not in {t for t, *_ in named}
+    assert f1 not in {t for t, *_ in calls(method, None, width, bias=True)}
+    assert f1 not in {t for t, *_ in calls(method, None, width // 2)}, "no whole tiles"
+    monkeypatch.setattr(hardware, "faster", lambda *_: False)
+    assert f1 not in {t for t, *_ in calls(method, None, width)}
 
 
 @pytest.mark.parametrize(

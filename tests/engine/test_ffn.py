@@ -222,6 +222,96 @@ def test_which_blocks_take_one_pass_for_dy1(monkeypatch):
         assert not fusions.SLOPE_MVUE.matches(execution, saved, packed)
 
 
+SQUARED_BY = ("FST exact", "FST None", "STE")
+
+
+@pytest.mark.parametrize("name", SQUARED_BY)
+def test_one_pass_gives_the_bits_of_f1_and_then_its_squares(name, monkeypatch):
+    """Value and gradients, alone, in a loop, recomputed and mapped; Y1 is nowhere."""
+    method, runs = METHODS[name], []
+    x, w1, w2, dy3 = oracle.matrices(1, "bfloat16", (T, d), (d, f), (f, out), (T, out))
+    state, one_pass = states(method, w1, w2), fusions.Squared.run
+
+    def block(x, w1, w2):
+        return s24.sparse_ffn(x, w1, w2, method, state, KEY, implementation="ffi")
+
+    def gradients(block):
+        def run(x, w1, w2):
+            y, vjp = jax.vjp(block, x, w1, w2)
+            return y, *vjp(dy3)
+
+        return run
+
+    def found():
+        jax.clear_caches()  # what was traced before asks nothing again
+        alone, again = gradients(block), gradients(jax.checkpoint(block))
+        step = lambda s, _: (s + 1, alone(x + s, w1, w2))  # noqa: E731
+        loop = lambda x: jax.lax.scan(step, x[0, 0], None, 2)[1]  # noqa: E731
+        many = lambda x: jax.vmap(alone, (0, None, None))(jnp.stack([x, -x]), w1, w2)  # noqa: E731
+        whole = [jax.jit(run)(x, w1, w2) for run in (alone, again, block)]
+        return *whole, jax.jit(loop)(x), jax.jit(many)(x)
+
+    want = found()
+    monkeypatch.setattr(fusions.Squared, "matches", lambda *_: True)
+    monkeypatch.setattr(fusions.Squared, "run", lambda *a: runs.append(a) or one_pass(*a))
+    got = found()
+    assert len(runs) >= 2
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_which_blocks_take_one_pass_for_y2(monkeypatch):
+    """Those that multiply a packed W1 and need no Y1, where one pass can make Y2."""
+    asked = []
+
+    def can(self, *operands, **options):
+        asked.append((self.name, *(x.shape for x in operands), options["implementation"]))
+        return True
+
+    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    x, bias = jnp.ones((T, d), jnp.bfloat16), jnp.ones(f, jnp.bfloat16)
+    packed = Decision("ffi", "asked for", "packed")
+    measured = Decision("cusparselt", "measured", "compressed")
+
+    def matches(method=METHODS["STE"], decision=packed, by="ffi", activation="squared_relu", bias=None):
+        plan = method if isinstance(method, Plan) else method.ffn_plan()
+        execution = Execution("test", "ffn", plan, by, activation)
+        return fusions.SQUARED.matches(execution, x, f, decision, bias)
+
+    assert matches() and matches(decision=measured, by=None)
+    for method in (METHODS["FST exact"], s24.methods.SSTE(), s24.methods.SLoPe(), s24.methods.SRSTE()):
+        assert matches(method)
+    assert set(asked) == {("matmul_squared_relu", (T, d), (d, f), by) for by in ("ffi", None)}
+    monkeypatch.setattr(operation.Operation, "in_one_pass", None)  # nothing else comes so far
+    assert not matches(bias=bias)
+    assert not matches(activation="relu") and not matches(activation="gelu")
+    assert not matches(decision=Decision("dense", "slower"), by=None)
+    # Our kernels in place of the library's are a choice that a table makes, and the other way round.
+    assert not matches(decision=dataclasses.replace(packed, runs="auto"), by=None)
+    assert not matches(decision=measured, by="cusparselt") and not matches(by="reference")
+    assert not matches(s24.methods.Dense()) and not matches(s24.methods.Activation24())
+    row = METHODS["STE"].ffn_plan().row("F1")
+    assert not matches(Plan.of(FFN, F1=dataclasses.replace(row, other=Top2())))
+
+
+def test_blocks_that_keep_y1_ask_for_no_pass_to_y2(monkeypatch):
+    """In other dtypes, and where F2 cuts Y2."""
+    asked = []
+    monkeypatch.setattr(fusions.Squared, "matches", lambda *a: asked.append(a))
+    x, w1, w2 = oracle.matrices(1, "bfloat16", (32, d), (d, 32), (32, d))
+    for method, dtype, asks in (
+        (METHODS["STE"], "bfloat16", True),
+        (METHODS["STE"], "float16", False),
+        (s24.methods.Activation24(), "bfloat16", False),
+    ):
+        asked.clear()
+        jax.eval_shape(
+            lambda *a, m=method: s24.sparse_ffn(*a, m, states(m, *a[1:]), KEY),
+            *(jax.ShapeDtypeStruct(a.shape, dtype) for a in (x, w1, w2)),
+        )
+        assert bool(asked) == asks
+
+
 def test_both_weight_gradients_are_unbiased():
     """Mean over keys within 6 standard errors of the noiseless gradients (a false alarm: 6e-7)."""
     draws = 4000

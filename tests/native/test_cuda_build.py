@@ -85,12 +85,18 @@ INSTRUCTIONS = {
     (0x387, None): "STL",
     (0x23C, 0x45A): "HMMA.SP.16832.F32.BF16",
     (0xDF0, 0x01A): "HGMMA.SP.F32.BF16",
+    (0x9F0, 0x01A): "HGMMA.SP.F32.BF16",  # of what lies in shared memory
     (0x9C5, 0x000): "WARPGROUP.ARRIVE",
-    (0x9C5, 0x100): "WARPGROUP.DEPBAR",
+    (0x9C5, 0x100): "WARPGROUP.DEPBAR",  # 0: for all groups of products
+    (0x9C5, 0x101): "WARPGROUP.DEPBAR 1",
     (0x3C6, None): "FENCE.VIEW.ASYNC",
     (0x5A7, None): "SYNCS.PHASECHK",
     (0x9A7, None): "SYNCS.ARRIVE",
     (0x9B0, None): "ARRIVES.LDGSTSBAR",
+    (0x844, None): "STSM",
+    (0x992, None): "MEMBAR",
+    (0x9AB, None): "ERRBAR",
+    (0x5B4, None): "UTMALDG",
 }
 
 
@@ -199,7 +205,7 @@ def test_products_run_on_sparse_tensor_cores_without_spills(build, source, arch,
 # A warpgroup waits for copies, shows them to wgmma, multiplies twice, waits for the products and gives the
 # stage back; the others wait for a stage and arrive once their copies are there.
 STAGE = (
-    *("SYNCS.PHASECHK", "FENCE.VIEW.ASYNC", "WARPGROUP.ARRIVE", *2 * ["HGMMA.SP.F32.BF16"]),
+    *("SYNCS.PHASECHK", "MEMBAR", "FENCE.VIEW.ASYNC", "WARPGROUP.ARRIVE", *2 * ["HGMMA.SP.F32.BF16"]),
     *("WARPGROUP.DEPBAR", "SYNCS.ARRIVE", "SYNCS.PHASECHK", "ARRIVES.LDGSTSBAR"),
 )
 
@@ -217,6 +223,24 @@ def test_products_of_blocks_on_hopper_run_as_designed(build, tmp_path):
         for once in ("WARPGROUP.DEPBAR", "SYNCS.ARRIVE", "ARRIVES.LDGSTSBAR"):
             assert kernel.instructions.count(once) == 1, (name, kernel)
     assert not threads
+
+
+@pytest.mark.slow
+def test_squares_of_products_on_hopper_run_as_designed(build, tmp_path):
+    """The registers that 384 threads have; two stages in turn, each given back while the next is multiplied;
+    no fence of all memory but where blocks of a cluster meet, at the begin and at the end."""
+    source = "sm90/matmul_squared_relu.fma"
+    (kernel,) = compiled(build, source, "sm_90a", tmp_path / "product.cubin").values()
+    assert_all_in_registers({source: kernel})
+    assert kernel.registers <= 168
+    multiplied, named = "HGMMA.SP.F32.BF16", kernel.instructions
+    first, end = named.index("WARPGROUP.ARRIVE"), named.index("WARPGROUP.DEPBAR")
+    stage = ["WARPGROUP.ARRIVE", multiplied, multiplied, "WARPGROUP.DEPBAR 1", "SYNCS.ARRIVE"]
+    assert named[first:end] == [*stage, "SYNCS.PHASECHK", *stage]
+    before, after = named[:first], named[end:]
+    assert multiplied not in after and named.count("STSM") == 16
+    assert "MEMBAR" in before and after[after.index("UTMALDG") :].count("MEMBAR") == 2
+    assert not {"MEMBAR", "ERRBAR"} & set(after[: after.index("UTMALDG")])
 
 
 def test_the_module_imports_without_a_driver():

@@ -136,6 +136,34 @@ def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cuspar
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
+def test_squares_of_products(capability, runs, caller, cuda_targets, fake_cusparselt):
+    """On Hopper one kernel multiplies and squares; others take two steps."""
+    made = [call for call in calls() if "s24_matmul_squared_relu" in call[0]][::4]
+    targets = targets_of(cuda_targets, fake_cusparselt, capability)
+    launched(cuda_targets)
+    with at_once("cuda", caller, targets, capability=capability) as ran:
+        for _, call, arrays in made:
+            call(*arrays, "ffi")
+    assert ran >= ({"s24_matmul_squared_relu", "s24_cusparselt_compress"} if runs else {"s24_matmul"})
+    assert ("s24_matmul" in ran) != runs
+    assert any("start_clusters" in types for types in launched(cuda_targets)) == runs
+
+
+@pytest.mark.slow
+def test_squares_of_products_are_refused_where_nothing_computes_them(caller, cuda_targets, fake_cusparselt):
+    """By a GPU of another generation, and where a driver compiles PTX in place of the machine code."""
+    _, call, arrays = next(call for call in calls() if "s24_matmul_squared_relu" in call[0])
+    for where in (("8.0",), ("9.0", "8.0")):
+        targets = targets_of(cuda_targets, fake_cusparselt, *where)
+        with (
+            at_once("cuda", caller, targets),
+            pytest.raises(AssertionError, match="needs a GPU of compute capability"),
+        ):
+            call(*arrays, "ffi")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("ptx", "has_tiles"), [("9.0", True), ("8.0", False)])
 def test_products_of_blocks_from_older_ptx(ptx, has_tiles, caller, cuda_targets, fake_cusparselt):
     """A driver that compiles PTX in place of the machine code for Hopper gets no kernel that needs it."""

@@ -23,6 +23,7 @@ from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
@@ -544,6 +545,13 @@ ROUNDED = [
         )
         for v, m in ((16, 8), (64, 8), (64, 16), (128, 32))
     ],
+    (
+        "squares of 2:4 products",
+        lambda x, impl: matmul_squared_relu(x, packed24(x, impl, -2), implementation=impl),
+        (256, 256),
+        ("bfloat16",),
+        "cuda",
+    ),
     (
         "sampled_matmul",
         lambda x, impl: sampled_matmul(

@@ -16,6 +16,7 @@ import jax_sparse24 as s24
 from jax_sparse24.ops.features import TOP_FEATURES
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import squared_relu_vnm
@@ -192,6 +193,13 @@ def _batches_of_slopes(dtype, T, f) -> Calls:
         yield call, _arrays(dtype, *shapes)
 
 
+def _calls_of_squares(dtype, T, d, f) -> Calls:
+    def call(x, w, impl):
+        return matmul_squared_relu(x, packed24(w, impl, -2), implementation=impl)
+
+    yield call, _arrays(dtype, (T, d), (d, f))
+
+
 def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
     own, other = ((R, K) if turned else (K, R) for turned in (transposed, dz_transposed))
     order = {"transposed": transposed, "implementation": "ffi"}
@@ -355,6 +363,23 @@ SIZED = [
         more=_batches_of_slopes,
         dtypes=HALVES,
         only="cuda",
+    ),
+    Sized(
+        ("s24_matmul_squared_relu",),
+        _calls_of_squares,
+        sizes={"T": 24, "d": 128, "f": 64},
+        multiples={"d": 128, "f": 64},
+        more=partial(_calls_in_batches, _calls_of_squares),
+        most=200_000,
+        # One tile of a cluster; one with a block that has no rows; stages more than once; bands, of which the
+        # last is narrower, with rows and columns that are missing.
+        places=tuple(
+            ("bfloat16", dict(zip(("T", "d", "f"), sizes, strict=True)))
+            for sizes in ((256, 128, 256), (1, 128, 128), (300, 640, 64), (520, 256, 576), (2400, 128, 320))
+        ),
+        dtypes=("bfloat16",),
+        only="cuda",
+        sums=True,
     ),
     Sized(
         ("s24_features",),

@@ -9,7 +9,7 @@
 // More bytes in flight alone gain little on an H100. Few barriers do, warps that only copy, and fewer bytes: 64 rows share P with
 // 512 columns where this fills the device, and blocks that run at a time share the rows of D in level 2 of the cache, for 128
 // rows also P with four tiles side by side.
-#include "barriers.cuh"
+#include "clusters.cuh"
 #include "wgmma_sp.cuh"
 
 namespace s24 {
@@ -37,29 +37,6 @@ struct Stages {
   Barrier full[S::kStages], empty[S::kStages];
 };
 
-// The stages in their order. Whoever fills them and whoever empties them each has such a place.
-template <int kStages>
-struct Place {
-  int stage = 0, round = 0;  // round: modulo 2
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, round ^= 1;
-  }
-};
-
-// The tiles of the result in their order: bands of so many side by side, in each band row by row.
-template <class S>
-struct Tiles {
-  int down, across, side_by_side;
-  __host__ __device__ __forceinline__ int count() const { return down * across; }
-
-  __device__ __forceinline__ void at(int tile, int64_t* row, int64_t* column) const {
-    const int first = tile / (down * side_by_side) * side_by_side, width = min(across - first, side_by_side);
-    const int rest = tile - first * down;
-    *row = int64_t(rest / width) * S::kRows;
-    *column = int64_t(first + rest % width) * S::kCols;
-  }
-};
-
 // A warp copies its own of a stage's gathered rows, lanes taking the columns, and its share of P.
 template <class S>
 __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tiles<S>& tiles, int blocks, Stages<S>& shared) {
@@ -68,7 +45,7 @@ __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tile
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - S::kMultiplying, thread = 32 * warp + lane;
   const int pairs = int(a.depth) / 64, groups = int(a.depth) / 4, line = thread / 4, access = thread % 4;
   const uint32_t line_bytes = uint32_t(a.cols * 2), m = uint32_t(args.m);
-  Place<S::kStages> place;
+  StagePlace<S::kStages> place;
   for (int tile = blockIdx.x; tile < tiles.count(); tile += blocks) {
     int64_t row0, own_col;
     tiles.at(tile, &row0, &own_col);
@@ -119,7 +96,7 @@ template <class S, class T>
 __device__ __forceinline__ void multiply_tiles(const MatmulArgs& a, const Tiles<S>& tiles, int blocks, Stages<S>& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = int(a.depth) / 64;
   const int warp_row = warp / 4 % S::kTilesDown * 64 + warp % 4 * 16, across = warp / 4 / S::kTilesDown;
-  Place<S::kStages> place;
+  StagePlace<S::kStages> place;
   for (int tile = blockIdx.x; tile < tiles.count(); tile += blocks) {
     float acc[1][kWgmmaCols / 8][4];
 #pragma unroll 1
@@ -165,11 +142,10 @@ __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, con
 
 template <class S, class T>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks) matmul_gathered(MatmulVnmArgs args, Tiles<S> tiles, int blocks) {
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __trap();  // others have no wgmma, and has_matmul_vnm_sm90 says so
-#else
-  multiply_gathered<S, T>(args, tiles, blocks);
-#endif
+  if constexpr (kWithWgmma)
+    multiply_gathered<S, T>(args, tiles, blocks);
+  else
+    __trap();  // has_matmul_vnm_sm90 says so
 }
 
 template <class S, class T>
@@ -186,11 +162,7 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, int multiprocessors, cuda
 
 }  // namespace
 
-bool has_matmul_vnm_sm90() {
-  cudaFuncAttributes code;
-  return compute_capability() / 10 == 9 && cudaFuncGetAttributes(&code, matmul_gathered<Narrow, BF16>) == cudaSuccess &&
-         code.ptxVersion >= 90;
-}
+bool has_matmul_vnm_sm90() { return runs_on_sm90(matmul_gathered<Narrow, BF16>); }
 
 cudaError_t launch_matmul_vnm_sm90(const MatmulVnmArgs& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;

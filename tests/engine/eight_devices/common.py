@@ -72,7 +72,7 @@ def axes_of(sizes) -> tuple:
     return tuple(name for name in ("dp", "fsdp") if name in sizes) or None, fsdp, tp
 
 
-def partitioned(method, sizes, explicit=False, activation="relu", key=KEY, seed=0, tokens=T):
+def partitioned(method, sizes, explicit=False, activation="relu", key=KEY, seed=0, tokens=T, dtype="float32"):
     """A lowered function of value and gradients of a block that is cut over a mesh, and its arguments."""
     cut, (rows, fsdp, tp) = mesh(*sizes.values(), names=tuple(sizes), explicit=explicit), axes_of(sizes)
     specs = {"x": P(rows), "w1": P(fsdp, tp), "w2": P(tp, fsdp)}
@@ -82,6 +82,7 @@ def partitioned(method, sizes, explicit=False, activation="relu", key=KEY, seed=
         return s24.sparse_ffn(x, w1, w2, method, state, key, **options).sum()
 
     *arrays, state = operands(method, seed, tokens)
+    arrays = [x.astype(dtype) for x in arrays]
     like = dict(zip(("w1", "w2"), arrays[1:], strict=True))
     places = {
         w: {name: specs[w] if entry.shape == like[w].shape else P() for name, entry in state[w].items()}

@@ -1,5 +1,5 @@
 // CUDA on a CPU, as far as our kernels use it: they are compiled by the C++ compiler against this header instead of the
-// toolkit's, and every thread of a block is a fiber. It shows what kernels compute from which indices, in any order of
+// toolkit's, and every thread of a block, or of a cluster of blocks, is a fiber. It shows what kernels compute from which indices, in any order of
 // blocks, asynchronous copies as late as they may come, and threads that wait for ever; nothing about speed, other races or
 // the memory model.
 #pragma once
@@ -27,6 +27,8 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
+#define CUDART_VERSION 13000
+
 using cudaStream_t = struct CUstream_st*;
 enum cudaError_t {
   cudaSuccess = 0,
@@ -36,6 +38,8 @@ enum cudaError_t {
 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+enum { cudaEnableDefault };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
@@ -46,6 +50,8 @@ struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+
+inline void __trap() { std::abort(); }
 
 struct cudaFuncAttributes {
   int ptxVersion;
@@ -82,6 +88,9 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, F) {
   return attributes->ptxVersion = emulated::ptx, cudaSuccess;
 }
 
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, int flags,
+                                             cudaDriverEntryPointQueryResult* result);
+
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, emulated::capture_mode), cudaSuccess;
 }
@@ -114,9 +123,11 @@ struct Fiber {
 };
 
 inline dim3 thread, block;
+inline int first;  // of this block, among the threads of its cluster
 inline jmp_buf scheduler;
-inline std::vector<Fiber> fibers;  // of the largest block so far
-inline int threads;                // of this block
+inline std::vector<Fiber> fibers;  // of the largest cluster so far
+inline int threads;                // of a block
+inline int all_threads;            // of its cluster
 inline void (*body)(void*);
 inline void* body_arguments;
 inline long steps;   // that brought a block nearer to its end: a thread came to a meeting or a barrier, or to its own end
@@ -125,8 +136,12 @@ inline long stops;   // all threads waited, some of them in let_others_go
 inline int letting_others_go;
 inline std::set<std::string> launched;  // the types of the parameters of kernels
 
+// The number of this thread in its cluster.
+inline int own_number() { return first + int(thread.x); }
+inline Fiber& own_fiber() { return fibers[size_t(own_number())]; }
+
 inline void yield() {
-  if (_setjmp(fibers[thread.x].place) == 0) _longjmp(scheduler, 1);
+  if (_setjmp(own_fiber().place) == 0) _longjmp(scheduler, 1);
 }
 
 // Waits until the other threads can do no more without this one.
@@ -140,7 +155,7 @@ inline void let_others_go() {
 inline void enter() {
   for (;;) {
     body(body_arguments);
-    fibers[thread.x].done = true;
+    own_fiber().done = true;
     yield();
   }
 }
@@ -148,7 +163,7 @@ inline void enter() {
 // Lets the current thread go on until it yields. Jumps are between stacks that are all whole, and save no signals: unlike
 // swapcontext they call no kernel of the operating system.
 inline void resume() {
-  Fiber& own = fibers[thread.x];
+  Fiber& own = own_fiber();
   if (_setjmp(scheduler) != 0) return;
   if (own.started) _longjmp(own.place, 1);
   own.started = true;
@@ -180,14 +195,14 @@ struct Meeting {
   }
 };
 
-inline Meeting block_meeting, warp_meetings[32];
+inline Meeting cluster_meeting, block_meetings[2], group_meetings[8], warp_meetings[32];
 
 // Blocks in turn finish what they begin as late as it may be, which shows whether a thread waits for it, and at once, which shows
 // whether another still reads what is written over.
 inline void begin(void (*finish)(const Begun&), void* to, const void* from) {
   const Begun own = {finish, to, from};
   if ((block.x + block.y + block.z) % 2 == 0)
-    fibers[thread.x].begun.push_back(own);
+    own_fiber().begun.push_back(own);
   else if (finish != nullptr)
     finish(own);
 }
@@ -201,12 +216,14 @@ inline void finish(Fiber& fiber, size_t n) {
   fiber.begun.erase(fiber.begun.begin(), fiber.begun.begin() + long(i));
 }
 
-// Runs f(arguments) in every thread of a block, each as far as it goes before it waits, in turn: from the first to the last and
+// Runs f(arguments) in every thread of a block, or of the blocks of a cluster, each as far as it goes before it waits, in turn: from the first to the last and
 // back. What they have begun and do not wait for is finished when all of them wait, and no more of it than lets one go on.
 // Whether they came to their ends.
 template <class F>
-bool run_block(int count, F& f) {
-  threads = count;
+bool run_block(int threads_of_block, F& f, int blocks = 1) {
+  const int count = blocks * threads_of_block;
+  const unsigned first_block = block.x;
+  threads = threads_of_block, all_threads = count;
   if (fibers.size() < size_t(count)) fibers.resize(size_t(count));
   body = [](void* p) { (*static_cast<F*>(p))(); };
   body_arguments = &f;
@@ -217,7 +234,9 @@ bool run_block(int count, F& f) {
     for (int i = 0; i < count; ++i) {
       const int t = back ? count - 1 - i : i;
       if (fibers[size_t(t)].done) continue;
-      thread = dim3(unsigned(t));
+      thread = dim3(unsigned(t % threads));
+      first = t - int(thread.x);
+      block.x = first_block + unsigned(t / threads);
       resume();
       if (fibers[size_t(t)].done) --left, ++steps;
     }
@@ -230,7 +249,9 @@ bool run_block(int count, F& f) {
     if (phases > ended) continue;
     fibers.clear();
     letting_others_go = 0;
-    block_meeting = {};
+    cluster_meeting = {};
+    for (Meeting& meeting : block_meetings) meeting = {};
+    for (Meeting& meeting : group_meetings) meeting = {};
     for (Meeting& meeting : warp_meetings) meeting = {};
     return false;
   }
@@ -240,7 +261,18 @@ bool run_block(int count, F& f) {
 
 template <class P, class F>
 void in_warp(P& own, F act) {
-  warp_meetings[thread.x / 32].meet(int(thread.x % 32), 32, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
+  warp_meetings[own_number() / 32].meet(int(thread.x % 32), 32, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
+}
+
+// Four warps.
+template <class P, class F>
+void in_group(P& own, F act) {
+  group_meetings[own_number() / 128].meet(int(thread.x % 128), 128, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
+}
+
+template <class F>
+void in_block(void* own, F act) {
+  block_meetings[first / threads].meet(int(thread.x), threads, own, act);
 }
 
 inline std::vector<unsigned char> dynamic;
@@ -251,14 +283,14 @@ inline std::vector<unsigned char> dynamic;
 #define blockIdx emulated::block
 
 inline void __syncthreads() {
-  emulated::block_meeting.meet(int(threadIdx.x), emulated::threads, nullptr, [](void**) {});
+  emulated::in_block(nullptr, [](void**) {});
 }
 
 inline int __syncthreads_or(int vote) {
   struct Thread {
     int vote, any;
   } own = {vote, 0};
-  emulated::block_meeting.meet(int(threadIdx.x), emulated::threads, &own, [](void** all) {
+  emulated::in_block(&own, [](void** all) {
     int any = 0;
     for (int t = 0; t < emulated::threads; ++t) any |= static_cast<Thread*>(all[t])->vote;
     for (int t = 0; t < emulated::threads; ++t) static_cast<Thread*>(all[t])->any = any;

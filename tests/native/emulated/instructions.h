@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "../../../ffi/core/floats.h"
-#include "../../../ffi/cuda/sm90/barriers.cuh"
+#include "../../../ffi/cuda/sm90/boxes.cuh"
 #include "../../../ffi/cuda/sm90/wgmma_sp.cuh"
 
 namespace s24 {
@@ -19,33 +19,60 @@ struct SparseLane {
 // Products that a thread has begun, or the end of a group of them. What they read and write, registers too, they read and write
 // as late as they may: when the thread waits for them.
 struct BegunProduct {
-  void (*finish)(SparseLane, uint64_t dense, int more);
+  void (*finish)(const BegunProduct&);
   SparseLane own;
-  uint64_t dense;
+  uint64_t sparse, dense;  // where they lie in shared memory
   int more;
 };
 inline std::vector<BegunProduct> begun_products[1024];
 
-template <class... P, class... A>
-cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
+// Bytes of shared memory from one block of a cluster to the next.
+inline size_t block_bytes;
+
+// Runs the blocks, so many at a time along x.
+template <class F>
+cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size_t shared, F body) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
-  emulated::launched.insert(__PRETTY_FUNCTION__);
-  emulated::dynamic.assign(shared + 1024, 0xcd);  // what nobody wrote is not zero
-  auto body = [&] { kernel(args...); };
+  emulated::launched.insert(types);
+  block_bytes = (shared + 1023) / 1024 * 1024;
+  emulated::dynamic.assign(size_t(blocks) * block_bytes + 1024, 0xcd);  // what nobody wrote is not zero
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
+      for (unsigned x = 0; x < grid.x; x += unsigned(blocks)) {
         blockIdx = dim3(x, y, z);
-        if (!emulated::run_block(threads, body)) return cudaErrorLaunchTimeout;
-        for (int t = 0; t < threads; ++t)
+        if (!emulated::run_block(threads, body, blocks)) return cudaErrorLaunchTimeout;
+        for (int t = 0; t < blocks * threads; ++t)
           if (!begun_products[t].empty()) std::abort();  // nobody waited for them
       }
   return cudaSuccess;
 }
 
+template <class... P, class... A>
+cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
+  return run_grid(__PRETTY_FUNCTION__, grid, 1, threads, shared, [&] { kernel(args...); });
+}
+
+template <class... P>
+cudaError_t clusters_at_a_time(void (*)(P...), int, int, size_t, int* clusters) {
+  return *clusters = 1, cudaSuccess;
+}
+
+template <class... P, class... A>
+cudaError_t start_clusters(void (*kernel)(P...), int clusters, int blocks, int threads, size_t shared, cudaStream_t,
+                           const A&... args) {
+  if (blocks > 2 || blocks * threads > 1024) return cudaErrorInvalidConfiguration;  // as many as there are meetings for
+  return run_grid(__PRETTY_FUNCTION__, dim3(unsigned(clusters * blocks)), blocks, threads, shared, [&] { kernel(args...); });
+}
+
+inline int block_of_cluster() { return emulated::first / emulated::threads; }
+
+inline void sync_cluster() {
+  emulated::cluster_meeting.meet(emulated::own_number(), emulated::all_threads, nullptr, [](void**) {});
+}
+
 inline unsigned char* launched_memory() {
   const auto at = reinterpret_cast<uintptr_t>(emulated::dynamic.data());
-  return reinterpret_cast<unsigned char*>((at + 1023) / 1024 * 1024);
+  return reinterpret_cast<unsigned char*>((at + 1023) / 1024 * 1024) + size_t(block_of_cluster()) * block_bytes;
 }
 
 template <int n>
@@ -60,7 +87,7 @@ void copy_async(void* to, const void* from, bool valid) {
 inline void commit_copies() { emulated::begin(nullptr, nullptr, nullptr); }
 template <int n>
 void wait_copies() {
-  emulated::Fiber& own = emulated::fibers[threadIdx.x];
+  emulated::Fiber& own = emulated::own_fiber();
   size_t end = own.begun.size();
   for (int groups = 0; end > 0; --end)
     if (own.begun[end - 1].finish == nullptr && groups++ == n) break;
@@ -128,10 +155,11 @@ inline uint64_t swizzled_tile(const uint16_t* tile) {
 
 // The rows of a warpgroup that one of its warps has.
 template <class T, int kSelector>
-void multiply_tile(SparseLane own, uint64_t dense, int more) {
-  if (!more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
-  emulated::in_warp(own, [dense](SparseLane** all) {
-    const auto* const tile = reinterpret_cast<const uint16_t*>(dense);
+void multiply_tile(const BegunProduct& product) {
+  SparseLane own = product.own;
+  if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
+  emulated::in_warp(own, [&](SparseLane** all) {
+    const auto* const tile = reinterpret_cast<const uint16_t*>(product.dense);
     float left[16][32] = {};
     unpack_sparse<T, kSelector>(all, left);
     for (int k = 0; k < kGatheredRows; ++k)
@@ -145,14 +173,72 @@ void multiply_tile(SparseLane own, uint64_t dense, int more) {
 
 template <class T, int kSelector>
 void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
-  begun_products[threadIdx.x].push_back({multiply_tile<T, kSelector>, {acc[0], sparse, nullptr, words}, dense, more});
+  begun_products[emulated::own_number()].push_back({multiply_tile<T, kSelector>, {acc[0], sparse, nullptr, words}, 0, dense, more});
 }
 
-inline void commit_wgmma() { begun_products[threadIdx.x].push_back({}); }
+// The place of a byte in memory of rows of 64 or 128 bytes as the hardware swizzles it: by its address.
+inline uintptr_t swizzled_byte(uintptr_t at, int row_bytes) {
+  return row_bytes == 128 ? at ^ (at >> 7 & 7) << 4 : row_bytes == 64 ? at ^ (at >> 7 & 3) << 4 : at;
+}
+
+// An address in units of 16 bytes, and the layout.
+template <int kBytes>
+uint64_t swizzled_rows(const uint16_t* first) {
+  const auto at = reinterpret_cast<uintptr_t>(first);
+  if (at % 1024 != 0) std::abort();
+  return at / 16 | uint64_t(kBytes == 128 ? 1 : 2) << 62;
+}
+
+// Number k of row `row` of an operand, by what swizzled_rows gave.
+inline float number_of_row(uint64_t rows, int row, int k) {
+  const uintptr_t first = uintptr_t(rows << 2 >> 2) * 16;
+  const int bytes = rows >> 62 == 1 ? 128 : 64;
+  return float_of(BF16::to_f32(*reinterpret_cast<const uint16_t*>(swizzled_byte(first + uintptr_t(row * bytes + 2 * k), bytes))));
+}
+
+// What a warpgroup has: 64 rows.
+template <int kSelector>
+void multiply_rows(const BegunProduct& product) {
+  SparseLane own = product.own;
+  if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
+  emulated::in_group(own, [&](SparseLane** all) {
+    static float right[32][kWgmmaCols];
+    for (int column = 0; column < kWgmmaCols; ++column)
+      for (int k = 0; k < 32; ++k) right[k][column] = number_of_row(product.dense, column, k);
+    for (int row = 0; row < 64; ++row)
+      for (int kept = 0; kept < 16; ++kept) {
+        const int quartet = row / 16 * 32 + row % 8 * 4, source = quartet + 2 * kSelector + kept / 8;
+        const int group = kept % 8 / 2, shift = row / 8 % 2 * 16 + 4 * group + 2 * (kept % 2);
+        const float left = number_of_row(product.sparse, row, kept);
+        const float* const line = right[16 * (kept / 8) + 4 * group + int(all[source]->words >> shift & 3)];
+        for (int column = 0; column < kWgmmaCols; ++column)
+          all[quartet + column % 8 / 2]->acc[column / 8 * 4 + row / 8 % 2 * 2 + column % 2] += left * line[column];
+      }
+  });
+}
+
+template <int kSelector>
+void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
+  begun_products[emulated::own_number()].push_back({multiply_rows<kSelector>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
+}
+
+inline void store_matrices_transposed(uint16_t* row, const uint32_t (&m)[4]) {
+  struct Lane {
+    uint16_t* row;
+    const uint32_t* m;
+  } own = {row, m};
+  emulated::in_warp(own, [](Lane** all) {
+    for (int lane = 0; lane < 32; ++lane)  // gives row lane % 8 of matrix lane / 8
+      for (int other = 0; other < 8; ++other)
+        all[lane]->row[other] = uint16_t(all[other * 4 + lane % 8 / 2]->m[lane / 8] >> (lane % 2 * 16));
+  });
+}
+
+inline void commit_wgmma() { begun_products[emulated::own_number()].push_back({}); }
 
 template <int n>
 void wait_wgmma() {
-  std::vector<BegunProduct>& own = begun_products[threadIdx.x];
+  std::vector<BegunProduct>& own = begun_products[emulated::own_number()];
   size_t end = own.size();
   for (int groups = 0; end > 0; --end)
     if (own[end - 1].finish == nullptr && groups++ == n) break;
@@ -160,26 +246,87 @@ void wait_wgmma() {
   own.erase(own.begin(), own.begin() + long(end));
   if (!now.empty()) emulated::let_others_go();
   for (const BegunProduct& product : now)
-    if (product.finish != nullptr) product.finish(product.own, product.dense, product.more);
+    if (product.finish != nullptr) product.finish(product);
 }
 
-// A barrier: arrivals of a phase, those that are missing, and the number of the phase.
+// A barrier: arrivals of a phase, those that are missing, the number of the phase modulo 2^16, and bytes that are yet to come.
 struct EmulatedBarrier {
-  uint16_t arrivals, missing;
-  uint32_t phase;
+  uint8_t arrivals, missing;
+  uint16_t phase;
+  int32_t bytes;
+
+  static EmulatedBarrier& of(Barrier* b) { return *reinterpret_cast<EmulatedBarrier*>(b); }
+  void end_if_complete() {
+    if (missing > 0 || bytes != 0) return;
+    missing = arrivals;
+    ++phase;
+    ++emulated::phases;
+  }
 };
 
 inline void init_barrier(Barrier* b, int arrivals) {
-  *reinterpret_cast<EmulatedBarrier*>(b) = {uint16_t(arrivals), uint16_t(arrivals), 0};
+  if (arrivals < 1 || arrivals > 255) std::abort();
+  EmulatedBarrier::of(b) = {uint8_t(arrivals), uint8_t(arrivals), 0, 0};
 }
 
-inline void arrive(Barrier* b) {
-  auto& own = *reinterpret_cast<EmulatedBarrier*>(b);
+inline void arrive_expecting(Barrier* b, int bytes) {
+  EmulatedBarrier& own = EmulatedBarrier::of(b);
   ++emulated::steps;
-  if (--own.missing > 0) return;
-  own.missing = own.arrivals;
-  ++own.phase;
-  ++emulated::phases;
+  if (own.missing == 0) std::abort();  // more arrivals than the phase has
+  own.bytes += bytes, --own.missing;
+  own.end_if_complete();
+}
+
+inline void arrive(Barrier* b) { arrive_expecting(b, 0); }
+
+// A place in this block's memory in that of another one of the cluster.
+template <class T>
+T* at_block(T* own, int block) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(own) + (block - block_of_cluster()) * int64_t(block_bytes));
+}
+
+inline void arrive_at(Barrier* b, int block) { arrive(at_block(b, block)); }
+
+// A box on its way into so many blocks of a cluster from the first one on.
+struct Box {
+  CUtensorMap map;
+  int x, y, blocks;
+  uint8_t* to;
+  Barrier* barrier;
+
+  static void finish(const emulated::Begun& begun) {
+    auto* const box = static_cast<Box*>(begun.to);
+    const CUtensorMap& m = box->map;
+    const int64_t row = m.box_inner * m.element, width = m.inner * m.element;
+    for (int block = 0; block < box->blocks; ++block) {
+      const auto to = reinterpret_cast<uintptr_t>(box->to) + size_t(block) * block_bytes;
+      for (int64_t r = 0; r < m.box_outer; ++r)
+        for (int64_t b = 0; b < row; ++b) {
+          const int64_t line = box->y + r, byte = box->x * m.element + b;
+          const bool inside = line >= 0 && line < m.outer && byte >= 0 && byte < width;
+          *reinterpret_cast<uint8_t*>(swizzled_byte(to + uintptr_t(r * row + b), m.swizzled)) =
+              inside ? m.data[line * m.row_bytes + byte] : uint8_t(0);
+        }
+      EmulatedBarrier& barrier = EmulatedBarrier::of(box->barrier + block * int64_t(block_bytes / sizeof(Barrier)));
+      barrier.bytes -= int32_t(row * m.box_outer);
+      barrier.end_if_complete();
+    }
+    delete box;
+  }
+
+  static void begin(void* to, const CUtensorMap* map, int x, int y, Barrier* b, int first, int blocks) {
+    if (reinterpret_cast<uintptr_t>(to) % 128 != 0) std::abort();
+    auto* const box = new Box{*map, x, y, blocks, static_cast<uint8_t*>(at_block(static_cast<void*>(to), first)), at_block(b, first)};
+    emulated::begin(finish, box, nullptr);
+  }
+};
+
+inline void copy_box(void* to, const CUtensorMap* map, int x, int y, Barrier* b) {
+  Box::begin(to, map, x, y, b, block_of_cluster(), 1);
+}
+template <int kBlocks>
+void copy_box_for_all(void* to, const CUtensorMap* map, int x, int y, Barrier* b) {
+  Box::begin(to, map, x, y, b, 0, kBlocks);
 }
 
 inline void arrive_with_copies(Barrier* b) {
@@ -192,3 +339,9 @@ inline void wait_barrier(Barrier* b, int parity) {
 
 }  // namespace cuda
 }  // namespace s24
+
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, int,
+                                                    cudaDriverEntryPointQueryResult*) {
+  if (std::string(name) != "cuTensorMapEncodeTiled") return cudaErrorInvalidValue;
+  return *function = reinterpret_cast<void*>(&cuTensorMapEncodeTiled), cudaSuccess;
+}

@@ -1,0 +1,270 @@
+// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, and the squared ReLU of what it gives.
+//
+// Operands: P (R, K), compressed as cuSPARSELt has it here: values, and behind them metadata in its order; D (N, K).
+// Result: out (N, R) = max(D P^T, 0)^2, of the product rounded to bfloat16, so that the bits are those of two passes.
+// Steps: one thread of a block copies stages of 64 of the contracted axis by boxes; two blocks of a cluster, above each other,
+// each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 64 columns.
+// The three warps beside the copying thread square these and write whole lines, while the next tile is multiplied. Blocks stay
+// for several tiles.
+// Constraints: R is a multiple of 64, K of 128.
+//
+// What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md.
+#include "../simt/select.h"
+#include "boxes.cuh"
+#include "wgmma_sp.cuh"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+// A stage; a chunk.
+constexpr int kStageDepth = 64, kStepDepth = 32, kChunkCols = 64;
+constexpr int kRowsAtOnce = 8;  // of a 16-byte access
+
+// The tile of a cluster: that of its blocks, above each other.
+struct Shape {
+  static constexpr int kBlocks = 2, kGroups = 2, kStages = 4, kChunks = 3;
+  static constexpr int kBlockRows = 64 * kGroups, kRows = kBlocks * kBlockRows, kCols = kWgmmaCols;
+  static constexpr int kFinishing = 3, kThreads = 128 * (1 + kGroups);  // warps
+  static constexpr int kParts = 4;  // of a chunk, each of which a warp finishes
+};
+
+struct Stages {
+  alignas(1024) uint16_t dense[Shape::kStages][Shape::kCols * kStageDepth];
+  uint16_t values[Shape::kStages][Shape::kBlockRows * kStageDepth / 2];
+  uint16_t chunks[Shape::kChunks][kChunkCols * Shape::kBlockRows];
+  uint8_t metadata[Shape::kStages][Shape::kBlockRows * kStageDepth / 8];
+  Barrier full[Shape::kStages], empty[Shape::kStages], written[Shape::kChunks], read[Shape::kChunks];
+};
+constexpr int kStageBytes = sizeof(Stages::dense[0]) + sizeof(Stages::values[0]) + sizeof(Stages::metadata[0]);
+
+struct Operands {
+  CUtensorMap values, metadata, dense;
+};
+
+struct Product {
+  uint16_t* out;
+  int rows, cols, stages;  // of the depth, an even number
+  Tiles<Shape> tiles;
+  int clusters;
+};
+
+__device__ __forceinline__ void copy_tiles(const Operands& from, const Product& p, int block, Stages& shared) {
+  constexpr int kOwnCols = Shape::kCols / Shape::kBlocks;
+  StagePlace<Shape::kStages> place;
+  for (int tile = blockIdx.x / Shape::kBlocks; tile < p.tiles.count(); tile += p.clusters) {
+    int64_t row, column;
+    p.tiles.at(tile, &row, &column);
+    row += block * Shape::kBlockRows, column += block * kOwnCols;
+    for (int k = 0; k < p.stages; ++k, place.advance()) {
+      const int stage = place.stage;
+      Barrier* const full = &shared.full[stage];
+      wait_barrier(&shared.empty[stage], place.round ^ 1);
+      arrive_expecting(full, kStageBytes);
+      copy_box_for_all<Shape::kBlocks>(shared.dense[stage] + block * kOwnCols * kStageDepth, &from.dense, k * kStageDepth,
+                                       int(column), full);
+      copy_box(shared.values[stage], &from.values, k * (kStageDepth / 2), int(row), full);
+      copy_box(shared.metadata[stage], &from.metadata, k * 128, int(row) / 64, full);
+    }
+  }
+}
+
+// Where a lane finds eight bytes of metadata of a stage in the library's order: those of 64 columns and the rows lane / 4 and
+// lane / 4 + 8 of its warp, or half of them.
+__device__ __forceinline__ int metadata_of(int warp, int lane) { return lane % 4 / 2 * 256 + warp * 64 + lane / 4 * 8; }
+
+// The operand of wgmma of them: 16 columns of the first row in its low half, of the second one in its high half. Lanes 0 and 1
+// of four have those of the first instruction, lanes 2 and 3 of the second one.
+__device__ __forceinline__ uint32_t metadata_word(const Vector<uint32_t, 2>& eight, int lane) {
+  const uint32_t own = select_bytes(eight.at[0], eight.at[1], lane % 2 == 0 ? 0x6420u : 0x7531u);
+  const uint32_t rows = (own & 0xf00ff00fu) | (own << 4 & 0x0f000f00u) | (own >> 4 & 0x00f000f0u);
+  return select_bytes(rows, 0, 0x3120u);
+}
+
+__device__ __forceinline__ uint32_t round_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  return converted_pair<BF16>(low, high);
+#else
+  return uint32_t(BF16::from_f32(bits_of(low))) | uint32_t(BF16::from_f32(bits_of(high))) << 16;
+#endif
+}
+
+// Where the eight rows number `unit` of a column of a chunk lie: eight accesses to one column, or to eight columns, fall on all
+// banks.
+__device__ __forceinline__ int chunk_at(int column, int unit) {
+  return column * Shape::kBlockRows + (unit ^ column % 8) * kRowsAtOnce;
+}
+
+// Warpgroup `group` multiplies rows 64 * group and on of the block.
+__device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stages& shared) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+  constexpr int kNextValues = sizeof(Stages::values[0]) / 16, kNextDense = sizeof(Stages::dense[0]) / 16;  // stage
+  const uint64_t values = swizzled_rows<kStageDepth>(shared.values[0] + group * 64 * kStageDepth / 2);
+  const uint64_t dense = swizzled_rows<2 * kStageDepth>(shared.dense[0]);
+  const uint8_t* const metadata = shared.metadata[0] + group * 512 + metadata_of(warp, lane);
+  StagePlace<Shape::kStages> place;
+  StagePlace<Shape::kChunks> chunk;
+  // A warp tells one of the blocks that this warpgroup needs a stage no more.
+  const auto give_back = [&](int stage) {
+    if (lane == 0 && warp < Shape::kBlocks) arrive_at(&shared.empty[stage], warp);
+  };
+  for (int tile = blockIdx.x / Shape::kBlocks; tile < p.tiles.count(); tile += p.clusters) {
+    float acc[kWgmmaCols / 8][4];
+    uint32_t words[2] = {0, 0};
+    int previous = 0;
+#pragma unroll 1
+    for (int k = 0; k < p.stages; k += 2) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {  // words of the products under way keep their registers
+        const int stage = place.stage;
+        wait_barrier(&shared.full[stage], place.round);
+        words[i] = metadata_word(load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(metadata + stage * sizeof(Stages::metadata[0]))),
+                                 lane);
+        begin_wgmma();
+        const uint64_t a = values + uint64_t(stage * kNextValues), b = dense + uint64_t(stage * kNextDense);
+        wgmma_sp_rows<0>(acc, a, b, words[i], i > 0 || k > 0);
+        wgmma_sp_rows<1>(acc, a + kStepDepth / 16, b + 2 * kStepDepth / 16, words[i], 1);
+        commit_wgmma();
+        wait_wgmma<1>();
+        hold(words[i ^ 1]);
+        if (i > 0 || k > 0) give_back(previous);
+        previous = stage;
+        place.advance();
+      }
+    }
+    wait_wgmma<0>();
+    hold(words[1]);
+    give_back(previous);
+    S24_UNROLL
+    for (int c = 0; c < kWgmmaCols / kChunkCols; ++c, chunk.advance()) {
+      wait_barrier(&shared.read[chunk.stage], chunk.round ^ 1);
+      const int column = lane / 16 * 8 + lane % 8, unit = group * 8 + warp * 2 + lane / 8 % 2;
+      S24_UNROLL
+      for (int n = 0; n < kChunkCols / 8; n += 2) {
+        uint32_t rounded[4];
+        S24_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const float* const two = acc[c * (kChunkCols / 8) + n + i / 2] + i % 2 * 2;
+          rounded[i] = round_pair(two[0], two[1]);
+        }
+        store_matrices_transposed(shared.chunks[chunk.stage] + chunk_at(column + n * 8, unit), rounded);
+      }
+      __syncwarp();
+      if (lane == 0) arrive(&shared.written[chunk.stage]);
+    }
+  }
+}
+
+// A warp takes 16 columns of a chunk at a time, a lane eight rows of every second one.
+__device__ __forceinline__ void finish_tiles(const Product& p, int block, int warp, Stages& shared) {
+  constexpr int kPartCols = kChunkCols / Shape::kParts, kPartsOfTile = kWgmmaCols / kPartCols, kOwn = kPartCols / 2;
+  const int lane = threadIdx.x % 32, unit = lane % 16, first = blockIdx.x / Shape::kBlocks;
+  const int parts = first < p.tiles.count() ? ((p.tiles.count() - first - 1) / p.clusters + 1) * kPartsOfTile : 0;
+#pragma unroll 1
+  for (int part = warp; part < parts; part += Shape::kFinishing) {
+    const int number = part / Shape::kParts, chunk = number % Shape::kChunks;
+    const int own = part % Shape::kParts * kPartCols + lane / 16;  // column of the chunk
+    int64_t row, column;
+    p.tiles.at(first + part / kPartsOfTile * p.clusters, &row, &column);
+    row += block * Shape::kBlockRows + unit * kRowsAtOnce;
+    column += part % kPartsOfTile / Shape::kParts * kChunkCols + own;
+    wait_barrier(&shared.written[chunk], number / Shape::kChunks % 2);
+    Vector<uint32_t, 4> rows[kOwn];
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i)
+      rows[i] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(shared.chunks[chunk] + chunk_at(own + 2 * i, unit)));
+    __syncwarp();
+    if (lane == 0) arrive(&shared.read[chunk]);
+    if (row >= p.rows) continue;
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      if (column + 2 * i >= p.cols) break;
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) rows[i].at[j] = squared_relu_pair<BF16>(rows[i].at[j]);
+      store(reinterpret_cast<uint32_t*>(p.out + (column + 2 * i) * p.rows + row), rows[i]);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_and_square(const Operands& from, const Product& p) {
+  auto& shared = *reinterpret_cast<Stages*>(launched_memory());
+  const int block = block_of_cluster(), group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(&shared.full[i], 1);
+      init_barrier(&shared.empty[i], Shape::kBlocks * Shape::kGroups);
+    }
+    for (int i = 0; i < Shape::kChunks; ++i) {
+      init_barrier(&shared.written[i], 4 * Shape::kGroups);
+      init_barrier(&shared.read[i], Shape::kParts);
+    }
+    publish_barriers();
+  }
+  sync_cluster();
+  if (group > 0)
+    multiply_tiles(p, group - 1, shared);
+  else if (warp > 0)
+    finish_tiles(p, block, warp - 1, shared);
+  else if (threadIdx.x == 0)
+    copy_tiles(from, p, block, shared);
+  __syncwarp();
+  sync_cluster();  // nobody leaves while the other block may still signal it
+}
+
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    matmul_squared_relu(const __grid_constant__ Operands operands, const __grid_constant__ Product product) {
+  if constexpr (kWithWgmma)
+    multiply_and_square(operands, product);
+  else
+    __trap();  // has_matmul_squared_relu says so
+}
+
+// Asked once for each device that a thread uses, because the answer takes longer than a launch.
+cudaError_t clusters_here(int* clusters) {
+  static thread_local int known_device = -1, known = 0;
+  int device = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess && device != known_device) {
+    e = clusters_at_a_time(matmul_squared_relu, Shape::kBlocks, Shape::kThreads, sizeof(Stages), &known);
+    if (e == cudaSuccess) known_device = device;
+  }
+  *clusters = known;
+  return e == cudaSuccess && known == 0 ? cudaErrorInvalidConfiguration : e;
+}
+
+}  // namespace
+
+bool has_matmul_squared_relu() { return runs_on_sm90(matmul_squared_relu); }
+
+template <>
+cudaError_t run(const MatmulSquaredReluArgs& a, cudaStream_t stream) {
+  const auto kernel = matmul_squared_relu;
+  constexpr int kBytes = sizeof(Stages);
+  static_assert(kBytes <= 227 * 1024, "what a block can have");
+  static_assert(sizeof(Stages::values[0]) % 1024 == 0 && sizeof(Stages::dense[0]) % 1024 == 0, "swizzled boxes");
+  const auto* const values = static_cast<const uint16_t*>(a.compressed);
+  const uint16_t* const behind = values + a.rows * a.depth / 2;
+  Operands from;
+  cudaError_t e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, values, a.depth / 2, a.rows, a.depth, kStageDepth / 2,
+                            Shape::kBlockRows, CU_TENSOR_MAP_SWIZZLE_64B},
+                           &from.values);
+  if (e == cudaSuccess)  // of 64 rows in one
+    e = describe({CU_TENSOR_MAP_DATA_TYPE_UINT32, behind, 2 * a.depth, a.rows / 64, 8 * a.depth, 128, Shape::kGroups,
+                  CU_TENSOR_MAP_SWIZZLE_NONE},
+                 &from.metadata);
+  if (e == cudaSuccess)
+    e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a.dense, a.depth, a.cols, 2 * a.depth, kStageDepth,
+                  Shape::kCols / Shape::kBlocks, CU_TENSOR_MAP_SWIZZLE_128B},
+                 &from.dense);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  int clusters = 0;
+  if (e == cudaSuccess) e = clusters_here(&clusters);
+  if (e != cudaSuccess) return e;
+  const Tiles<Shape> tiles = {int(ceil_div(a.rows, Shape::kRows)), int(ceil_div(a.cols, Shape::kCols)), 8};
+  clusters = min(clusters, tiles.count());
+  const Product product = {static_cast<uint16_t*>(a.out), int(a.rows), int(a.cols), int(a.depth / kStageDepth), tiles, clusters};
+  return start_clusters(kernel, clusters, Shape::kBlocks, Shape::kThreads, kBytes, stream, from, product);
+}
+
+}  // namespace cuda
+}  // namespace s24

@@ -1,0 +1,261 @@
+"""F1 and squared ReLU in one pass on Hopper: the bits of two passes, in any shape, however it is called."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.dispatch.decision import named
+from jax_sparse24.dispatch.hardware import generation
+from jax_sparse24.engine import fusions
+from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, matmul_squared_relu, squared_relu
+from tests.gpu.test_runtime import assert_same_with_graphs
+from tests.ops.data import assert_same_bits
+
+HERE = generation()
+pytestmark = pytest.mark.skipif(HERE is None or HERE.code != "sm_90a", reason="the kernel is Hopper's")
+# T, d, f: one tile; parts of tiles along T, and of clusters along f; one token; stages once around, and more
+# often; more tiles than blocks run at a time, in bands of which the last is narrower.
+SHAPES = [
+    (256, 128, 256),
+    *((T, 256, f) for T in (1, 7, 96, 255, 257, 512 + 24) for f in (64, 192, 576)),
+    (1024, 768, 3072),
+    (1000, 640, 2112),
+    (4096, 512, 4160),
+    (9000, 128, 8192),
+]
+
+
+def operands(shape, seed=0, scale=1.0):
+    T, d, f = shape
+    x, w = (
+        jax.random.normal(jax.random.key(seed + i), size, jnp.bfloat16) * scale
+        for i, size in enumerate(((T, d), (d, f)))
+    )
+    return x, w
+
+
+def one(x, w):
+    return matmul_squared_relu(x, w, implementation="ffi")
+
+
+@jax.jit
+def packed(w):
+    return compressed24.pack(w, -2)
+
+
+@jax.jit
+def separate(x, w):
+    """By cuSPARSELt, which wants tokens in eights, and XLA's pass, which the barrier keeps apart."""
+    whole = jnp.pad(x, ((0, -len(x) % 8), (0, 0)))
+    y = contract(whole, w, -1, -2, decision=named("cusparselt"))[: len(x)]
+    return squared_relu(jax.lax.optimization_barrier(y))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bits_of_whole_numbers(shape):
+    """Sums are exact, so that every implementation gives them, and no order of stages is hidden."""
+    T, d, f = shape
+    rng = np.random.default_rng(T + f)
+    x, w = (jnp.asarray(rng.integers(-4, 5, size), jnp.bfloat16) for size in ((T, d), (d, f)))
+    y = jnp.matmul(x, s24.prune24(w, -2), preferred_element_type=jnp.float32)
+    want = squared_relu(jax.lax.optimization_barrier(y.astype(jnp.bfloat16)))
+    for form in (packed(w), s24.pack24(w, -2)):
+        assert MATMUL_SQUARED_RELU.in_one_pass(x, form, decision=None, implementation="ffi")
+        assert_same_bits(jax.jit(one)(x, form), want)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bits_of_the_library_and_the_activation_after_it(shape, cusparselt):
+    """Of normal numbers, by the library's preferred algorithm, whose sums have the same order. If a release
+    sums in another order, elements differ by a rounding of bfloat16 of Y1, and no more than a few."""
+    x, w = operands(shape, scale=0.25)
+    got, want = jax.jit(one)(x, packed(w)), separate(x, packed(w))
+    if cusparselt.version() == (0, 10, 0):
+        assert_same_bits(got, want)
+        return
+    a, b = (np.asarray(y, np.float32) for y in (got, want))
+    assert (a != b).mean() < 1e-2 and np.allclose(a, b, rtol=2.0**-6, atol=1e-6)
+
+
+def test_what_is_not_finite(cusparselt):
+    """Infinite elements, and NaN, in X; and numbers whose squares overflow."""
+    x, w = operands((300, 256, 192), 3)
+    x = x.at[5, 7].set(jnp.inf).at[9, 8].set(jnp.nan).at[11].multiply(1e19).at[290].multiply(1e18)
+    got, want = (np.asarray(y, np.float32) for y in (jax.jit(one)(x, packed(w)), separate(x, packed(w))))
+    np.testing.assert_array_equal(got, want)
+    assert np.isinf(got).any() and np.isnan(got).any()
+
+
+def test_nothing_is_read_or_written_beyond_the_arrays():
+    """Ragged results beside arrays of ones, and operands that lie between NaN."""
+    for T in (1, 129, 257, 383):
+        x, w = operands((T, 256, 192), T)
+        want = jax.jit(one)(x, packed(w))
+        apart = jnp.full((T + 256, 256), jnp.nan, jnp.bfloat16).at[128 : T + 128].set(x)
+        around = jax.jit(lambda x, w, T=T: (one(x[128 : T + 128], w), jnp.ones((4096,), jnp.bfloat16)))
+        got, ones = around(apart, packed(w))
+        assert_same_bits(got, want)
+        assert bool(jnp.all(ones == 1))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_batches(axes):
+    x, w = operands((3 * 200, 256, 192))
+    x, weights = x.reshape(3, 200, 256), jnp.stack([w, -w, w[::-1]])
+    given = [a if axis == 0 else a[0] for a, axis in zip((x, weights), axes, strict=True)]
+    run = lambda x, w: one(x, s24.pack24(w, -2))  # noqa: E731
+    got = jax.jit(jax.vmap(run, axes))(*given)
+    for n in range(3):
+        own = [a[n] if axis == 0 else a for a, axis in zip(given, axes, strict=True)]
+        assert_same_bits(got[n], run(*own))
+
+
+GRAPHS = """
+import hashlib
+import jax, jax.numpy as jnp, numpy as np
+import jax_sparse24 as s24
+from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+
+rng = np.random.default_rng(1)
+x = jnp.asarray(rng.normal(size=(500, 256)), jnp.bfloat16)
+weights = jnp.asarray(rng.normal(size=(6, 256, 256)) / 16, jnp.bfloat16)
+
+def step(x, w):
+    y = matmul_squared_relu(x, s24.pack24(w, -2), implementation="ffi")
+    return y / jnp.maximum(jnp.max(y), 1) - jnp.bfloat16(0.25), (jnp.min(y), jnp.max(y))
+
+run = jax.jit(lambda x: jax.lax.scan(step, x, weights))
+results = [hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for _ in range(3) for leaf in run(x)]
+print(*results)
+"""
+
+
+def test_the_same_bits_with_graphs_and_without():
+    assert_same_with_graphs(GRAPHS)
+
+
+def test_threads_with_streams_of_their_own():
+    given = [(x, packed(w)) for x, w in (operands((500 + n, 256, 576), n) for n in range(8))]
+    run = jax.jit(one)
+    want = [run(*args) for args in given]
+    with ThreadPoolExecutor(8) as pool:
+        for got, expected in zip(pool.map(lambda args: run(*args), given * 8), want * 8, strict=True):
+            assert_same_bits(got, expected)
+
+
+def test_ten_thousand_calls():
+    """Of two shapes in turn, beside another kernel that changes when blocks start: always the same bits."""
+    given = [(x, packed(w)) for x, w in (operands(shape, 5) for shape in ((2000, 768, 1600), (257, 128, 64)))]
+    want = [jax.jit(one)(*args) for args in given]
+
+    @jax.jit
+    def differ(n, *given):
+        def again(i, state):
+            wrong, noise = state
+            for (x, w), expected in zip(given, want, strict=True):
+                x, noise = jax.lax.optimization_barrier((x, noise))
+                wrong += jnp.sum(one(x, w) != expected)
+                noise = jnp.sin(noise[: 1 << 16] + i)
+            return wrong, noise
+
+        return jax.lax.fori_loop(0, n, again, (jnp.int32(0), jnp.zeros(1 << 16)))[0]
+
+    assert int(differ(5000, *given)) == 0
+
+
+def test_large():
+    """More than 2^31 bytes: indices need 64 bits."""
+    x, w = operands((120_000, 128, 9600))
+    got = jax.jit(one)(x, packed(w))
+    for at in (0, 119_700):
+        assert_same_bits(got[at : at + 300], jax.jit(one)(x[at : at + 300], packed(w)))
+
+
+METHODS = {
+    "FST": s24.methods.FST(),
+    "FST approximate": s24.methods.FST(mvue="approximate"),
+    "SSTE": s24.methods.SSTE(),
+    "STE": s24.methods.STE(),
+    "SLoPe": s24.methods.SLoPe(),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("T", [512, 264])
+def test_blocks_in_one_pass_and_in_two(name, T, monkeypatch, cusparselt):
+    """Value and gradients of blocks in which the library multiplies everything else, bit for bit; alone,
+    recomputed, and in a loop, which XLA may record into a graph."""
+    method = METHODS[name]
+    arrays = [
+        jnp.asarray(np.random.default_rng(i).normal(size=size) / 8, jnp.bfloat16)
+        for i, size in enumerate(((T, 256), (256, 512), (512, 256)))
+    ]
+    state = {w: method.init(a, w) for w, a in zip(("w1", "w2"), arrays[1:], strict=True)}
+    takes, runs = [True], []
+
+    def by_kernel(self, execution, operands):
+        assert isinstance(operands.right, Compressed24)
+        runs.append(operands)
+        return one(operands.left, operands.right)
+
+    monkeypatch.setattr(fusions.Squared, "matches", lambda *_: takes[0])
+    monkeypatch.setattr(fusions.Squared, "run", by_kernel)
+
+    def results(block):
+        def step(x, _):
+            y, vjp = jax.vjp(block, x, *arrays[1:])
+            return x - y / 8, (y, *vjp(y))
+
+        return jax.jit(lambda x: jax.lax.scan(step, x, None, 3)[1])(arrays[0])
+
+    def block(x, w1, w2):
+        key = jax.random.key(2)
+        return s24.sparse_ffn(x, w1, w2, method, state, key, implementation="cusparselt")
+
+    found = []
+    for one_pass in (True, False):
+        jax.clear_caches()
+        takes[0] = one_pass
+        found.append([results(block), results(jax.checkpoint(block))])
+        assert bool(runs) == one_pass
+        runs.clear()
+    assert_same_bits(*found)
+
+
+def test_our_kernels_take_it():
+    """Named, in a block; with a bias it is two steps."""
+    text = {}
+    for bias in (None, jnp.ones(512, jnp.bfloat16)):
+        method = s24.methods.STE()
+        x, w1, w2 = (jnp.ones(size, jnp.bfloat16) for size in ((256, 256), (256, 512), (512, 256)))
+        run = lambda *a, b=bias, m=method: s24.sparse_ffn(*a, m, b1=b, implementation="ffi")  # noqa: E731
+        text[bias is None] = jax.jit(run).lower(x, w1, w2).as_text()
+    assert "s24_matmul_squared_relu" in text[True] and "s24_matmul_squared_relu" not in text[False]
+
+
+def test_a_driver_that_compiles_ptx_is_told(tmp_path):
+    """It has no machine code for Hopper then."""
+    program = (
+        "import jax, jax.numpy as jnp, jax_sparse24 as s24\n"
+        "from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu\n"
+        "x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((128, 64), jnp.bfloat16)\n"
+        "print(matmul_squared_relu(x, s24.pack24(w, -2), implementation='ffi'))\n"
+    )
+    environment = os.environ | {
+        "CUDA_FORCE_PTX_JIT": "1",
+        "CUDA_CACHE_PATH": str(tmp_path),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0, done.stdout
+    assert "s24_matmul_squared_relu: needs a GPU of compute capability 9.0" in done.stderr

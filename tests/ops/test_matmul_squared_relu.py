@@ -1,0 +1,133 @@
+"""The squared ReLU of a 2:4 product: what it is, which calls are one pass, and what programs call."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.dispatch import decision, hardware, native, operation
+from jax_sparse24.dispatch.decision import named
+from jax_sparse24.dispatch.generations import AMPERE, BLACKWELL, HOPPER
+from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, MOST, matmul_squared_relu
+from jax_sparse24.ops.packed24 import Packed24
+from tests.ops.data import assert_same_bits
+
+T, d, f = 24, 128, 64
+cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about machines without a GPU")
+
+
+def operands(dtype="bfloat16", shape=(T, d, f)):
+    rng = np.random.default_rng(3)
+    x, w = (jnp.asarray(rng.integers(-4, 5, size), dtype) for size in (shape[:2], shape[1:]))
+    return x, s24.pack24(w, -2, implementation="reference")
+
+
+def test_it_is_the_activation_of_the_rounded_product(dtype, implementation):
+    """Exactly, of whole numbers; a NaN of X is one of all that it gives."""
+    x, w = operands(dtype)
+    y = np.asarray(x, np.float64) @ np.asarray(w.todense(), np.float64)
+    rounded = np.asarray(jnp.asarray(y, dtype), np.float64)
+    want = jnp.asarray(np.where(rounded > 0, rounded**2, 0).astype(np.float32)).astype(dtype)
+    got = matmul_squared_relu(x, w, implementation=implementation)
+    assert_same_bits(got, want)
+    assert 0.3 < (np.asarray(got, np.float32) > 0).mean() < 0.7
+    lost = np.isnan(np.asarray(matmul_squared_relu(x.at[2, 5].set(jnp.nan), w), np.float32))
+    assert lost[2].any() and not np.delete(lost, 2, 0).any()
+
+
+def test_the_steps_multiply_as_was_decided(implementation):
+    """Where no implementation is named, and nothing is decided again."""
+    x, w = operands()
+    want = jnp.square(jax.nn.relu(contract(x, w, -1, -2, implementation)))
+    assert_same_bits(matmul_squared_relu(x, w, decision=named(implementation)), want)
+
+
+def test_vmap_broadcasts(implementation):
+    x, w = operands(shape=(3 * T, d, f))
+    x = x.reshape(3, T, d)
+    weights = jax.tree.map(lambda part: jnp.stack([part, part[::-1], part]), w)
+
+    def run(x, w):
+        return matmul_squared_relu(x, w, implementation=implementation)
+
+    for axes, given in (((0, None), (x, w)), ((None, 0), (x[0], weights)), ((0, 0), (x, weights))):
+        got = jax.vmap(run, axes)(*given)
+        for n in range(3):
+            one = [jax.tree.map(lambda a, n=n: a[n], g) if a == 0 else g for g, a in zip(given, axes)]  # noqa: B905
+            assert_same_bits(got[n], run(*one))
+
+
+@pytest.fixture
+def on_h200(monkeypatch):
+    """Programs are traced and lowered as on Hopper with kernels."""
+    jax.clear_caches()
+    for module in (decision, hardware, operation):
+        monkeypatch.setattr(module, "platform", lambda: "cuda")
+    for module in (decision, hardware):
+        monkeypatch.setattr(module, "capability", lambda: "9.0")
+        monkeypatch.setattr(module, "generation", lambda: HOPPER)
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+    yield
+    jax.clear_caches()
+
+
+@cpu_only
+def test_which_calls_take_one_pass(on_h200, monkeypatch):
+    """On Hopper, whole tiles of bfloat16: where our kernels are asked for, or were measured to be faster."""
+
+    def in_one_pass(shape=(T, d, f), dtypes=("bfloat16", "bfloat16"), implementation="ffi", axis=-2):
+        x = jax.ShapeDtypeStruct(shape[:2], dtypes[0])
+        w = jax.ShapeDtypeStruct(shape[1:] if axis == -2 else shape[:0:-1], dtypes[1])
+        packed = Packed24(*Packed24.types(w, axis), axis)
+        return MATMUL_SQUARED_RELU.in_one_pass(x, packed, decision=None, implementation=implementation)
+
+    assert in_one_pass() and in_one_pass((1, 14336, 4096)) and in_one_pass((MOST, d, f))
+    assert not in_one_pass((T, d + 64, f)) and not in_one_pass((T, d, f + 32))
+    assert not in_one_pass((MOST + 1, d, f)) and not in_one_pass(axis=-1, shape=(T, d, d))
+    for dtypes in (("float16", "float16"), ("float32", "float32"), ("float32", "bfloat16")):
+        assert not in_one_pass(dtypes=dtypes)
+    assert not in_one_pass(implementation="reference") and not in_one_pass(implementation=None)
+    name = hardware.hardware().name
+    known = dataclasses.replace(HOPPER, faster=frozenset({(name, "matmul_squared_relu", "bfloat16", False)}))
+    for row, runs in ((known, True), (HOPPER, False)):
+        monkeypatch.setattr(hardware, "generation", lambda row=row: row)
+        assert in_one_pass(implementation=None) == runs
+    for row in (AMPERE, BLACKWELL, None):
+        monkeypatch.setattr(hardware, "generation", lambda row=row: row)
+        assert not in_one_pass()
+
+
+@cpu_only
+@pytest.mark.parametrize("shape", [(T, d, f), (7, d, f), (T, d, f + 16)], ids=str)
+def test_one_call_on_hopper(shape, on_h200):
+    """If the operands fall into whole tiles; nothing else is computed. Elsewhere the product is a call."""
+    (rows, depth, columns), packs = shape, s24.pack24
+
+    def made(x, w):
+        return matmul_squared_relu(x, packs(w, -2, implementation="ffi"), implementation="ffi")
+
+    given = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in (shape[:2], shape[1:])]
+    traced = jax.jit(made).trace(*given)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"@(s24_\w+)\(.*: \((.*)\) -> (.*)\n", text)
+    steps = ["s24_pack", "s24_matmul"]
+    assert re.findall(r"@(s24_\w+)\(", traced.lower(lowering_platforms=("cpu",)).as_text()) == steps
+    if columns % 64:
+        assert [target for target, *_ in found] == steps and "stablehlo.maximum" in text
+        return
+    assert [target for target, *_ in found] == [
+        "s24_pack",
+        "s24_cusparselt_compress",
+        "s24_matmul_squared_relu",
+    ]
+    compressed = f"tensor<{columns * 9 // 8}x{depth // 2}xbf16>"
+    assert found[-1][1:] == (
+        f"{compressed}, tensor<{rows}x{depth}xbf16>",
+        f"tensor<{rows}x{columns}xbf16>",
+    )
+    assert "stablehlo.maximum" not in text and "stablehlo.multiply" not in text
