@@ -238,7 +238,7 @@ class Squared:
         row, forms = execution.plan.row("F1"), {None: "compressed", "ffi": "packed"}
         if execution.activation != "squared_relu" or bias is not None or execution.summed("F1"):
             return False
-        if not (row and row.operand == "w1" and _only_cut(row)):
+        if not (row and row.operand == "w1" and _only_cut(row)) or ACTIVATED.matches(execution):
             return False
         if row.by.pattern != "2:4" or decision.form != forms.get(execution.implementation):
             return False
