@@ -13,8 +13,8 @@ from pathlib import Path
 
 from experiments import files
 from experiments.ablations import ablation as ablations
+from experiments.ablations import pretrained, runs, text
 from experiments.ablations import result as results
-from experiments.ablations import runs, text
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
 from experiments.errors import UserError, require
@@ -52,6 +52,13 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder (default: runs/ablate/PAPER/CLAIM_SIZE; of several: that below this folder)",
     )
+    p.add_argument(
+        "--start",
+        type=Path,
+        metavar="RUN",
+        help="a finished run (of the launcher, of another ablation, or made by experiments.import_model) or "
+        "its RUN/checkpoints/STEP, which takes the place of the first arm, where the others start from that",
+    )
     p.add_argument("--resume", action="store_true", help="continue in that folder")
     p.add_argument(
         "--reuse",
@@ -77,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--only", metavar="ARM/SEED,...", help="train these runs, one after the other, and write no report"
+    )
+    p.add_argument(
+        "--any-speed",
+        action="store_true",
+        help="train however slow this device is: runs of large sizes stop at their start below a speed",
     )
     p.add_argument(
         "--array",
@@ -161,6 +173,9 @@ class Claim:
     seeds: tuple[int, ...]
     out: Path
     jobs: list[runs.Job]
+    start: Path | None = None
+    """see --start"""
+    any_speed: bool = False
 
     @property
     def done(self) -> bool:
@@ -177,12 +192,16 @@ class Claim:
         seeds = ",".join(map(str, self.seeds))
         spec = f"{self.named.file}:{self.named.size}"
         own = ["--out", str(self.out), "--seeds", seeds, "--compiled", str(compiled)]
+        own += ["--any-speed"] if self.any_speed else []
+        own += ["--start", str(self.start.resolve())] if self.start else []
         return [sys.executable, "-m", "experiments.ablate", spec, *own]
 
 
 def claims_of(args) -> list[Claim]:
     """The ablations on the command line; UserError for what cannot be run."""
     found = [named for spec in args.config for named in ablations.load_all(spec)]
+    found = [at_any_speed(named) for named in found] if args.any_speed else found
+    found = [pretrained.started(named, args.start) for named in found] if args.start else found
     several, claims = len(found) > 1, {}
     for named in found:
         require(
@@ -199,15 +218,37 @@ def claims_of(args) -> list[Claim]:
         jobs = runs.jobs_of(named.ablation, seeds, out)
         if several:
             jobs = [dataclasses.replace(job, claim=named.claim) for job in jobs]
-        claims[out] = Claim(named, seeds, out, jobs)
+        claims[out] = Claim(named, seeds, out, jobs, args.start, args.any_speed)
     return list(claims.values())
 
 
-def array(claims: list[Claim], compiled: Path, again: str) -> None:
+def at_any_speed(named: Named) -> Named:
+    """The ablation without the least speed of its runs."""
+    arms = {
+        name: dataclasses.replace(arm, train=dataclasses.replace(arm.train, least_speed=0))
+        for name, arm in named.ablation.arms.items()
+    }
+    return dataclasses.replace(named, ablation=dataclasses.replace(named.ablation, arms=arms))
+
+
+def chosen(only: str | None, claims: list[Claim]) -> list[runs.Job]:
+    """The runs that --only names, in its order; all without it. Raises UserError for one that is none."""
+    if not only:
+        return [job for claim in claims for job in claim.jobs]
+    require(len(claims) == 1, "--only is for one ablation.")
+    labels = {job.label: job for job in claims[0].jobs}
+    wanted = re.split(r"(?<=/\d),|(?<=/\d\d),", only)  # names of arms may have commas
+    for label in wanted:
+        require(label in labels, f"There is no run {label!r}; there are: {', '.join(labels)}.")
+    return [labels[label] for label in wanted]
+
+
+def array(claims: list[Claim], compiled: Path, again: str, only: str | None = None) -> None:
     """Print a command for each run that is not done; what else there is to know goes to stderr."""
+    named = {job.out for job in chosen(only, claims)}
     for claim in claims:
         for job in claim.jobs:
-            if not job.done:
+            if not job.done and job.out in named:
                 words = ["python", *claim.command(compiled)[1:], "--only", job.label]
                 print(shlex.join(words))
         waiting = sorted({job.arm for job in claim.jobs if job.needs})
@@ -257,18 +298,14 @@ def start(args, again: str) -> int:
     claims = claims_of(args)
     compiled = args.compiled or (claims[0].out if len(claims) == 1 else args.out or ROOT)
     if args.array:
-        array(claims, compiled, again)
+        array(claims, compiled, again, args.only)
         return 0
     if args.only:
-        require(len(claims) == 1, "--only is for one ablation.")
-        labels = {job.label: job for job in claims[0].jobs}
-        wanted = re.split(r"(?<=/\d),|(?<=/\d\d),", args.only)  # names of arms may have commas
-        for label in wanted:
-            require(label in labels, f"There is no run {label!r}; there are: {', '.join(labels)}.")
+        wanted = chosen(args.only, claims)
         runs.register(claims[0].named, claims[0].out)
         runs.share_compilations(compiled)
-        for label in wanted:
-            runs.run_one(labels[label], claims[0].jobs)
+        for job in wanted:
+            runs.run_one(job, claims[0].jobs)
         return 0
     for claim in claims:
         runs.check_folder(claim.jobs, claim.out, args.resume or bool(args.more_seeds))

@@ -121,6 +121,9 @@ def main(argv=None):
     command += ["--train.start-from", str(args.out)]
     command += ["--data.tokenizer", str(rundir.own_tokenizer(args.out)), *overrides(config.model)]
     print(f"  {shlex.join(command)}")
+    print("To judge what AST makes of them:")
+    command = ["python", "-m", "experiments.ablate", "configs/ast/retraining.py", "--start", str(args.out)]
+    print(f"  {shlex.join(command)}")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """Records of an ablation's runs, perhaps of several machines, to figures and a page:
 `python -m experiments.study runs/124m --out runs/124m/page`.
 
-A study is trained by `python -m experiments.ablate configs/evidence/methods.py:124m --jobs 0`. Its records,
-ARM/seedN.json, are what this command reads; they are small enough to be committed. Without a study it
-writes how to make one.
+A study is trained by `python -m experiments.ablate configs/evidence/methods.py:124m --jobs 0`, or by this
+command with `--run`. Its records, ARM/seedN.json, are what this command reads; they are small enough to be
+committed. Without a study it writes how to make one.
 """
 
 import argparse
+import dataclasses
 import math
+import sys
 import textwrap
 from pathlib import Path
 
-from experiments import files
+from experiments import ablate, files
 from experiments.ablations import ablation, evidence
+from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
-from experiments.errors import UserError
+from experiments.errors import UserError, require
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -23,6 +26,7 @@ PLAN = "configs/evidence/methods.py:124m"
 STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair costs
 PROBES = "../experiments/benchmarks/results/probe"
 LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
+WHOLE, TEXT = (904, 939), 167  # seconds, from that log: each run of the pair, and preparing the text once
 HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the
 longest runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed;
 do not edit it by hand."""
@@ -33,20 +37,25 @@ Its learning rate is the best of three for dense training, its decay the one tha
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
 paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
-byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time."""
-TRADE = """Below 0 and right of 1 sparsity wins. Hollow marks are what papers say; they are at the left edge
-where a paper gives no speed of a whole run."""
+byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. *MFU*: what
+the products of the arm's model come to at its speed, each counted once and as dense, as a share of the
+peak of the GPU's dense products."""
+TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
+convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
+(`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
+to 1.7 times as fast (`Venom`, arXiv 2602.06183: the dashed band). No abstract has a loss in nats, so that no
+paper has a mark."""
 HOW = """## How to repeat it
 
 The text is the source of Linux, from Debian's package `linux-source` or a tarball of kernel.org
 ([data.md](data.md)), with a tokenizer of 32768 tokens that is trained on it; the second text is the
 source of Python's standard library. Losses of source code compare with no other text's.
 
-One pair on one GPU, dense training and FST with one seed, and its page:
+One pair on one GPU, dense training and FST with one seed, and its page. With `--plan` besides, the command
+says what it would train and what that took here, and trains nothing:
 
 ```sh title="needs a GPU, and an hour"
-python -m experiments.ablate {plan} --only dense/0,FST/0 --out runs/pair
-python -m experiments.study runs/pair --out runs/pair/page
+python -m experiments.study --run {plan} --only dense/0,FST/0 --out runs/pair
 ```
 
 {cost_of_the_pair}
@@ -54,18 +63,17 @@ python -m experiments.study runs/pair --out runs/pair/page
 All of it, every arm and the replicate with three seeds, one run at a time on each GPU of the host:
 
 ```sh title="needs GPUs, and hours"
-python -m experiments.ablate {plan} --jobs 0 --out runs/124m
-python -m experiments.study runs/124m --out runs/124m/page
+python -m experiments.study --run {plan} --jobs 0 --out runs/all
 ```
 
 {cost_of_all} From seed to seed the arms move on to other GPUs, in the same way every time. A run ends on
 the machine on which it began, or is refused. Before its first step it writes down a fingerprint of its
 first batch and its dense loss there: with another batch than the other arms of its seed, or where model
 and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
-it is stopped. `--resume` continues what was interrupted. Records of several hosts, `ARM/seedN.json`, are
-put into one folder, or their folders are given one name, `python -m experiments.study host1/124m host2/124m
---out page`; they must be of one kind of GPU and one text. This page is made of records in
-`docs/evidence/SIZE`."""
+it is stopped. The same command again continues what was interrupted. Records of several hosts,
+`ARM/seedN.json`, are put into one folder, or their folders are given one name,
+`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU and one text.
+This page is made of records in `docs/evidence/SIZE`."""
 SAMPLES = (
     "Continuations of fixed prompts by the dense weights of the lowest seed, the likeliest token each time."
 )
@@ -79,19 +87,23 @@ def how() -> str:
     of_a_step = evidence.tokens_per_step(pair[0])
     tokens, runs = train.steps * of_a_step, len(named.ablation.runs(named.ablation.seeds))
     seconds = [evidence.pace(run) * train.steps for run in pair]
+    memory = max(run.last("eval", "peak_bytes") for run in pair)
     joules = sum(evidence.joules_per_token(run) * tokens for run in pair)
     speeds = [f"{tokens / each / 1e3:.0f}" for each in seconds]
 
     def on(gpus: int) -> str:
         return f"{seconds[0] * math.ceil(runs / gpus) / 3600:.1f} on {gpus}"
 
+    minutes = [f"{part / 60:.0f}" for part in (*WHOLE, TEXT, sum(WHOLE) + TEXT)]
     of_the_pair = (
         f"A run is {train.steps} steps of {of_a_step} tokens, {tokens / 1e6:.0f}M tokens. In the pair of "
         f"seed 0 above, each on an {stored.devices}, dense training made {speeds[0]} thousand tokens per "
         f"second and FST {speeds[1]} thousand. The steps of both took {sum(seconds) / 60:.0f} minutes and "
-        f"{joules / 1e6:.1f} MJ ({joules / 3.6e6:.2f} kWh). Preparing the text once, compiling and "
-        f"evaluations came on top ([log]({LOG})). A run below {train.least_speed} tokens per second stops at "
-        "its start."
+        f"{joules / 1e6:.1f} MJ ({joules / 3.6e6:.2f} kWh). With compiling and all evaluations they took "
+        f"{minutes[0]} and {minutes[1]} minutes, and preparing the text {minutes[2]} more, once "
+        f"([log]({LOG})): {minutes[3]} minutes of one GPU for the pair, with {memory / 1e9:.0f} GB of its "
+        f"memory. A run below {train.least_speed} tokens per second stops at its start, unless `--any-speed` "
+        "is given: then losses compare with those above, and times do not."
     )
     of_all = (
         f"That is {runs} runs: at dense training's speed {seconds[0] * runs / 3600:.1f} hours of steps on "
@@ -136,6 +148,37 @@ def section(study: evidence.Study, folder: Path) -> str:
     return "\n\n".join(parts)
 
 
+def plan(argv: list[str]) -> str:
+    """What `python -m experiments.ablate` with these arguments would train, and what runs of the same config
+    took where they were recorded, as a table."""
+    args = ablate.parser().parse_intermixed_args(argv)
+    known = {
+        _unnamed(run.config): run for runs in evidence.read(STORED).arms.values() for run in runs.values()
+    }
+    lines = [["run", "steps", "tokens, millions", "minutes of steps, as recorded", "MJ", "now"]]
+    for job in ablate.chosen(args.only, ablate.claims_of(args)):
+        run, data = known.get(_unnamed(job.config)), job.config.data
+        tokens = job.config.train.steps * data.batch * data.seq
+        joules = run and evidence.joules_per_token(run)
+        lines.append(
+            [
+                job.label,
+                str(job.config.train.steps),
+                f"{tokens / 1e6:.0f}",
+                f"{evidence.pace(run) * job.config.train.steps / 60:.0f}" if run else "not recorded",
+                f"{joules * tokens / 1e6:.2f}" if joules else "-",
+                "done" if job.done else "to be continued" if job.begun else "to be trained",
+            ]
+        )
+    return markdown(lines)
+
+
+def _unnamed(config):
+    """What runs of an arm have in common."""
+    train = dataclasses.replace(config.train, least_speed=0)
+    return dataclasses.replace(config, name="run", seed=0, train=train)
+
+
 @command
 def main(argv=None):
     parser = argparse.ArgumentParser(
@@ -154,7 +197,33 @@ def main(argv=None):
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
     )
+    parser.add_argument(
+        "--run",
+        metavar="CONFIG:SIZE",
+        help="before, train runs of this ablation into OUT/SIZE, a study that the page then has; runs that "
+        "are there are kept. --only, --seeds, --jobs and --any-speed are those of experiments.ablate",
+    )
+    for option in ("--only", "--seeds", "--jobs"):
+        parser.add_argument(option, help="with --run")
+    parser.add_argument("--any-speed", action="store_true", help="with --run")
+    parser.add_argument(
+        "--plan", action="store_true", help="with --run: say what would be trained, and train nothing"
+    )
     args = parser.parse_args(argv)
+    given = [name for name in ("only", "seeds", "jobs", "any_speed", "plan") if getattr(args, name)]
+    require(bool(args.run) or not given, f"--{given[0] if given else ''} needs --run CONFIG:SIZE.")
+    if args.run:
+        folder = args.out / ablation.load(args.run).size
+        words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]
+        for name in ("only", "seeds", "jobs"):
+            words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+        if args.plan:
+            print(plan(words))
+            return 0
+        again = not args.only and folder.exists() and any(folder.iterdir())
+        if status := ablate.main([*words, *(["--resume"] if again else [])]):
+            return status
+        args.studies.append(folder)
     named, drawn = {}, args.out / FIGURES
     for folder in args.studies:
         named.setdefault(folder.resolve().name, []).append(folder)
@@ -171,7 +240,8 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     files.write(args.out / PAGE, "\n\n".join(parts) + "\n")
     print(args.out / PAGE)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

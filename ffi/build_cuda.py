@@ -21,18 +21,22 @@ GENERATIONS = ROOT / "jax_sparse24/dispatch/generations.py"
 FUSED = ".fma.cu"
 
 
-def targets(generations) -> list[str]:
-    """Flags of nvcc for the code that the rows of jax_sparse24/dispatch/generations.py name."""
+def targets(generations, known=None) -> list[str]:
+    """Flags of nvcc for the code that the rows of jax_sparse24/dispatch/generations.py name.
+
+    known: the machine code that this nvcc can make, as it names it, without the rest of which GPUs run PTX;
+        None for all."""
     kinds: dict[str, list[str]] = {}
     for code in sorted({generation.code for generation in generations}, reverse=True):
-        kinds.setdefault(code.split("_")[1], []).append(code)
+        if known is None or code.startswith("compute_") or code.rstrip("af") in known:
+            kinds.setdefault(code.split("_")[1], []).append(code)
     return [f"-gencode=arch=compute_{arch},code=[{','.join(codes)}]" for arch, codes in sorted(kinds.items())]
 
 
-TARGETS = targets(runpy.run_path(str(GENERATIONS))["GENERATIONS"])
+ROWS = runpy.run_path(str(GENERATIONS))["GENERATIONS"]
 # The host compiler, which nvcc runs too, does not know nvcc's pragmas.
 HOST = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unknown-pragmas"
-COMMON = ["-std=c++17", "-O3", HOST, *TARGETS]
+COMMON = ["-std=c++17", "-O3", HOST]
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 "
     "nvidia-cuda-cccl==13.0.85"
@@ -81,9 +85,11 @@ def _toolkit() -> Path | None:
 def kernel_units(toolkit: Path):
     """Yield (sources, name of the object, command without files) for each file of kernels."""
     nvcc = str(toolkit / "bin" / "nvcc")
+    listed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True)
+    flags = [*COMMON, *targets(ROWS, listed.stdout.split())]
     for source in sorted(CUDA.rglob("*.cu")):
         fused = "true" if source.name.endswith(FUSED) else "false"
-        yield [source], str(source.relative_to(FFI).with_suffix("")), [nvcc, *COMMON, f"-fmad={fused}"]
+        yield [source], str(source.relative_to(FFI).with_suffix("")), [nvcc, *flags, f"-fmad={fused}"]
 
 
 def handler_units():

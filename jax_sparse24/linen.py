@@ -234,6 +234,11 @@ def _method(op: str, method, implementation) -> Method:
         )
     if method.trains_adapters:
         raise ValueError(f"{op}: {method} trains low-rank adapters; use s24.nn, or the method without them.")
+    if method.histories:
+        raise ValueError(
+            f"{op}: {method} scales by what earlier steps have seen, which this layer does not observe; use "
+            's24.nn, or fp8="tensor".'
+        )
     return method
 
 

@@ -16,9 +16,10 @@ def ablation(size: Size) -> Ablation:
         "+ distillation": s24.methods.AST(**base),
         "+ slorb": s24.methods.AST(**base, slorb=16),
     }
+    train = {"checkpoint_every": 0, "least_speed": size.base.train.least_speed // 2}  # a teacher costs time
     optim = dataclasses.replace(size.base.optim, lr=size.base.optim.lr / 3, warmup=max(steps // 20, 1))
     retrained = {
-        name: dataclasses.replace(size.arm(m, steps=steps, checkpoint_every=0), optim=optim)
+        name: dataclasses.replace(size.arm(m, steps=steps, **train), optim=optim)
         for name, m in methods.items()
     }
     return Ablation(

@@ -198,6 +198,8 @@ class Ablation:
     start: str = ""
     """the first arm, if the others start from its trained parameters of the same seed; it may have another
     number of steps"""
+    pretrained: str = ""
+    """what the first arm is, in words, where it was trained before and elsewhere (pretrained.py)"""
     seeds: Sequence[int] = (0, 1, 2)
     """more than three where the effect that the claim states needs them"""
     curve: tuple[str, str] = ("monitor", "flip_rate")

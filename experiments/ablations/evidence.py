@@ -22,32 +22,25 @@ from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
 from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import require
+from experiments.training import speed
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper says of a method.
+    """A speed that a paper states of whole runs by a method, without a loss in nats per token beside it.
 
-    name: of the method and the model.
     arm: of a study that is trained by it.
-    source: where it says so.
-    gap: loss less that of dense training, nats per token; 0 where it finds none.
-    speed: of the whole run, dense time / time, lowest and highest; None where only parts were timed."""
+    source: which says so in its abstract.
+    speed: dense time / time, lowest and highest."""
 
-    name: str
     arm: str
     source: str
-    gap: float
-    speed: tuple[float, float] | None = None
+    speed: tuple[float, float]
 
 
 CLAIMS = ("configs/evidence/methods.py", "configs/fst/equal_time.py")  # of which runs are shown as studies
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
-PAPERS = (
-    Paper("FST, GPT-2 124M", "FST", "arXiv 2404.01847", 0.045),
-    Paper("Activation24", "Activation24", "arXiv 2503.16672", 0.0),
-    Paper("Venom", "Venom", "arXiv 2602.06183", 0.0, (1.4, 1.7)),
-)
+PAPERS = (Paper("Venom", "arXiv 2602.06183", (1.4, 1.7)),)
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,7 @@ class Study:
     name: of the folder.
     arms: arm -> seed -> run; the first arm is what the others are compared with.
     devices: what every run had, as `2 x NVIDIA H200`.
+    kinds: what each run's devices call themselves, by its path.
     commits: of each run, by its path. Times are compared between runs of one commit only.
     registered: what was stated before the first run; None where that is not known."""
 
@@ -64,6 +58,7 @@ class Study:
     arms: dict[str, dict[int, Run]]
     devices: str
     commits: dict[Path, str]
+    kinds: dict[Path, list[str]]
     registered: dict | None = None
 
     @property
@@ -117,6 +112,13 @@ class Study:
         means = [float(np.mean(values)) for values in by_commit.values()]
         return sorted({min(means), max(means)})
 
+    def mfu(self, arm: str) -> list[float] | None:
+        """Of the same means: the share of the peak of the devices that the products of the arm's model take,
+        all of them counted as dense. None where the peak is not known."""
+        run = next(iter(self.arms[arm].values()))
+        each = share_per_token(run, self.kinds[run.out])
+        return each and [each * tokens for tokens in self.tokens_per_second(arm)]
+
     def _timed(self, arm: str) -> list[tuple[Run, Run]]:
         """Each run of an arm after one of the reference at the same commit: of its seed, if there is one."""
         found = []
@@ -137,7 +139,8 @@ def read(*folders: Path) -> Study:
 
     Raises: UserError if they have none, none of an arm "dense", a run twice, or runs on different texts or
     devices."""
-    arms, devices, texts, seconds, commits, registered = {}, {}, {}, {}, {}, None
+    arms, devices, texts, seconds, registered = {}, {}, {}, {}, None
+    commits, kinds = {}, {}
     for folder in folders:
         statement = folder / "statement.json"
         registered = registered or (json.loads(statement.read_text()) if statement.exists() else None)
@@ -159,6 +162,7 @@ def read(*folders: Path) -> Study:
             twice is None, f"{path} and {twice and twice.out} are one run made twice: take one of them out."
         )
         known[run.config.seed] = run
+        kinds[path] = content["environment"].get("devices") or []
         commits[path] = str(content["environment"].get("commit"))
     folder = folders[0]
     require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
@@ -167,7 +171,7 @@ def read(*folders: Path) -> Study:
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
     require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
     arms = {"dense": arms.pop("dense"), **arms}
-    return Study(folder.name, arms, next(iter(devices)), commits, registered)
+    return Study(folder.name, arms, next(iter(devices)), commits, kinds, registered)
 
 
 def studies() -> list[Study]:
@@ -254,11 +258,21 @@ def joules_per_token(run: Run) -> float | None:
     return float(np.mean(values)) / tokens_per_step(run) if len(values) else None
 
 
+def share_per_token(run: Run, devices: list[str]) -> float | None:
+    """The share of a second of a run's devices at their peak that a token's products take: as the run wrote
+    it down, else by its model. None where neither is known."""
+    for row in run.rows.get("train", []):
+        if row.get("mfu") and row.get("tokens_per_s"):
+            return row["mfu"] / row["tokens_per_s"]
+    peak = speed.peak(run.config, devices)
+    return speed.flops_per_token(run.config) / peak if peak else None
+
+
 def table(study: Study) -> str:
     """A line per arm."""
     header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "of the second text"]
     header += ["loss, sparse", "behind dense"]
-    header += ["sparse step", "whole run", "tokens/s", "mJ per token", "memory, GB"]
+    header += ["sparse step", "whole run", "tokens/s", "MFU", "mJ per token", "memory, GB"]
     lines = [header]
     for arm, runs in study.arms.items():
         some = next(iter(runs.values()))
@@ -266,7 +280,7 @@ def table(study: Study) -> str:
         energy = [joules_per_token(run) for run in runs.values()]
         memory = [run.last("eval", "peak_bytes") for run in runs.values()]
         second = [second_bits(run) for run in runs.values()]
-        step = study.step_speed(arm)
+        step, shares = study.step_speed(arm), study.mfu(arm)
         lines.append(
             [
                 arm,
@@ -280,6 +294,7 @@ def table(study: Study) -> str:
                 "-" if step is None else f"{step:.2f}x",
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
+                "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
                 "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
                 "not measured" if None in memory else f"{max(memory) / 1e9:.1f}",
             ]

@@ -13,7 +13,7 @@ from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, 
 END = 0.15  # share of a run that has a panel of its own
 TRADE = "trade.png"
 FORMS = ("o", "s", "^", "D", "v", "P", "X")
-HOLLOW = {"marker": "o", "markersize": 7, "markerfacecolor": "none"}
+DASHED = {"linestyle": "--", "linewidth": 0.8}
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
 
 
@@ -124,7 +124,7 @@ def _band(axes, curves, colour, label):
 
 
 def _trade(studies: list[Study], path: Path) -> str:
-    """A mark for each arm of each study, by colour and form; hollow, what papers say of the same method."""
+    """A mark for each arm of each study, by colour and form; dashed, the speeds that papers state."""
     figure, axes = plt.subplots(figsize=(WIDTH, 4.2))
     arms = list(dict.fromkeys(arm for study in studies for arm in study.others))
     colour = dict(zip(arms, colours(["dense", *arms])[1:], strict=True))  # that of dense training is taken
@@ -146,9 +146,8 @@ def _trade(studies: list[Study], path: Path) -> str:
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.margins(0.1)
-    axes.text(
-        0.98, 0.02, "sparsity wins here", transform=axes.transAxes, ha="right", color="grey", fontsize=8
-    )
+    place = {"transform": axes.get_xaxis_transform(), "color": "grey", "fontsize": 8}
+    axes.text(1, 0.02, " sparsity wins here", **place)
     axes.set_xlabel("speed of the whole run, dense time / time")
     axes.set_ylabel("final loss minus that of dense training,\nnats per token")
     axes.set_title("What the speed of an arm costs in loss, at equal steps")
@@ -157,14 +156,7 @@ def _trade(studies: list[Study], path: Path) -> str:
     forms = zip(studies, itertools.cycle(FORMS))
     handles += [Line2D([], [], **point, marker=form, label=f"size {study.name}") for study, form in forms]
     handles += [
-        Line2D(
-            [],
-            [],
-            **HOLLOW,
-            linestyle="none",
-            color=colour[paper.arm],
-            label=f"{paper.name},\n{paper.source}",
-        )
+        Line2D([], [], **DASHED, color=colour[paper.arm], label=f"{paper.arm}, {paper.source}:\nspeed alone")
         for paper in papers
     ]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7, handletextpad=0.2)
@@ -172,9 +164,7 @@ def _trade(studies: list[Study], path: Path) -> str:
 
 
 def _paper(axes, paper: Paper, colour: str):
-    """A hollow mark; at the left edge where the paper gives no speed of a whole run."""
-    style = HOLLOW | {"color": colour, "linewidth": 0.8}
-    if paper.speed:
-        axes.plot(paper.speed, [paper.gap] * 2, **style)
-    else:
-        axes.plot([0.02], [paper.gap], transform=axes.get_yaxis_transform(), **style)
+    """A band over all losses: the speed alone is known."""
+    axes.axvspan(*paper.speed, color=colour, alpha=0.06, linewidth=0)
+    for speed in paper.speed:
+        axes.axvline(speed, color=colour, **DASHED)

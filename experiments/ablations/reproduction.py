@@ -56,7 +56,8 @@ def record(named: Named, result: dict, out: Path) -> list[str]:
     """Put a result, its table and its curves into the folder of recorded results; the files written."""
     folder = FOLDER / named.paper
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{named.claim}_{named.size}_{result['hardware']['name']}"
+    own = "_pretrained" if "pretrained" in result else ""
+    stem = f"{named.claim}_{named.size}{own}_{result['hardware']['name']}"
     results.write(result, folder / f"{stem}.json")
     written = [folder / f"{stem}.json"]
     for name in ("metrics.csv", "curves.png"):
@@ -286,11 +287,12 @@ def _found(result: dict) -> str:
 
 
 def _heading(result: dict) -> str:
-    return f"{result['name']} {result['size']} on {result['hardware']['name']}"
+    own = ", pretrained," if "pretrained" in result else ""
+    return f"{result['name']} {result['size']}{own} on {result['hardware']['name']}"
 
 
 def _anchor(result: dict) -> str:
-    return _heading(result).lower().replace(" ", "-")
+    return _heading(result).lower().replace(",", "").replace(" ", "-")
 
 
 def _figure(path: Path) -> Path:

@@ -45,6 +45,7 @@ def result_of(named: Named, jobs, out: Path) -> dict:
         "name": named.claim,
         "size": named.size,
         **{key: getattr(ablation, key) for key in ("claim", "source", "expects", "differs")},
+        **({"pretrained": ablation.pretrained} if ablation.pretrained else {}),
         "seeds": sorted({job.seed for job in jobs}),
         "date": datetime.date.today().isoformat(),
         **here,

@@ -34,6 +34,7 @@ not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs*
 would resolve the stated effect, or, where the claim states a direction only, the effect seen. A claim is
 confirmed if all its comparisons are, and refuted if one is; else it has the verdict that stands most in its
 way."""
+PRETRAINED = "All arms start from {pretrained}; the first arm is that model as it is, for every seed."
 # Shown for every arm; others where a comparison names them.
 ALWAYS = (
     "val_dense",
@@ -65,6 +66,7 @@ def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
     if image:
         parts.append(f"![{result['name']}: every arm]({image})")
     parts += [
+        *([PRETRAINED.format(**result)] if "pretrained" in result else []),
         arms(result),
         f"Expected before the run: {result['expects']}",
         *([f"Found: {found}"] if found else []),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 from experiments.benchmarks import lead, rows, select, stored
-from experiments.benchmarks.suites import ffn
+from experiments.benchmarks.suites import ffn, ladder
 
 KINDS = {
     "-": "solid: block, forward + backward",
@@ -19,7 +19,8 @@ PARTS = {"producers": "#E69F00", "products": "#0072B2", "rest": "#999999"}
 
 def write(suites: dict, path: Path) -> Path:
     """Draw the plot that the end of the file name says."""
-    draw = {"lead": _lead, "width": _width, "tokens": _tokens, "cost": _cost}[path.stem.rpartition("-")[2]]
+    kinds = {"lead": _lead, "width": _width, "tokens": _tokens, "cost": _cost, "ladder": _ladder}
+    draw = kinds[path.stem.rpartition("-")[2]]
     with plt.rc_context(STYLE):
         save(draw(suites), path)
     return path
@@ -232,4 +233,35 @@ def _cost(suites: dict):
             fontweight="bold",
         )
         x += 0.22
+    return figure
+
+
+def _ladder(suites: dict):
+    """A bar of tokens per second for each rung, dense ones in one colour, with what it changes."""
+    found = ladder.longest(select.rows_of(suites, "ladder"))
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.3 + 0.42 * len(found)))
+    dense, sparse = colours(["dense", "FST"])
+    for at, row in enumerate(found):
+        tokens, share, ratio = ladder.tokens_per_second(row), ladder.mfu(row), None
+        if row["before"]:
+            ratio = rows.ratio(row, "step before", "step")
+        axes.barh(at, tokens, color=dense if row["method"] == "Dense" else sparse)
+        parts = [f"{tokens:,.0f}"]
+        parts += [f"{ratio:.2f}x {row['before']}"] if ratio else []
+        parts += [f"{share:.0%} of the peak"] if share else []
+        axes.annotate(
+            "  ".join(parts), (tokens, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(found)), [row["rung"] for row in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_xlim(0, 1.9 * max(map(ladder.tokens_per_second, found)))
+    axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e3:,.0f}k" if value >= 1e3 else f"{value:g}")
+    axes.set_xlabel("tokens per second")
+    first = found[0]
+    figure.suptitle(
+        f"{_title(suites)}: whole training steps, one change after another\n"
+        f"d = {first['d']}, f = {first['f']}, {first['layers']} blocks, {first['T']} tokens a step",
+        fontsize=9,
+    )
     return figure

@@ -178,8 +178,8 @@ def of_whole_runs(here: str) -> str:
     return f"""![{alt}]({here}evidence/trade.png)
 
 Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.
-Below 0 and right of 1 sparsity would win. Hollow: what papers say, at the left edge where they give no speed
-of a run.
+Below 0 and right of 1 sparsity would win. Dashed: a speed that a paper states of whole runs, without a loss
+beside it.
 
 """
 

@@ -66,6 +66,7 @@ METHODS = {
     "FST-dense-wgrad": s24.methods.FST(mvue=None),
     "FST-e4m3": s24.methods.FST(fp8="tensor"),
     "FST-e4m3-rows": s24.methods.FST(fp8="row"),
+    "FST-e4m3-delayed": s24.methods.FST(fp8="delayed"),
     "SSTE": s24.methods.SSTE(),
     "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),
@@ -135,7 +136,7 @@ class Settings:
     llama-1b, llama-3b, llama-7b, llama3-8b, opt-6.7b. Default: sweeps over widths and tokens that suit the
     device"""
     tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="T"), tyro.conf.UseAppendAction] = ()
-    """tokens in the batch"""
+    """tokens in the batch; for mesh, of it on each device, or on each group of tp"""
     dtype: Annotated[
         tuple[Literal["float32", "bfloat16", "float16", "float8_e4m3fn"], ...], tyro.conf.UseAppendAction
     ] = ()
@@ -144,11 +145,11 @@ class Settings:
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
-    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows, SSTE-e4m3, or
-    any of s24.methods; for train-step and mesh also FST-projections and FST-projections-e4m3, whose
-    projections of attention are by FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always
-    there, and beside methods with products in 8 bits also Dense-e4m3, Dense-e4m3-rows or
-    Dense-projections-e4m3"""
+    """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows,
+    FST-e4m3-delayed, SSTE-e4m3, or any of s24.methods; for train-step and mesh also FST-projections and
+    FST-projections-e4m3, whose projections of attention are by FST, too. Default: STE, FST, SSTE,
+    Activation24, Venom. Dense is always there, and beside methods with products in 8 bits also their dense
+    rival: Dense-e4m3, Dense-e4m3-rows, Dense-e4m3-delayed or Dense-projections-e4m3"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and train-step: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()

@@ -1,6 +1,7 @@
 """What is shown of each hardware, and in which order."""
 
 from experiments.benchmarks import lead, select
+from experiments.benchmarks.suites import ladder
 
 # By the end of a plot's file name.
 CAPTIONS = {
@@ -9,6 +10,8 @@ CAPTIONS = {
     "width": "The same blocks at several widths (solid), and beside them single products whose operand was "
     "packed before (dashed).",
     "tokens": "The same blocks and products for several numbers of tokens.",
+    "ladder": "The training step of the evidence's model from a plain program on: tokens per second, and how "
+    "many times as fast each change makes the step before it.",
     "cost": "Where a block's time goes, as a share of the dense block's: *producers* cut, draw and pack "
     "operands, *products* multiply them, the *rest* is what these two leave of the whole.",
 }
@@ -40,4 +43,6 @@ def images(suites: dict) -> dict[str, str]:
         found[f"bench-{name}-tokens.png"] = "Speed-up against tokens"
     if select.with_parts(suites):
         found[f"bench-{name}-cost.png"] = "Cost of producers, products and the rest"
+    if ladder.longest(select.rows_of(suites, "ladder")):
+        found[f"bench-{name}-ladder.png"] = "Speed of training steps, one change at a time"
     return found

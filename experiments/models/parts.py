@@ -240,9 +240,10 @@ def _over() -> tuple[str, ...]:
 
 
 def _axes(name: str | None) -> tuple[str, ...]:
-    """The mesh axes that cut a logical axis."""
+    """The mesh axes of several devices that cut a logical axis."""
     (found,) = s24.sharding.spec(name)
-    return (found,) if isinstance(found, str) else found or ()
+    sizes, axes = jax.sharding.get_abstract_mesh().shape, (found,) if isinstance(found, str) else found or ()
+    return tuple(axis for axis in axes if sizes[axis] > 1)
 
 
 def _spec(names, without) -> PartitionSpec:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,9 @@ import jax_sparse24 as s24
 from experiments.config import Config, Mesh
 from experiments.errors import UserError, require
 
+# Of XLA for CPUs: it copies the computation of a sum as if its last operation were the addition, also where
+# that is a copy, as of a `jax.shard_map` over some axes (jaxlib 0.10.2 to 0.12.0.1).
+ABORTING_PASS = "all-reduce-promotion"
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
 
 
@@ -52,7 +56,7 @@ def inside(mesh: jax.sharding.Mesh):
 
 
 def check(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """UserError for a batch that the mesh does not divide."""
+    """UserError for a batch that the mesh does not divide, and for what XLA cannot compile."""
     parts = math.prod(mesh.shape[axis] for axis in TOKENS)
     micro = config.data.batch // config.train.accumulate
     along = " * ".join(f"{axis} {mesh.shape[axis]}" for axis in TOKENS)
@@ -60,6 +64,14 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> None:
         micro % parts == 0,
         f"A micro-batch (data.batch / train.accumulate = {micro} sequences) must be a multiple of the "
         f"{parts} devices that cut it ({along}). Change data.batch, train.accumulate or the mesh.",
+    )
+    on_cpus = isinstance(mesh, jax.sharding.Mesh) and mesh.devices.flat[0].platform == "cpu"
+    without = ABORTING_PASS in os.environ.get("XLA_FLAGS", "")
+    require(
+        config.model.dtype != "bfloat16" or mesh.size == 1 or not on_cpus or without,
+        "XLA's compiler for CPUs ends the process at sums of bfloat16 over some axes of a mesh. Write "
+        f"--model.dtype float32, or put XLA_FLAGS=--xla_disable_hlo_passes={ABORTING_PASS} before "
+        "the command.",
     )
 
 

@@ -52,7 +52,7 @@ def check_start(config: Config, vocabulary) -> None:
     check_method(config)
     if not config.train.start_from:
         return
-    source, _ = _place(Path(config.train.start_from))
+    source, _ = place_of(Path(config.train.start_from))
     theirs = rundir.vocabulary(source)
     if theirs.fingerprint == vocabulary.fingerprint:
         return
@@ -94,14 +94,14 @@ def _fitted(source: str, program: Program, params):
     )
 
 
-def _place(source: Path) -> tuple[Path, int | None]:
+def place_of(source: Path) -> tuple[Path, int | None]:
     """The run, and the step of the checkpoint if one is named."""
     named = source.parent.name == "checkpoints" and source.name.isdigit()
     return (source.parents[1], int(source.name)) if named else (source, None)
 
 
 def _parameters(source: Path, mesh: Mesh) -> tuple[Config, nnx.State]:
-    run, step = _place(source)
+    run, step = place_of(source)
     config, _, newest, state = load_state(run, step, mesh)
     require(
         step is not None or newest == config.train.steps,

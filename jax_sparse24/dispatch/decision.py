@@ -122,6 +122,7 @@ def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str,
                 "Use implementation=None or 'reference'."
             )
         return Decision(implementation, "asked for")
+    obstacle = obstacle or _never_ran()
     if obstacle is not None and platform() in native.PLATFORMS:
         return Decision("reference", obstacle)
     kind = {"cpu": "CPU", "cuda": "CUDA"}
@@ -160,7 +161,7 @@ def _product(
         return Decision("cusparselt", "asked for", form, algorithm=_measured_algorithm(product))
     if implementation is not None:
         return Decision(implementation, "asked for", "packed")
-    obstacle = _obstacle("matmul", product.dtype, platform())
+    obstacle = _obstacle("matmul", product.dtype, platform()) or _never_ran()
     if obstacle is not None:
         return Decision("dense", obstacle)
     found = table.look_up(product, alternative)
@@ -207,6 +208,16 @@ def _obstacle(op: str, dtype, where: str, missing: Mapping[str, str] = MappingPr
         known = ", ".join(CAPABILITIES)
         return f"this GPU has compute capability {capability()}; the kernels are for {known}"
     return None
+
+
+def _never_ran() -> str | None:
+    """Why kernels that can run here do not unless they are named, or None."""
+    if platform() != "cuda" or generation() is None or generation().by_default:
+        return None
+    return (
+        f"this GPU has compute capability {capability()}, for which the kernels are compiled and on which "
+        "they never ran; implementation='ffi' runs them"
+    )
 
 
 def library_obstacle() -> str | None:

@@ -32,7 +32,9 @@ class Generation:
     tried: dtype -> how many algorithms a search tries.
     verified: releases whose 8-bit products and epilogues were compared with float64.
     float8: whether XLA's dense products of float8_e4m3fn were measured to beat those of 16-bit floats.
-    faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion."""
+    faster: (hardware, operation, dtype, transposed) for which a kernel was measured to beat XLA's fusion.
+    by_default: whether kernels run that are not asked for by name; False where none ever ran
+        on such a GPU."""
 
     capabilities: tuple[str, ...]
     code: str
@@ -42,6 +44,7 @@ class Generation:
     verified: tuple[tuple[int, int, int], ...] = ()
     float8: bool = False
     faster: frozenset[tuple[str, str, str, bool]] = frozenset()
+    by_default: bool = True
 
 
 AMPERE = Generation(("8.0", "8.6", "8.7", "8.9"), "sm_80")
@@ -78,6 +81,9 @@ HOPPER = Generation(
         }
     ),
 )
-BLACKWELL = Generation(("10.0", "10.3", "11.0", "12.0", "12.1"), "compute_80")
-GENERATIONS = (AMPERE, HOPPER, BLACKWELL)
+# Compiled, and never run.
+BLACKWELL = Generation(("10.0", "10.3"), "sm_100", by_default=False)
+BLACKWELL_RTX = Generation(("12.0", "12.1"), "sm_120", by_default=False)
+THOR = Generation(("11.0",), "compute_80", by_default=False)
+GENERATIONS = (AMPERE, HOPPER, BLACKWELL, BLACKWELL_RTX, THOR)
 CAPABILITIES = {c: generation for generation in GENERATIONS for c in generation.capabilities}

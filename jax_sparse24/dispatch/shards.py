@@ -127,10 +127,19 @@ def mesh_axes(op: str, what: str, spec: PartitionSpec, rank: int) -> tuple[tuple
     rank: number of axes of the array.
 
     Returns: names of mesh axes for each axis.
-    Raises: ValueError for a `spec` of more axes, or with a mesh axis that the mesh does not have."""
+    Raises: TypeError for another kind of `spec`; ValueError for one of more axes, or with a mesh axis that
+        the mesh does not have."""
     mesh = jax.sharding.get_abstract_mesh()
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(
+            f"{op}: {what} is cut by {spec!r}, which is no jax.sharding.PartitionSpec. Write "
+            "PartitionSpec('dp') to cut the first axis over dp."
+        )
     if len(spec) > rank:
-        raise ValueError(f"{op}: {what} has {rank} axes and cannot be cut by {spec_text(spec)}.")
+        raise ValueError(
+            f"{op}: {what} has {rank} axes and cannot be cut by {spec_text(spec)}. Name mesh axes for its "
+            f"first {rank} axes at most."
+        )
     found = []
     for axes in (*spec, *(None,) * (rank - len(spec))):
         axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_sparse24.dispatch.decision import Decision, decide, float8_sums
 from jax_sparse24.dispatch.product import Product
-from jax_sparse24.engine.float8 import unscaled
+from jax_sparse24.engine.float8 import seen, unscaled
 from jax_sparse24.engine.operand import Operands, Packed, Request
 from jax_sparse24.engine.partition import Partition, draw_key, permute_shards
 from jax_sparse24.engine.pieces import Pieces, own_pieces, whole
@@ -106,6 +106,43 @@ class Execution:
         """The method's state by operand."""
         return state if self.products == "ffn" else {"w": state}
 
+    def state_of(self, operand: str, row: Row, state) -> Mapping[str, jax.Array]:
+        """The state for an operand of a product: its own, or, of what is no weight, that of the weight.
+
+        operand: its name.
+        row: of the product.
+        state: of the call."""
+        states = self.states(state)
+        return states.get(operand, states.get(row.operand, {}))
+
+    def seen(self, products: Iterable[str], arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """What the histories of the plan observe in a call, on this shard.
+
+        products: names of products.
+        arrays: their operands by name.
+
+        Returns: float32 (256,) for each product with a history, by its name, see `float8.seen`."""
+        found = {}
+        for name in products:
+            row = self.plan.row(name)
+            if row is not None and row.history:
+                (operand,) = (operand for operand, _ in self.table[name] if operand != row.operand)
+                found[name] = seen(arrays[operand])
+        return found
+
+    def observation(self, found: Mapping[str, jax.Array], state):
+        """The gradient of the state, which is what its histories have observed.
+
+        found: as `seen` returned it, summed over shards.
+        state: of the call.
+
+        Returns: a tree like the state, with None where nothing is observed."""
+        states = {operand: dict.fromkeys(own) for operand, own in self.states(state).items()}
+        for name, observed in found.items():
+            row = self.plan.row(name)
+            states[row.operand][row.history] = observed
+        return states if self.products == "ffn" else states["w"]
+
     def draw_key(self, name: str, key) -> jax.Array:
         """The PRNG key of the random numbers that one product draws; `key` is that of the call.
 
@@ -184,7 +221,7 @@ class Execution:
             key = self.draw_key(name, key)
         states = self.states(state)
         if row.other is not None:
-            y = row.other(y, other_axis, self.request(other, whole(states.get(other, {})), key))
+            y = row.other(y, other_axis, self.request(other, whole(self.state_of(other, row, state)), key))
         form = "packed" if packed and not decision.sparse else decision.form
         strided = row.strides and form != "dense"
         if isinstance(x, Pieces) and row.by.piecewise(x.piece.shape, axis):

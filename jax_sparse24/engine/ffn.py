@@ -56,19 +56,20 @@ def _forward(execution, products, arrays, state, key):
     decisions = execution.decisions(products, shapes, x_Td.dtype)
     first, b1_f, saves_y2 = {"x": x_Td, "w1": w1_df}, arrays.get("b1"), _saves_y2(execution, x_Td.dtype)
     squared = saves_y2 and fusions.SQUARED.matches(execution, x_Td, f, decisions["F1"], b1_f)
-    options = {"bias": b1_f, "squared": squared}
+    options = {"bias": b1_f, "squared": squared}  # squared: what is called Y1 here is Y2
     y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, **options)
     if not fusions.ACTIVATED.matches(execution):
         y2_Tf = y1_Tf if squared else ACTIVATIONS[execution.activation](y1_Tf)
         second = {"y2": y2_Tf, "w2": w2_fd}
         y3_Td, more = fusions.forward(execution, ("F2", "B1"), second, state, key, decisions)
         saved = y2_Tf if saves_y2 else y1_Tf
-        return y3_Td, saved, fusions.Ahead(decisions, weights | more)
+        seen = execution.seen(["F1", "F2"], {**first, **second})
+        return y3_Td, saved, fusions.Ahead(decisions, weights | more, seen)
     allowed = arrays.get("allowed")
     operands = fusions.ACTIVATED.run(decisions["F2"], execution, y1_Tf, w2_fd, state, key, allowed)
     y3_Td = execution.multiply("F2", operands)
     saved = (operands.left, operands.counts) if execution.plan.save_packed else y1_Tf
-    return y3_Td, saved, fusions.Ahead(decisions, weights)
+    return y3_Td, saved, fusions.Ahead(decisions, weights, execution.seen(["F1"], first))
 
 
 def _saves_y2(execution: Execution, dtype) -> bool:
@@ -128,12 +129,15 @@ def _ffn_bwd(execution, residuals, dy3_Td):
         }
         if "b1" in arrays:
             found["b1"] = over_tokens(arrays["dy1"], arrays["b1"])
+        if execution.plan.observes:
+            found["seen"] = {**ahead.seen, **execution.seen(["B1", "B3"], arrays)}
         return found, None
 
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "dy3": dy3_Td}
-    results = ["x", "w1", "w2"] if b1_f is None else ["x", "w1", "w2", "b1"]
+    results = ["x", "w1", "w2", *["b1"] * (b1_f is not None), *["seen"] * execution.plan.observes]
     found, _ = execution.run(body, operands, state, key, (saved, ahead), results=results)
-    return found["x"], found["w1"], found["w2"], found.get("b1"), None, None, None
+    observed = execution.observation(found["seen"], state) if "seen" in found else None
+    return found["x"], found["w1"], found["w2"], found.get("b1"), None, observed, None
 
 
 _ffn.defvjp(ffn_fwd, _ffn_bwd)

@@ -5,7 +5,9 @@ for a packed operand, else by XLA. All others are simulated: operands are rounde
 multiplied in their own dtype, which shows what FP8 does to training and adds no speed."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import jax
@@ -19,8 +21,13 @@ from jax_sparse24.ops.packed24 import Packed24
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 Format = Literal["e4m3", "e5m2"]
-Scales = Literal["tensor", "row"]
+Scales = Literal["tensor", "row", "delayed"]
 LEAST = 2.0**-100  # the scale of a smaller largest magnitude would overflow
+# Entries of a weight's state: what was observed of the operands by which its products multiply it.
+HISTORIES = {"fwd": "tops_x", "dgrad": "tops_dy"}
+HISTORY_AXES = MappingProxyType(dict.fromkeys(HISTORIES.values(), (None,)))  # see `Method.state_axes`
+EXPONENTS = 256  # of float32
+REMEMBERED = 16  # steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,30 +54,41 @@ class Float8(DenseValues):
 
     of, axis: see `DenseValues`.
     format: "e4m3" or "e5m2".
-    scales: one scale per "tensor", or one per "row", the elements that one element of the result sums up."""
+    scales: one scale per "tensor", or one per "row", the elements that one element of the result sums up; or
+        "delayed", one power of two per tensor, by what `history` has seen, as `delayed_scale` says.
+    history: for delayed scales, the entry of the weight's state."""
 
     format: Format = "e4m3"
     scales: Scales = "tensor"
+    history: str = ""
     multiplied: ClassVar = "simulated by XLA's dense product"
 
     def piecewise(self, shape, axis):
         return False  # a scale is of all pieces
 
-    def _scaled(self, values, axis, shards) -> tuple[jax.Array, jax.Array]:
+    def _scaled(self, values, axis, shards, state) -> tuple[jax.Array, jax.Array]:
         """The values times the scale, rounded to the format, and the scale, float32.
 
         axis: that along which one result sums up.
-        shards: the mesh axes that cut what has one scale."""
-        wide = values.astype(jnp.float32)
-        over = axis if self.scales == "row" else None
-        top = jnp.max(jnp.abs(wide), axis=over, keepdims=True, initial=0)
+        shards: the mesh axes that cut what has one scale.
+        state: of the weight."""
+        top = _largest(values, axis if self.scales == "row" else None)
         top = jax.lax.pmax(top, shards) if shards else top
-        most = float(jnp.finfo(FORMATS[self.format]).max)
-        scale = most / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
-        return self._rounded(wide, scale), scale
+        if self.history:
+            scale = delayed_scale(state[self.history], top, self.format)
+        else:
+            scale = self._most / jnp.where(top > 0, jnp.maximum(top, LEAST), 1)
+        return self._rounded(values, scale), scale
+
+    @property
+    def _most(self) -> float:
+        return float(jnp.finfo(FORMATS[self.format]).max)
 
     def _rounded(self, values, scale) -> jax.Array:
-        return (values.astype(jnp.float32) * scale).astype(FORMATS[self.format])
+        scaled = values.astype(jnp.float32) * scale
+        if self.history:  # what is larger than all that was seen saturates; Inf becomes NaN, as everywhere
+            scaled = jnp.where(jnp.isinf(scaled), scaled, jnp.clip(scaled, -self._most, self._most))
+        return scaled.astype(FORMATS[self.format])
 
     def _shards(self, axis, request: Request) -> Axes:
         """The mesh axes that cut what has one scale."""
@@ -78,7 +96,7 @@ class Float8(DenseValues):
 
     def __call__(self, x, axis, request: Request):
         values = super().__call__(x, axis, request)
-        rounded, scale = self._scaled(values, axis, self._shards(axis, request))
+        rounded, scale = self._scaled(values, axis, self._shards(axis, request), request.state)
         # Without the barrier XLA may drop a cast to 8 bits and back (xla_allow_excess_precision).
         rounded = jax.lax.optimization_barrier(rounded)
         return (rounded.astype(jnp.float32) / scale).astype(values.dtype)
@@ -93,10 +111,10 @@ class Float8(DenseValues):
         shards = self._shards(axis, request)
         if request.packed:
             operand = self.of(x, axis, request)
-            values, scale = self._scaled(operand.values, -1, shards)
+            values, scale = self._scaled(operand.values, -1, shards, request.state)
             return dataclasses.replace(operand, values=values), scale
         operand = super().__call__(x, axis, request)
-        rounded, scale = self._scaled(operand, axis, shards)
+        rounded, scale = self._scaled(operand, axis, shards, request.state)
         if axis == -1:
             return rounded, scale
         # Without the barrier XLA would round a weight once for two products, in the layout of one of them.
@@ -105,7 +123,69 @@ class Float8(DenseValues):
 
     def __str__(self):
         values = "" if self.of == All() else f"{super().__str__()}, "
-        return f"{values}{self.format}, a scale per {self.scales}"
+        scale = "a scale by earlier steps" if self.history else f"a scale per {self.scales}"
+        return f"{values}{self.format}, {scale}"
+
+
+def seen(x: jax.Array) -> jax.Array:
+    """What a history observes of an operand in a step: the exponent of its largest magnitude.
+
+    It is a count, so that sums and means of it, over shards, micro-batches or calls, lose nothing.
+
+    x: a matrix.
+
+    Returns: float32 (256,), 1 at the exponent as float32 stores it, else 0; 0 everywhere for an operand of
+        zeros, or with NaN or Inf."""
+    exponent = _exponent(_largest(x)[0, 0])  # the same maximum as a first step's, for XLA to compute once
+    at = jnp.arange(EXPONENTS)
+    return ((at == exponent) & (at > 0) & (at < EXPONENTS - 1)).astype(jnp.float32)
+
+
+def remembered(history: jax.Array, observed: jax.Array) -> jax.Array:
+    """A history after one more step.
+
+    history: (..., 256), for how many steps each exponent is remembered yet.
+    observed: (..., 256), sums or means of `seen`.
+
+    Returns: like `history`."""
+    return jnp.where(observed > 0, REMEMBERED, jnp.maximum(history - 1, 0)).astype(history.dtype)
+
+
+def delayed_scale(history: jax.Array, top: jax.Array, format: Format) -> jax.Array:
+    """The power of two that takes the largest exponent remembered to the largest that leaves a factor of 2.
+
+    So the largest magnitude may grow by a factor of 1.75, at least, before it saturates.
+
+    history: float32 (256,), see `remembered`.
+    top: float32, the largest magnitude of the operand, whose exponent counts where none is remembered.
+    format: of the rounded operand.
+
+    Returns: float32 of top's shape."""
+    known = jnp.max(jnp.where(history > 0, jnp.arange(EXPONENTS), 0))
+    exponent = jnp.where(known > 0, known, _exponent(top))
+    _, most = math.frexp(float(jnp.finfo(FORMATS[format]).max))
+    return _power_of_two(jnp.minimum(most - 2 + 127 - exponent, 126))
+
+
+def _largest(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """The largest magnitude of a matrix, or of what lies along an axis, float32, with two axes."""
+    return jnp.max(jnp.abs(x.astype(jnp.float32)), axis=axis, keepdims=True, initial=0)
+
+
+def _exponent(x: jax.Array) -> jax.Array:
+    """The exponent of numbers that are not negative, as float32 stores it, int32."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32) >> 23
+
+
+def histories(scales: Scales | None, lead: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the histories in the state of a weight; they begin with zeros.
+
+    scales: see `Float8`.
+    lead: the leading axes of the weight, of stacked layers.
+
+    Returns: a `jax.ShapeDtypeStruct` for every entry, by name; {} unless scales are delayed."""
+    like = jax.ShapeDtypeStruct((*lead, EXPONENTS), jnp.float32)
+    return dict.fromkeys(HISTORIES.values(), like) if scales == "delayed" else {}
 
 
 def unscaled(out: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
@@ -134,7 +214,8 @@ def in_float8(rows: Mapping[str, Row], scales: Scales, formats: Mapping[str, For
     """The rows of a linear plan with both operands of some products in 8 bits.
 
     rows: of the plan without rounding, by product.
-    scales: see `Float8`.
+    scales: see `Float8`; delayed ones are those of activations and gradients, and weights have one by their
+        current values.
     formats: of both operands, for every product that is in 8 bits.
 
     Returns: the rows, and those of all products of `formats`.
@@ -145,13 +226,14 @@ def in_float8(rows: Mapping[str, Row], scales: Scales, formats: Mapping[str, For
         row = rows.get(name, Row(operand, All()))
         axis = dict(LINEAR[name])[row.operand]  # the contracted one
         of, along = row.by.chosen(axis)
-        options = {"format": format, "scales": scales}
+        options = {"format": format, "scales": "tensor" if scales == "delayed" else scales}
+        behind = {"scales": scales, "history": HISTORIES[name]} if scales == "delayed" else {}
         forms = tuple(form for form in of.forms if form != "compressed" and along == axis) or ("dense",)
         hardware = format == "e4m3" and name not in WEIGHT_GRADIENTS
         found[name] = dataclasses.replace(
             row,
             by=Float8(of, along, **options),
-            other=Float8(All(), -1, **options),
+            other=Float8(All(), -1, **(options | behind)),
             eight_bits=forms if hardware else (),
         )
     return found

@@ -152,7 +152,7 @@ class EightBits:
         sparse, scale = row.by.quantised(x, axis, request)
         if not decision.sparse:
             sparse = _along(sparse, axis)
-        request = execution.request(other, states.get(other, {}), key)
+        request = execution.request(other, execution.state_of(other, row, state), key)
         dense, dense_scale = row.other.quantised(arrays[other], other_axis, request)
         scales = (scale, dense_scale.T) if on_left else (scale.T, dense_scale)
         return Operands(*((sparse, dense) if on_left else (dense, sparse)), decision, x, scales=scales)
@@ -170,10 +170,12 @@ class Ahead(NamedTuple):
     """What the forward pass of a differentiation rule has made for the backward pass.
 
     decisions: of the products of the backward pass, by name.
-    weights: packed operands of these products, by name; a weight that is here is not needed otherwise."""
+    weights: packed operands of these products, by name; a weight that is here is not needed otherwise.
+    seen: see `Execution.seen`."""
 
     decisions: Mapping[str, Decision | None]
     weights: Mapping[str, Packed]
+    seen: Mapping[str, jax.Array]
 
     def operands(self, name: str, dy: jax.Array) -> Operands | None:
         """The operands of a product that gives the gradient of an input, if its weight is packed.
@@ -223,8 +225,8 @@ class BothWays:
 class Squared:
     """A kernel gives the squared ReLU of F1 in place of Y1, in blocks that need Y2 alone.
 
-    The pass is taken where our kernels are asked for, or
-    in place of cuSPARSELt's product where it was measured to be faster than that and XLA's activation."""
+    The pass is taken where our kernels are asked for, or in place of cuSPARSELt's product where it was
+    measured to be faster than that and XLA's activation."""
 
     def matches(
         self, execution: Execution, x_Td: jax.Array, f: int, decision: Decision | None, bias: jax.Array | None

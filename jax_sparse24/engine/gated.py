@@ -124,7 +124,7 @@ def _run_forward(execution, products, operands, states, keys):
             given = operands, states[name], keys[name], decisions
             options = {"bias": arrays.get(f"{name}_bias")}
             y, weights = fusions.forward(own, ("fwd", "dgrad"), *given, **options)
-            ahead[name] = fusions.Ahead(decisions, weights)
+            ahead[name] = fusions.Ahead(decisions, weights, own.seen(["fwd"], operands))
             return y
 
         gate_Tf, up_Tf = (checkpoint_name(forward(name, x_Td), "s24_dot") for name in ("gate", "up"))
@@ -178,14 +178,19 @@ def _bwd(execution, residuals, dy_Td):
         dx_up, d_up = gradients("up", x_Td, dup_Tf, packed[1], joined)
         if over:  # both are gradients of one input: one sum over shards
             dx_gate, dx_up = jax.lax.psum(dx_gate + dx_up, over), jnp.zeros_like(dx_up)
-        found = {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}
+        found, seen = {"x_gate": dx_gate, "x_up": dx_up, "gate": d_gate, "up": d_up, "down": d_down}, {}
         for name, dy in (("gate", dgate_Tf), ("up", dup_Tf), ("down", arrays["dy"])):
             found[f"{name}_bias"] = over_tokens(dy, arrays.get(f"{name}_bias"))
+            if execution.plan.observes:
+                seen[name] = {**ahead[name].seen, **execution.seen(["dgrad"], {"dy": dy})}
+        if execution.plan.observes:
+            found["seen"] = seen
         return {name: gradient for name, gradient in found.items() if gradient is not None}, None
 
-    results = [name for name, x in operands.items() if x is not None]
+    results = [name for name, x in operands.items() if x is not None] + ["seen"] * execution.plan.observes
     found, _ = execution.run(body, operands | {"dy": dy_Td}, states, keys, saved, results=results)
-    return {name: found.get(name) for name in operands}, None, None
+    observed = {name: execution.observation(own, states[name]) for name, own in found.get("seen", {}).items()}
+    return {name: found.get(name) for name in operands}, observed or None, None
 
 
 _gated_ffn.defvjp(_fwd, _bwd)

@@ -31,7 +31,7 @@ def _forward(execution, products, x_Td, w_df, bias_f, state, key):
         bias_f = arrays.get("bias")
         names = "fwd", "dgrad"
         dy_Tf, weights = fusions.forward(execution, names, arrays, state, key, decisions, bias=bias_f)
-        return {"dy": dy_Tf}, fusions.Ahead(decisions, weights)
+        return {"dy": dy_Tf}, fusions.Ahead(decisions, weights, execution.seen(["fwd"], arrays))
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f}
     found, ahead = execution.run(body, operands, state, key, results=["dy"])
@@ -56,12 +56,15 @@ def _linear_bwd(execution, residuals, dy_Tf):
         }
         if "bias" in arrays:
             found["bias"] = over_tokens(arrays["dy"], arrays["bias"])
+        if execution.plan.observes:
+            found["seen"] = {**ahead.seen, **execution.seen(["dgrad"], arrays)}
         return found, None
 
     operands = {"x": x_Td, "w": w_df, "bias": bias_f, "dy": dy_Tf}
-    results = ["x", "w"] if bias_f is None else ["x", "w", "bias"]
+    results = ["x", "w", *["bias"] * (bias_f is not None), *["seen"] * execution.plan.observes]
     found, _ = execution.run(body, operands, state, key, ahead, results=results)
-    return found["x"], found["w"], found.get("bias"), None, None
+    observed = execution.observation(found["seen"], state) if "seen" in found else None
+    return found["x"], found["w"], found.get("bias"), observed, None
 
 
 _linear.defvjp(_linear_fwd, _linear_bwd)

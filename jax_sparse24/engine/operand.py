@@ -111,7 +111,9 @@ class Sparsifier:
     rows: how many consecutive rows, across the contraction axis, choose together what they keep.
     forms: what it can make (see `Request.form`).
     strides: whether it finds strided groups by itself, which saves a pass that moves rows.
-    multiplied: for values that are never packed, what multiplies them, in words; "" if that is decided."""
+    multiplied: for values that are never packed, what multiplies them, in words; "" if that is decided.
+    history: the entry of a weight's state that observes what it is given, as the other operand of the weight;
+        "" for none."""
 
     stochastic: ClassVar[bool] = False
     pattern: ClassVar[str] = "2:4"
@@ -120,6 +122,7 @@ class Sparsifier:
     forms: ClassVar[tuple[Form, ...]] = ("dense", "packed")
     strides: ClassVar[bool] = False
     multiplied: ClassVar[str] = ""
+    history: ClassVar[str] = ""
 
     @property
     def producer(self) -> str:

@@ -40,17 +40,21 @@ from jax_sparse24.ops.order import permute
 
 BLOCKS = "token_blocks"  # the axis of the blocks of tokens on one device; to collectives it is a mesh axis
 
-# The dimensions of every operand, a letter each; the same letter is the same dimension. T are tokens.
+# The dimensions of every operand, a letter each; the same letter is the same dimension. T are tokens. What
+# histories have seen of operands is summed over all shards and the same on each.
+SEEN = {"seen": ""}
 DIMENSIONS = {
-    "linear": {"x": "Ti", "w": "io", "dy": "To", "bias": "o"},
+    "linear": {"x": "Ti", "w": "io", "dy": "To", "bias": "o", **SEEN},
     "ffn": {
         **{"x": "Ti", "w1": "if", "b1": "f", "y2": "Tf", "allowed": "Tf", "w2": "fo", "y3": "To"},
         **{"dy1": "Tf", "dy3": "To", "order": "T", "back": "T"},
         **{"some": "Td", "norms": "Kf", "centroids": "dK"},  # d and K are never cut
+        **SEEN,
     },
     "gated": {
         **{"x_gate": "Ti", "x_up": "Ti", "gate": "if", "up": "if", "down": "fo", "dy": "To"},
         **{"gate_bias": "f", "up_bias": "f", "down_bias": "o"},
+        **SEEN,
     },
 }
 # The letters that the layers of a gated block have as a linear layer.
@@ -271,10 +275,12 @@ class Partition:
         """The state of every weight, by its name."""
         return {"w": state} if self.products == "linear" else state
 
-    def _summed(self, name: str, x: jax.Array) -> jax.Array:
+    def _summed(self, name: str, x):
         """A result, summed over the shards of tokens if every token adds to it, as to a weight's gradient."""
         if "T" in DIMENSIONS[self.products][name]:
             return x
+        if name in SEEN:
+            return jax.lax.psum(x, tuple(axis for axis, _ in self.sizes)) if self.sizes else x
         tokens = dict(self.cuts)["T"]
         over = set(tokens)
         for (weight, axis), axes in self.stored:
@@ -349,7 +355,8 @@ def partition(
     token_blocks: see `Method.token_blocks`.
 
     Returns: a `Partition`; None if nothing is cut.
-    Raises: ValueError for specs that do not fit the mesh, the arrays or each other."""
+    Raises: TypeError for specs of another kind; ValueError for ones that do not fit the mesh, the arrays or
+        each other."""
     mesh = jax.sharding.get_abstract_mesh()
     if specs is None and not any(jax.typeof(x).sharding.mesh.explicit_axes for x in arrays.values()):
         if token_blocks == 1:
@@ -357,6 +364,8 @@ def partition(
         specs = {}
     elif specs is None:
         specs = {name: jax.typeof(x).sharding.spec for name, x in arrays.items()}
+    if not isinstance(specs, Mapping):
+        raise TypeError(f"{op}: specs must be a dict of PartitionSpecs by operand, got {specs!r}.")
     unknown = sorted(specs.keys() - arrays.keys())
     if unknown:
         known = ", ".join(arrays)

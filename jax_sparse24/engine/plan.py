@@ -83,6 +83,11 @@ class Row:
         """Whether the sparsifier finds strided tokens by itself, which spares a pass that moves them."""
         return self.tokens == "strided" and not self.gather_features and self.by.strides
 
+    @property
+    def history(self) -> str:
+        """The entry of the weight's state that observes the other operand; "" for none."""
+        return "" if self.other is None else self.other.history
+
     def __str__(self):
         parts = [str(self.by)]
         if self.tokens != "consecutive":
@@ -169,6 +174,11 @@ class Plan:
         if self.gradient_mask and product in WEIGHT_GRADIENTS:
             parts.append("masked result")
         return "; ".join(parts)
+
+    @property
+    def observes(self) -> bool:
+        """Whether a product's operand is observed in a history."""
+        return any(row.history for _, row in self.rows)
 
     @property
     def stochastic(self) -> bool:

@@ -199,6 +199,12 @@ class Method:
         """Whether products draw random numbers, so that calls need a key."""
         return self.linear_plan().stochastic or self.ffn_plan().stochastic
 
+    @property
+    def histories(self) -> tuple[str, ...]:
+        """Names of the entries of a weight's state that remember what steps have seen, as `s24.nn.observe`
+        tells them; running statistics of a router are not among them."""
+        return ()
+
     def training(self, total_steps: int) -> Training:
         """What the method changes in optimiser and loss.
 
@@ -262,6 +268,15 @@ def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
     Returns: float32, (...)."""
     return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
+
+
+def begun(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Entries of a state that begin with zeros.
+
+    shapes: of the entries, by name.
+
+    Returns: a dict of arrays."""
+    return {name: jnp.zeros(like.shape, like.dtype) for name, like in shapes.items()}
 
 
 def check_field(method: Method, field: str, good: bool, rule: str) -> None:

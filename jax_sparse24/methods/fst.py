@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.engine.float8 import Scales, in_float8
+from jax_sparse24.engine.float8 import HISTORY_AXES, Scales, histories, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import (
     GRADIENT_CUTS,
@@ -18,6 +18,7 @@ from jax_sparse24.methods.base import (
     Decay,
     Method,
     Training,
+    begun,
     check_choice,
     check_positive,
     check_share,
@@ -50,15 +51,19 @@ class FST(Method):
         "uniform" (any two, doubled) and "paired" (MVUE 1:2 of either half of a group).
     dense_fraction: share of the steps, at the end, in which every product is dense (the paper: 1/6).
     fp8: None, or both operands of the products of weights, forward and for the input gradient, are rounded to
-        e4m3, with a scale per "tensor" or per "row", see `SSTE`; the product of the weight gradient keeps the
-        model's dtype. They run in 8 bits on Hopper, 2:4 where cuSPARSELt is chosen for them
-        (`implementation="cusparselt"`, or a measured table), else dense; elsewhere they are simulated.
+        e4m3, with a scale per "tensor" or per "row", see `SSTE`, or "delayed"; the product of the weight
+        gradient keeps the model's dtype. They run in 8 bits on Hopper, 2:4 where cuSPARSELt is chosen for
+        them (`implementation="cusparselt"`, or a measured table), else dense; elsewhere they are simulated.
+        "delayed" gives activations and gradients powers of two by the largest magnitudes of the last 16
+        optimiser steps, which are in the state (`s24.nn.observe`); what is larger by a factor that is 1.75
+        to 3.5 saturates, once. The first step has only its own magnitudes. Weights have a scale per tensor.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""
 
     when = "Pre-training faster with all three products of every layer sparse, and a dense model at the end."
     tiles = (4, 4)
+    state_axes = HISTORY_AXES
 
     decay: float = 6e-5
     refresh_every: int = 40
@@ -75,7 +80,7 @@ class FST(Method):
         check_positive(self, "decay")
         check_whole(self, "refresh_every")
         check_share(self, "dense_fraction")
-        check_choice(self, "fp8", "tensor", "row", None)
+        check_choice(self, "fp8", "tensor", "row", "delayed", None)
 
     @property
     def causal(self):
@@ -97,6 +102,9 @@ class FST(Method):
         return Plan.of(LINEAR, **rows, **weight_gradient(self.mvue))
 
     def init(self, w, role="w"):
+        return self._masks(w) | begun(self._histories(w.shape))
+
+    def _masks(self, w):
         mask = self.fresh_mask(w)
         if self.mask != "double-pruned":
             return {"mask": mask}
@@ -104,10 +112,17 @@ class FST(Method):
 
     def state_shapes(self, shape, role="w"):
         names = ("mask", "backward") if self.mask == "double-pruned" else ("mask",)
-        return dict.fromkeys(names, mask_like(shape))
+        return dict.fromkeys(names, mask_like(shape)) | self._histories(shape)
+
+    @property
+    def histories(self):
+        return tuple(self._histories(()))
+
+    def _histories(self, shape):
+        return histories(self.fp8, shape[:-2]) if self.fp8 else {}
 
     def refresh(self, state, w, role="w"):
-        return where_finite(w, self.init(w), state)
+        return state | where_finite(w, self._masks(w), state)
 
     def fresh_mask(self, w):
         if self.mask in ("transposable", "greedy"):

@@ -5,11 +5,11 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jax_sparse24.engine.float8 import Format, Scales, in_float8
+from jax_sparse24.engine.float8 import HISTORY_AXES, Format, Scales, histories, in_float8
 from jax_sparse24.engine.plan import LINEAR, Plan, Row
 from jax_sparse24.engine.sparsifiers import DenseValues, Estimator, Soft, weight_gradient
 from jax_sparse24.engine.tiles import total
-from jax_sparse24.methods.base import Method, check_choice, check_field, scale_like, where_finite
+from jax_sparse24.methods.base import Method, begun, check_choice, check_field, scale_like, where_finite
 from jax_sparse24.ops.select import mask24
 from jax_sparse24.ops.soft import soft24
 
@@ -30,7 +30,8 @@ class SSTE(Method):
     fp8: None, or both operands of products are rounded to 8-bit floats, forward to e4m3: with a scale per
         "tensor", as in the paper's code, or per "row" (of what one result sums up: of a token's features, or
         of a column of the weight). With a scale per tensor a token's rounding depends on later tokens, so
-        that the loss of the sparse model is no language model's loss.
+        that the loss of the sparse model is no language model's loss. "delayed", which needs
+        fp8_backward="e4m3": by earlier steps, as in `FST`.
     fp8_backward: with `fp8`, "e5m2" for the operands of both backward products, after the estimate, as in the
         paper's code; or "e4m3" for those of the input gradient alone, as in `FST`.
 
@@ -39,6 +40,7 @@ class SSTE(Method):
 
     when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
     tiles = (4, 1)
+    state_axes = HISTORY_AXES
 
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"
@@ -48,10 +50,12 @@ class SSTE(Method):
     def __post_init__(self):
         check_choice(self, "scale", "frozen", "dynamic", "unit")
         check_choice(self, "mvue", "exact", "approximate", None)
-        check_choice(self, "fp8", "tensor", "row", None)
+        check_choice(self, "fp8", "tensor", "row", "delayed", None)
         check_choice(self, "fp8_backward", "e5m2", "e4m3")
         asked = self.fp8 is not None or self.fp8_backward == "e5m2"
         check_field(self, "fp8_backward", asked, 'needs fp8="tensor" or "row"')
+        alike = self.fp8 != "delayed" or self.fp8_backward == "e4m3"
+        check_field(self, "fp8", alike, 'needs fp8_backward="e4m3"')
 
     @property
     def causal(self):
@@ -72,13 +76,23 @@ class SSTE(Method):
         return Plan.of(LINEAR, **rows)
 
     def init(self, w, role="w"):
+        return self._scale(w) | begun(self._histories(w.shape))
+
+    def _scale(self, w):
         return {"scale": soft_scale(w, -2) if self.scale != "unit" else jnp.ones(w.shape[:-2], jnp.float32)}
 
     def state_shapes(self, shape, role="w"):
-        return {"scale": scale_like(shape)}
+        return {"scale": scale_like(shape)} | self._histories(shape)
+
+    @property
+    def histories(self):
+        return tuple(self._histories(()))
+
+    def _histories(self, shape):
+        return histories(self.fp8, shape[:-2]) if self.fp8 else {}
 
     def refresh(self, state, w, role="w"):
-        return where_finite(w, self.init(w), state)
+        return state | where_finite(w, self._scale(w), state)
 
     def fresh_mask(self, w):
         return mask24(w, -2)

@@ -144,6 +144,11 @@ class Function(Blocks):
         checked("Function", function, method, where, implementation)
         if method.trains_adapters:
             raise ValueError(f"Function: {method} trains low-rank adapters; use it without them, or s24.nn.")
+        if method.histories:
+            raise ValueError(
+                f"Function: {method} scales by what earlier steps have seen, which this view does not "
+                'observe; use s24.nn, or fp8="tensor".'
+            )
         if not isinstance(example, tuple | list):
             got = type(example).__name__
             raise TypeError(

@@ -38,6 +38,10 @@ class Statistic(SparseState):
     `s24.nn.observe`."""
 
 
+class History(Statistic):
+    """What the last steps have seen of an operand of a product, for how many steps more it is remembered."""
+
+
 def naming_its_layer(call: _Call) -> _Call:
     """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
 
@@ -96,7 +100,8 @@ class Linear(nnx.Module):
     rngs: draws the initial parameters and the noise key.
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
-        has no plan for a single linear layer); a call raises as `s24.sparse_dot`. A call outside of jit
+        has no plan for a single linear layer; with a mesh in the context, axes without a rule, or that the
+        mesh does not have or does not divide); a call raises as `s24.sparse_dot`. A call outside of jit
         raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
         where masks are those of the initial kernel, but the kernel is another one by now."""
 
@@ -155,6 +160,7 @@ class Linear(nnx.Module):
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype
         self.axes, self.tokens = check_axes(axes), tokens
+        sharding.check_fits("Linear", self.axes, (in_features, out_features))
         kernel_metadata = {**sharding.metadata(self.axes), **kernel_metadata}
         bias_metadata = {**sharding.metadata(self.axes and self.axes[1:]), **bias_metadata}
         shape = in_features, out_features
@@ -178,13 +184,12 @@ class Linear(nnx.Module):
         self._take_axes()
         weight = self.weight
         lead = weight.shape[:-2]
-        observed = method.router.observed if method.router else ()
+        kinds = dict.fromkeys(method.router.observed if method.router else (), Statistic)
+        kinds |= dict.fromkeys(method.histories, History)
         cut = sharding.metadata(self.rests)
         self.state = nnx.Dict(
             {
-                name: (Statistic if name in observed else SparseState)(
-                    value, **(cut if value.shape == weight.shape else {})
-                )
+                name: kinds.get(name, SparseState)(value, **(cut if value.shape == weight.shape else {}))
                 for name, value in self._initial(method.init).items()
             }
         )

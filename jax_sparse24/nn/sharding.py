@@ -4,6 +4,7 @@ A layer that is told the names of its axes, such as `s24.nn.FFN(d, f, axes=("emb
 its products over the mesh in the context (`jax.set_mesh`), by the rules in force: those of
 `nnx.logical_axis_rules`, or `RULES` where none are."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,6 +110,30 @@ def check_named(*names: Name) -> None:
             f"what is cut over it, such as ('batch', {axis!r}) for tokens, in nnx.logical_axis_rules, or "
             f"({axis!r}, None) if all of its devices shall compute the same."
         )
+
+
+def check_fits(op: str, names: tuple[Name, ...] | None, shape: tuple[int, ...]) -> None:
+    """Raises ValueError if a kernel cannot be cut as its names say over the mesh in the context.
+
+    A layer asks as it is made, so that this is told before anything is moved to the mesh.
+
+    op: the layer, for messages.
+    names: of the logical axes of the kernel; None for one that is never cut.
+    shape: of the kernel, (in, out)."""
+    found = None if names is None else spec(*names)
+    if names is None or found is None:
+        return
+    sizes = jax.sharding.get_abstract_mesh().shape
+    cuts = shards.mesh_axes(op, "the kernel", found, len(shape))
+    for axis, (name, size, axes) in enumerate(zip(names, shape, cuts, strict=True)):
+        n = math.prod(sizes[a] for a in axes)
+        if size % n:
+            along = " * ".join(f"{a} = {sizes[a]}" for a in axes)
+            raise ValueError(
+                f"{op}: axis {axis} of the kernel of shape {shape}, {name!r}, of size {size} does not divide "
+                f"into {n} shards ({along}). Use a multiple of {n}, fewer devices along {axes[0]}, or the "
+                f"rule ({name!r}, None)."
+            )
 
 
 def declared(variable: nnx.Variable) -> tuple[Name, ...] | None:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_sparse24.engine.float8 import remembered
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.linear import Linear, SparseState
+from jax_sparse24.nn.linear import History, Linear, SparseState
 from jax_sparse24.patterns import check_flag
 
 _Model = TypeVar("_Model")
@@ -176,7 +177,8 @@ def masks(model: Any) -> Any:
 def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     """Updates running statistics with what one optimiser step has observed.
 
-    Each statistic is multiplied by 0.99, and the observation is added. Call it after the step: then a step
+    Each statistic is multiplied by 0.99, and the observation is added; of the magnitudes by which FP8 scales
+    are delayed, those of the last 16 steps are kept. Call it after the step: then a step
     chooses by what earlier steps have observed, and no token influences the choice for tokens before it. For
     example: `nnx.update(model, s24.nn.observe(nnx.state(model, s24.nn.Statistic), seen))`.
 
@@ -190,6 +192,8 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     def add(path, variable):
         if path not in seen:
             return variable
+        if issubclass(variable.type, History):
+            return variable.replace(remembered(variable[...], seen[path][...]))
         return variable.replace((1 - FORGETTING) * variable[...] + seen[path][...])
 
     return nnx.from_flat_state([(path, add(path, v)) for path, v in nnx.to_flat_state(state)])

@@ -412,7 +412,8 @@ class Tree(Blocks):
         if isinstance(ffns, str) or not all(isinstance(path, str) for path in ffns):
             raise TypeError(f"Tree: ffns must be a list of paths, such as ['blocks/ffn'], got {ffns!r}.")
         router = method.router
-        if method.trains_adapters or (router and (router.learned or router.observed)):
+        routed = router and (router.learned or router.observed)
+        if method.trains_adapters or routed or method.histories:
             raise ValueError(f"Tree: {method} trains or observes more than w1 and w2; use s24.nn.FFN.")
         self.params, self.method, self.ffns, self.key = params, method, tuple(ffns), key
         self.methods = (method,)

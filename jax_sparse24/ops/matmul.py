@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch import cusparselt, shards
 from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstacle
 from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
@@ -81,7 +81,8 @@ def matmul(
 
     Returns: (..., R, N) in that dtype.
     Raises: TypeError (dtype, both packed), ValueError (shapes, axis of the packing, activation,
-        implementation), RuntimeError (a named implementation that cannot run)."""
+        implementation; a packed operand and one that is cut over an explicit mesh axis), RuntimeError (a
+        named implementation that cannot run)."""
     if activation is not None and activation not in EPILOGUES:
         raise ValueError(
             f"matmul: activation {activation!r} is unknown; use None or one of {', '.join(EPILOGUES)}."
@@ -114,6 +115,8 @@ def matmul(
             raise ValueError(
                 f"matmul: bias has shape {bias.shape}; the free axis of {of} needs ({free},), a number each."
             )
+    if isinstance(a, PACKED) or isinstance(b, PACKED):  # also where it will run dense, which XLA would cut
+        shards.check_whole("matmul", (a, b, bias))
     if implementation is not None:  # two dense operands are no reason to accept a name that cannot run
         decide("matmul", dtype, implementation)
     product = partial(

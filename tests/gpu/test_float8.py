@@ -12,7 +12,7 @@ from experiments.benchmarks.dense_e4m3 import DenseE4M3
 from tests.gpu.test_matmul import FLOAT8_SUMS
 from tests.ops.data import assert_same_bits
 
-FST8, ROWS = (s24.methods.FST(fp8=scales, mvue=None) for scales in ("tensor", "row"))
+FST8, ROWS, DELAYED = (s24.methods.FST(fp8=scales, mvue=None) for scales in ("tensor", "row", "delayed"))
 TOP2 = s24.methods.FST(fp8="row", mvue=None, mask="top-2")
 SSTE8 = s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3", mvue=None)
 T, d, f = 256, 128, 384
@@ -44,8 +44,11 @@ def near(got, want, rounding: float):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("method", "packed"),
-    [(FST8, 2), (ROWS, 2), (TOP2, 1), (SSTE8, 1), (DenseE4M3(), 0), (DenseE4M3("row"), 0)],
-    ids=["tensor", "row", "top-2", "S-STE", "dense", "dense, row"],
+    [
+        *((FST8, 2), (ROWS, 2), (DELAYED, 2), (TOP2, 1), (SSTE8, 1)),
+        *((DenseE4M3(scales), 0) for scales in ("tensor", "row", "delayed")),
+    ],
+    ids=["tensor", "row", "delayed", "top-2", "S-STE", "dense", "dense, row", "dense, delayed"],
 )
 def test_a_layer_is_its_simulation(method, packed, dtype):
     """The forward product and the input gradient, of the same rounded operands, by cuSPARSELt or by XLA. The
@@ -71,7 +74,9 @@ def test_a_layer_is_its_simulation(method, packed, dtype):
 
 
 @pytest.mark.parametrize("activation", ["squared_relu", "gelu"])
-@pytest.mark.parametrize(("mvue", "scales"), [(None, "tensor"), ("exact", "tensor"), (None, "row")])
+@pytest.mark.parametrize(
+    ("mvue", "scales"), [(None, "tensor"), ("exact", "tensor"), (None, "row"), (None, "delayed")]
+)
 def test_a_block_forward_and_backward(mvue, scales, activation):
     """Four products of e4m3, and of MVUE two of bfloat16. Operands that differ by the rounding of bfloat16
     may be rounded to neighbouring numbers of 8 bits: a share of about 2^-4, by 2^-3.5 of their size, which is
@@ -131,6 +136,29 @@ def test_a_dense_block_is_multiplied_in_8_bits():
     assert re.search(r"dot_general.*xf8E4M3FN", program.as_text())
     text = program.compile().as_text()
     assert "cublas$lt$matmul$f8" in text, text
+
+
+def test_histories_see_what_they_see_on_a_cpu():
+    """The exponents of the four operands of a block, and how a step after that is scaled by them."""
+    x, w1, w2, dy = draw("bfloat16", (T, d), (d, f), (f, d), (T, d))
+    masks = {"w1": s24.transposable_mask24(w1), "w2": s24.transposable_mask24(w2)}
+    empty = {w: {name: jnp.zeros(256) for name in DELAYED.histories} for w in masks}
+
+    def run(tops, x, implementation):
+        state = {w: {"mask": masks[w], **tops[w]} for w in masks}
+        return s24.sparse_ffn(x, w1, w2, DELAYED, state, implementation=implementation)
+
+    found = {}
+    for implementation in ("cusparselt", "reference"):
+        gradient = jax.jit(lambda x, i=implementation: jax.vjp(lambda t: run(t, x, i), empty)[1](dy)[0])
+        found[implementation] = gradient(x)
+    exponents = [jax.tree.leaves(jax.tree.map(np.argmax, tops)) for tops in found.values()]
+    assert min(exponents[0]) > 0
+    assert max(abs(a - b) for a, b in zip(*exponents, strict=True)) <= 1  # Y2 and dY1 are rounded otherwise
+    known = found["reference"]
+    for size in (1, 64):  # 64 times as large saturates
+        got, want = (run(known, size * x, implementation) for implementation in ("cusparselt", "reference"))
+        near(got, want, 2**-4)
 
 
 def test_zeros_and_the_largest_numbers():

@@ -28,7 +28,9 @@ METHODS = [
     s24.methods.SSTE(scale="dynamic", mvue="exact"),
     s24.methods.SSTE(fp8="row"),
     s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
+    s24.methods.SSTE(fp8="delayed", fp8_backward="e4m3"),
     s24.methods.FST(fp8="tensor"),
+    s24.methods.FST(fp8="delayed", mask="double-pruned"),
     s24.methods.FST(mask="greedy", mvue="uniform"),
     s24.methods.FST(mask="double-pruned", mvue="paired"),
     s24.methods.SRSTE(n=1, m=8, decay_on="weights"),
@@ -211,7 +213,7 @@ def test_fst_state_is_the_transposable_mask(shape):
         ({"refresh_every": True}, r"refresh_every=True must be a whole number"),
         ({"dense_fraction": 1.1}, r"dense_fraction=1.1 must lie in \[0, 1\]"),
         ({"dense_fraction": -0.1}, r"dense_fraction=-0.1 must lie in \[0, 1\]"),
-        ({"fp8": "column"}, r"fp8='column' is unknown; use one of 'tensor', 'row', None"),
+        ({"fp8": "column"}, r"fp8='column' is unknown; use one of 'tensor', 'row', 'delayed', None"),
     ],
 )
 def test_fst_rejects_what_makes_no_sense(arguments, message):

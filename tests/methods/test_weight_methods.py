@@ -56,6 +56,17 @@ def in_8_bits(name, cut=lambda a, axis: a, row=False):
     return rounded
 
 
+def delayed(exponent=None):
+    """Scaled by the power of two that takes magnitudes of 2^exponent to 2^7, cut at 448, cast, and back."""
+
+    def rounded(a, axis):
+        a = np.asarray(a, np.float32)
+        scale = np.float32(2) ** (7 - (np.floor(np.log2(np.abs(a).max())) if exponent is None else exponent))
+        return np.clip(a * scale, -448, 448).astype(FORMATS["e4m3"]).astype(np.float32) / scale
+
+    return rounded
+
+
 def both(fwd, dgrad):
     return lambda state, dy: {("fwd", "w"): fwd, ("dgrad", "w"): dgrad}
 
@@ -79,17 +90,17 @@ def float8(row, backward="e5m2"):
     return cuts
 
 
-def fst_float8(row):
-    """The weight gradient is of operands that are not rounded."""
+def fst_float8(row, dense=None):
+    """The weight gradient is of operands that are not rounded. dense: of activations and gradients."""
 
     def cuts(state, dy):
         rounded = {"name": "e4m3", "row": row}
         values = in_8_bits(cut=oracle.masked(state["mask"]), **rounded)
         return {
             ("fwd", "w"): values,
-            ("fwd", "x"): in_8_bits(**rounded),
+            ("fwd", "x"): dense or in_8_bits(**rounded),
             ("dgrad", "w"): values,
-            ("dgrad", "dy"): in_8_bits(**rounded),
+            ("dgrad", "dy"): dense or in_8_bits(**rounded),
             ("wgrad", "dy"): oracle.drawn(s24.mvue24(NOISE, dy, 0)),
         }
 
@@ -125,6 +136,7 @@ CASES = {
     "FST paired": (FST(mvue="paired"), cut_of(lambda dy: random24(NOISE, dy, 0, "paired"))),
     "FST fp8 per tensor": (FST(fp8="tensor"), fst_float8(row=False)),
     "FST fp8 per row": (FST(fp8="row"), fst_float8(row=True)),
+    "FST fp8 delayed, first step": (FST(fp8="delayed"), fst_float8(row=False, dense=delayed())),
     "SSTE fp8 per tensor": (s24.methods.SSTE(fp8="tensor"), float8(row=False)),
     "SSTE fp8 per row": (s24.methods.SSTE(fp8="row"), float8(row=True)),
     "SSTE e4m3": (
@@ -172,8 +184,10 @@ def test_both_matrices_of_an_ffn_are_treated_alike(method):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "row"])
-@pytest.mark.parametrize("kind", [partial(s24.methods.SSTE, scale="unit"), partial(FST, mask="top-2")])
+@pytest.mark.parametrize("scales", ["tensor", "row", "delayed"])
+@pytest.mark.parametrize(
+    "kind", [partial(s24.methods.SSTE, scale="unit", fp8_backward="e4m3"), partial(FST, mask="top-2")]
+)
 def test_8_bits_hide_neither_nan_nor_small_numbers(scales, kind):
     method = kind(fp8=scales, mvue=None)
     w = jnp.tile(jnp.array([[4.0], [0.0], [0.0], [1.0]]), (1, 4))
@@ -183,6 +197,10 @@ def test_8_bits_hide_neither_nan_nor_small_numbers(scales, kind):
 
 
 SSTE8, FST8 = s24.methods.SSTE(fp8="tensor", mvue=None), FST(fp8="tensor", mvue=None)
+
+
+FST8_DELAYED = FST(fp8="delayed", mvue=None)
+SSTE8_DELAYED = s24.methods.SSTE(fp8="delayed", fp8_backward="e4m3", mvue=None)
 
 
 SSTE8_ROWS, FST8_ROWS = s24.methods.SSTE(fp8="row", mvue=None), FST(fp8="row", mvue=None)
@@ -211,8 +229,8 @@ def assert_simulated(got, want):
 @pytest.mark.parametrize(
     ("method", "products"),
     [
-        *((method, ("F1", "F2")) for method in (SSTE8, SSTE8_ROWS)),
-        *((method, ("F1", "F2", "B1", "B3")) for method in (FST8, FST8_ROWS)),
+        *((method, ("F1", "F2")) for method in (SSTE8, SSTE8_ROWS, SSTE8_DELAYED)),
+        *((method, ("F1", "F2", "B1", "B3")) for method in (FST8, FST8_ROWS, FST8_DELAYED)),
     ],
     ids=str,
 )
@@ -268,7 +286,7 @@ def test_the_largest_magnitude_becomes_the_largest_number_in_8_bits(value):
 @pytest.mark.parametrize(
     "method",
     [
-        *(FST(fp8=scales, mvue=None, mask="top-2") for scales in ("tensor", "row")),
+        *(FST(fp8=scales, mvue=None, mask="top-2") for scales in ("tensor", "row", "delayed")),
         s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3", mvue=None),
     ],
     ids=str,
@@ -355,6 +373,11 @@ def test_bimask_loses_fewer_weights_than_without_an_order():
             lambda: s24.methods.SSTE(fp8="row", fp8_backward="e3m4"),
             ValueError,
             "SSTE: fp8_backward='e3m4' is unknown; use one of 'e5m2', 'e4m3'",
+        ),
+        (
+            lambda: s24.methods.SSTE(fp8="delayed"),
+            ValueError,
+            "SSTE: fp8='delayed' needs fp8_backward=\"e4m3\"",
         ),
         (
             lambda: s24.methods.SSTE(fp8_backward="e4m3"),

@@ -60,6 +60,25 @@ def test_a_mesh_that_no_rule_names_is_refused(make):
             jax.eval_shape(layer, jnp.ones((8, 8)))
 
 
+@pytest.mark.parametrize("make", (s24.nn.Linear, s24.nn.FFN, s24.nn.GatedFFN))
+def test_a_layer_says_as_it_is_made_what_the_mesh_cannot_cut(make):
+    """Before Flax looks for the axes in the mesh, or JAX moves the parameters: neither says what to write."""
+
+    def layer(d=8, f=16, axes=("embed", "mlp"), method=None):
+        return make(d, f, method=method, axes=axes, rngs=nnx.Rngs(0))
+
+    message = r"axis 1 of the kernel of shape \(8, 17\), 'mlp', of size 17 .* 2 shards \(tp = 2\)\. Use a mul"
+    with pytest.raises(ValueError, match=message):
+        layer(f=17)
+    with pytest.raises(ValueError, match=r"no rule says .* axis 'embd' is cut; .*\('embd', None\)"):
+        layer(axes=("embd", "mlp"))
+    rules = (("batch", "fsdp"), ("embed", "model"), ("mlp", "tp"))
+    with nnx.logical_axis_rules(rules), pytest.raises(ValueError, match=r"mesh axis 'model', .*'fsdp', 'tp'"):
+        layer()
+    layer(f=16)
+    layer(f=17, axes=(None, None))
+
+
 def test_how_arrays_rest():
     cut = s24.sharding.metadata(("embed", "mlp"))
     tree = {

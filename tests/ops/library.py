@@ -52,7 +52,7 @@ DEVICES: dict[str, tuple[bool, str | None]] = {
     **dict.fromkeys(("7.0", "7.5"), (False, None)),
     **dict.fromkeys(("8.0", "8.6", "8.7", "8.9"), (True, None)),
     "9.0": (True, "Sm90"),
-    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0"), (True, None)),
+    **dict.fromkeys(("10.0", "10.3", "11.0", "12.0", "12.1"), (True, None)),
     "13.0": (False, None),
 }
 

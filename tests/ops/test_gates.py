@@ -11,6 +11,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import cusparselt, decision, hardware, native
 from jax_sparse24.dispatch.generations import GENERATIONS, HOPPER
+from jax_sparse24.dispatch.product import Product
 from tests.ops.library import DEVICES, ORDERS
 
 FLOAT8 = {"dtype": "float8_e4m3fn"}
@@ -50,9 +51,12 @@ def test_capabilities(gpu, capability):
                 rf"{capability}; .*9\.0",
             ):
                 decision.decide("pack24", jnp.bfloat16, implementation)
-    found = decision.decide("pack24", jnp.bfloat16)
-    assert found.runs == ("auto" if kernels else "reference")
-    assert kernels or capability in found.reason
+    found, tried = decision.decide("pack24", jnp.bfloat16), kernels and float(capability) < 10
+    assert found.runs == ("auto" if tried else "reference")
+    assert tried or capability in found.reason
+    assert (kernels and not tried) == ("never ran; implementation='ffi' runs them" in found.reason)
+    product = decision.decide(Product((-1, -2), "right", jnp.dtype("bfloat16"), (64, 64, 64), "2:4"))
+    assert tried or (product.runs == "dense" and capability in product.reason)
     assert layout in (None, cusparselt.layout().name)
 
 

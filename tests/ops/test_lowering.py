@@ -248,7 +248,7 @@ def test_8_bit_products_of_cusparselt(monkeypatch, b_axis, copies, out):
     assert text.count("stablehlo.transpose") == copies
 
 
-@pytest.mark.parametrize("scales", ["tensor", "row"])
+@pytest.mark.parametrize("scales", ["tensor", "row", "delayed"])
 def test_a_block_in_8_bits(monkeypatch, scales):
     """F1, F2, B1 and B3 are of e4m3, B2 and B4 of bfloat16; no barrier keeps activations and gradients from
     being rounded where they are made, and nothing is transposed."""

@@ -211,7 +211,8 @@ class Climb:
         steps = self._steps(name)
         if config.method.ffn_plan().rows:
             self.progress(f"{where}: what the results must be")
-            truth = expected_metrics({name: config})[name]
+            small = dataclasses.replace(config.model, remat=True)  # masked dense products need more memory
+            truth = expected_metrics({name: dataclasses.replace(config, model=small)})[name]
         self.progress(f"{where} is checked")
         if not config.method.ffn_plan().rows:
             below = self.below[1].metrics if self.below else steps.metrics
@@ -280,10 +281,27 @@ def so_far(found: list[dict]) -> list[float | None]:
     return out
 
 
+def ordered(found: list[dict]) -> list[dict]:
+    """Rows case by case, in each from below."""
+    found = sorted(found, key=lambda row: RUNGS.index(row["rung"]))
+    return sorted(found, key=_case_of)
+
+
+def _case_of(row: dict) -> tuple:
+    return tuple(row[key] for key in ("d", "f", "T", "layers"))
+
+
+def longest(found: list[dict]) -> list[dict]:
+    """The rungs of the case of which most have a speed, from below; [] unless there are two."""
+    found = [row for row in ordered(found) if tokens_per_second(row)]
+    cases = [[row for row in found if _case_of(row) == case] for case in dict.fromkeys(map(_case_of, found))]
+    climb = max(cases, key=len, default=[])
+    return climb if len(climb) > 1 else []
+
+
 def table(found: list[dict]) -> str:
     """Ratios first, then speed, energy and memory."""
-    found = sorted(found, key=lambda row: RUNGS.index(row["rung"]))
-    found.sort(key=lambda row: [row[key] for key in ("d", "f", "T", "layers")])
+    found = ordered(found)
     header = [
         *("rung", "what changes", "T", "d, f", "blocks", "dtype", "against the one before", "so far"),
         *("tokens/s", "MFU", "step ms", "mJ per token", rows.ENERGY_HEADER[-1], "XLA temporaries MB"),

@@ -167,8 +167,9 @@ def measure_case(
             programs[place, name, REFRESHING] = own.refreshing
     progress(f"{where}: all in turn")
     seed = settings.seed_of("mesh", *case, dtype, mesh_name)
-    measured = interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed) if programs else {}
-    times = rows.times(measured)
+    times = {}
+    if programs:
+        times = rows.times(interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed))
     for (place, name, part), rare in list(times.items()):
         if part == REFRESHING:
             usual = place, name, "step"
@@ -187,7 +188,7 @@ def measure_case(
 
 
 def row_of(case, dtype: str, place: str, name: str, steps, times, truth, settings: Settings) -> dict:
-    """Of a method on one device or over a mesh; without times of what could not be measured."""
+    """Of a method on one device or over a mesh, without times of what could not be measured beside it."""
     own, method = steps[place, name], settings.arms[name].method
     beside = {
         "step": (place, name),

@@ -12,19 +12,29 @@ import jax_sparse24 as s24
 from tests.engine.eight_devices.common import EXACT, KEY, T, d, draw, f, mesh, states
 
 
-def refused(text):
-    return pytest.raises(ValueError, match=re.escape(text))
+def refused(text, kind=ValueError):
+    return pytest.raises(kind, match=re.escape(text))
 
 
 def check_errors_of_partitions():
     columns = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
 
-    def raises(text, specs=columns, method=EXACT["STE"], T=T, f=f, sizes=(4, 2), shape=None, gradient=False):
+    def raises(
+        text,
+        specs=columns,
+        method=EXACT["STE"],
+        T=T,
+        f=f,
+        sizes=(4, 2),
+        shape=None,
+        gradient=False,
+        kind=ValueError,
+    ):
         def call(x, w1, w2):
             return s24.sparse_ffn(x, w1, w2, method, states(method, w1, w2), KEY, specs=specs).sum()
 
         arrays = draw(6, shape or (T, d), (d, f), (f, d))
-        with jax.set_mesh(mesh(*sizes)), refused(text):
+        with jax.set_mesh(mesh(*sizes)), refused(text, kind):
             jax.eval_shape(jax.grad(call) if gradient else call, *arrays)
 
     raises("x along axis 0 of size 66 does not divide into 4 shards (dp = 4)", T=66)
@@ -32,6 +42,9 @@ def check_errors_of_partitions():
     raises("no axis 'model'; it has 'dp', 'tp'", {"w1": P("model")})
     raises("they share a dimension", {"x": P("dp"), "w1": P(None, "tp")})
     raises("specs name w3", {"w3": P()})
+    raises("w1 has 2 axes and cannot be cut by P(None, None, 'tp'). Name", {"w1": P(None, None, "tp")})
+    raises("x is cut by 'dp', which is no jax.sharding.PartitionSpec", {"x": "dp"}, kind=TypeError)
+    raises("specs must be a dict of PartitionSpecs by operand, got [", [P("dp")], kind=TypeError)
     raises("cuts two dimensions", {"w1": P("tp", "tp"), "w2": P("tp")})
     raises("only its first axis and its features may be cut", {"x": P(None, "dp")}, shape=(4, 8, d))
     raises("x of shape (32,) is one vector, without the axis of tokens that P('dp') cuts", shape=(d,))

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from unittest import mock
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ import jax_sparse24 as s24
 from tests.engine.eight_devices.common import KERNELS, assert_near, collectives, d, draw, f, mesh
 
 
-def program_on(mesh, method, **train):
+def program_on(mesh, method, devices=None, dtype="float32", **train):
     """A program of the launcher whose model has widths by which arrays are told apart."""
     from experiments.config import Config, Optim, Train
     from experiments.data import text
@@ -20,14 +22,14 @@ def program_on(mesh, method, **train):
     from experiments.training.step import Program
 
     config = Config(
-        model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, implementation=KERNELS),
+        model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, dtype=dtype, implementation=KERNELS),
         data=text.Config(seq=124, batch=16),
         optim=Optim(warmup=1),
         train=Train(steps=4, **train),
         mesh=mesh,
         method=method,
     )
-    return Program(config)
+    return Program(config, devices=devices)
 
 
 def check_a_training_step_on_a_mesh():
@@ -68,6 +70,48 @@ def check_a_training_step_on_a_mesh():
             text for text in functions if re.search(r"f32\[257,.* (all-reduce|reduce-scatter)\(", text)
         ]
         assert summing and all(" while(" in text for text in summing), "within the loop over parts"
+
+
+def check_the_dtypes_of_what_a_training_step_sends():
+    """Of one micro-batch gradients are summed as they leave the products, in 16 bits; of several in float32,
+    after all. Nothing is sent over axes of one device, which all these meshes have."""
+    from experiments.config import Mesh
+    from experiments.training import mesh as meshes
+
+    up, down = "48x64", "64x48"
+    wanted = {
+        (Mesh(dp=8), 1): {("all_reduce", up, "bf16"): 1, ("all_reduce", down, "bf16"): 1},
+        (Mesh(dp=8), 2): {("all_reduce", up, "f32"): 1, ("all_reduce", down, "f32"): 1},
+        (Mesh(dp=2, fsdp=4), 1): {("reduce_scatter", "12x64", "bf16"): 1, ("all_reduce", "12x64", "bf16"): 1},
+        (Mesh(dp=2, fsdp=4), 2): {("reduce_scatter", "12x64", "f32"): 1, ("all_reduce", "12x64", "f32"): 1},
+        (Mesh(dp=2, fsdp=4, gather="product"), 2): {
+            ("reduce_scatter", "12x64", "bf16"): 1,  # within the loop over micro-batches
+            ("all_reduce", "12x64", "f32"): 1,  # after it
+        },
+    }
+    flags = {"XLA_FLAGS": meshes.ABORTING_PASS}  # lowered, and not compiled
+    for (sizes, parts), sums in wanted.items():
+        method = s24.methods.FST(dense_fraction=0.0)
+        program = program_on(sizes, method, dtype="bfloat16", accumulate=parts)
+        with mock.patch.dict("os.environ", flags):
+            program.check(sparse=True)
+        (lowered,) = program._lowered.values()
+        found = Counter(sent(lowered.as_text()))
+        kinds = {kind for kind, _, _ in sums}
+        widths = {shape for _, shape, _ in sums}
+        own = {one: n for one, n in found.items() if one[0] in kinds and one[1] in widths}
+        assert own == sums, (sizes, parts, found)
+        if sizes.fsdp == 1:
+            assert {kind for kind, _, _ in found} == {"all_reduce"}, found
+
+
+def sent(text: str) -> list[tuple[str, str, str]]:
+    """(collective, shape, dtype) of each result of a collective that a lowered program names itself."""
+    found = []
+    pattern = r"stablehlo\.(all_reduce|reduce_scatter|all_gather)\"?\(.*?-> tensor<(?:([\dx]+)x)?(\w+)>"
+    for kind, shape, dtype in re.findall(pattern, text, re.DOTALL):
+        found.append((kind, shape, dtype))
+    return found
 
 
 def check_gradients_are_summed_once_over_all_shards_of_tokens():
@@ -136,6 +180,33 @@ def check_a_checkpoint_goes_on_over_another_mesh():
     assert kernel[1].sharding.spec == P("fsdp", "tp") and dict(kernel[1].sharding.mesh.shape)["fsdp"] == 8
     places = jax.tree.map(lambda x, like: x.sharding == like.sharding, found, other.abstract_state())
     assert all(jax.tree.leaves(places))
+
+
+def check_a_run_on_a_mesh_remembers_what_one_device_does():
+    """The largest exponent in each history after three steps. With micro-batches over a mesh each shard has
+    a loss of its own, whose gradients are larger; all shards hold the same histories then, too."""
+    from experiments.config import Mesh
+
+    method = s24.methods.FST(fp8="delayed", mvue=None, dense_fraction=0.0)
+    tokens, found = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32), {}
+    one, several = Mesh(dp=1), Mesh(dp=2, fsdp=2, tp=2)
+    for name, sizes, devices, parts in (
+        ("one", one, 1, 1),
+        ("several", several, 8, 1),
+        ("parts", several, 8, 2),
+    ):
+        program = program_on(sizes, method, jax.devices()[:devices], accumulate=parts)
+        step, state = program.step(sparse=True), program.initial_state()
+        for _ in range(3):
+            state, _ = step(state, program.batch(tokens))
+        for entry in method.histories:
+            for layer, history in program.loop.view.entries(state["sparse"], entry).items():
+                copies = [np.asarray(shard.data) for shard in history.addressable_shards]
+                assert all((copy == copies[0]).all() for copy in copies)
+                found.setdefault(f"{layer} {entry}", {})[name] = int(np.flatnonzero(copies[0]).max())
+    assert len(found) == 4
+    for tops in found.values():
+        assert tops["one"] == tops["several"] <= tops["parts"] <= tops["one"] + 4, found
 
 
 def check_four_pieces_take_a_third_of_the_memory():

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
+from jax_sparse24.engine.gated import Weight, gated_ffn
 from tests.engine.eight_devices.common import (
     KERNELS,
     KEY,
@@ -49,7 +50,7 @@ def check_what_concerns_more_than_a_shard():
     assert ("all-gather", d * f) not in collectives(run), collectives(run)
 
     in_8_bits = [s24.methods.SSTE(fp8=scales, scale="unit") for scales in ("tensor", "row")]
-    in_8_bits += [s24.methods.FST(fp8=scales, mvue="biased") for scales in ("tensor", "row")]
+    in_8_bits += [s24.methods.FST(fp8=scales, mvue="biased") for scales in ("tensor", "row", "delayed")]
 
     def gradients(y, w, specs=None):
         """Of products whose first token has the largest activation and the largest gradient."""
@@ -77,6 +78,51 @@ def check_what_concerns_more_than_a_shard():
         specs = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
         found = jax.jit(functools.partial(forward, specs=specs))(x, w1, w2)
     assert_near(found, jax.jit(forward)(x, w1, w2))
+
+
+def check_histories_see_all_shards():
+    """What the gradient of a history has at the largest exponent is what one device sees, wherever on the
+    mesh the largest magnitude is, along tokens or features, and where axes are explicit;
+    products scale by what all have seen."""
+    method, sizes = s24.methods.FST(fp8="delayed", mvue="biased"), {"dp": 2, "fsdp": 2, "tp": 2}
+    x, w1, w2 = draw(20, (T, d), (d, f), (f, d))
+    # The largest weight is 7, so that its scale is a power of two, too, and sums are exact.
+    x, weights = x.at[-1, -1].set(320), {"w1": w1.at[:, -1].set(7), "w2": w2.at[0].set(7)}
+    dy = jnp.ones((T, d)).at[-1, -1].set(64)
+    masks = {name: {"mask": s24.transposable_mask24(w)} for name, w in weights.items()}
+    names = ("tops_x", "tops_dy")
+
+    def run(tops, x, w1, w2, dy, masks, specs=None):
+        state = {w: masks[w] | tops[w] for w in masks}
+        out = s24.sparse_ffn(
+            x, w1, w2, method, state, KEY, activation="relu", implementation=KERNELS, specs=specs
+        )
+        return (out * dy).sum()
+
+    def gated(tops, x, w1, w2, dy, masks, specs=None):
+        layers = [Weight(w, {**masks[n], **tops[n]}, KEY) for n, w in (("w1", w1), ("w1", w1), ("w2", w2))]
+        if specs:
+            specs = {"x": specs["x"], "gate": specs["w1"], "up": specs["w1"], "down": specs["w2"]}
+        return (gated_ffn((x, x), *layers, method, "relu", KERNELS, specs) * dy).sum()
+
+    def largest(tree):
+        return jax.tree.map(lambda seen: int(np.flatnonzero(np.asarray(seen)).max()), tree)
+
+    empty = {w: {name: jnp.zeros(256) for name in names} for w in weights}
+    for function in (run, gated):
+        gradient = jax.grad(function, argnums=(0, 1, 2, 3))
+        for known in (empty, {w: {n: v.at[120].set(3) for n, v in own.items()} for w, own in empty.items()}):
+            want = jax.jit(gradient)(known, x, *weights.values(), dy, masks)
+            for explicit in (False, True):
+                cut = mesh(*sizes.values(), names=tuple(sizes), explicit=explicit)
+                specs = {"x": P(("dp", "fsdp")), "w1": P("fsdp", "tp"), "w2": P("tp", "fsdp")}
+                with jax.set_mesh(cut):
+                    operands = jax.device_put([x, *weights.values(), dy], [*specs.values(), specs["x"]])
+                    own = jax.device_put(masks, {w: {"mask": specs[w]} for w in masks})
+                    run_cut = jax.jit(functools.partial(gradient, specs=None if explicit else specs))
+                    found = run_cut(known, *operands, own)
+                assert largest(found[0]) == largest(want[0]), (function, explicit)
+                assert_near(found[1:], want[1:])
 
 
 def check_features_are_counted_over_all_shards_of_tokens():

@@ -52,6 +52,22 @@ def test_array_prints_a_command_for_each_run(capsys, tmp_path):
     assert f"this reports: python -m experiments.ablate configs/ast/retraining.py:smoke --out {out}" in text
 
 
+def test_array_of_some_runs_at_any_speed(capsys, tmp_path):
+    """Of the runs that are named alone; their least speed is gone in every process."""
+    argv = ["configs/evidence/methods.py:124m", "--out", tmp_path / "o", "--only", "FST/0,dense/2"]
+    status, text = run(capsys, *argv, "--array", "--any-speed")
+    lines = [line for line in text.splitlines() if line.startswith("python -m experiments.ablate /")]
+    assert status == 0 and [line.split()[-1] for line in lines] == ["FST/0", "dense/2"]
+    assert all(" --any-speed " in line for line in lines)
+    args = ablate.parser().parse_intermixed_args([*map(str, argv), "--any-speed"])
+    (claim,) = ablate.claims_of(args)
+    assert {job.config.train.least_speed for job in claim.jobs} == {0}
+    (claim,) = ablate.claims_of(ablate.parser().parse_intermixed_args(list(map(str, argv))))
+    assert {job.config.train.least_speed for job in claim.jobs} == {350_000}
+    status, text = run(capsys, *argv[:3], "--only", "FST/9", "--array")
+    assert status == 2 and "There is no run 'FST/9'" in text
+
+
 def test_two_at_a_time(done, tmp_path, capsys):
     """Two processes get the same result as one; whatever was not started yet shares their programs."""
     path, out = done

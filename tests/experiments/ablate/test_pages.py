@@ -16,7 +16,7 @@ from experiments.ablations import evidence, reproduction, result, text
 from experiments.ablations.leaks import leaking
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
-from tests.experiments.ablate.conftest import run
+from tests.experiments.ablate.conftest import run, write_claim
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +86,36 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     refused("holds no ARM/seedN.json")
 
 
+def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
+    """And said before; the same command again keeps what was trained."""
+    claim = write_claim(shared, tmp_path, steps=8)
+    argv = ["--run", f"{claim}:smoke", "--only", "dense/0,ste/0", "--out", str(tmp_path / "pair")]
+    assert study.main([*argv, "--plan"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in said[2:]] == ["dense/0", "ste/0"]
+    assert all("not recorded" in line and "to be trained" in line for line in said[2:])
+    assert not (tmp_path / "pair").exists(), "a plan trains nothing"
+    assert study.main(argv) == 0
+    page = (tmp_path / "pair/evidence.md").read_text()
+    assert "## smoke" in page and "ste ends " in page
+    trained = (tmp_path / "pair/smoke/ste/seed0/metrics.jsonl").stat().st_mtime_ns
+    assert study.main(argv) == 0 and (tmp_path / "pair/evidence.md").read_text() == page
+    assert (tmp_path / "pair/smoke/ste/seed0/metrics.jsonl").stat().st_mtime_ns == trained
+    capsys.readouterr()
+    study.main([*argv, "--plan"])
+    assert capsys.readouterr().out.count("done") == 2
+    with pytest.raises(SystemExit) as stop:
+        study.main([str(tmp_path / "pair/smoke"), "--only", "dense/0", "--out", str(tmp_path / "x")])
+    assert stop.value.code == 2 and "--only needs --run CONFIG:SIZE" in capsys.readouterr().err
+
+
+def test_the_plan_says_what_the_recorded_pair_took():
+    words = study.plan([study.PLAN, "--only", "dense/0,FST/1,Venom/0", "--any-speed", "--out", "nowhere"])
+    dense, fst, venom = ([cell.strip() for cell in line.split("|")[1:-1]] for line in words.splitlines()[2:])
+    assert dense[:5] == ["dense/0", "7000", "459", "14", "0.57"] and fst[0] == "FST/1" and fst[3] == "14"
+    assert venom[3] in ("not recorded", *map(str, range(10, 20)))
+
+
 def test_the_page_is_what_the_records_say(tmp_path):
     stored = REPOSITORY / "docs/evidence"
     studies = [str(folder) for folder in sorted(stored.glob("*/")) if any(folder.glob("*/seed*.json"))]
@@ -98,6 +128,35 @@ def test_the_page_is_what_the_records_say(tmp_path):
         "corrected for 6 comparisons" in page and page.count("### The claim") == 1
     )  # the pilot decides none
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
+
+
+def test_what_is_drawn_of_papers_is_said():
+    """The page has each speed in words, with its source, and states no paper's loss as a number."""
+    words = " ".join(study.TRADE.split())
+    for paper in evidence.PAPERS:
+        low, high = paper.speed
+        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source}: the dashed band)" in words
+    for file in ("methods", "tokens"):
+        source = ablations.load(f"configs/evidence/{file}.py:124m").ablation.source
+        assert "abstract" in source and "this project's" in source and " nats" not in source
+
+
+def test_the_share_of_the_peak_of_a_record():
+    """As the run wrote it down; of older records by the model's sizes, which come to the same."""
+    (runs,) = [study for study in evidence.studies() if study.name == "124m"]
+    run = runs.arms["FST"][0]
+    (share,) = runs.mfu("FST")
+    assert share == pytest.approx(sum(run.column("train", "mfu")[1]) / len(run.rows["train"][1:]), rel=0.01)
+    assert f" {share:.1%} |" in evidence.table(runs)
+    row = [{k: v for k, v in row.items() if k != "mfu"} for row in run.rows["train"]]
+    older = dataclasses.replace(run, rows=run.rows | {"train": row})
+    (by_size,) = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}).mfu("FST")
+    assert by_size == pytest.approx(share, rel=1e-6)
+    half = evidence.share_per_token(older, ["NVIDIA H200"] * 2)
+    assert half == pytest.approx(evidence.share_per_token(run, []) / 2, rel=1e-6)
+    assert evidence.share_per_token(older, ["a toaster"]) is evidence.share_per_token(older, []) is None
+    unknown = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}, kinds={run.out: []})
+    assert unknown.mfu("FST") is None
 
 
 def test_a_study_at_equal_time_says_so():

@@ -265,7 +265,7 @@ def test_what_is_expected_of_a_step_counts_what_was_measured_alone():
 
 
 class StepsOverMeshes:
-    """In place of the steps of the suite mesh, which are the launcher's: sizes and losses alone."""
+    """In place of the steps of the suite mesh, whose own are the launcher's: sizes and losses alone."""
 
     def __init__(self, monkeypatch, failing=()):
         self.made, self.failing = [], failing

@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments.ablations.ablation import SIZES
 from experiments.bench import main
-from experiments.benchmarks import pages, rows, stored
+from experiments.benchmarks import pages, rows, shown, stored
 from experiments.benchmarks.settings import RUNGS, Case, Settings
 from experiments.benchmarks.suites import ladder, train_step
 from experiments.errors import UserError
@@ -104,6 +104,11 @@ def test_tokens_of_a_vocabulary_are_drawn_by_zipfs_law(small):
     assert counts[:256].max() < 3 * counts[:256].mean(), "bytes are all alike"
 
 
+def stored_alike(config):
+    """The config whose activations are kept."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=False))
+
+
 def fake_steps(monkeypatch, failures=(), wrong=()):
     """Steps that take no time; those of a rung may fail, with an error that is raised as they are made."""
     made = []
@@ -136,7 +141,7 @@ def fake_steps(monkeypatch, failures=(), wrong=()):
         ladder,
         "expected_metrics",
         lambda arms: {
-            name: train_step.up_to_rounding(Fake(config, None).metrics, "bfloat16", CASE)
+            name: train_step.up_to_rounding(Fake(stored_alike(config), None).metrics, "bfloat16", CASE)
             for name, config in arms.items()
         },
     )
@@ -213,6 +218,28 @@ def test_speed_and_share_of_the_peak():
         *("2.50x", "5.00x", "1,000,000", "25%", "1 (1-1)", "0.5", "600, 1700", "1")
     ]
     assert ladder.mfu(found[0] | {"peak": None}) is None
+
+
+def test_the_plot_has_a_bar_for_each_rung_with_a_speed(monkeypatch, tmp_path, capsys, small):
+    plots = pytest.importorskip("experiments.benchmarks.plots")
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    fake_steps(monkeypatch, {"no-scan": full})
+    run(tmp_path, capsys)
+    (suites,) = stored.load(tmp_path).values()
+    (name,) = shown.images(suites)
+    assert name.endswith("-ladder.png") and "tokens per second" in shown.caption(name)
+    plots.write(suites, tmp_path / name)
+    (axes,) = figures[0].axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [rung for rung in RUNGS if rung not in ("cudnn", "no-scan")]
+    texts = [text.get_text() for text in axes.texts]
+    assert len(axes.patches) == len(names) == len(texts) and "x logits" in texts[names.index("no-remat")]
+    assert axes.patches[-1].get_facecolor() != axes.patches[0].get_facecolor()
+    only = {"ladder": suites["ladder"] | {"rows": suites["ladder"]["rows"][:1]}}
+    assert shown.images(only) == {}, "one rung is no ladder"
+    plots.plt.close(figures[0])
 
 
 def test_rows_of_different_rungs_stand_side_by_side(monkeypatch, tmp_path, capsys, small):

@@ -112,6 +112,25 @@ def test_steps_in_8_bits_with_projections_are_compared_with_dense_ones(small, mo
     assert {row["status"]["step"] for row in found.values()} == {"ok"}
 
 
+def test_methods_with_delayed_scales_have_a_rival_with_delayed_scales(small, monkeypatch):
+    """Whose steps remember what they have seen, too."""
+    monkeypatch.setattr(dense_e4m3, "dense_float8_obstacle", lambda: None)
+    settings = dataclasses.replace(small, method=("FST-e4m3-delayed",), layers=1, suites=("train-step",))
+    assert list(settings.arms) == ["Dense", "Dense-e4m3-delayed", "FST-e4m3-delayed"]
+    case = Case(64, 64, 128)
+    rounded = {name: products_in_e4m3(case, arm) for name, arm in settings.arms.items()}
+    assert rounded["Dense-e4m3-delayed"] == rounded["FST-e4m3-delayed"] != {}
+    found = {row["method"]: row for row in train_step.measure_case(case, "float32", settings)}
+    own, rival = found["FST-e4m3-delayed"]["ms"], found["Dense-e4m3-delayed"]["ms"]
+    assert own["e4m3 dense step"] == rival["step"]
+    steps = train_step.Steps(
+        train_step.config_of(case, "float32", settings.arms["Dense-e4m3-delayed"].method, 1), None
+    )
+    steps()
+    seen = [v for v in jax.tree.leaves(steps.state["sparse"]) if v.shape == (256,)]
+    assert len(seen) == 4 and all(v.any() for v in seen)
+
+
 def products_in_e4m3(case, arm):
     """The names of the products whose operands are rounded, with format and scales, by the layer's place."""
     model = abstract_model(train_step.config_of(case, "float32", arm.method, 1, **arm.model))

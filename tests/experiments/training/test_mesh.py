@@ -85,6 +85,41 @@ def test_what_the_mesh_does_not_divide():
         with_columns(layer, jnp.zeros((1, 4, 24)), None, head=6)
 
 
+def test_sums_of_bfloat16_at_which_xla_ends_the_process_are_refused(monkeypatch):
+    """On CPUs alone, and unless the pass is left out that does it."""
+    flag = "--xla_disable_hlo_passes=all-reduce-promotion"
+    one = Config(model=decoder.Config(dtype="bfloat16"), data=text.Config(batch=8))
+    cpus = meshes.make(Mesh(), jax.devices())
+    devices = np.full((2, 1, 1), jax.devices()[0])
+    two = jax.sharding.Mesh.__new__(jax.sharding.Mesh, devices, ("dp", "fsdp", "tp"))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    with pytest.raises(UserError, match=f"--model.dtype float32, or put XLA_FLAGS={flag} before"):
+        meshes.check(one, two)
+    meshes.check(one, cpus)
+    meshes.check(one, abstract(dp=2, fsdp=1, tp=1))
+    meshes.check(dataclasses.replace(one, model=decoder.Config(dtype="float32")), two)
+    monkeypatch.setenv("XLA_FLAGS", flag)
+    meshes.check(one, two)
+
+
+def test_xla_ends_the_process_at_sums_of_bfloat16():
+    """Where it no longer does, nothing needs to be refused."""
+    code = """if True:
+        import jax, jax.numpy as jnp
+        from jax.sharding import AxisType, PartitionSpec as P
+        mesh = jax.make_mesh((2, 1), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+        options = {"in_specs": P("dp"), "out_specs": P(), "axis_names": {"dp"}, "check_vma": False}
+        with jax.set_mesh(mesh):
+            total = jax.shard_map(lambda x: jax.lax.psum(x, "dp"), **options)
+            jax.jit(total)(jnp.ones(4, jnp.bfloat16)).block_until_ready()
+    """
+    for flag, ends in (("", True), (f"--xla_disable_hlo_passes={meshes.ABORTING_PASS}", False)):
+        flags = f"--xla_force_host_platform_device_count=2 {flag}"
+        options = {"env": os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, "capture_output": True}
+        done = subprocess.run([sys.executable, "-c", code], **options)
+        assert (done.returncode < 0) == ends, done.stderr[-2000:]
+
+
 OPTIONS = [
     *("--method", "FST", "--method.dense-fraction", "0"),
     *("--train.steps", "100000", "--train.eval-every", "3", "--train.probe-every", "0", "--no-tune"),

@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
 import jax_sparse24 as s24
 from experiments import files, launch
@@ -22,6 +25,7 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
 from experiments.training.metrics import Writer
 from experiments.training.step import Program
+from experiments.training.stored import load_state
 from tests.experiments.conftest import write_corpus
 
 pytestmark = pytest.mark.slow
@@ -104,6 +108,22 @@ def test_resume_takes_its_config_from_the_folder(copy, capsys):
         with pytest.raises(SystemExit) as stop:
             launch.main(arguments)
         assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_what_delayed_scales_remember_is_resumed(config, tmp_path):
+    """In two micro-batches, in layers that are scanned and computed again in the backward pass."""
+    method = dataclasses.replace(config.method, fp8="delayed", dense_fraction=0.0)
+    model = dataclasses.replace(config.model, scan=True, remat=True)
+    run = with_steps(config, 8, method=method, model=model)
+    run = dataclasses.replace(run, train=dataclasses.replace(run.train, accumulate=2))
+    out = train(run, tmp_path / "run", show=False).out
+    copy = shutil.copytree(out, tmp_path / "copy")
+    shutil.rmtree(copy / "checkpoints" / "8")
+    train(run, copy, resume=True, show=False)
+    states = [load_state(folder, 8)[3]["sparse"] for folder in (out, copy)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    histories = [v[...] for path, v in nnx.to_flat_state(states[0]) if path[-1] in method.histories]
+    assert len(histories) == 4 and all(history.any() for history in histories)
 
 
 def test_another_text_is_refused(config, tmp_path, compiles_nothing, finished):
