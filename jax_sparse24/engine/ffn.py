@@ -56,7 +56,7 @@ def _forward(execution, products, arrays, state, key):
     decisions = execution.decisions(products, shapes, x_Td.dtype)
     first, b1_f, saves_y2 = {"x": x_Td, "w1": w1_df}, arrays.get("b1"), _saves_y2(execution, x_Td.dtype)
     squared = saves_y2 and fusions.SQUARED.matches(execution, x_Td, f, decisions["F1"], b1_f)
-    options = {"bias": b1_f, "squared": squared}
+    options = {"bias": b1_f, "squared": squared}  # squared: what is called Y1 here is Y2
     y1_Tf, weights = fusions.forward(execution, ("F1", "B3"), first, state, key, decisions, **options)
     if not fusions.ACTIVATED.matches(execution):
         y2_Tf = y1_Tf if squared else ACTIVATIONS[execution.activation](y1_Tf)

@@ -225,8 +225,8 @@ class BothWays:
 class Squared:
     """A kernel gives the squared ReLU of F1 in place of Y1, in blocks that need Y2 alone.
 
-    The pass is taken where our kernels are asked for, or
-    in place of cuSPARSELt's product where it was measured to be faster than that and XLA's activation."""
+    The pass is taken where our kernels are asked for, or in place of cuSPARSELt's product where it was
+    measured to be faster than that and XLA's activation."""
 
     def matches(
         self, execution: Execution, x_Td: jax.Array, f: int, decision: Decision | None, bias: jax.Array | None
@@ -240,7 +240,7 @@ class Squared:
         row, forms = execution.plan.row("F1"), {None: "compressed", "ffi": "packed"}
         if execution.activation != "squared_relu" or bias is not None or execution.summed("F1"):
             return False
-        if not (row and row.operand == "w1" and _only_cut(row)):
+        if not (row and row.operand == "w1" and _only_cut(row)) or ACTIVATED.matches(execution):
             return False
         if row.by.pattern != "2:4" or decision.form != forms.get(execution.implementation):
             return False

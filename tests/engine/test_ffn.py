@@ -292,6 +292,7 @@ def test_which_blocks_take_one_pass_for_y2(monkeypatch):
     assert not matches(s24.methods.Dense()) and not matches(s24.methods.Activation24())
     row = METHODS["STE"].ffn_plan().row("F1")
     assert not matches(Plan.of(FFN, F1=dataclasses.replace(row, other=Top2())))
+    assert not matches(Plan.of(FFN, F1=row, F2=Row("y2", Top2())))
 
 
 def test_blocks_that_keep_y1_ask_for_no_pass_to_y2(monkeypatch):

@@ -27,6 +27,7 @@ the product runs dense; FST's search for masks, once in 40 steps, is in the suit
 the fastest dense block of the case, which ratios divide by the block's time. *Producers* and *products* are
 measured one by one; the rest is what they leave of the whole, below zero where the whole takes less, which
 XLA compiles together. A pass that makes dY1 and its estimate for B4 is a producer; without it dY1 is rest.
+F1 with squared ReLU in one pass is a product; without that the activation is rest.
 *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a GPU, cuts both weights by a
 transposable mask, compresses them along both axes and multiplies by PyTorch's cuSPARSELt, gradients of
 weights being dense: the products of `FST-dense-wgrad`. *torch 2:4, compressed once in 40* counts a fortieth
@@ -355,6 +356,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         if part:
             at_entries = partial(part.values, implementation=implementation)
             programs["product", name] = Program(at_entries, done.left, done.right, saved)
+        elif name == "F1" and fusions.SQUARED.matches(run, x, case.f, decision, None):
+            programs["product", name] = Program(partial(fusions.SQUARED.run, run), done)
         else:
             programs["product", name] = Program(partial(run.multiply, name, features=features), done)
     seed = settings.seed_of("parts", *case, type(method).__name__)

@@ -189,6 +189,19 @@ def test_dy1_and_its_estimate_as_one_producer(bench, monkeypatch):
     assert (row["status"]["kernel"], row["bytes"]) == ("ok", 3 * size + size // 2 + size // 16)
 
 
+def test_f1_and_squared_relu_as_one_product(bench, monkeypatch):
+    """As where one pass does both, in the block and by itself."""
+    monkeypatch.setattr(fusions.Squared, "matches", lambda self, run, *_: run.plan.row("F1") is not None)
+    made, one_pass = [], fusions.Squared.run
+    monkeypatch.setattr(fusions.Squared, "run", lambda *a: made.append(a[1]) or one_pass(*a))
+    status, result, _, _ = bench("ffn", "--method", "FST", "--dtype", "bfloat16", "--implementation", "ffi")
+    assert status == 0
+    check_file(result, "ffn")
+    fst = result["rows"][-1]
+    assert fst["parts_ms"]["product"]["F1"] > 0
+    assert {run.op for run in made} == {"bench", "sparse_ffn"}
+
+
 def test_ffn(bench):
     status, result, out, _ = bench("ffn", "--method", "FST")
     assert status == 0
