@@ -78,8 +78,6 @@ HOPPER = Generation(
             # Blocks with both were measured beside blocks without, results/nvidia-h200_ffn of 25 November.
             ("nvidia-h200", "slope_mvue exact", "bfloat16", False),
             ("nvidia-h200", "pack24_masked_both", "bfloat16", False),
-            # results/probe/nvidia-h200_fused_2026-11-25.md
-            ("nvidia-h200", "matmul_squared_relu", "bfloat16", False),
         }
     ),
 )
