@@ -97,6 +97,8 @@ INSTRUCTIONS = {
     (0x992, None): "MEMBAR",
     (0x9AB, None): "ERRBAR",
     (0x5B4, None): "UTMALDG",
+    (0x209, 0x000): "FMNMX",
+    (0x209, 0x200): "FMNMX.NAN",  # NaN, if one of two is
 }
 
 
@@ -228,7 +230,7 @@ def test_products_of_blocks_on_hopper_run_as_designed(build, tmp_path):
 @pytest.mark.slow
 def test_squares_of_products_on_hopper_run_as_designed(build, tmp_path):
     """The registers that 384 threads have; two stages in turn, each given back while the next is multiplied;
-    no fence of all memory but where blocks of a cluster meet, at the begin and at the end."""
+    no fence of all memory but where blocks of a cluster meet, at the begin and at the end; NaN stays NaN."""
     source = "sm90/matmul_squared_relu.fma"
     (kernel,) = compiled(build, source, "sm_90a", tmp_path / "product.cubin").values()
     assert_all_in_registers({source: kernel})
@@ -241,6 +243,7 @@ def test_squares_of_products_on_hopper_run_as_designed(build, tmp_path):
     assert multiplied not in after and named.count("STSM") == 16
     assert "MEMBAR" in before and after[after.index("UTMALDG") :].count("MEMBAR") == 2
     assert not {"MEMBAR", "ERRBAR"} & set(after[: after.index("UTMALDG")])
+    assert named.count("FMNMX.NAN") == 64 and "FMNMX" not in named
 
 
 def test_the_module_imports_without_a_driver():

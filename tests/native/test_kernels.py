@@ -14,11 +14,12 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch.generations import GENERATIONS
 from jax_sparse24.ops import compressed24
+from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
 from tests.native.conftest import HERE
 from tests.native.derived import random_sizes, templates_of
 from tests.native.emulation import at_once
 from tests.native.hostile import launched, targets_of, targets_of_the_cpu
-from tests.ops import library
+from tests.ops import library, not_finite
 from tests.ops.cases import COMPRESSED, IDENTICAL
 from tests.ops.data import adversarial, assert_same_bits, device
 from tests.ops.sizes import SIZED, Sized
@@ -148,6 +149,19 @@ def test_squares_of_products(capability, runs, caller, cuda_targets, fake_cuspar
     assert ran >= ({"s24_matmul_squared_relu", "s24_cusparselt_compress"} if runs else {"s24_matmul"})
     assert ("s24_matmul" in ran) != runs
     assert any("start_clusters" in types for types in launched(cuda_targets)) == runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", not_finite.OPERANDS)
+def test_squares_of_products_of_what_is_not_finite(kind, caller, cuda_targets, fake_cusparselt):
+    """Inf and NaN reach what a kept weight takes them to, and neither the rest of a tile nor another one."""
+    x, w = not_finite.OPERANDS[kind]()
+    targets = targets_of(cuda_targets, fake_cusparselt, "9.0")
+    with at_once("cuda", caller, targets, capability="9.0") as ran:
+        got = matmul_squared_relu(x, s24.pack24(w, -2), implementation="ffi")
+    assert "s24_matmul_squared_relu" in ran
+    assert not not_finite.misfits(x, w, got)
+    assert np.isnan(got).any() and np.isposinf(got).any() and (got == 0).any()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jax_sparse24.dispatch.generations import AMPERE, BLACKWELL, HOPPER
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, MOST, matmul_squared_relu
 from jax_sparse24.ops.packed24 import Packed24
+from tests.ops import not_finite
 from tests.ops.data import assert_same_bits
 
 T, d, f = 24, 128, 64
@@ -38,6 +39,19 @@ def test_it_is_the_activation_of_the_rounded_product(dtype, implementation):
     assert 0.3 < (np.asarray(got, np.float32) > 0).mean() < 0.7
     lost = np.isnan(np.asarray(matmul_squared_relu(x.at[2, 5].set(jnp.nan), w), np.float32))
     assert lost[2].any() and not np.delete(lost, 2, 0).any()
+
+
+@pytest.mark.parametrize("kind", not_finite.OPERANDS)
+def test_what_is_not_finite(kind):
+    """Packed kernels skip what is not kept; a dense product multiplies it by zero, and is found out."""
+    x, w = not_finite.OPERANDS[kind]()
+    packed = s24.pack24(w, -2)
+    assert not not_finite.misfits(x, w, matmul_squared_relu(x, packed, implementation="ffi"))
+    found = not_finite.misfits(x, w, matmul_squared_relu(x, packed, implementation="reference"))
+    assert re.match(r"(\d+) of 57600 elements are wrong .*: 0 NaN are missing, and \1 are where none", found)
+    lost = jnp.nan_to_num(contract(x, packed, -1, -2, "ffi"), nan=0, posinf=jnp.inf, neginf=-jnp.inf)
+    found = not_finite.misfits(x, w, lost, squared=False)
+    assert re.match(r"(\d+) of 57600 elements are wrong .*: \1 NaN are missing, and 0 are where none", found)
 
 
 def test_the_steps_multiply_as_was_decided(implementation):
