@@ -69,8 +69,8 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> None:
     without = ABORTING_PASS in os.environ.get("XLA_FLAGS", "")
     require(
         config.model.dtype != "bfloat16" or mesh.size == 1 or not on_cpus or without,
-        "XLA's compiler for CPUs ends the process at sums of bfloat16 over some axes of a mesh. Write "
-        f"--model.dtype float32, or put XLA_FLAGS=--xla_disable_hlo_passes={ABORTING_PASS} before "
+        "XLA's compiler for CPUs ends the process at sums of bfloat16 over some axes of a mesh. Train in "
+        f"float32 (--model.dtype float32), or put XLA_FLAGS=--xla_disable_hlo_passes={ABORTING_PASS} before "
         "the command.",
     )
 

@@ -93,7 +93,7 @@ def test_sums_of_bfloat16_at_which_xla_ends_the_process_are_refused(monkeypatch)
     devices = np.full((2, 1, 1), jax.devices()[0])
     two = jax.sharding.Mesh.__new__(jax.sharding.Mesh, devices, ("dp", "fsdp", "tp"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    with pytest.raises(UserError, match=f"--model.dtype float32, or put XLA_FLAGS={flag} before"):
+    with pytest.raises(UserError, match=rf"--model.dtype float32\), or put XLA_FLAGS={flag} before"):
         meshes.check(one, two)
     meshes.check(one, cpus)
     meshes.check(one, abstract(dp=2, fsdp=1, tp=1))
