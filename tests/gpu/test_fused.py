@@ -95,7 +95,7 @@ def test_what_is_not_finite():
         np.array(jax.jit(one)(x, packed(w)), np.float32)
         for x in (given.at[5, 7].set(jnp.inf).at[9, 8].set(jnp.nan), given.at[5, 7].set(0).at[9, 8].set(0))
     )
-    assert np.isfinite(np.delete(want, 11, 0)).all() and set(want[11]) == {0, np.inf}
+    assert np.isfinite(np.delete(want, 11, 0)).all() and np.isinf(want[11]).any()
     kept = np.asarray(s24.prune24(w, -2), np.float32)
     want[5, kept[7] > 0], want[5, kept[7] < 0], want[9, kept[8] != 0] = np.inf, 0, np.nan
     np.testing.assert_array_equal(got, want)
