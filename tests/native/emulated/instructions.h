@@ -333,8 +333,12 @@ inline void arrive_with_copies(Barrier* b) {
   emulated::begin([](const emulated::Begun& arrival) { arrive(static_cast<Barrier*>(arrival.to)); }, b, nullptr);
 }
 
+// Every second thread goes on as late as it may, which shows whether others wait for it.
 inline void wait_barrier(Barrier* b, int parity) {
-  while (int(reinterpret_cast<const EmulatedBarrier*>(b)->phase % 2) == parity) emulated::yield();
+  EmulatedBarrier& own = EmulatedBarrier::of(b);
+  while (int(own.phase % 2) == parity) emulated::yield();
+  const int number = emulated::own_number();
+  if ((number + number / 32 + own.phase) % 2 == 0) emulated::let_others_go();
 }
 
 }  // namespace cuda
