@@ -75,6 +75,8 @@ and start are the same with another loss (by more than a thousandth of it in bfl
 it is stopped. The same command again continues what was interrupted. Records of several hosts,
 `ARM/seedN.json`, are put into one folder, or their folders are given one name,
 `python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU and one text.
+Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
+`runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
 SAMPLES = (
     "Continuations of fixed prompts by the dense weights of the lowest seed, the likeliest token each time."
