@@ -151,7 +151,7 @@ class Settings:
     Activation24, Venom. Dense is always there, and beside methods with products in 8 bits also their dense
     rival: Dense-e4m3, Dense-e4m3-rows, Dense-e4m3-delayed or Dense-projections-e4m3"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
-    """for ffn and train-step: auto is what users get, which decides per product"""
+    """for ffn and whole steps: auto is what users get, which decides per product"""
     mesh: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=N,..."), tyro.conf.UseAppendAction] = ()
     """for mesh: devices along dp, fsdp and tp, as dp=2 or dp=2,tp=2. Default: dp and fsdp over all devices,
     and tp=2"""

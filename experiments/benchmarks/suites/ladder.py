@@ -115,7 +115,9 @@ LADDER = {
 def names(settings: Settings) -> list[str]:
     """The rungs to measure, from below; cuDNN's needs an NVIDIA GPU."""
     there = [name for name in RUNGS if name != "cudnn" or platform() == "cuda"]
-    return [name for name in there if name in (settings.rungs or RUNGS)]
+    found = [name for name in there if name in (settings.rungs or RUNGS)]
+    require(bool(found), "--rungs cudnn needs an NVIDIA GPU, and there is none: name another rung, too.")
+    return found
 
 
 def config_at(name: str, case: Case, layers: int) -> Config:
@@ -126,12 +128,13 @@ def config_at(name: str, case: Case, layers: int) -> Config:
         model |= rung.model if below != "cudnn" or platform() == "cuda" else {}
         parts, method = rung.parts or parts, rung.method or method
     dtype, attention = model.pop("dtype"), model.pop("attention")
-    base = config_of(case, dtype, method, layers, seq=min(SEQUENCE, case.T // PARTS))
+    whole = PARTS * SEQUENCE if case.T >= PARTS * SEQUENCE else PARTS  # below, sequences are shorter
     require(
-        base.data.batch % PARTS == 0,
-        f"--tokens {case.T} are {base.data.batch} sequences of {base.data.seq}, which do not divide into "
-        f"{PARTS} micro-batches: give a multiple of {PARTS * base.data.seq}.",
+        case.T % whole == 0,
+        f"--tokens {case.T} do not divide into {PARTS} micro-batches of whole sequences, of {SEQUENCE} tokens"
+        f" where there are enough: give a multiple of {whole}.",
     )
+    base = config_of(case, dtype, method, layers, seq=min(SEQUENCE, case.T // PARTS))
     plain = model.get("scattered", True) or model.get("at_once", True)
     kind = Plain if plain else decoder.Config
     own = {key: value for key, value in model.items() if plain or key not in ("scattered", "at_once")}

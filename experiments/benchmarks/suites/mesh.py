@@ -14,9 +14,11 @@ from experiments.benchmarks.session import Partly
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.train_step import QUEUED, REFRESHING, Steps, config_of
 from experiments.config import Mesh
+from experiments.errors import require
 from experiments.training.memory import size_of
 from jax_sparse24.measure import interleaved
 
+SEQUENCE = 256
 ONE = "one device"
 ORACLE = "one device, what it must give"  # the batch of a mesh
 # The share of its fall by which the loss may fall differently with other draws and other groups of tokens: on
@@ -36,6 +38,11 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
     """Names of cases and what gives their rows: one mesh at a time beside one device, so that what was
     measured is stored before the next one is compiled."""
     for case in settings.cases("train-step"):
+        require(
+            case.T <= SEQUENCE or case.T % SEQUENCE == 0,
+            f"--tokens {case.T} are no whole number of sequences of {SEQUENCE} tokens: give a multiple of "
+            f"{SEQUENCE}, or fewer tokens, for one sequence.",
+        )
         for dtype in settings.dtypes:
             alone = OneDevice()
             for name, mesh in settings.meshes.items():
@@ -61,7 +68,7 @@ def steps_on(
     mesh: None for one device. implementation: None for what is decided. model: as in `config_of`."""
     along = {"dp": 1, "fsdp": 1, "tp": 1} if mesh is None else mesh.sizes
     tokens = case.T * shards(mesh)
-    config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T), **model)
+    config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(SEQUENCE, case.T), **model)
     devices = jax.devices()[: math.prod(along.values())]
     return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
 
@@ -78,7 +85,7 @@ def oracle(
     block is compiled for all layers, whose parameters are the same bit for bit. Arguments: of `steps_on`."""
     tokens = case.T * shards(mesh)
     config = config_of(
-        case._replace(T=tokens), dtype, method, layers, seq=min(256, case.T), scan=True, **model
+        case._replace(T=tokens), dtype, method, layers, seq=min(SEQUENCE, case.T), scan=True, **model
     )
     train = dataclasses.replace(config.train, accumulate=shards(mesh))
     config = dataclasses.replace(config, train=train, mesh=Mesh(dp=1))

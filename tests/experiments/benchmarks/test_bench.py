@@ -358,6 +358,15 @@ def test_steps_over_meshes(monkeypatch):
     assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
 
 
+def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    settings = dataclasses.replace(of_meshes("dp=2"), tokens=(1028,))
+    with pytest.raises(UserError, match="--tokens 1028 are no whole number of sequences of 256"):
+        next(mesh.run(settings, lambda text: None))
+    for tokens in (64, 252, 1024):
+        next(mesh.run(dataclasses.replace(settings, tokens=(tokens,)), lambda text: None))
+
+
 @pytest.mark.parametrize("when", ["compiled", "run"])
 def test_what_is_measured_of_a_mesh_is_stored_where_one_arm_fails(when, monkeypatch, tmp_path, capsys):
     StepsOverMeshes(monkeypatch, failing=[(2, "Dense", when)])

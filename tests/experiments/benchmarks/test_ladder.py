@@ -270,9 +270,14 @@ def test_rungs_are_measured(tmp_path, capsys, small):
     [
         (["ladder", "--rungs", "bf16"], "Did you mean bfloat16?"),
         (["gemm", "--rungs", "plain"], "--rungs is for the suite ladder"),
+        (["ladder", "--rungs", "cudnn"], "--rungs cudnn needs an NVIDIA GPU"),
         (["ladder", "--dtype", "float32"], "--dtype is not for the suite ladder"),
         (["ladder", "--method", "FST"], "--method is not for the suite ladder"),
         (["ladder", "--shape", "16,32", "--tokens", "9216"], "give a multiple of 8192"),
+        # 16 sequences: speeds by 16392 tokens would count 8 that no step has.
+        (["ladder", "--shape", "16,32", "--tokens", "16392"], "give a multiple of 8192"),
+        (["ladder", "--shape", "16,32", "--tokens", "252"], "give a multiple of 8."),
+        (["ladder", "--shape", "16,32", "--tokens", "4"], "give a multiple of 8."),
     ],
 )
 def test_mistakes_are_one_message(argv, message, capsys, tmp_path):
