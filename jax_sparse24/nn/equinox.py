@@ -165,6 +165,11 @@ def check_layer(layer: eqx.nn.Linear, method: Method | None = None) -> None:
             raise ValueError(
                 f"{method} trains low-rank adapters, for which Equinox has no place; use it without them"
             )
+        if method is not None and method.histories:
+            raise ValueError(
+                f"{method} scales by what earlier steps have seen, which no layer of Equinox observes; use "
+                's24.nn, or fp8="tensor"'
+            )
         if method is not None:
             linear.check_fit(method, *widths)
     except (TypeError, ValueError) as error:

@@ -149,6 +149,10 @@ def test_wrong_arguments_are_named():
         ),
         ("blocks, which are only found in NNX", lambda: s24.sparsify(MODEL, s24.methods.Activation24())),
         ("trains low-rank adapters", lambda: s24.sparsify(MODEL, s24.methods.SLoPe(rank=2))),
+        (
+            r'earlier steps have seen, which no layer of Equinox observes; use s24.nn, or fp8="tensor"',
+            lambda: s24.sparsify(MODEL, s24.methods.FST(fp8="delayed")),
+        ),
         ("is sparse already, with FST", lambda: s24.sparsify(s24.sparsify(MODEL, FST, "mlp"), FST, "mlp")),
         ("holds no layer that s24.sparsify made", lambda: s24.densify(MODEL)),
         ("0 sparse layers", lambda: s24.refresh(MODEL, 0)),
