@@ -214,8 +214,9 @@ def main(argv=None):
         "--plan", action="store_true", help="with --run: say what would be trained, and train nothing"
     )
     args = parser.parse_args(argv)
-    given = [name for name in ("only", "seeds", "jobs", "any_speed", "plan") if getattr(args, name)]
-    require(bool(args.run) or not given, f"--{given[0] if given else ''} needs --run CONFIG:SIZE.")
+    options = ("only", "seeds", "jobs", "any_speed", "plan")
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name)]
+    require(bool(args.run) or not given, f"{', '.join(given)} needs --run CONFIG:SIZE.")
     if args.run:
         folder = args.out / ablation.load(args.run).size
         words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]

@@ -107,6 +107,9 @@ def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         study.main([str(tmp_path / "pair/smoke"), "--only", "dense/0", "--out", str(tmp_path / "x")])
     assert stop.value.code == 2 and "--only needs --run CONFIG:SIZE" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        study.main([str(tmp_path / "pair/smoke"), "--any-speed", "--plan", "--out", str(tmp_path / "x")])
+    assert "--any-speed, --plan needs --run CONFIG:SIZE" in capsys.readouterr().err
 
 
 def test_the_plan_says_what_the_recorded_pair_took():
