@@ -140,8 +140,8 @@ class Settings:
     dtype: Annotated[
         tuple[Literal["float32", "bfloat16", "float16", "float8_e4m3fn"], ...], tyro.conf.UseAppendAction
     ] = ()
-    """default: float32 and bfloat16; float8_e4m3fn is for gemm alone, which has it by default where the
-    device does"""
+    """default: float32 and bfloat16, of mesh alone on a CPU float32, because XLA cannot sum bfloat16 there;
+    float8_e4m3fn is for gemm alone, which has it by default where the device does"""
     vnm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="V,M"), tyro.conf.UseAppendAction] = ()
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
@@ -236,7 +236,9 @@ class Settings:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        return self.dtype or DTYPES[:2]
+        if self.dtype:
+            return self.dtype
+        return DTYPES[:1] if self.suites == ("mesh",) and jax.default_backend() == "cpu" else DTYPES[:2]
 
     @property
     def patterns(self) -> tuple[VNM, ...]:

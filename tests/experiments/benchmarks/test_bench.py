@@ -358,6 +358,24 @@ def test_steps_over_meshes(monkeypatch):
     assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
 
 
+@pytest.mark.parametrize(
+    ("backend", "suites", "dtype", "wanted"),
+    [
+        ("cpu", ("mesh",), (), ("float32",)),
+        ("cpu", ("mesh",), ("bfloat16",), ("bfloat16",)),
+        ("gpu", ("mesh",), (), ("float32", "bfloat16")),
+        ("cpu", ("ffn",), (), ("float32", "bfloat16")),
+    ],
+)
+def test_meshes_of_cpus_have_float32_unless_another_dtype_is_asked_for(
+    backend, suites, dtype, wanted, monkeypatch
+):
+    """The launcher refuses bfloat16 there."""
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert Settings(suites=suites, dtype=dtype).dtypes == wanted
+
+
 def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     settings = dataclasses.replace(of_meshes("dp=2"), tokens=(1028,))
