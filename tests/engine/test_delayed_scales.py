@@ -81,6 +81,18 @@ def test_what_grows_beyond_history_saturates_and_the_next_step_follows():
     assert scale == 2.0  # 100 becomes 200
 
 
+def test_what_is_small_beside_a_remembered_magnitude_is_zero():
+    """As the docstring of FST says: one step of a far larger magnitude leaves others zeros, until it is
+    forgotten."""
+    by = Float8(All(), -1, scales="delayed", history="tops_x")
+    tops = remembered(history(tops_x=(0,))["tops_x"], seen(jnp.full((1, 1), 2.0**20)))
+    x = jnp.asarray([[8.0, 8.1]])  # 2^-17 of it, and more
+    for step in range(REMEMBERED + 1):
+        found = by(x, -1, Request({"tops_x": tops}, None, None))
+        np.testing.assert_array_equal(found, [[8, 8]] if step == REMEMBERED else [[0, 16]])
+        tops = remembered(tops, seen(x))
+
+
 @pytest.mark.parametrize("implementation", ["reference", None])
 def test_operands_are_scaled_by_the_history_of_their_product(rng, implementation):
     """Forward that of the input, backward that of the output's gradient; the weight has its own scale. The
