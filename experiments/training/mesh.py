@@ -13,8 +13,8 @@ import jax_sparse24 as s24
 from experiments.config import Config, Mesh
 from experiments.errors import UserError, require
 
-# Of XLA for CPUs: it copies the computation of a sum as if its last operation were the addition, also where
-# that is a copy, as of a `jax.shard_map` over some axes (jaxlib 0.10.2 to 0.12.0.1).
+# A pass of XLA for CPUs. It takes the last operation of a sum's computation for the addition, and ends the
+# process where that is a copy, as in a `jax.shard_map` over some axes of a mesh (jaxlib 0.10.2 to 0.12.0.1).
 ABORTING_PASS = "all-reduce-promotion"
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
 

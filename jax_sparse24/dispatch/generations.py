@@ -75,7 +75,7 @@ HOPPER = Generation(
             ("nvidia-h200", "gated_backward", "bfloat16", True),
             ("nvidia-h200", "gated_backward_pack exact", "bfloat16", False),
             ("nvidia-h200", "gated_backward_pack exact", "bfloat16", True),
-            # Blocks with both were measured beside blocks without, results/nvidia-h200_ffn of 25 November.
+            # Whole blocks: experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md.
             ("nvidia-h200", "slope_mvue exact", "bfloat16", False),
             ("nvidia-h200", "pack24_masked_both", "bfloat16", False),
         }

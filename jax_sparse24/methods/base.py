@@ -201,8 +201,8 @@ class Method:
 
     @property
     def histories(self) -> tuple[str, ...]:
-        """Names of the entries of a weight's state that remember what steps have seen, as `s24.nn.observe`
-        tells them; running statistics of a router are not among them."""
+        """Names of the entries of a weight's state in which `s24.nn.observe` keeps the magnitudes that the
+        last steps have seen; running statistics of a router are not among them."""
         return ()
 
     def training(self, total_steps: int) -> Training:
