@@ -58,13 +58,13 @@ def rival(method: Method, projections: bool = False) -> str:
     return next((name for name, dense in known.items() if dense.scales in scales), "")
 
 
-def simulated(method: Method, projections: bool = False) -> dict[str, str]:
+def simulated(rival: str) -> dict[str, str]:
     """What a row of a method in 8 bits says where hardware has no such products: "simulated", and why. There
     its time and its rival's are those of two simulations, whose ratio says nothing.
 
-    projections: see `rival`."""
+    rival: the name of the method's; "" for one without."""
     obstacle = dense_float8_obstacle()
-    return {"simulated": obstacle} if obstacle and rival(method, projections) else {}
+    return {"simulated": obstacle} if obstacle and rival else {}
 
 
 def named(part: str) -> str:

@@ -278,7 +278,7 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     for name in ("Dense", *rivals, *list(settings.methods)[1:]):
         own = {rows.dense_name(base, part): (base, part) for base, part in programs if base in dense}
         own |= {part: (name, part) for part in PARTS}
-        if name in settings.methods and (rival := dense_e4m3.rival(settings.methods[name])):
+        if name in settings.methods and (rival := settings.arms[name].rival):
             own |= {dense_e4m3.named(part): (rival, part) for part in PARTS}
         row = {
             **case._asdict(),
@@ -291,7 +291,8 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         }
         if name in settings.methods:
             method, state = settings.methods[name], states[name]
-            row |= {"bytes": weight_bytes(method, operands, state), **dense_e4m3.simulated(method)}
+            row |= dense_e4m3.simulated(settings.arms[name].rival)
+            row |= {"bytes": weight_bytes(method, operands, state)}
         if name in settings.methods and settings.parts:
             progress(f"{where}: parts of {name}")
             row["parts_ms"] = parts(case, method, operands, state, implementation, settings)

@@ -309,8 +309,10 @@ def compare(
             for place, part in times
             if place in dense and part != REFRESHING and (called := rows.dense_name(dense[place], part))
         }
-        in_8_bits = (arms[name].method, bool(arms[name].model.attention_method)) if name in arms else None
-        if in_8_bits and (rival := dense_e4m3.rival(*in_8_bits)):
+        rival = ""
+        if name in arms:
+            rival = dense_e4m3.rival(arms[name].method, bool(arms[name].model.attention_method))
+        if rival:
             of_rival = {part: times.get((rival, part)) for part in ("step", *ALONE)}
             own |= {dense_e4m3.named(part): t for part, t in of_rival.items() if t is not None}
         if REFRESHING in own and "step" in own:
@@ -326,7 +328,7 @@ def compare(
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],
                 "temp_bytes": steps[name].temp_bytes,
-                **(dense_e4m3.simulated(*in_8_bits) if in_8_bits else {}),
+                **dense_e4m3.simulated(rival),
             }
         )
     return found
