@@ -156,9 +156,9 @@ def masks(model: Any) -> Any:
 
     model: any NNX module; or an Equinox module of `s24.sparsify`.
 
-    Returns: a tree like `nnx.state(model, nnx.Param)`, or like the Equinox module's arrays of floats: bool
-        arrays of a kernel's shape, True where a weight is kept, and a scalar True for every parameter without
-        a mask.
+    Returns: a tree like `nnx.state(model, nnx.Param)`, or for Equinox like
+        `eqx.filter(model, eqx.is_inexact_array)`: bool arrays of a kernel's shape, True where a weight is
+        kept, and a scalar True for every parameter without a mask.
     Raises: TypeError if `model` is no such module, ValueError if it has no layer of `s24.nn`."""
     if library := equinox_of(model):
         return library.masks_like(library.parameters(model)[0], masks(library.products(model)))
