@@ -300,7 +300,7 @@ class Loop:
             own = view.refresh(params, own, state["step"], sparse=sparse, due=sparse and self.within)
             masks = view.masks(params, own, sparse)
             loss, (grads, seen) = mean_of_shards(state, params, own, batch)
-            own = view.observe(own, seen) if sparse else own
+            own = view.observe(own, seen)
             updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse)
             predicted = optax.tree.sum(jax.tree.map(_dot, grads, updates))
             state = state | {

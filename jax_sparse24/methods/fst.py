@@ -56,8 +56,9 @@ class FST(Method):
         them (`implementation="cusparselt"`, or a measured table), else dense; elsewhere they are simulated.
         "delayed" gives activations and gradients powers of two by the largest magnitudes of the last 16
         optimiser steps, which are in the state (`s24.nn.observe`); what is larger by a factor that is 1.75
-        to 3.5 saturates, once, and for 16 steps what is smaller than 2^-17 of the largest of these rounds to
-        zero. The first step has only its own magnitudes. Weights have a scale per tensor.
+        to 3.5 saturates, once. The first step has only its own magnitudes, and so has an operand whose
+        largest one is smaller by more than 2^8, as after a step of outliers: by theirs it would round to
+        zeros. Weights have a scale per tensor.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""

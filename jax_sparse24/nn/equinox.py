@@ -51,6 +51,26 @@ class Product(linear.Linear):
         return vector_dot(x, w, self.method, self.method_state(), self.noise_key(), **options)
 
 
+class Bits(eqx.Module):
+    """An array of floats that is no parameter: as leaf an array of integers with the same bits.
+
+    Filters of Equinox take every array of floats for a parameter, so that weight decay changes also one whose
+    gradient is stopped.
+
+    x: the array, of any floating dtype."""
+
+    bits: jax.Array
+    dtype: Any = eqx.field(static=True)
+
+    def __init__(self, x: jax.Array):
+        self.bits, self.dtype = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype
+
+    @property
+    def floats(self) -> jax.Array:
+        """The array."""
+        return jax.lax.bitcast_convert_type(self.bits, self.dtype)
+
+
 class Linear(eqx.nn.Linear):
     """An `eqx.nn.Linear` whose three products run as a method says, with the very arrays of the layer that
     it replaces.
@@ -60,7 +80,7 @@ class Linear(eqx.nn.Linear):
     layer: the layer that is replaced.
     graphdef: the structure of its `Product`, which is static.
     own: what the method keeps, by name: "state" with the masks, "key", "step", and so on, as in
-        `s24.nn.Linear`."""
+        `s24.nn.Linear`. None of it is a parameter: arrays of floats are `Bits`."""
 
     own: dict[str, Any]
     graphdef: Any = eqx.field(static=True)
@@ -68,12 +88,15 @@ class Linear(eqx.nn.Linear):
     def __init__(self, layer: eqx.nn.Linear, graphdef: Any, own: dict[str, Any]):
         self.weight, self.bias, self.use_bias = layer.weight, layer.bias, layer.use_bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.graphdef, self.own = graphdef, own
+        self.graphdef = graphdef
+        self.own = jax.tree.map(lambda x: Bits(x) if eqx.is_inexact_array(x) else x, own)
 
     @property
     def product(self) -> Product:
         """The product with the present weight and state."""
-        return nnx.merge(self.graphdef, {"kernel": kernel_of(self), **self.own})
+        is_bits = lambda x: isinstance(x, Bits)  # noqa: E731
+        own = jax.tree.map(lambda x: x.floats if is_bits(x) else x, self.own, is_leaf=is_bits)
+        return nnx.merge(self.graphdef, {"kernel": kernel_of(self), **own})
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         product = self.product
@@ -259,18 +282,17 @@ def masks_like(params: eqx.Module, masks: nnx.State) -> eqx.Module:
 
 
 def parameters(model: eqx.Module) -> tuple[eqx.Module, eqx.Module]:
-    """What is trained of a model, and the rest.
+    """What is trained of a model, and the rest, with what its sparse layers keep.
 
     model: an Equinox module.
 
-    Returns: two trees like the model, without what its sparse layers keep: one of its arrays of floats, one
-        of all other leaves, with None in place of those of the other tree; see `joined`."""
-    bare = {path: Linear(layer, layer.graphdef, {}) for path, layer in layers(model).items()}
-    return eqx.partition(replaced(model, bare), eqx.is_inexact_array)
+    Returns: two trees like the model, one of its arrays of floats and one of all other leaves, with None in
+        place of those of the other tree; see `joined`."""
+    return eqx.partition(model, eqx.is_inexact_array)
 
 
 def joined(params: eqx.Module, rest: eqx.Module) -> eqx.Module:
-    """The inverse of `parameters`, but for what sparse layers keep.
+    """The inverse of `parameters`.
 
     params, rest: as `parameters` returned them.
 

@@ -156,9 +156,9 @@ def masks(model: Any) -> Any:
 
     model: any NNX module; or an Equinox module of `s24.sparsify`.
 
-    Returns: a tree like `nnx.state(model, nnx.Param)`, or like the Equinox module's arrays of floats: bool
-        arrays of a kernel's shape, True where a weight is kept, and a scalar True for every parameter without
-        a mask.
+    Returns: a tree like `nnx.state(model, nnx.Param)`, or for Equinox like
+        `eqx.filter(model, eqx.is_inexact_array)`: bool arrays of a kernel's shape, True where a weight is
+        kept, and a scalar True for every parameter without a mask.
     Raises: TypeError if `model` is no such module, ValueError if it has no layer of `s24.nn`."""
     if library := equinox_of(model):
         return library.masks_like(library.parameters(model)[0], masks(library.products(model)))
@@ -178,9 +178,10 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     """Updates running statistics with what one optimiser step has observed.
 
     Each statistic is multiplied by 0.99, and the observation is added; of the magnitudes by which FP8 scales
-    are delayed, those of the last 16 steps are kept. Call it after the step: then a step
-    chooses by what earlier steps have observed, and no token influences the choice for tokens before it. For
-    example: `nnx.update(model, s24.nn.observe(nnx.state(model, s24.nn.Statistic), seen))`.
+    are delayed, those of the last 16 steps are kept. What a step did not observe, as in a dense phase, stays.
+    Call it after the step: then a step chooses by what earlier steps have observed, and no token influences
+    the choice for tokens before it. For example:
+    `nnx.update(model, s24.nn.observe(nnx.state(model, s24.nn.Statistic), seen))`.
 
     state: the variables, such as `nnx.state(model, s24.nn.Statistic)`.
     seen: the gradient with respect to the `Statistic` variables, as `jax.grad` gives it beside that of the
@@ -192,9 +193,10 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     def add(path, variable):
         if path not in seen:
             return variable
+        own, new = variable[...], seen[path][...]
         if issubclass(variable.type, History):
-            return variable.replace(remembered(variable[...], seen[path][...]))
-        return variable.replace((1 - FORGETTING) * variable[...] + seen[path][...])
+            return variable.replace(remembered(own, new))
+        return variable.replace(jnp.where(jnp.any(new), (1 - FORGETTING) * own + new, own))
 
     return nnx.from_flat_state([(path, add(path, v)) for path, v in nnx.to_flat_state(state)])
 

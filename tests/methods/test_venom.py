@@ -332,7 +332,13 @@ def test_a_statistic_gains_what_every_cluster_activates():
     )
     np.testing.assert_array_equal(remat, got)
     nnx.update(ffn, s24.nn.observe(nnx.state(ffn, s24.nn.Statistic), gradient(seen, 1.0)))
-    np.testing.assert_allclose(ffn.up.state["norms"][...], 0.99 * before + want, rtol=1e-4, atol=1e-6)
+    after = ffn.up.state["norms"][...]
+    np.testing.assert_allclose(after, 0.99 * before + want, rtol=1e-4, atol=1e-6)
+    s24.nn.set_sparse(ffn, False)  # nothing is observed, and nothing forgotten
+    graphdef, seen, rest = nnx.split(ffn, s24.nn.Statistic, ...)
+    dense = jax.grad(lambda s: jnp.vdot(nnx.merge(graphdef, s, rest)(x), dy))(seen)
+    nnx.update(ffn, s24.nn.observe(seen, dense))
+    np.testing.assert_array_equal(ffn.up.state["norms"][...], after)
 
 
 def test_zero_and_nan_activations():

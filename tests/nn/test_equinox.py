@@ -1,11 +1,13 @@
 """`sparsify` of models of Equinox, where it is installed: layers have the same arrays, and state beside
 them."""
 
+import io
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jax_sparse24 as s24
@@ -107,6 +109,32 @@ def test_it_trains_in_the_loop():
     np.testing.assert_allclose(loss(trained, TOKENS), loop.evaluate(state, [TOKENS])["dense"], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "method", [s24.methods.FST(refresh_every=2, mvue=None), s24.methods.SSTE(scale="dynamic", mvue=None)]
+)
+def test_an_optimiser_of_its_own_takes_masks(method):
+    """Masks fit what `eqx.filter_grad` returns; the loop is that of `s24.Loop`."""
+    sparse = s24.sparsify(MODEL.mlp, method)
+    tx, x = s24.optim.for_method(method, 1e-2, 4), jax.random.normal(jax.random.key(1), (T, d))
+    loss = lambda model, x: jnp.mean((jax.vmap(model)(x) - 1) ** 2)  # noqa: E731
+
+    @eqx.filter_jit
+    def step(model, state, number):
+        model = s24.refresh(model, number)
+        params, grads = eqx.filter(model, eqx.is_inexact_array), eqx.filter_grad(loss)(model, x)
+        updates, state = tx.update(grads, state, params, masks=s24.nn.masks(model))
+        return eqx.apply_updates(model, updates), state
+
+    loop = s24.Loop(sparse, loss, tx, s24.Schedule((s24.Phase("sparse", 4, sparse=True),)))
+    model, state, of_loop = sparse, tx.init(eqx.filter(sparse, eqx.is_inexact_array)), loop.init()
+    for number in range(4):
+        model, state = step(model, state, jnp.int32(number))
+        of_loop, _ = loop.advance(of_loop, x, number)
+    own, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (model, loop.model(of_loop)))
+    for a, b in zip(own, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_a_loop_of_its_own_refreshes_a_copy():
     """Noise is new with a step, and where the weights move without one; masks go by the method's period."""
     method = s24.methods.FST(refresh_every=2)
@@ -124,6 +152,40 @@ def test_a_loop_of_its_own_refreshes_a_copy():
     np.testing.assert_array_equal(gradient(told), gradient(s24.refresh(model, 0)))
     masks = [s24.nn.masks(m).layers[0].weight for m in (moved, s24.refresh(moved, 1), s24.refresh(moved, 2))]
     assert (masks[0] == masks[1]).all() and (masks[2] != masks[1]).any()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_optimiser_of_its_own_gets_parameters_alone(stacked):
+    """Filters of Equinox take arrays of floats for parameters, and weight decay would shrink a scale, which
+    has no gradient."""
+    make = lambda key: eqx.nn.Linear(d, f, key=key)  # noqa: E731
+    key = jax.random.key(0)
+    plain = eqx.filter_vmap(make)(jax.random.split(key, 3)) if stacked else make(key)
+    model = s24.sparsify(plain, s24.methods.SSTE(mvue=None))
+    tx, x = optax.adamw(0.1, weight_decay=0.5), jax.random.normal(jax.random.key(1), (T, d))
+
+    def loss(model):
+        run = lambda layer: jax.vmap(layer)(x)  # noqa: E731
+        return jnp.mean(((eqx.filter_vmap(run) if stacked else run)(model) - 1) ** 2)
+
+    @eqx.filter_jit
+    def step(model, state):
+        updates, state = tx.update(
+            eqx.filter_grad(loss)(model), state, eqx.filter(model, eqx.is_inexact_array)
+        )
+        return eqx.apply_updates(model, updates), state
+
+    after, _ = step(model, tx.init(eqx.filter(model, eqx.is_inexact_array)))
+    assert (after.weight != model.weight).any()
+    before, scale = (m.product.method_state()["scale"] for m in (model, after))
+    np.testing.assert_array_equal(before, scale)
+    assert scale.dtype == jnp.float32 and scale.shape == plain.weight.shape[:-2] and (scale > 1).all()
+    assert eqx.tree_equal(after.own, model.own)
+    parameters = jax.tree.leaves(eqx.filter(after, eqx.is_inexact_array))
+    assert [p.shape for p in parameters] == [plain.weight.shape, plain.bias.shape]
+    eqx.tree_serialise_leaves(file := io.BytesIO(), after)
+    file.seek(0)
+    assert eqx.tree_equal(eqx.tree_deserialise_leaves(file, model), after)
 
 
 def test_a_stack_of_layers_has_masks_of_its_own():
