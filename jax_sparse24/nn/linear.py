@@ -101,9 +101,10 @@ class Linear(nnx.Module):
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
         has no plan for a single linear layer; with a mesh in the context, axes without a rule, or that the
-        mesh does not have or does not divide, and a mesh axis that no rule names); a call raises as `s24.sparse_dot`. A call outside of jit
-        raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
-        where masks are those of the initial kernel, but the kernel is another one by now."""
+        mesh does not have or does not divide, and a mesh axis that no rule names); a call raises as
+        `s24.sparse_dot`. A call outside of jit raises ValueError where the state was written in a dense
+        phase, but the layer is in sparse mode, and where masks are those of the initial kernel, but the
+        kernel is another one by now."""
 
     axes: tuple[sharding.Name, sharding.Name] | None = None
     stacked_axes: tuple[sharding.Name, ...] = ()
