@@ -392,7 +392,7 @@ def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
             "64,128",
             "tp=2",
             "--mesh tp=2: tp 2 does not divide the heads of --shape 64,128, one for each 64 of d: 1. "
-            "Give --shape with a d that is a multiple of 128",
+            "Give --shape with a multiple of 128 for d, or another --mesh",
         ),
         (
             "192,384",
@@ -402,12 +402,12 @@ def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
         (
             "192,260",
             "tp=3",
-            "tp 3 does not divide the f of --shape 192,260. Give --shape with an f that is a mul.* 12",
+            "tp 3 does not divide the f of --shape 192,260. Give --shape with a multiple of 12 for f",
         ),
         (
             "100,200",
             "fsdp=3",
-            "fsdp 3 does not divide the d of --shape 100,200. Give .* a d that is a multiple of 12",
+            "fsdp 3 does not divide the d of --shape 100,200. Give .* a multiple of 12 for d",
         ),
     ],
 )
