@@ -177,6 +177,15 @@ def plan(argv: list[str]) -> str:
     return markdown(lines)
 
 
+def unread(given: Path, folder: Path) -> str:
+    """What is wrong with a folder beside a plan of runs into another."""
+    meant = f", or write --out {given.parent} if they are in {given}" if given.name == folder.name else ""
+    return (
+        f"{given} is not read with --plan, which makes no page: runs that were trained before are looked for "
+        f"in {folder}. Leave it out{meant}."
+    )
+
+
 def _unnamed(config):
     """What runs of an arm have in common."""
     train = dataclasses.replace(config.train, least_speed=0)
@@ -196,7 +205,8 @@ def main(argv=None):
         nargs="*",
         metavar="FOLDER",
         help="with records, ARM/seedN.json; folders of one name, such as host1/124m and host2/124m, are one "
-        "study",
+        "study. With --run these are other studies for the page, or other runs of this one; with --plan, "
+        "which makes no page, they are an error",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
@@ -211,7 +221,9 @@ def main(argv=None):
         parser.add_argument(option, help="with --run")
     parser.add_argument("--any-speed", action="store_true", help="with --run")
     parser.add_argument(
-        "--plan", action="store_true", help="with --run: say what would be trained, and train nothing"
+        "--plan",
+        action="store_true",
+        help="with --run: say what would be trained and what is in OUT/SIZE already; train and write nothing",
     )
     args = parser.parse_args(argv)
     options = ("only", "seeds", "jobs", "any_speed", "plan")
@@ -219,12 +231,17 @@ def main(argv=None):
     require(bool(args.run) or not given, f"{', '.join(given)} needs --run CONFIG:SIZE.")
     if args.run:
         folder = args.out / ablation.load(args.run).size
+        args.studies = [other for other in args.studies if other.resolve() != folder.resolve()]
         words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]
         for name in ("only", "seeds", "jobs"):
             words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
         if args.plan:
+            if args.studies:
+                raise UserError(unread(args.studies[0], folder))
             print(plan(words))
             return 0
+        for other in args.studies:
+            evidence.check_records(other)
         again = not args.only and folder.exists() and any(folder.iterdir())
         if status := ablate.main([*words, *(["--resume"] if again else [])]):
             return status

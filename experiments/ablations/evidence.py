@@ -132,16 +132,23 @@ class Study:
         return self.commits[a.out] == self.commits[b.out]
 
 
+def check_records(folder: Path) -> None:
+    """UserError for a folder without any."""
+    found = any(folder.glob("*/seed*.json"))
+    require(found, f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
+
+
 def read(*folders: Path) -> Study:
     """The study in folders of one name, such as those of several machines; its reference first.
 
     folders: with ARM/seedN.json.
 
-    Raises: UserError if they have none, none of an arm "dense", a run twice, or runs on different texts or
-    devices."""
+    Raises: UserError if one has none, and if they have none of an arm "dense", a run twice, or runs on
+    different texts or devices."""
     arms, devices, texts, seconds, registered = {}, {}, {}, {}, None
     commits, kinds = {}, {}
     for folder in folders:
+        check_records(folder)
         statement = folder / "statement.json"
         registered = registered or (json.loads(statement.read_text()) if statement.exists() else None)
     for path in sorted(path for folder in folders for path in folder.glob("*/seed*.json")):
@@ -165,7 +172,6 @@ def read(*folders: Path) -> Study:
         kinds[path] = content["environment"].get("devices") or []
         commits[path] = str(content["environment"].get("commit"))
     folder = folders[0]
-    require(bool(arms), f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
     for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
         known = ", ".join(f"{value} ({path})" for value, path in found.items())
         require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")

@@ -22,7 +22,7 @@ import jax
 from experiments.benchmarks import settings
 from experiments.benchmarks.settings import Arm, Case
 from experiments.benchmarks.suites.ffn import block, data, forward_backward, state_of
-from experiments.benchmarks.suites.mesh import steps_on
+from experiments.benchmarks.suites.mesh import check_divides, steps_on
 from experiments.cli import command
 from experiments.config import Mesh
 from experiments.errors import require
@@ -181,6 +181,8 @@ def main(argv=None):
     for name, arm in arms.items():
         require(args.step or not arm.model, f"--method {name} is for whole steps: add --step.")
     mesh = settings.mesh_of(args.mesh, jax.device_count())[1] if args.mesh else None
+    if mesh:
+        check_divides(case, mesh)
     programs = steps(*given, args.layers, mesh) if args.step else blocks(*given)
     show(programs, f"T={case.T} d={case.d} f={case.f} {args.dtype}", args.shown)
 

@@ -18,9 +18,9 @@ from experiments.errors import require
 from experiments.models import base
 from experiments.models.parts import (
     ROPE_BASE,
+    Embedding,
     by_heads,
     check_heads,
-    embed,
     gathered,
     heads_of,
     laid,
@@ -303,13 +303,7 @@ class Decoder(base.LanguageModel):
     def __init__(self, model: Config, method, vocabulary: int, *, rngs):
         dtype = jnp.dtype(model.dtype)
         self.model = model
-        self.embedding = nnx.Embed(
-            *(vocabulary, model.d),
-            embedding_init=nnx.initializers.normal(0.02),
-            embedding_metadata=named("vocab", "embed"),
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.embedding = Embedding(vocabulary, model.d, dtype, rngs)
         blocks = [Block(model, method, rngs=rngs) for _ in range(model.layers)]
         self.blocks = stack(blocks) if model.scan else nnx.List(blocks)
         self.norm = nnx.RMSNorm(model.d, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
@@ -324,14 +318,11 @@ class Decoder(base.LanguageModel):
 
     def embedded(self, tokens_BL):
         """int32 (B, L) to the input of the first block, (B, L, d)."""
-        return laid(embed(self.embedding, tokens_BL), "batch", None, None)
+        return laid(self.embedding(tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        if self.model.tied:
-            logits_BLV = jnp.dot(x_BLd, gathered(self.embedding.embedding, x_BLd.dtype).T)
-        else:
-            logits_BLV = project(self.head, x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else project(self.head, x_BLd)
         return logits_BLV.astype(jnp.float32)
 
     def empty_cache(self, batch: int, size: int):

@@ -110,23 +110,61 @@ def gathered(parameter, dtype):
     return jax.lax.with_sharding_constraint(value, spec)
 
 
-def embed(embedding: nnx.Embed, tokens_BL):
-    """Rows of an embedding; each device looks up its own sequences.
+class Copies(nnx.Variable):
+    """In place of a parameter: a copy for each shard of tokens, cut over the mesh along its first axis. What
+    reads them adds up gradients on each device, which are summed over devices once, in their dtype."""
+
+
+class Embedding(nnx.Embed):
+    """An embedding (V, d), which may be the output head, too; each device takes its own sequences.
 
     Left to itself, XLA may gather the gradient of all tokens to sum it by rows."""
-    table_Vd, over = embedding.embedding[...].astype(embedding.dtype), _over()
-    if not over:
-        return look_up(table_Vd, tokens_BL)
-    pieces = tuple(axis for axis in _axes("embed") if axis in over)
 
-    def local(table_Vd, tokens_BL):
-        if pieces:
-            table_Vd = jax.lax.all_gather(table_Vd, pieces, axis=1, tiled=True)
-        return look_up(table_Vd, tokens_BL)
+    def __init__(self, vocabulary: int, d: int, dtype, rngs: nnx.Rngs):
+        options = {"embedding_init": nnx.initializers.normal(0.02), "dtype": dtype, "rngs": rngs}
+        super().__init__(vocabulary, d, embedding_metadata=named("vocab", "embed"), **options)
 
-    specs = PartitionSpec(None, pieces or None), PartitionSpec(over)
-    options = {"out_specs": PartitionSpec(over), "axis_names": set(over), "check_vma": False}
-    return jax.shard_map(local, in_specs=specs, **options)(table_Vd, tokens_BL)
+    def __call__(self, tokens_BL):
+        """Rows (B, L, d) of int32 tokens."""
+        return self._with_table(look_up, tokens_BL)
+
+    def attend(self, x_BLd):
+        """Products (B, L, V) of features with all rows."""
+        return self._with_table(lambda table_Vd, x_BLd: jnp.dot(x_BLd, table_Vd.T), x_BLd)
+
+    def copies(self) -> Copies:
+        """See `Copies`; there must be a mesh that cuts tokens. Pieces are gathered once."""
+        if isinstance(self.embedding, Copies):
+            return self.embedding
+        over = _over()
+        pieces = tuple(axis for axis in _axes("embed") if axis in over)
+
+        def local(table_Vd):
+            if pieces:
+                table_Vd = jax.lax.all_gather(table_Vd, pieces, axis=1, tiled=True)
+            return table_Vd[None]
+
+        run = _on_shards(local, PartitionSpec(None, pieces or None), PartitionSpec(over))
+        return Copies(run(self.embedding[...].astype(self.dtype)))
+
+    def _with_table(self, function, rows):
+        over = _over()
+        if not over:  # no mesh, or within a `jax.shard_map`, on whose shard there is one copy
+            return function(self.embedding[...].reshape(-1, self.features).astype(self.dtype), rows)
+        local = lambda copies_1Vd, rows: function(copies_1Vd[0], rows)  # noqa: E731
+        return _on_shards(local, PartitionSpec(over), PartitionSpec(over))(self.copies()[...], rows)
+
+
+def with_copies(model):
+    """The model with `Copies` of its embeddings, so that the two gradients of a tied one, of its rows and as
+    the head, are one sum over devices; the model itself where no mesh axis cuts tokens."""
+    if not _over():
+        return model
+    model = nnx.clone(model)
+    for _, part in nnx.iter_modules(model):
+        if isinstance(part, Embedding):
+            part.embedding = part.copies()
+    return model
 
 
 def project(layer, x):
@@ -220,7 +258,9 @@ def with_columns(layer: s24.nn.Linear, x_BLd, moved, head: int):
 def summed_over_rows(function, parameters, *arrays):
     """The sum of `function(parameters, *arrays)` over the rows of arrays (B, ...); each device takes its own.
 
-    So what a loop within adds to the gradient of a parameter is summed over devices once, after the loop."""
+    So what a loop within adds to the gradient of a parameter is summed over devices once, after the loop.
+
+    parameters: a list of variables."""
     over = _over()
     if not over:
         return function(parameters, *arrays)
@@ -228,9 +268,15 @@ def summed_over_rows(function, parameters, *arrays):
     def local(parameters, *arrays):
         return jax.lax.psum(function(parameters, *arrays), over)
 
-    specs = PartitionSpec(), *(PartitionSpec(over) for _ in arrays)
-    options = {"out_specs": PartitionSpec(), "axis_names": set(over), "check_vma": False}
-    return jax.shard_map(local, in_specs=specs, **options)(parameters, *arrays)
+    rests = [PartitionSpec(over) if isinstance(one, Copies) else PartitionSpec() for one in parameters]
+    specs = rests, *(PartitionSpec(over) for _ in arrays)
+    return _on_shards(local, specs, PartitionSpec())(parameters, *arrays)
+
+
+def _on_shards(function, in_specs, out_specs):
+    """The function on each shard of tokens."""
+    options = {"axis_names": set(_over()), "check_vma": False}
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, **options)
 
 
 def _over() -> tuple[str, ...]:

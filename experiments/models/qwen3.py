@@ -17,8 +17,8 @@ import jax_sparse24 as s24
 from experiments.errors import require
 from experiments.models import base
 from experiments.models.parts import (
+    Embedding,
     by_heads,
-    embed,
     gathered,
     heads_of,
     laid,
@@ -173,13 +173,7 @@ class Qwen3(base.LanguageModel):
     def __init__(self, model: Config, method, vocabulary: int, *, rngs):
         dtype = jnp.dtype(model.dtype)
         self.model = model
-        self.embedding = nnx.Embed(
-            *(vocabulary, model.d),
-            embedding_init=nnx.initializers.normal(0.02),
-            embedding_metadata=named("vocab", "embed"),
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.embedding = Embedding(vocabulary, model.d, dtype, rngs)
         self.blocks = nnx.List([Block(model, method, rngs=rngs) for _ in range(model.layers)])
         self.norm = nnx.RMSNorm(model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         if not model.tied:
@@ -213,12 +207,9 @@ class Qwen3(base.LanguageModel):
         return self.logits(self.norm(x_BLd)), [jnp.stack(parts) for parts in zip(*layers, strict=True)]
 
     def _embedded(self, tokens_BL):
-        return laid(embed(self.embedding, tokens_BL), "batch", None, None)
+        return laid(self.embedding(tokens_BL), "batch", None, None)
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        if self.model.tied:
-            logits_BLV = jnp.dot(x_BLd, gathered(self.embedding.embedding, x_BLd.dtype).T)
-        else:
-            logits_BLV = project(self.head, x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else project(self.head, x_BLd)
         return logits_BLV.astype(jnp.float32)

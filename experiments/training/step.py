@@ -21,7 +21,7 @@ import jax_sparse24 as s24
 from experiments.config import Config, Train
 from experiments.errors import UserError, require
 from experiments.models.base import LanguageModel
-from experiments.models.parts import shards, summed_over_rows
+from experiments.models.parts import Copies, shards, summed_over_rows, with_copies
 from experiments.training import mesh as meshes
 from experiments.training.optimiser import optimiser
 from jax_sparse24.nn.view import Modules
@@ -38,6 +38,7 @@ def loss_of(model, tokens_BL):
     all of them never stand in memory."""
     if not isinstance(model, LanguageModel):
         return cross_entropy(model(tokens_BL[:, :-1]), tokens_BL)
+    model = with_copies(model)
     x_BLd = model.features(tokens_BL[:, :-1])
     batch, *rest = jax.eval_shape(model.logits, x_BLd).shape
     parts = parts_of(batch // shards("batch"), *rest)
@@ -45,8 +46,8 @@ def loss_of(model, tokens_BL):
         return cross_entropy(model.logits(x_BLd), tokens_BL)
 
     # Parameters that the logits are made of are arguments, so that their gradients are summed after the loop.
-    graphdef, leaves, rest = nnx.split(model, nnx.Param, ...)
-    leaves, tree = jax.tree.flatten(leaves)
+    graphdef, leaves, rest = nnx.split(model, (nnx.Param, Copies), ...)
+    leaves, tree = jax.tree.flatten(leaves, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
     def logits(leaves, x_BCd):
         return nnx.merge(graphdef, jax.tree.unflatten(tree, leaves), rest).logits(x_BCd)
@@ -90,7 +91,9 @@ def _mean_in_parts(logits_of, parts: int, tokens: int):
             return jax.tree.map(jnp.add, sums, down), (loss, dx_BCd)
 
         each = in_parts((x_BLd, targets_BL), parts)
-        sums, (losses, dx_PBCd) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, own), each)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), own)
+        sums, (losses, dx_PBCd) = jax.lax.scan(part, zeros, each)
+        sums = jax.tree.map(lambda x, like: x.astype(like.dtype), sums, own)
         return losses.sum(), (sums, jnp.moveaxis(dx_PBCd, 0, 1).reshape(x_BLd.shape))
 
     def gradient(made, g):

@@ -101,9 +101,10 @@ class Linear(nnx.Module):
 
     Raises: TypeError (method, types of the widths), ValueError (widths, role, implementation, a method that
         has no plan for a single linear layer; with a mesh in the context, axes without a rule, or that the
-        mesh does not have or does not divide); a call raises as `s24.sparse_dot`. A call outside of jit
-        raises ValueError where the state was written in a dense phase, but the layer is in sparse mode, and
-        where masks are those of the initial kernel, but the kernel is another one by now."""
+        mesh does not have or does not divide, and a mesh axis that no rule names); a call raises as
+        `s24.sparse_dot`. A call outside of jit raises ValueError where the state was written in a dense
+        phase, but the layer is in sparse mode, and where masks are those of the initial kernel, but the
+        kernel is another one by now."""
 
     axes: tuple[sharding.Name, sharding.Name] | None = None
     stacked_axes: tuple[sharding.Name, ...] = ()
@@ -182,6 +183,8 @@ class Linear(nnx.Module):
         self.sparse = True
         self.path = ""  # in the model, for messages, where a loop has told it
         self._take_axes()
+        if self.axes is not None:
+            sharding.check_named(self.tokens, *self.axes)
         weight = self.weight
         lead = weight.shape[:-2]
         kinds = dict.fromkeys(method.router.observed if method.router else (), Statistic)

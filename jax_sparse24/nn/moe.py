@@ -89,8 +89,10 @@ class MoE(nnx.Module):
                 "axes along which other layers cut the model width. Write axes=(None, 'mlp') to cut f, with "
                 "expert_axis='expert'."
             )
-        if hidden is not None:  # tokens of an expert are cut by the shards that route them
-            ffn |= {"axes": (None, hidden), "tokens": None}
+        if hidden is not None:
+            ffn |= {"axes": (None, hidden), "tokens": tokens}
+        if expert_axis is not None:
+            sharding.check_named(tokens, expert_axis, hidden)
         self.top_k, self.capacity_factor = top_k, capacity_factor
         self.router = nnx.Linear(d, experts, use_bias=False, rngs=rngs)
         each = [FFN(d, f, method=method, rngs=rngs, **ffn) for _ in range(experts)]
@@ -102,8 +104,8 @@ class MoE(nnx.Module):
                 own = variable.get_metadata().get("out_sharding") or ()
                 stacked = (None,) * (variable.get_value().ndim - 1 - len(own))
                 variable.set_metadata(**sharding.metadata((expert_axis, *stacked, *own)))
-            for layer in self.experts.parts().values():
-                layer.stacked_axes = (expert_axis,)
+            for layer in self.experts.parts().values():  # whose tokens the shards cut that route them
+                layer.stacked_axes, layer.tokens = (expert_axis,), None
 
     def capacity(self, tokens: int) -> int:
         """How many tokens one expert takes at most.
@@ -159,8 +161,7 @@ class MoE(nnx.Module):
             return (), ()
         over, across = sharding.mesh_axes(self.tokens), sharding.mesh_axes(self.expert_axis)
         hidden = self.experts.up.axes and sharding.mesh_axes(self.experts.up.axes[1])
-        if not jax.sharding.get_abstract_mesh().empty:
-            sharding.check_named(self.tokens, self.expert_axis, *(self.experts.up.axes or ()))
+        sharding.check_named(self.tokens, self.expert_axis, *(self.experts.up.axes or ()))
         if over and len(shape) < 2:
             raise ValueError(
                 f"MoE: x of shape {shape} is one vector, without the axis of tokens that {' * '.join(over)} "

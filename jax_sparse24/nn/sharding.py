@@ -92,12 +92,15 @@ def _tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def check_named(*names: Name) -> None:
-    """Raises ValueError if a mesh axis is named by no rule, and not by a layer either.
+    """Raises ValueError if an axis of the mesh in the context is named by no rule, and not by a layer either.
 
-    Over it every device would compute the same, and what is cut over it would be gathered.
+    Over it every device would compute the same, and what is cut over it would be gathered. A layer asks as it
+    is made, and in each call, which may have another mesh.
 
     names: the logical axes of the layer."""
     mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return
     rules = _rules(mesh)
     named = {*rules, *(axis for axes in rules.values() for axis in _tuple(axes))}
     named |= {one for name in names for one in _tuple(name)}

@@ -1,5 +1,7 @@
 """How names of logical axes become specs over the mesh in the context."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -46,18 +48,50 @@ def test_rules_and_the_mesh_name_the_same_axes():
         assert s24.sharding.specs("batch", w=("fsdp", "mlp"))["w"] == P("fsdp", "tp")
 
 
-@pytest.mark.parametrize("make", (s24.nn.Linear, s24.nn.FFN, s24.nn.GatedFFN, s24.nn.MoE))
-def test_a_mesh_that_no_rule_names_is_refused(make):
-    options = {"experts": 2, "expert_axis": "expert"} if make is s24.nn.MoE else {"axes": ("embed", "mlp")}
-    layer = make(8, 16, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options)
-    data = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    with jax.sharding.use_abstract_mesh(data):
-        message = r"data = 4, which no rule names; .*Say what is cut over it, such as \('batch', 'data'\)"
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(layer, jnp.ones((8, 8)))
+LAYERS = {
+    "Linear": functools.partial(s24.nn.Linear, axes=("embed", "mlp")),
+    "FFN": functools.partial(s24.nn.FFN, axes=("embed", "mlp")),
+    "GatedFFN": functools.partial(s24.nn.GatedFFN, axes=("embed", "mlp")),
+    "MoE": functools.partial(s24.nn.MoE, experts=4, expert_axis="expert"),
+    "LowRank": functools.partial(s24.nn.LowRank, rank=4, axes=("embed", "mlp")),
+}
+
+
+def over_data():
+    return jax.sharding.use_abstract_mesh(AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_mesh_that_no_rule_names_is_refused(name):
+    """As a layer is made, and as it is called with a mesh that came later."""
+
+    def make():
+        return LAYERS[name](8, 16, method=s24.methods.STE(), rngs=nnx.Rngs(0))
+
+    layer = make()
+    message = r"data = 4, which no rule names; .*Say what is cut over it, such as \('batch', 'data'\)"
+    with over_data():
+        for made in (make, lambda: jax.eval_shape(layer, jnp.ones((8, 8)))):
+            with pytest.raises(ValueError, match=message):
+                made()
         rules = ("batch", "embed", "mlp", "expert", "data")
         with nnx.logical_axis_rules(tuple((name, None) for name in rules)):
-            jax.eval_shape(layer, jnp.ones((8, 8)))
+            jax.eval_shape(make(), jnp.ones((8, 8)))
+
+
+def test_a_layer_that_is_replaced_on_a_mesh_that_no_rule_names():
+    metadata = {"out_sharding": ("embed", "mlp"), "eager_sharding": False}
+    layer = nnx.Linear(8, 16, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+    with over_data(), pytest.raises(ValueError, match="data = 4, which no rule names"):
+        s24.sparsify(layer, s24.methods.STE())
+
+
+def test_experts_may_name_a_mesh_axis_themselves():
+    mesh = AbstractMesh((2, 2), ("data", "tp"), axis_types=(AxisType.Auto,) * 2)
+    options = {"experts": 4, "expert_axis": "data", "tokens": "data", "axes": (None, "mlp")}
+    with jax.sharding.use_abstract_mesh(mesh):
+        moe = s24.nn.MoE(8, 16, method=s24.methods.STE(), **options, rngs=nnx.Rngs(0))
+        assert jax.eval_shape(moe, jnp.ones((8, 8)))[0].shape == (8, 8)
 
 
 @pytest.mark.parametrize("make", (s24.nn.Linear, s24.nn.FFN, s24.nn.GatedFFN))

@@ -12,7 +12,7 @@ from experiments.benchmarks import check, rows
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
 from experiments.benchmarks.session import Partly
 from experiments.benchmarks.settings import Case, Settings
-from experiments.benchmarks.suites.train_step import QUEUED, REFRESHING, Steps, config_of
+from experiments.benchmarks.suites.train_step import HEAD, QUEUED, REFRESHING, Steps, config_of, heads_of
 from experiments.config import Mesh
 from experiments.errors import require
 from experiments.training.memory import size_of
@@ -38,16 +38,44 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
     """Names of cases and what gives their rows: one mesh at a time beside one device, so that what was
     measured is stored before the next one is compiled."""
     for case in settings.cases("train-step"):
+        for mesh in settings.meshes.values():
+            check_divides(case, mesh)
         require(
             case.T <= SEQUENCE or case.T % SEQUENCE == 0,
             f"--tokens {case.T} are no whole number of sequences of {SEQUENCE} tokens: give a multiple of "
             f"{SEQUENCE}, or fewer tokens, for one sequence.",
         )
+    for case in settings.cases("train-step"):
         for dtype in settings.dtypes:
             alone = OneDevice()
             for name, mesh in settings.meshes.items():
                 what = f"T={case.T} d={case.d} f={case.f} {dtype}, {name}"
                 yield what, partial(measure_case, case, dtype, name, mesh, settings, alone, progress)
+
+
+def check_divides(case: Case, mesh: Mesh) -> None:
+    """UserError for a case whose heads or widths a mesh does not divide, before anything is compiled."""
+    along = {axis: n for axis, n in mesh.sizes.items() if n > 1}
+    named = ",".join(f"{axis}={n}" for axis, n in along.items())
+    cuts = [
+        (
+            "tp",
+            "the heads of",
+            f", one for each {HEAD} of d: {heads_of(case.d)}",
+            heads_of(case.d),
+            "d",
+            HEAD,
+        ),
+        ("tp", "the f of", "", case.f, "f", 4),
+        ("fsdp", "the d of", "", case.d, "d", 4),
+    ]
+    for axis, what, more, size, width, each in cuts:
+        n = along.get(axis, 1)
+        require(
+            size % n == 0,
+            f"--mesh {named}: {axis} {n} does not divide {what} --shape {case.d},{case.f}{more}. Give "
+            f"--shape with a multiple of {n * each} for {width}, or another --mesh.",
+        )
 
 
 @dataclasses.dataclass

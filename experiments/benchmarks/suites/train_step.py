@@ -50,19 +50,20 @@ def config_of(case: Case, dtype: str, method, layers: int, seq: int = 256, **mod
     fields."""
     attention = "cudnn" if platform() == "cuda" and jnp.dtype(dtype).itemsize == 2 else "xla"
     seq = min(seq, case.T)
-    heads = max(case.d // HEAD, 1)
-    while case.d % (2 * heads):
-        heads -= 1
+    sizes = {"layers": layers, "d": case.d, "f": case.f, "heads": heads_of(case.d)}
     return Config(
-        model=decoder.Config(
-            layers=layers, d=case.d, f=case.f, heads=heads, dtype=dtype, attention=attention, **model
-        ),
+        model=decoder.Config(**sizes, dtype=dtype, attention=attention, **model),
         data=text.Config(seq=seq, batch=max(case.T // seq, 1)),
         # From the first step on, so that the second one's loss tells an update that is wrong.
         optim=Optim(lr=RATE / case.d, warmup=0),
         train=Train(steps=STEPS),
         method=method,
     )
+
+
+def heads_of(d: int) -> int:
+    """How many heads a model of this width has: one for each `HEAD` of it, of one even width."""
+    return next((heads for heads in range(d // HEAD, 1, -1) if d % (2 * heads) == 0), 1)
 
 
 def case_of(config: Config) -> Case:

@@ -1,5 +1,7 @@
 """Checks of the loop and the launcher on a mesh."""
 
+import contextlib
+import functools
 import math
 import re
 from collections import Counter
@@ -13,14 +15,19 @@ from jax.sharding import PartitionSpec as P
 import jax_sparse24 as s24
 from tests.engine.eight_devices.common import KERNELS, assert_near, collectives, d, draw, f, mesh
 
+in_two_parts = functools.partial(
+    mock.patch.multiple, "experiments.training.step", VOCABULARY_AT_ONCE=256, LOGITS_AT_ONCE=2**15
+)  # logits of these programs
+
 
 def program_on(mesh, method, devices=None, dtype="float32", **train):
     """A program of the launcher whose model has widths by which arrays are told apart."""
     from experiments.config import Config, Optim, Train
     from experiments.data import text
     from experiments.models import decoder
-    from experiments.training.step import Program
+    from experiments.training import step as steps
 
+    steps._made.cache_clear()  # what was compiled with logits in other parts
     config = Config(
         model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, dtype=dtype, implementation=KERNELS),
         data=text.Config(seq=124, batch=16),
@@ -29,18 +36,17 @@ def program_on(mesh, method, devices=None, dtype="float32", **train):
         mesh=mesh,
         method=method,
     )
-    return Program(config, devices=devices)
+    return steps.Program(config, devices=devices)
 
 
+@in_two_parts()
 def check_a_training_step_on_a_mesh():
     """Cut over all axes, of two micro-batches. Each piece of a gradient is summed over `dp` once, after both,
     and by default scattered over `fsdp` once; activations are summed four times in a block, twice of
     attention and twice of the feed-forward, and never gathered; the gradient of the embedding is summed after
     the loop over parts of the loss."""
     from experiments.config import Mesh
-    from experiments.training import step as steps
 
-    steps.VOCABULARY_AT_ONCE, steps.LOGITS_AT_ONCE = 256, 2**15  # two parts
     for gather in ("step", "product"):
         sizes = Mesh(dp=2, fsdp=2, tp=2, gather=gather)
         program = program_on(sizes, s24.methods.FST(dense_fraction=0.0), accumulate=2)
@@ -72,16 +78,51 @@ def check_a_training_step_on_a_mesh():
         assert summing and all(" while(" in text for text in summing), "within the loop over parts"
 
 
+def check_the_two_gradients_of_a_tied_embedding_are_summed_once():
+    """Of one micro-batch, with logits at once and in parts, those of looking up and of the head are added on
+    each device. Over `fsdp` the embedding is gathered once, too. What a step learns is that of one device."""
+    from experiments.config import Mesh
+
+    method, rows, width = s24.methods.FST(mvue=None, dense_fraction=0.0), 257, 48
+    tokens = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32)
+    wanted = {
+        Mesh(dp=8): [("all-reduce", rows * width)],
+        Mesh(dp=2, fsdp=4): [
+            ("all-gather", rows * width),
+            ("all-reduce", rows * width // 4),
+            ("reduce-scatter", rows * width // 4),
+        ],
+    }
+
+    def learned(sizes, devices=None):
+        program = program_on(sizes, method, devices)
+        step = program.step(sparse=True)
+        state, metrics = step(program.initial_state(), program.batch(tokens))
+        leaves = jax.tree_util.tree_leaves_with_path(state["opt"])
+        moments = [x for path, x in leaves if ".mu" in jax.tree_util.keystr(path)]
+        return step, jax.device_get((metrics, moments))
+
+    _, want = learned(Mesh(dp=1), jax.devices()[:1])
+    shapes = [x.shape for x in want[1]]
+    assert (rows, width) in shapes and all(np.abs(x).max() > 0 for x in want[1])
+    for parts, (sizes, sums) in zip((contextlib.nullcontext, in_two_parts), wanted.items(), strict=True):
+        with parts():
+            step, found = learned(sizes)
+        sent = [one for one in collectives(step) if one[1] % rows == 0]
+        assert sent == sums, (sizes, sent)
+        assert_near(found, want, 1e-5, sizes)
+
+
 def check_the_dtypes_of_what_a_training_step_sends():
     """Of one micro-batch gradients are summed as they leave the products, in 16 bits; of several in float32,
     after all. Nothing is sent over axes of one device, which all these meshes have."""
     from experiments.config import Mesh
     from experiments.training import mesh as meshes
 
-    up, down = "48x64", "64x48"
+    up, down, table = "48x64", "64x48", "257x48"
     wanted = {
-        (Mesh(dp=8), 1): {("all_reduce", up, "bf16"): 1, ("all_reduce", down, "bf16"): 1},
-        (Mesh(dp=8), 2): {("all_reduce", up, "f32"): 1, ("all_reduce", down, "f32"): 1},
+        (Mesh(dp=8), 1): {("all_reduce", shape, "bf16"): 1 for shape in (up, down, table)},
+        (Mesh(dp=8), 2): {("all_reduce", shape, "f32"): 1 for shape in (up, down, table)},
         (Mesh(dp=2, fsdp=4), 1): {("reduce_scatter", "12x64", "bf16"): 1, ("all_reduce", "12x64", "bf16"): 1},
         (Mesh(dp=2, fsdp=4), 2): {("reduce_scatter", "12x64", "f32"): 1, ("all_reduce", "12x64", "f32"): 1},
         (Mesh(dp=2, fsdp=4, gather="product"), 2): {

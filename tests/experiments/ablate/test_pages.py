@@ -112,6 +112,36 @@ def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
     assert "--any-speed, --plan needs --run CONFIG:SIZE" in capsys.readouterr().err
 
 
+def test_folders_beside_runs(tmp_path, capsys, monkeypatch):
+    """A plan reads none and says where it looks; without records in one nothing is trained."""
+    argv, out = ["--run", study.PLAN, "--only", "dense/0"], tmp_path / "out"
+
+    def refused(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            study.main([*map(str, arguments), *argv, "--out", str(out)])
+        assert stop.value.code == 2 and not out.exists()
+        return capsys.readouterr().err
+
+    words = refused(study.STORED, "--plan")
+    assert f"{study.STORED} is not read with --plan" in words
+    assert f"looked for in {out}/124m" in words and f"--out {study.STORED.parent}" in words
+    assert refused(tmp_path / "records", "--plan").endswith("Leave it out.\n")
+    monkeypatch.setattr(
+        study.ablate, "main", lambda argv: pytest.fail("trained before the records were read")
+    )
+    assert f"{tmp_path}/nothing holds no ARM/seedN.json" in refused(tmp_path / "nothing")
+
+
+def test_a_folder_that_is_trained_into_may_be_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(study.ablate, "main", lambda argv: 0)
+    folder = shutil.copytree(study.STORED, tmp_path / "124m")
+    argv = ["--run", study.PLAN, "--only", "dense/0", "--out", str(tmp_path)]
+    study.main(argv)
+    page = (tmp_path / "evidence.md").read_text()
+    study.main([str(folder), *argv])
+    assert (tmp_path / "evidence.md").read_text() == page
+
+
 def test_the_plan_says_what_the_recorded_pair_took():
     words = study.plan([study.PLAN, "--only", "dense/0,FST/1,Venom/0", "--any-speed", "--out", "nowhere"])
     dense, fst, venom = ([cell.strip() for cell in line.split("|")[1:-1]] for line in words.splitlines()[2:])

@@ -324,7 +324,7 @@ def meshes_one_by_one(settings):
 def of_meshes(*meshes):
     return Settings(
         **{"suites": ("mesh",), "method": ("FST",), "mesh": meshes, "repeats": 3, "seconds": 0.01},
-        **{"shape": ("16,32",), "tokens": (64,), "dtype": ("float32",)},
+        **{"shape": ("128,256",), "tokens": (64,), "dtype": ("float32",)},
     )
 
 
@@ -383,6 +383,41 @@ def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
         next(mesh.run(settings, lambda text: None))
     for tokens in (64, 252, 1024):
         next(mesh.run(dataclasses.replace(settings, tokens=(tokens,)), lambda text: None))
+
+
+@pytest.mark.parametrize(
+    ("shape", "over", "words"),
+    [
+        (
+            "64,128",
+            "tp=2",
+            "--mesh tp=2: tp 2 does not divide the heads of --shape 64,128, one for each 64 of d: 1. "
+            "Give --shape with a multiple of 128 for d, or another --mesh",
+        ),
+        (
+            "192,384",
+            "dp=2,tp=2",
+            "--mesh dp=2,tp=2: tp 2 does not divide the heads of --shape 192,384, .*: 3. Give",
+        ),
+        (
+            "192,260",
+            "tp=3",
+            "tp 3 does not divide the f of --shape 192,260. Give --shape with a multiple of 12 for f",
+        ),
+        (
+            "100,200",
+            "fsdp=3",
+            "fsdp 3 does not divide the d of --shape 100,200. Give .* a multiple of 12 for d",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_divide_a_shape_is_told_before_anything_runs(shape, over, words, monkeypatch):
+    """With what bench has options for: the number of heads is none."""
+    fake = StepsOverMeshes(monkeypatch)
+    settings = dataclasses.replace(of_meshes("dp=2", over), shape=("384,768", shape))
+    with pytest.raises(UserError, match=words):
+        next(mesh.run(settings, lambda text: None))
+    assert not fake.made
 
 
 @pytest.mark.parametrize("when", ["compiled", "run"])
