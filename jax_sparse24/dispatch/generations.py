@@ -78,6 +78,7 @@ HOPPER = Generation(
             # Whole blocks: experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md.
             ("nvidia-h200", "slope_mvue exact", "bfloat16", False),
             ("nvidia-h200", "pack24_masked_both", "bfloat16", False),
+            ("nvidia-h200", "matmul_squared_relu", "bfloat16", False),
         }
     ),
 )
