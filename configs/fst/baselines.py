@@ -37,5 +37,9 @@ def ablation(size: Size) -> Ablation:
             "phase is not the cause: without it FST ends no better, and plain STE ends ahead of it "
             "too (`methods` of S-STE), so transposable masks and the cut gradient remain. STEP's "
             "masks flip most, with no decay to hold them.",
+            "gpu": "Of 25M parameters after 16M bytes all methods end within 0.027 nats of dense "
+            "training. FST is level with half width (0.001), 0.016 ahead of STEP as claimed and 0.007 "
+            "behind Bi-Mask, whose weight gradients are dense; three seeds, corrected for seven "
+            "comparisons, decide none of it.",
         },
     )

@@ -28,5 +28,7 @@ def ablation(size: Size) -> Ablation:
             "cpu": "As expected, a scale per tensor ends 0.004 nats behind full precision and a scale per "
             "row 0.002 ahead of it, but eight seeds leave intervals that reach beyond the margin: 16 and 20 "
             "would be needed.",
+            "gpu": "With the GPU's e4m3 the claim holds: a scale per tensor and a scale per row end 0.002 "
+            "and 0.001 nats ahead of 16 bits, within noise.",
         },
     )

@@ -37,5 +37,9 @@ def ablation(size: Size) -> Ablation:
             "behind it. That fresh masks of static weights flip less is clear. The gradient of a random "
             "mask has a small cosine with the dense one, whose model has all the pruned weights; "
             "val_dense of static arms means nothing.",
+            "gpu": "STE ends 0.036 nats below the static mask and FST 0.019, in every seed, but seeds "
+            "differ by too much for three to decide it. Fresh masks of static weights flip less: 0.0017 "
+            "of the weights a step, those of STE 0.0028. Contrary to what was expected, a random mask is "
+            "0.014 nats ahead of one by magnitude.",
         },
     )
