@@ -113,14 +113,11 @@ def choices(
     Raises: as `s24.explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
-    dtype, plan = jnp.dtype(dtype), method.ffn_plan()
+    plan, dtype = method.ffn_plan(), jnp.dtype(dtype)
     decide("explain", dtype, implementation)  # whether the name is known and can run here
-    T, d, f = shape
-    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
-    execution = Execution("explain", "ffn", plan, implementation)
-    decisions = execution.decisions(FFN, shapes, dtype)
+    execution, decisions = _decided(method, shape, dtype, implementation)
     parts = {
-        rule.name: (rule, rule.decide(execution, (T, d, f), dtype, decisions[rule.name]))
+        rule.name: (rule, rule.decide(execution, tuple(shape), dtype, decisions[rule.name]))
         for rule in fusions.MEASURED
     }
     found = []
@@ -141,6 +138,37 @@ def choices(
                 Choice(product, runs if implementation is None else decision.runs, decision.reason, decision)
             )
     return found
+
+
+def _decided(method: Method, shape, dtype, implementation) -> tuple[Execution, dict]:
+    """A block with squared ReLU, and the decision for each of its products."""
+    T, d, f = shape
+    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
+    execution = Execution("explain", "ffn", method.ffn_plan(), implementation, "squared_relu")
+    return execution, execution.decisions(FFN, shapes, dtype)
+
+
+def joined(
+    method: Method,
+    shape: tuple[int, int, int],
+    dtype: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> list[str]:
+    """What one kernel does in place of two, in a block with squared ReLU and no bias on one device.
+
+    method, shape, dtype, implementation: as in `choices`.
+
+    Returns: a phrase for each such kernel."""
+    (T, d, f), dtype = shape, jnp.dtype(dtype)
+    execution, decisions = _decided(method, shape, dtype, implementation)
+    x, y2 = (jax.ShapeDtypeStruct(size, dtype) for size in ((T, d), (T, f)))
+    found = {
+        "F1 and the activation": fusions.SQUARED.matches(execution, x, f, decisions["F1"], None),
+        "W1 packed for F1 and for B3": fusions.BOTH_WAYS.matches(execution, ("F1", "B3"), decisions),
+        "W2 packed for F2 and for B1": fusions.BOTH_WAYS.matches(execution, ("F2", "B1"), decisions),
+        "dY1 and its estimate for B4": fusions.SLOPE_MVUE.matches(execution, y2, decisions["B4"]),
+    }
+    return [phrase for phrase, matches in found.items() if matches]
 
 
 def choice_table(
@@ -169,7 +197,10 @@ def choice_table(
     heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"
     saved, dense = (saved_bytes(m, shape, dtype) / 2**20 for m in (method, Dense()))
     footing = f"\nActivations saved for the backward pass, besides the input: {saved:.4g} MiB"
-    return heading + _aligned(rows) + footing + f" ({dense:.4g} MiB with dense products)"
+    footing += f" ({dense:.4g} MiB with dense products)"
+    if kernels := joined(method, shape, dtype, implementation):
+        footing += f"\nIn one kernel each, with squared ReLU and no bias: {'; '.join(kernels)}"
+    return heading + _aligned(rows) + footing
 
 
 def _numbers(decision, by) -> list[str]:

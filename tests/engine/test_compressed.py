@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.choices import joined
 from jax_sparse24.dispatch import decision, hardware, operation
 from jax_sparse24.dispatch.decision import Decision, decide
 from jax_sparse24.dispatch.product import Product
@@ -143,6 +144,11 @@ def test_one_pass_multiplies_and_squares(method, sparse, on_h200, monkeypatch):
     ((operands, out),) = [(operands, out) for target, operands, out in squared if target == f1]
     assert (operands, out) == (f"{matrix(F, width)}, tensor<{T}x{width}xbf16>", f"tensor<{T}x{F}xbf16>")
     assert len(on_h200) == 6
+
+    def said(width=width, implementation=None):
+        return "F1 and the activation" in joined(method, (T, width, F), "bfloat16", implementation)
+
+    assert said() and not said(width // 2) and not said(implementation="cusparselt")
     named = calls(method, width=width)
     library = [[t for t, *_ in found].count("s24_cusparselt_matmul") for found in (squared, named)]
     assert library == [sparse - 1, sparse]
