@@ -243,11 +243,6 @@ def or_left_out(name: str, make: Callable[[], Steps]) -> dict[str, Steps]:
     return torch_programs.or_warn(f"XLA's step, {name},", lambda: {name: make()})
 
 
-def having_run(steps: Steps) -> Steps:
-    steps.metrics  # noqa: B018
-    return steps
-
-
 def rival_steps(config: Config, dense: Steps) -> dict:
     """PyTorch's optimiser steps of the dense model, by name."""
 
@@ -286,10 +281,9 @@ def compare(
     progress(f"{where}: {len(make)} programs of steps are compiled")
     made = check.compiled(make)
     truths = {}
-    for name, config in arms.items():
-        if ("reference", name) in made:
-            progress(f"{where}: {name} runs with masked-dense products, {1 + check.REPLICATES} times")
-            truths[name] = up_to_choices(made.pop(("reference", name)), config)
+    for name in references(arms):
+        progress(f"{where}: {name} runs with masked-dense products, {1 + check.REPLICATES} times")
+        truths[name] = up_to_choices(made.pop(("reference", name)), arms[name])
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
     programs, steps, status = {}, {}, {}
@@ -311,9 +305,9 @@ def compare(
                 programs[baseline, "projections"] = projections(config, arms[baseline].method, named)
     progress(f"{where}: dense steps by other programs")
     others = {}
-    for name in variants:
-        for compiled in made["variant", name].values():
-            others |= or_left_out(name, partial(having_run, compiled))
+    for compiled in (made["variant", name] for name in variants):
+        for name, own in compiled.items():
+            others |= or_left_out(name, lambda own=own: own.metrics and own)
     others |= rivals(arms[baseline], steps[baseline])
     for name, other in others.items():
         steps[name] = programs[name, "step"] = other
