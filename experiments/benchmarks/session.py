@@ -10,7 +10,7 @@ from experiments import files
 from experiments.benchmarks import rows
 from experiments.benchmarks.settings import Settings
 from experiments.training import environment
-from jax_sparse24.measure.timing import Interrupted
+from jax_sparse24.measure import Interrupted
 
 FORMAT = 2
 SCHEME = "random order in each round"
