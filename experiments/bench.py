@@ -8,7 +8,7 @@ import traceback
 import tyro
 
 from experiments.benchmarks import rows
-from experiments.benchmarks.session import Partly, Session
+from experiments.benchmarks.session import Partly, Session, Stopped
 from experiments.benchmarks.settings import SUITES, Settings
 from experiments.benchmarks.suites import gemm
 from experiments.benchmarks.torch import programs as torch_programs
@@ -48,6 +48,9 @@ def run_suite(suite: str, settings: Settings) -> list[str]:
             for name, error in partly.errors.items():
                 traceback.print_exception(error)
                 session.failed(f"{what}: {name}", error)
+        except Stopped as stopped:
+            session.add(stopped.rows)
+            raise
         except UserError:
             raise
         except Exception as error:  # what else there is to measure may still be measured

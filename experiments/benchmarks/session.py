@@ -3,11 +3,14 @@
 import datetime
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from experiments import files
+from experiments.benchmarks import rows
 from experiments.benchmarks.settings import Settings
 from experiments.training import environment
+from jax_sparse24.measure import Interrupted
 
 FORMAT = 2
 SCHEME = "random order in each round"
@@ -24,9 +27,30 @@ class Partly(Exception):
         self.rows, self.errors = rows, errors
 
 
+class Stopped(KeyboardInterrupt):
+    """Raised for a part of a suite whose measurement was interrupted after its first rounds.
+
+    rows: of what was measured until then."""
+
+    def __init__(self, rows: list[dict]):
+        super().__init__()
+        self.rows = rows
+
+
+def rows_of_times(measure: Callable, rows_of: Callable[[dict], list[dict]]) -> list[dict]:
+    """`rows_of(times)` of the `Times` that `measure` gives, as `rows.times` has them. Raises `Stopped`, with
+    the rows of the times until then, where it was interrupted."""
+    try:
+        times = measure()
+    except Interrupted as interrupt:
+        raise Stopped(rows_of(rows.times(interrupt.times))) from interrupt
+    return rows_of(rows.times(times))
+
+
 class Session:
     """The file HARDWARE_SUITE_DATETIME.json (UTC). It is there from the first rows on and written anew by
-    rename with each `add`, so that a run that is killed leaves what was measured, with "complete": false."""
+    rename with each `add`, so that a run that is killed leaves what was measured, with "complete": false; one
+    that is interrupted also the rounds of what it was measuring, from the least number of rounds on."""
 
     def __init__(self, suite: str, settings: Settings):
         self.settings, self.begin, self.path = settings, time.perf_counter(), None
@@ -74,8 +98,8 @@ class Session:
     def rows(self) -> list[dict]:
         return self.result["rows"]
 
-    def add(self, rows: list[dict]) -> None:
-        self.rows.extend(rows)
+    def add(self, found: list[dict]) -> None:
+        self.rows.extend(found)
         self._write()
 
     def failed(self, what: str, error: Exception) -> None:

@@ -24,6 +24,7 @@ from jax_sparse24.measure.programs import random_words as random_words
 from jax_sparse24.measure.programs import roundoff as roundoff
 from jax_sparse24.measure.programs import same_bits as same_bits
 from jax_sparse24.measure.programs import untuned as untuned
+from jax_sparse24.measure.timing import Interrupted as Interrupted
 from jax_sparse24.measure.timing import Paired as Paired
 from jax_sparse24.measure.timing import Times as Times
 from jax_sparse24.measure.timing import contradictions as contradictions

@@ -19,10 +19,15 @@ MOST_TURNS = 64  # smaller arrays stay in the caches
 def untuned() -> dict:
     """Compiler options for programs whose time does not matter.
 
-    On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each.
+    On a GPU XLA otherwise tries dozens of kernels per product, which takes a second each. Where it may not,
+    it takes the first tiling of a Triton kernel, whatever the product, unless products are left to cuBLAS,
+    which chooses by size.
 
-    Returns: a dict for `compile(compiler_options=)` of a lowered program."""
-    return {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else {}
+    Returns: a dict for `compile(compiler_options=)` of a lowered program.
+    Source: openxla/xla, `GetConfigAssignerOptions` in xla/service/gpu/autotuning and
+    `TritonBackend::GetDefaultConfig` in xla/backends/gpu/autotuner/triton.cc."""
+    gpu = jax.default_backend() == "gpu"
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if gpu else {}
 
 
 class Program:

@@ -55,6 +55,16 @@ class Times:
         return statistics.quantiles(self.samples, n=4, method="inclusive")
 
 
+class Interrupted(KeyboardInterrupt):
+    """A measurement was interrupted, as by Ctrl-C, after the least number of rounds.
+
+    times: the `Times` of each function until then, by name."""
+
+    def __init__(self, times: Mapping[Hashable, Times]):
+        super().__init__()
+        self.times = times
+
+
 @dataclasses.dataclass(frozen=True)
 class Paired:
     """How many times as long one program takes as another.
@@ -199,7 +209,8 @@ def interleaved(
     queued: least number of calls of a sample on an accelerator.
     seed: of the orders; None for a new one each time, which `Times` holds.
 
-    Returns: the `Times` of each function, by name."""
+    Returns: the `Times` of each function, by name.
+    Raises: `Interrupted`, with the times until then, where all functions have 3 samples."""
     on_cpu = jax.default_backend() == "cpu"
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     shortest = min(SHORTEST if on_cpu else SHORTEST_QUEUED, seconds)
@@ -211,19 +222,28 @@ def interleaved(
                 function.check(_run(function, 1)[1])
     gauge = None if on_cpu else nvml.gauge()[0]
     names, order = list(functions), np.random.default_rng(seed)
-    samples, watches = ({name: [] for name in names} for _ in range(2))
-    for _ in range(max(repeats, LEAST_SAMPLES)):
-        for name in (names[i] for i in order.permutation(len(names))):
-            taken = samples[name]
-            if len(taken) >= LEAST_SAMPLES and sum(taken) * calls[name] >= seconds:
-                continue
-            with nvml.Watch(gauge) as watch:
-                begin = time.perf_counter()
-                while not on_cpu and time.perf_counter() - begin < min(SETTLED, seconds):
-                    _seconds(functions[name], calls[name])
-                taken.append(_sample(functions[name], calls[name]))
-            watches[name].append(watch)
-    return {name: _times(samples[name], watches[name], seed) for name in names}
+    taken = {name: [] for name in names}  # (seconds, watch) of each sample
+    try:
+        for _ in range(max(repeats, LEAST_SAMPLES)):
+            for name in (names[i] for i in order.permutation(len(names))):
+                own, function = taken[name], functions[name]
+                if len(own) >= LEAST_SAMPLES and sum(s for s, _ in own) * calls[name] >= seconds:
+                    continue
+                with nvml.Watch(gauge) as watch:
+                    begin = time.perf_counter()
+                    while not on_cpu and time.perf_counter() - begin < min(SETTLED, seconds):
+                        _seconds(function, calls[name])
+                    sample = _sample(function, calls[name])
+                own.append((sample, watch))
+    except KeyboardInterrupt as interrupt:
+        if min(map(len, taken.values())) < LEAST_SAMPLES:
+            raise
+        raise Interrupted(_all_times(taken, seed)) from interrupt
+    return _all_times(taken, seed)
+
+
+def _all_times(taken: Mapping[Hashable, Sequence[tuple]], seed: int) -> dict[Hashable, Times]:
+    return {name: _times(*zip(*own, strict=True), seed) for name, own in taken.items()}
 
 
 def _times(samples: Sequence[float], watches: Sequence[nvml.Watch], seed: int) -> Times:

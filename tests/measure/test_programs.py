@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.measure import Oracle, Program, programs, random, same_bits
+from jax_sparse24.measure import Oracle, Program, programs, random, same_bits, untuned
 from jax_sparse24.measure.programs import largest_cache
 
 
@@ -51,3 +51,12 @@ def test_programs_from_memory(monkeypatch):
 
 def test_the_largest_cache():
     assert largest_cache() >= 2**19
+
+
+def test_products_of_untuned_programs_are_a_librarys(monkeypatch):
+    """XLA's own kernels are slow with a tiling that was not tried. XLA knows the flags on a CPU, too."""
+    assert untuned() == {}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    options = untuned()
+    assert options == {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile(compiler_options=options)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_sparse24.measure import Program, Times, contradictions, interleaved, nvml, paired, same_bits, timing
-from jax_sparse24.measure.timing import LEAST_SAMPLES
+from jax_sparse24.measure.timing import LEAST_SAMPLES, Interrupted
 
 
 def recorder(order, name, delay=0.0):
@@ -61,6 +61,28 @@ def test_samples_of_all_rounds_are_kept_and_slow_programs_stop_early():
         assert len(t.samples) == 5 and min(t.samples) <= t.low <= t.median <= t.high <= max(t.samples)
         assert t.joules is t.watts is t.mhz is None, "a CPU tells nothing of it"
     assert len(interleaved(functions, repeats=50, seconds=0)["a"].samples) == LEAST_SAMPLES
+
+
+@pytest.mark.parametrize("rounds", [LEAST_SAMPLES - 1, LEAST_SAMPLES, LEAST_SAMPLES + 1])
+def test_an_interrupted_measurement_gives_what_it_has(rounds, monkeypatch):
+    """From the least number of rounds on, of which the quartiles are made."""
+    monkeypatch.setattr(timing, "SHORTEST", 0)
+    calls = []
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) > 2 + 2 * rounds:  # two untimed ones, and one before each sample
+            raise KeyboardInterrupt
+        return np.zeros(1)
+
+    functions = {"a": interrupted, "b": lambda: np.zeros(1)}
+    with pytest.raises(KeyboardInterrupt) as stop:
+        interleaved(functions, 9, 1e9, seed=1)
+    assert isinstance(stop.value, Interrupted) == (rounds >= LEAST_SAMPLES)
+    if rounds >= LEAST_SAMPLES:
+        a, b = (stop.value.times[name] for name in "ab")
+        assert len(a.samples) == rounds <= len(b.samples) <= rounds + 1
+        assert paired(stop.value.times, "a", "b").rounds == rounds and a.seed == 1
 
 
 def test_every_timed_result_is_compared_with_the_first():

@@ -425,3 +425,24 @@ def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
     targets = set(re.findall(r'S24_TARGET\("(s24_\w+)"', sources)) - {"s24_cusparselt_compress"}
     assert len(targets) > 20 and not targets - found
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_reference_multiplies_16_bits_as_they_are(side, dtype):
+    """On CUDA, where float32 products take ten times as long and more; XLA:CPU cannot, and widens them."""
+    w, x = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 128), (128, 32)))
+
+    def product(w, x):
+        if side == "left":
+            return s24.matmul(s24.pack24(w, -1, implementation="reference"), x, implementation="reference")
+        packed = s24.pack24(w.T, -2, implementation="reference")
+        return s24.matmul(x.T, packed, implementation="reference")
+
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[dtype]
+    for platform, operand in (("cuda", short), ("cpu", "f32")):
+        text = jax.jit(product).trace(w, x).lower(lowering_platforms=(platform,)).as_text()
+        (types,) = re.findall(
+            r"dot_general .*: \(tensor<.*x(\w+)>, tensor<.*x(\w+)>\) -> tensor<.*x(\w+)>", text
+        )
+        assert types == (operand, operand, "f32"), platform

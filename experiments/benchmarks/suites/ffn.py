@@ -126,8 +126,10 @@ def exact(case: Case):
     return float64_block if case.T * case.d * case.f <= Oracle.LARGE else float32_block
 
 
-def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[str, Expected]:
-    """Of each method, by masked-dense products."""
+def expected(
+    case: Case, dtype: str, methods: dict, states: dict, args, progress=lambda text: None
+) -> dict[str, Expected]:
+    """Of each method, by masked-dense products. progress: called with what is worked on."""
 
     def program(name):
         function = block(methods[name], "reference")
@@ -151,7 +153,9 @@ def expected(case: Case, dtype: str, methods: dict, states: dict, args) -> dict[
             ),
         )
 
+    progress(f"{len(methods)} programs of what the results must be are compiled")
     programs = check.compiled({name: partial(program, name) for name in methods})
+    progress("masked-dense products run")
     return {name: truth(name, compiled) for name, compiled in programs.items()}
 
 
@@ -245,9 +249,11 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2")]
     implementation = None if settings.implementation == "auto" else settings.implementation
-    progress(f"{where}: what the results must be")
     states = {name: state_of(method, operands) for name, method in settings.methods.items()}
-    truths = expected(case, dtype, settings.methods, states, (*args, operands["dy3"]))
+    truths = expected(
+        *(case, dtype, settings.methods, states, (*args, operands["dy3"])),
+        lambda text: progress(f"{where}: {text}"),
+    )
     programs, status = {}, {}
     for name, method in settings.methods.items():
         progress(f"{where}: {name} is checked")

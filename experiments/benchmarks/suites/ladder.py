@@ -1,7 +1,7 @@
 """Suite ladder: the training step of the evidence's 124M model, from a plain one on, one change at a time."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.benchmarks import check, rows
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
+from experiments.benchmarks.session import rows_of_times
 from experiments.benchmarks.settings import RUNGS, Case, Settings
 from experiments.benchmarks.suites.train_step import (
     REFRESHING,
@@ -19,7 +20,8 @@ from experiments.benchmarks.suites.train_step import (
     Steps,
     alike,
     config_of,
-    expected_metrics,
+    references,
+    up_to_choices,
     up_to_rounding,
 )
 from experiments.config import Config
@@ -161,7 +163,7 @@ class Climb:
         self.layers = settings.blocks("ladder")
         self.where = f"T={case.T} d={case.d} f={case.f}"
         self.configs = {name: config_at(name, case, self.layers) for name in names(settings)}
-        self._made: dict[str, Steps | Exception] = {}
+        self._made: dict[Hashable, Steps | Exception] = {}
         self.below: tuple[str, Steps] | None = None  # the last rung that could be run
         self.right = True  # whether it is
 
@@ -181,7 +183,7 @@ class Climb:
             "ms": {},
         }
         try:
-            return [row | self._measured(name, config)]
+            return self._measured(row, name, config)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -191,37 +193,52 @@ class Climb:
             self.below[1].first_two()  # the state of a step that failed was given away
         return [row | {"status": {"step": rows.OUT_OF_MEMORY}}]
 
-    def _steps(self, name: str) -> Steps:
-        """The steps of a rung. Those of all rungs are compiled at the first call, before any is run."""
+    def _steps(self, name: Hashable) -> Steps:
+        """The steps of a rung, or of ("reference", rung). All are compiled at the first call, before any is
+        run."""
         named = None if self.settings.implementation == "auto" else self.settings.implementation
 
-        def make(config):
+        def make(steps):
             try:
-                return Steps(config, named)
+                return steps()
             except Exception as error:  # this rung's, raised when it is its turn
                 return error
 
         if not self._made:
-            self.progress(f"{self.where}: all rungs are compiled")
-            self._made = check.compiled({rung: partial(make, c) for rung, c in self.configs.items()})
+            every = {rung: partial(Steps, config, named) for rung, config in self.configs.items()}
+            every |= {("reference", rung): steps for rung, steps in self._references().items()}
+            self.progress(f"{self.where}: {len(every)} programs of steps are compiled")
+            self._made = check.compiled({rung: partial(make, steps) for rung, steps in every.items()})
         found, self._made[name] = self._made[name], RuntimeError(f"the rung {name} was measured before")
         if isinstance(found, Exception):
             raise found
         return found
 
-    def _measured(self, name: str, config: Config) -> dict:
+    def _references(self) -> dict[str, Callable[[], Steps]]:
+        """See `references`; activations are not kept, as masked dense products need more memory."""
+        small = {
+            rung: dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True))
+            for rung, config in self.configs.items()
+        }
+        return references(small)
+
+    def _truth(self, steps: Steps, name: str, config: Config) -> Expected:
+        """What the metrics of a rung's steps must be."""
+        if config.method.ffn_plan().rows:
+            self.progress(
+                f"{self.where} {name} runs with masked-dense products, {1 + check.REPLICATES} times"
+            )
+            return up_to_choices(self._steps(("reference", name)), config)
+        below = self.below[1].metrics if self.below else steps.metrics
+        truth = up_to_rounding(below, config.model.dtype, self.case)
+        first, second = truth.near
+        return truth._replace(near=[first, second | {"grad_norm": SECOND * second["grad_norm"]}])
+
+    def _measured(self, row: dict, name: str, config: Config) -> list[dict]:
         settings, where = self.settings, f"{self.where} {name}"
         steps = self._steps(name)
-        if config.method.ffn_plan().rows:
-            self.progress(f"{where}: what the results must be")
-            small = dataclasses.replace(config.model, remat=True)  # masked dense products need more memory
-            truth = expected_metrics({name: dataclasses.replace(config, model=small)})[name]
+        truth = self._truth(steps, name, config)
         self.progress(f"{where} is checked")
-        if not config.method.ffn_plan().rows:
-            below = self.below[1].metrics if self.below else steps.metrics
-            truth = up_to_rounding(below, config.model.dtype, self.case)
-            first, second = truth.near
-            truth = truth._replace(near=[first, second | {"grad_norm": SECOND * second["grad_norm"]}])
         status = _verdict(steps, truth)
         programs = {"step": steps}
         if s24.due(config.method, 0):
@@ -231,18 +248,26 @@ class Climb:
         self.progress(f"{where} is measured")
         seed = settings.seed_of("ladder", *self.case, name)
         rounds = settings.repeats if "step before" in programs else min(settings.repeats, LEAST)
-        times = rows.times(interleaved(programs, rounds, settings.seconds, QUEUED, seed))
-        if REFRESHING in times:
-            every = config.method.refresh_every
-            times["step"] = rows.amortised(times["step"], times.pop(REFRESHING), every)
+
+        def rows_of(times):
+            if REFRESHING in times:
+                every = config.method.refresh_every
+                times["step"] = rows.amortised(times["step"], times.pop(REFRESHING), every)
+            return [
+                {
+                    **row,
+                    "status": {"step": status},
+                    "ms": times,
+                    "loss": [float(m["loss"]) for m in steps.metrics],
+                    "grad_norm": [float(m["grad_norm"]) for m in steps.metrics],
+                    "temp_bytes": steps.temp_bytes,
+                }
+            ]
+
+        measure = partial(interleaved, programs, rounds, settings.seconds, QUEUED, seed)
+        found = rows_of_times(measure, rows_of)
         self.below, self.right = (name, steps), status == rows.OK
-        return {
-            "status": {"step": status},
-            "ms": times,
-            "loss": [float(m["loss"]) for m in steps.metrics],
-            "grad_norm": [float(m["grad_norm"]) for m in steps.metrics],
-            "temp_bytes": steps.temp_bytes,
-        }
+        return found
 
 
 def _in_16_bits(model):

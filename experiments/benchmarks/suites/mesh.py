@@ -10,7 +10,7 @@ import jax
 import jax_sparse24 as s24
 from experiments.benchmarks import check, rows
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
-from experiments.benchmarks.session import Partly
+from experiments.benchmarks.session import Partly, rows_of_times
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.train_step import HEAD, QUEUED, REFRESHING, Steps, config_of, heads_of
 from experiments.config import Mesh
@@ -163,7 +163,8 @@ def measure_case(
     alone: what the meshes before were compared with; what this one needs is added.
     progress: called with what is worked on.
 
-    Raises `Partly` if something could be measured, but not all, and the first error if nothing could."""
+    Raises `Partly` if something could be measured, but not all, the first error if nothing could, and
+    `Stopped` where it is interrupted as all are measured."""
     where = f"T={case.T} d={case.d} f={case.f} {dtype} {mesh_name}"
     named = None if settings.implementation == "auto" else settings.implementation
     arms, errors, cut = settings.arms, {}, shards(mesh)
@@ -202,19 +203,23 @@ def measure_case(
             programs[place, name, REFRESHING] = own.refreshing
     progress(f"{where}: all in turn")
     seed = settings.seed_of("mesh", *case, dtype, mesh_name)
-    times = {}
+
+    def rows_of(times):
+        for (place, name, part), rare in list(times.items()):
+            if part == REFRESHING:
+                usual = place, name, "step"
+                times[usual] = rows.amortised(times[usual], rare, arms[name].method.refresh_every)
+        return [
+            row_of(case, dtype, place, name, steps, times, alone.losses[name, parts], settings)
+            for place, parts, names in ((ONE, 1, new), (mesh_name, cut, arms))
+            for name in names
+            if (place, name) in steps and (name, parts) in alone.losses
+        ]
+
+    found = []
     if programs:
-        times = rows.times(interleaved(programs, settings.repeats, settings.seconds, QUEUED, seed))
-    for (place, name, part), rare in list(times.items()):
-        if part == REFRESHING:
-            usual = place, name, "step"
-            times[usual] = rows.amortised(times[usual], rare, arms[name].method.refresh_every)
-    found = [
-        row_of(case, dtype, place, name, steps, times, alone.losses[name, parts], settings)
-        for place, parts, names in ((ONE, 1, new), (mesh_name, cut, arms))
-        for name in names
-        if (place, name) in steps and (name, parts) in alone.losses
-    ]
+        measure = partial(interleaved, programs, settings.repeats, settings.seconds, QUEUED, seed)
+        found = rows_of_times(measure, rows_of)
     if errors and not found:
         raise next(iter(errors.values()))
     if errors:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax_sparse24 as s24
 from experiments.benchmarks import check, dense_e4m3, rows, xla_programs
 from experiments.benchmarks.embedding_gradient import zipf
 from experiments.benchmarks.rows import show_mb, show_ms, show_ratio
+from experiments.benchmarks.session import rows_of_times
 from experiments.benchmarks.settings import Case, Settings
 from experiments.benchmarks.suites.ffn import KEY, block, data, forward_backward, made_by, state_of
 from experiments.benchmarks.torch import programs as torch_programs
@@ -165,17 +167,15 @@ class Expected(NamedTuple):
     near: list[dict[str, float]]
 
 
-def expected_metrics(arms: Mapping[str, Config]) -> dict[str, Expected]:
-    """Of the arms that are sparse: `Steps.metrics` with masked-dense products. One block is compiled for all
-    layers, whose parameters are the same bit for bit."""
+def references(arms: Mapping[str, Config]) -> dict[str, Callable[[], Steps]]:
+    """What makes steps with masked-dense products, untuned, of each arm that is sparse. One block is compiled
+    for all layers, whose parameters are the same bit for bit."""
 
-    def program(config):
+    def steps(config):
         scanned = dataclasses.replace(config.model, scan=True)
         return partial(Steps, dataclasses.replace(config, model=scanned), "reference", untuned())
 
-    sparse = {name: config for name, config in arms.items() if config.method.ffn_plan().rows}
-    steps = check.compiled({name: program(config) for name, config in sparse.items()})
-    return {name: up_to_choices(steps.pop(name), config) for name, config in sparse.items()}
+    return {name: steps(config) for name, config in arms.items() if config.method.ffn_plan().rows}
 
 
 def up_to_choices(steps: Steps, config: Config) -> Expected:
@@ -221,27 +221,26 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
         for name, arm in settings.arms.items()
     }
 
-    def rivals(config, dense):
-        found = dense_variants(config, settings.exhaustive)
-        return found | (rival_steps(config, dense) if settings.torch else {})
-
+    variants = dense_variants(arms["Dense"], settings.exhaustive)
+    rivals = rival_steps if settings.torch else lambda config, dense: {}
     by, seed = settings.implementation, settings.seed_of("train-step", *case, dtype)
-    return compare(arms, by, settings.repeats, settings.seconds, progress, rivals, seed)
+    return compare(arms, by, settings.repeats, settings.seconds, progress, variants, rivals, seed)
 
 
-def dense_variants(config: Config, exhaustive: bool) -> dict:
-    """XLA's steps of the dense model besides the default ones, by name."""
-    found = {}
-    for name, variant in xla_programs.variants(config.model.dtype, exhaustive).items():
+def dense_variants(config: Config, exhaustive: bool) -> dict[str, Callable[[], Steps]]:
+    """What makes XLA's steps of the dense model besides the default ones, by name."""
+
+    def steps(variant):
         own = dataclasses.replace(config.model, dtype=variant.dtype or config.model.dtype)
+        return partial(Steps, dataclasses.replace(config, model=own), None, variant.options)
 
-        def build(name=name, variant=variant, own=own):
-            steps = Steps(dataclasses.replace(config, model=own), None, variant.options)
-            steps.metrics  # noqa: B018 - what compiles and cannot run is left out, too
-            return {f"Dense: {name}": steps}
+    found = xla_programs.variants(config.model.dtype, exhaustive)
+    return {f"Dense: {name}": steps(variant) for name, variant in found.items()}
 
-        found |= torch_programs.or_warn(f"XLA's dense step, {name},", build)
-    return found
+
+def or_left_out(name: str, make: Callable[[], Steps]) -> dict[str, Steps]:
+    """Steps by their name; none, with a warning, where they cannot be compiled or run."""
+    return torch_programs.or_warn(f"XLA's step, {name},", lambda: {name: make()})
 
 
 def rival_steps(config: Config, dense: Steps) -> dict:
@@ -262,31 +261,42 @@ def compare(
     repeats: int = 15,
     seconds: float = 2.0,
     progress=lambda text: None,
+    variants: Mapping[str, Callable[[], Steps]] = MappingProxyType({}),
     rivals=lambda config, steps: {},
     seed: int | None = None,
 ) -> list[dict]:
     """One row per configuration: optimiser steps in its sparse phase, all sampled in turn, and its FFNs
-    alone. They differ in the method only; the first one is dense. rivals: gives the dense model's steps by
-    other programs, by name, for its configuration and `Steps`. seed: of the order."""
+    alone. They differ in the method only; the first one is dense. variants: see `dense_variants`, compiled
+    with all the others before any runs. rivals: gives the dense model's steps by other programs, by name, for
+    its configuration and `Steps`. seed: of the order.
+
+    Raises `Stopped` where it is interrupted as all are measured."""
     baseline, config = next(iter(arms.items()))
-    model, dtype = config.model, config.model.dtype
-    case = case_of(config)
+    dtype, case = config.model.dtype, case_of(config)
     where = f"T={case.T} d={case.d} f={case.f} {dtype}"
     named = None if implementation == "auto" else implementation
+    make = {("reference", name): steps for name, steps in references(arms).items()}
+    make |= {("own", name): partial(Steps, config, named) for name, config in arms.items()}
+    make |= {("variant", name): partial(or_left_out, name, steps) for name, steps in variants.items()}
+    progress(f"{where}: {len(make)} programs of steps are compiled")
+    made = check.compiled(make)
+    truths = {}
+    for name in references(arms):
+        progress(f"{where}: {name} runs with masked-dense products, {1 + check.REPLICATES} times")
+        truths[name] = up_to_choices(made.pop(("reference", name)), arms[name])
     operands = data(case, dtype)
     args = [operands[name] for name in ("x", "w1", "w2", "dy3")]
-    progress(f"{where}: what the results must be")
-    truths = expected_metrics(arms)
     programs, steps, status = {}, {}, {}
     for name, config in arms.items():
         method = config.method
         progress(f"{where}: {name} is checked")
-        steps[name] = Steps(config, named)
+        steps[name] = made["own", name]
         truth = truths.get(name) or up_to_rounding(steps[name].metrics, dtype, case)
         status[name] = verdict(steps[name], truth, bitwise=config.model.attention == "xla")
         programs[name, "step"] = steps[name]
         if s24.due(method, 0):
             programs[name, REFRESHING] = steps[name].refreshing
+        progress(f"{where}: {name} is compiled alone, without the rest of the step")
         state = state_of(method, operands)
         programs[name, "ffn"] = Program(forward_backward(block(method, named)), *args, state)
         for _, own in projections_of(config)[:1]:
@@ -294,13 +304,25 @@ def compare(
             if (baseline, "projections") not in programs:
                 programs[baseline, "projections"] = projections(config, arms[baseline].method, named)
     progress(f"{where}: dense steps by other programs")
-    others = rivals(arms[baseline], steps[baseline])
+    others = {}
+    for compiled in (made["variant", name] for name in variants):
+        for name, own in compiled.items():
+            others |= or_left_out(name, lambda own=own: own.metrics and own)
+    others |= rivals(arms[baseline], steps[baseline])
     for name, other in others.items():
         steps[name] = programs[name, "step"] = other
         truth = up_to_rounding(steps[baseline].metrics, dtype, case)
         status[name] = verdict(other, truth, bitwise=False)
     progress(f"{where}: all in turn")
-    times = rows.times(interleaved(programs, repeats, seconds, QUEUED, seed))
+    measure = partial(interleaved, programs, repeats, seconds, QUEUED, seed)
+    return rows_of_times(measure, partial(rows_of, arms, others, steps, status, implementation))
+
+
+def rows_of(
+    arms: Mapping[str, Config], others, steps: Mapping[str, Steps], status, implementation: str, times
+) -> list[dict]:
+    """One row per arm, and per dense step by another program. status: of the steps. times: of all parts."""
+    baseline, config = next(iter(arms.items()))
     times = {place: t for place, t in times.items() if place[1] in ALONE or status[place[0]] == "ok"}
     found, dense = [], {name: name for name in others} | {baseline: "Dense"}
     for name in (baseline, *others, *list(arms)[1:]):
@@ -320,11 +342,11 @@ def compare(
             own["step"] = rows.amortised(own["step"], own[REFRESHING], arms[name].method.refresh_every)
         found.append(
             {
-                **case._asdict(),
-                "dtype": dtype,
+                **case_of(config)._asdict(),
+                "dtype": config.model.dtype,
                 "method": name,
                 "implementation": made_by(name) if name in others else implementation,
-                "layers": model.layers,
+                "layers": config.model.layers,
                 "status": {"step": status[name], "dense step": status[baseline]},
                 "ms": own,
                 "loss": [float(m["loss"]) for m in steps[name].metrics],

@@ -13,8 +13,16 @@ def matmul(p, dense, dense_k_last, out_packed_last, out_dtype):
     dense: (..., N, K) if `dense_k_last`, else (..., K, N).
     out_packed_last: whether the result is (..., N, R), and not (..., R, N).
     out_dtype: of the result."""
-    # Widened first: XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed.
-    accumulator = compute_format(dense.dtype).dtype
-    d = (jnp.swapaxes(dense, -1, -2) if dense_k_last else dense).astype(accumulator)
-    out = jnp.matmul(p.astype(accumulator), d, precision=lax.Precision.HIGHEST)
+    sums = compute_format(dense.dtype).dtype
+    d = jnp.swapaxes(dense, -1, -2) if dense_k_last else dense
+
+    def multiply(p, d):
+        return jnp.matmul(p, d, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
+
+    def widened(p, d):
+        return multiply(p.astype(sums), d.astype(sums))
+
+    # XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed. A GPU multiplies 16 bits
+    # exactly, too, and many times as fast.
+    out = lax.platform_dependent(p, d, cpu=widened, default=multiply)
     return (jnp.swapaxes(out, -1, -2) if out_packed_last else out).astype(out_dtype)

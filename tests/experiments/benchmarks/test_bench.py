@@ -18,7 +18,7 @@ from experiments.benchmarks.suites import ffn, gated, gemm, mesh, producers, tra
 from experiments.config import Mesh
 from experiments.errors import UserError
 from jax_sparse24.engine import fusions
-from jax_sparse24.measure import Times, products
+from jax_sparse24.measure import Times, products, timing
 
 pytestmark = pytest.mark.slow
 
@@ -732,6 +732,45 @@ def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_pa
     result = json.loads(path.read_text())
     assert [row["product"] for row in result["rows"]] == ["F1"] and not result["complete"]
     assert "stopped before it was complete" in pages.page(pages.load(tmp_path))
+
+
+def interrupted(interleaved, measurements=1):
+    """`interleaved` that is interrupted after its first rounds, the last of so many times."""
+    left = iter(range(measurements - 1))
+
+    def run(*args):
+        times = interleaved(*args)
+        if next(left, None) is None:
+            raise timing.Interrupted(times)
+        return times
+
+    return run
+
+
+def test_steps_that_are_interrupted_leave_what_was_measured(bench, monkeypatch, tmp_path):
+    """As by `timeout -s INT`: the rows of all arms, and no further case."""
+    monkeypatch.setattr(train_step, "interleaved", interrupted(train_step.interleaved))
+    sizes = ["--shape", "8,16", "--tokens", "8", "--tokens", "16"]
+    with pytest.raises(SystemExit) as stop:
+        bench("train-step", "--method", "FST", "--layers", "1", *sizes)
+    assert stop.value.code == 130
+    (path,) = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    assert not result["complete"]
+    assert [(row["method"], row["T"]) for row in result["rows"]] == [("Dense", 8), ("FST", 8)]
+    for row in result["rows"]:
+        assert row["status"]["step"] == "ok" and {"step", "ffn", "dense step"} <= set(row["ms"])
+    assert "stopped before it was complete" in pages.page(pages.load(tmp_path))
+
+
+def test_meshes_that_are_interrupted_leave_what_was_measured(monkeypatch):
+    StepsOverMeshes(monkeypatch)
+    monkeypatch.setattr(mesh, "interleaved", interrupted(mesh.interleaved))
+    with pytest.raises(session.Stopped) as stop:
+        meshes_one_by_one(of_meshes("fsdp=4"))
+    found = [(row["mesh"], row["method"]) for row in stop.value.rows]
+    assert found == [(place, name) for place in (mesh.ONE, "fsdp 4") for name in ("Dense", "FST")]
+    assert all({"step", "dense step"} <= set(row["ms"]) for row in stop.value.rows)
 
 
 def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_path):

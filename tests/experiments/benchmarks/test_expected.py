@@ -42,6 +42,12 @@ class Watch:
         self.disturbed += [name] if self.working else []
 
 
+def expected_metrics(arms):
+    """Of the arms that are sparse."""
+    steps = check.compiled(train_step.references(arms))
+    return {name: train_step.up_to_choices(own, arms[name]) for name, own in steps.items()}
+
+
 @pytest.fixture
 def watch(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
@@ -62,9 +68,46 @@ def test_of_steps(watch, monkeypatch):
     monkeypatch.setattr(train_step, "Steps", Steps)
     arms = {n: train_step.config_of(CASE, "float32", method, 2) for n, method in METHODS.items()}
     arms["Dense"] = train_step.config_of(CASE, "float32", s24.methods.Dense(), 2)
-    found = train_step.expected_metrics(arms)
+    found = expected_metrics(arms)
     assert {name: own.metrics[0]["predicted"] for name, own in found.items()} == {n: len(n) for n in METHODS}
     assert not watch.disturbed
+
+
+def test_nothing_runs_before_all_steps_are_compiled(watch, monkeypatch):
+    """What is measured, what it must give, and other dense programs."""
+    said = []
+
+    class Steps:
+        temp_bytes = 0
+
+        def __init__(self, config, implementation, options=None):
+            self.name = type(config.method).__name__
+            watch.compiles()
+
+        @property
+        def metrics(self):
+            return self.first_two()
+
+        def first_two(self, noise=0.0, seed=0):
+            watch.runs(self.name)
+            return [{"loss": np.float32(5.0), "grad_norm": np.float32(1.0)}] * 2
+
+        def __call__(self):
+            return np.zeros(1)
+
+        refreshing = __call__
+
+    monkeypatch.setattr(train_step, "Steps", Steps)
+    methods = {"Dense": s24.methods.Dense(), "STE": METHODS["STE"], "FST": METHODS["FST"]}
+    arms = {name: train_step.config_of(CASE, "bfloat16", method, 1) for name, method in methods.items()}
+    variants = train_step.dense_variants(arms["Dense"], False)
+    found = train_step.compare(arms, "auto", 1, 1e-6, said.append, variants)
+    assert not watch.disturbed
+    assert [row["method"] for row in found] == ["Dense", "Dense: float32", "STE", "FST"]
+    first, *run = [line.partition("bfloat16: ")[2] for line in said]
+    assert first == "6 programs of steps are compiled"
+    assert run[:2] == [f"{name} runs with masked-dense products, 9 times" for name in ("STE", "FST")]
+    assert run[2] == "Dense is checked"
 
 
 def test_of_blocks(watch, monkeypatch):
@@ -94,7 +137,7 @@ def test_of_blocks(watch, monkeypatch):
 def test_of_scanned_blocks_are_those_of_unrolled_ones(name, model):
     """Loss and gradient norm of two steps."""
     config = train_step.config_of(CASE, "float32", METHODS[name], 2, **model)
-    (expected,) = train_step.expected_metrics({name: config}).values()
+    (expected,) = expected_metrics({name: config}).values()
     unrolled = train_step.Steps(config, "reference").first_two()
     assert train_step.alike(unrolled, expected), (unrolled, expected)
     assert not train_step.alike([*reversed(unrolled)], expected)
@@ -124,7 +167,7 @@ def without_tokens(operands, multiply):
 def choosing():
     """A config in which roundings choose, and what its steps must give."""
     config = train_step.config_of(Case(1024, 64, 256), "float32", s24.methods.Activation24(), 1)
-    (expected,) = train_step.expected_metrics({"Activation24": config}).values()
+    (expected,) = expected_metrics({"Activation24": config}).values()
     return config, expected
 
 
@@ -222,5 +265,7 @@ def test_a_dense_variant_that_cannot_run_is_left_out(monkeypatch):
 
     monkeypatch.setattr(train_step.Steps, "first_two", fail)
     config = train_step.config_of(CASE, "bfloat16", s24.methods.Dense(), 1)
-    with pytest.warns(UserWarning, match="RESOURCE_EXHAUSTED"):
-        assert train_step.dense_variants(config, False) == {}
+    (name, make), *_ = train_step.dense_variants(config, False).items()
+    steps = make()
+    with pytest.warns(UserWarning, match="Dense: float32, is not measured.*RESOURCE_EXHAUSTED"):
+        assert train_step.or_left_out(name, lambda: steps.metrics and steps) == {}

@@ -17,6 +17,7 @@ from experiments.benchmarks.suites import ladder, train_step
 from experiments.errors import UserError
 from experiments.models import parts
 from experiments.training.step import loss_of
+from jax_sparse24.measure import timing
 
 SMALL = ["ladder", "--shape", "16,32", "--tokens", "64", "--layers", "1", "--repeats", "1"]
 SMALL += ["--seconds", "1e-6", "--no-torch"]
@@ -104,9 +105,9 @@ def test_tokens_of_a_vocabulary_are_drawn_by_zipfs_law(small):
     assert counts[:256].max() < 3 * counts[:256].mean(), "bytes are all alike"
 
 
-def stored_alike(config):
-    """The config whose activations are kept."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=False))
+def kept(config):
+    """The config of a rung of which this is the reference's."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=False, scan=False))
 
 
 def fake_steps(monkeypatch, failures=(), wrong=()):
@@ -116,7 +117,8 @@ def fake_steps(monkeypatch, failures=(), wrong=()):
     class Fake:
         temp_bytes = 2**20
 
-        def __init__(self, config, named):
+        def __init__(self, config, named, options=None):
+            config = config if named is None else kept(config)
             self.rung = next(r for r in RUNGS if ladder.config_at(r, CASE, 1) == config)
             if self.rung in failures:
                 raise failures[self.rung]
@@ -137,14 +139,9 @@ def fake_steps(monkeypatch, failures=(), wrong=()):
             return np.zeros(1)
 
     monkeypatch.setattr(ladder, "Steps", Fake)
-    monkeypatch.setattr(
-        ladder,
-        "expected_metrics",
-        lambda arms: {
-            name: train_step.up_to_rounding(Fake(stored_alike(config), None).metrics, "bfloat16", CASE)
-            for name, config in arms.items()
-        },
-    )
+    monkeypatch.setattr(train_step, "Steps", Fake)  # of references
+    near = lambda steps, config: train_step.up_to_rounding(steps.metrics, "bfloat16", CASE)  # noqa: E731
+    monkeypatch.setattr(ladder, "up_to_choices", near)
     return made
 
 
@@ -160,9 +157,13 @@ def run(tmp_path, capsys, *argv):
 def test_too_little_memory_is_a_result(monkeypatch, tmp_path, capsys, small):
     """The rung is a row of its own, and the next one is compared with the last that could be run."""
     full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.")
-    fake_steps(monkeypatch, {"no-scan": full})
+    made = fake_steps(monkeypatch, {"no-scan": full})
     status, result, out = run(tmp_path, capsys)
     assert status == 0 and result["complete"] and not result["failed"]
+    assert made.count("FST") == 2, "its reference, too"
+    said = [line.partition(" s  T=64 d=16 f=32")[2] for line in out.err.splitlines()]
+    assert said.index(": 9 programs of steps are compiled") < said.index(" plain is checked")
+    assert said.index(" FST runs with masked-dense products, 9 times") < said.index(" FST is checked")
     found = {row["rung"]: row for row in result["rows"]}
     assert [*found] == [name for name in RUNGS if name != "cudnn"]
     assert found["no-scan"]["status"] == {"step": rows.OUT_OF_MEMORY} and found["no-scan"]["ms"] == {}
@@ -182,6 +183,24 @@ def test_a_rung_that_fails_does_not_stop_the_others(monkeypatch, tmp_path, capsy
     assert "no-scan could not be measured: RuntimeError: cuDNN has no such attention" in out.err
     assert "FST could not be measured: ValueError: bad" in out.err
     assert result["settings"]["rungs"] == ["logits", "no-scan", "FST"]
+
+
+def test_a_rung_that_is_interrupted_leaves_what_was_measured(monkeypatch, tmp_path, capsys, small):
+    fake_steps(monkeypatch)
+    measure = ladder.interleaved
+
+    def interrupted(programs, *args):
+        times = measure(programs, *args)
+        if "step before" in times:
+            raise timing.Interrupted(times)
+        return times
+
+    monkeypatch.setattr(ladder, "interleaved", interrupted)
+    with pytest.raises(SystemExit):
+        run(tmp_path, capsys, "--rungs", "logits", "--rungs", "no-scan", "--rungs", "FST")
+    (result,) = stored.files(tmp_path)
+    assert [row["rung"] for row in result["rows"]] == ["logits", "no-scan"] and not result["complete"]
+    assert {"step", "step before"} == set(result["rows"][1]["ms"])
 
 
 def test_a_wrong_rung_is_no_baseline(monkeypatch, tmp_path, capsys, small):
