@@ -47,8 +47,8 @@ The first line that fits is the answer.
 5. The same with squared ReLU: `FST`; `Activation24` if weights should stay dense; `Venom` if the run is long
    and activations become very sparse, or memory for activations is short. A sparse loss of `Venom` is a
    language model's only with `columns="statistic"` or `"cluster"`, one in 8 bits only with `fp8="row"` or
-   `"delayed"`, whose scales are those of earlier steps (by itself scales the first step alone, and one whose
-   magnitudes are 2^8 times smaller than those before it): elsewhere a token is told of later ones, by its
+   `"delayed"`, whose scales are those of earlier steps, but in a first step and after outliers: elsewhere a
+   token is told of later ones, by its
    mask or by the scale, and such losses are marked (`method.causal`).
 6. Less compute without any sparsity will do: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA,
    arXiv 2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat

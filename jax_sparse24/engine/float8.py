@@ -140,7 +140,7 @@ def seen(x: jax.Array) -> jax.Array:
 
     Returns: float32 (256,), 1 at the exponent as float32 stores it, else 0: at 0 for an operand of zeros, at
         255 for one with NaN or Inf."""
-    exponent = _exponent(_largest(x)[0, 0])  # the same maximum as a first step's, for XLA to compute once
+    exponent = _exponent(_largest(x)[0, 0])  # the same maximum as in `delayed_scale`, for XLA to compute once
     return (jnp.arange(EXPONENTS) == exponent).astype(jnp.float32)
 
 
@@ -152,7 +152,8 @@ def remembered(history: jax.Array, observed: jax.Array) -> jax.Array:
         leaves the history as it is.
 
     Returns: like `history`."""
-    numbers = jnp.arange(EXPONENTS) % (EXPONENTS - 1) > 0  # neither zeros nor NaN and Inf
+    at = jnp.arange(EXPONENTS)
+    numbers = (at > 0) & (at < EXPONENTS - 1)  # neither zeros nor NaN and Inf
     aged = jnp.where((observed > 0) & numbers, REMEMBERED, jnp.maximum(history - 1, 0))
     ran = jnp.any(observed > 0, axis=-1, keepdims=True)
     return jnp.where(ran, aged, history).astype(history.dtype)
@@ -161,9 +162,9 @@ def remembered(history: jax.Array, observed: jax.Array) -> jax.Array:
 def delayed_scale(history: jax.Array, top: jax.Array, format: Format) -> jax.Array:
     """The power of two that takes the largest exponent remembered to the largest that leaves a factor of 2.
 
-    So the largest magnitude may grow by a factor of 1.75, at least, before it saturates. Where it is smaller
-    than what is remembered by more than 2^8, as after a step of outliers, the history says nothing of this
-    operand, which would round to zeros: then its own magnitude counts, as in a first step.
+    So the largest magnitude may grow by a factor of 1.75, at least, before it saturates. Where its exponent
+    is smaller than those remembered by more than 8, as after a step of outliers, the history says nothing
+    of this operand, which would round to zeros: then its own magnitude counts, as in a first step.
 
     history: float32 (256,), see `remembered`.
     top: float32, the largest magnitude of the operand.

@@ -57,8 +57,8 @@ class FST(Method):
         "delayed" gives activations and gradients powers of two by the largest magnitudes of the last 16
         optimiser steps, which are in the state (`s24.nn.observe`); what is larger by a factor that is 1.75
         to 3.5 saturates, once. The first step has only its own magnitudes, and so has an operand whose
-        largest one is smaller by more than 2^8, as after a step of outliers: by theirs it would round to
-        zeros. Weights have a scale per tensor.
+        exponent is smaller by more than 8, as after a step of outliers: by theirs it would round to zeros.
+        In such steps the rounding of a token depends on later ones. Weights have a scale per tensor.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""
@@ -86,7 +86,9 @@ class FST(Method):
 
     @property
     def causal(self):
-        return self.fp8 != "tensor"  # that scale depends on all tokens, and rounds each of them
+        # A scale per tensor depends on all tokens, and rounds each of them; a delayed one does so in a first
+        # step and after outliers alone.
+        return self.fp8 != "tensor"
 
     def training(self, total_steps):
         return Training(decay=Decay(self.decay))

@@ -59,7 +59,9 @@ class SSTE(Method):
 
     @property
     def causal(self):
-        return self.fp8 != "tensor"  # that scale depends on all tokens, and rounds each of them
+        # A scale per tensor depends on all tokens, and rounds each of them; a delayed one does so in a first
+        # step and after outliers alone.
+        return self.fp8 != "tensor"
 
     @property
     def refresh_every(self) -> int:

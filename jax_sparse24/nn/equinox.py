@@ -67,7 +67,15 @@ class Bits(eqx.Module):
 
     @property
     def floats(self) -> jax.Array:
-        """The array."""
+        """The array. Raises TypeError where the bits were changed as if they were numbers, such as by a mean
+        of models."""
+        held = f"uint{8 * self.dtype.itemsize}"
+        if self.bits.dtype != held:
+            raise TypeError(
+                f"What a sparse layer keeps in `own` is {self.bits.dtype}, and must be {held}, the bits of "
+                f"{self.dtype}. Change the parameters alone, eqx.filter(model, eqx.is_inexact_array), and "
+                "leave the rest."
+            )
         return jax.lax.bitcast_convert_type(self.bits, self.dtype)
 
 

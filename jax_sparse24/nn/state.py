@@ -187,7 +187,8 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
     seen: the gradient with respect to the `Statistic` variables, as `jax.grad` gives it beside that of the
         parameters; over micro-batches their sum or mean.
 
-    Returns: a copy of `state` with new statistics; an equal copy if it holds none."""
+    Returns: a copy of `state` with new statistics; an equal copy if it holds none. Zeros leave a running
+        statistic as it is, as a dense phase does."""
     seen = dict(nnx.to_flat_state(seen))
 
     def add(path, variable):

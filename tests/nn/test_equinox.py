@@ -225,3 +225,12 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=text):
             call()
+
+
+def test_bits_that_were_changed_as_numbers_are_refused():
+    """A mean of models would make another scale of them."""
+    from jax_sparse24.nn import equinox
+
+    mean = jax.tree.map(lambda x: 0.5 * x + 0.5 * x, equinox.Bits(jnp.float32(0.7)))
+    with pytest.raises(TypeError, match=r"must be uint32, the bits of float32\. Change the parameters alone"):
+        mean.floats  # noqa: B018

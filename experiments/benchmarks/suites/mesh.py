@@ -57,24 +57,18 @@ def check_divides(case: Case, mesh: Mesh) -> None:
     """UserError for a case whose heads or widths a mesh does not divide, before anything is compiled."""
     along = {axis: n for axis, n in mesh.sizes.items() if n > 1}
     named = ",".join(f"{axis}={n}" for axis, n in along.items())
-    cuts = [
-        (
-            "tp",
-            "the heads of",
-            f", one for each {HEAD} of d: {heads_of(case.d)}",
-            heads_of(case.d),
-            "d",
-            HEAD,
-        ),
-        ("tp", "the f of", "", case.f, "f", 4),
-        ("fsdp", "the d of", "", case.d, "d", 4),
-    ]
-    for axis, what, more, size, width, each in cuts:
-        n = along.get(axis, 1)
+    heads, shape = heads_of(case.d), f"--shape {case.d},{case.f}"
+    tp, fsdp = along.get("tp", 1), along.get("fsdp", 1)
+    for fits, axis, what, multiple in (
+        (heads % tp == 0, f"tp {tp}", f"the heads of {shape}, one for each {HEAD} of d: {heads}", HEAD * tp),
+        (case.f % (4 * tp) == 0, f"tp {tp}", f"the f of {shape} into fours", 4 * tp),
+        (case.d % fsdp == 0, f"fsdp {fsdp}", f"the d of {shape}", fsdp),
+    ):
+        width = "f" if "the f of" in what else "d"
         require(
-            size % n == 0,
-            f"--mesh {named}: {axis} {n} does not divide {what} --shape {case.d},{case.f}{more}. Give "
-            f"--shape with a multiple of {n * each} for {width}, or another --mesh.",
+            fits,
+            f"--mesh {named}: {axis} does not divide {what}. Give --shape with a multiple of {multiple} for "
+            f"{width}, or another --mesh.",
         )
 
 
