@@ -402,7 +402,7 @@ def test_a_mesh_has_the_tokens_that_its_rows_name(monkeypatch):
         (
             "192,260",
             "tp=3",
-            "tp 3 does not divide the f of --shape 192,260 into fours. Give --shape with a multiple of 12 for",
+            "tp 3 does not divide the f of --shape 192,260 into fours. Give --shape with a multiple of 12",
         ),
         (
             "100,200",
