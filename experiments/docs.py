@@ -48,8 +48,7 @@ The first line that fits is the answer.
    and activations become very sparse, or memory for activations is short. A sparse loss of `Venom` is a
    language model's only with `columns="statistic"` or `"cluster"`, one in 8 bits only with `fp8="row"` or
    `"delayed"`, whose scales are those of earlier steps, but in a first step and after outliers: elsewhere a
-   token is told of later ones, by its
-   mask or by the scale, and such losses are marked (`method.causal`).
+   token is told of later ones, by its mask or by the scale, and such losses are marked (`method.causal`).
 6. Less compute without any sparsity will do: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA,
    arXiv 2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat
    these, which in [short runs at 124M](evidence.md) `FST` and `Venom` did not."""

@@ -148,7 +148,7 @@ def _decided(method: Method, shape, dtype, implementation) -> tuple[Execution, d
     return execution, execution.decisions(FFN, shapes, dtype)
 
 
-def joined(
+def shared_kernels(
     method: Method,
     shape: tuple[int, int, int],
     dtype: jax.typing.DTypeLike,
@@ -198,7 +198,7 @@ def choice_table(
     saved, dense = (saved_bytes(m, shape, dtype) / 2**20 for m in (method, Dense()))
     footing = f"\nActivations saved for the backward pass, besides the input: {saved:.4g} MiB"
     footing += f" ({dense:.4g} MiB with dense products)"
-    if kernels := joined(method, shape, dtype, implementation):
+    if kernels := shared_kernels(method, shape, dtype, implementation):
         footing += f"\nIn one kernel each, with squared ReLU and no bias: {'; '.join(kernels)}"
     return heading + _aligned(rows) + footing
 

@@ -143,8 +143,8 @@ def read(*folders: Path) -> Study:
 
     folders: with ARM/seedN.json.
 
-    Raises: UserError if one has none, and if they have none of an arm "dense", a run twice, or runs on
-    different texts or devices."""
+    Raises: UserError if a folder has none, if no folder has the arm "dense", or if there is a run twice, or
+    there are runs on different texts or devices."""
     arms, devices, texts, seconds, registered = {}, {}, {}, {}, None
     commits, kinds = {}, {}
     for folder in folders:

@@ -268,8 +268,8 @@ def summed_over_rows(function, parameters, *arrays):
     def local(parameters, *arrays):
         return jax.lax.psum(function(parameters, *arrays), over)
 
-    rests = [PartitionSpec(over) if isinstance(one, Copies) else PartitionSpec() for one in parameters]
-    specs = rests, *(PartitionSpec(over) for _ in arrays)
+    cuts = [PartitionSpec(over) if isinstance(one, Copies) else PartitionSpec() for one in parameters]
+    specs = cuts, *(PartitionSpec(over) for _ in arrays)
     return _on_shards(local, specs, PartitionSpec())(parameters, *arrays)
 
 

@@ -111,8 +111,8 @@ def check_named(*names: Name) -> None:
         raise ValueError(
             f"sharding: the mesh in the context has {sizes}, which no rule names; the rules are {told}. Say "
             f"what is cut over it, such as ('batch', {axis!r}) for tokens, in nnx.logical_axis_rules around "
-            f"the making of layers and their calls, or "
-            f"({axis!r}, None) if all of its devices shall compute the same."
+            f"the making of layers and their calls, or ({axis!r}, None) if all of its devices shall compute "
+            "the same."
         )
 
 

@@ -427,10 +427,10 @@ def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_reference_multiplies_16_bits_as_they_are(side, dtype):
-    """On CUDA, where float32 products take ten times as long and more; XLA:CPU cannot, and widens them."""
+    """On CUDA, where they are exact in float32; XLA:CPU cannot, and widens them. 8 bits become 16 first."""
     w, x = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 128), (128, 32)))
 
     def product(w, x):
@@ -439,7 +439,7 @@ def test_the_reference_multiplies_16_bits_as_they_are(side, dtype):
         packed = s24.pack24(w.T, -2, implementation="reference")
         return s24.matmul(x.T, packed, implementation="reference")
 
-    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[dtype]
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float8_e4m3fn": "bf16"}[dtype]
     for platform, operand in (("cuda", short), ("cpu", "f32")):
         text = jax.jit(product).trace(w, x).lower(lowering_platforms=(platform,)).as_text()
         (types,) = re.findall(

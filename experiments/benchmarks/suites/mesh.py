@@ -59,16 +59,20 @@ def check_divides(case: Case, mesh: Mesh) -> None:
     named = ",".join(f"{axis}={n}" for axis, n in along.items())
     heads, shape = heads_of(case.d), f"--shape {case.d},{case.f}"
     tp, fsdp = along.get("tp", 1), along.get("fsdp", 1)
-    for fits, axis, what, multiple in (
-        (heads % tp == 0, f"tp {tp}", f"the heads of {shape}, one for each {HEAD} of d: {heads}", HEAD * tp),
-        (case.f % (4 * tp) == 0, f"tp {tp}", f"the f of {shape} into fours", 4 * tp),
-        (case.d % fsdp == 0, f"fsdp {fsdp}", f"the d of {shape}", fsdp),
+    for fits, axis, what, advice in (
+        (
+            heads % tp == 0,
+            f"tp {tp}",
+            f"the heads of {shape}, one for each {HEAD} of d: {heads}",
+            f"{HEAD * tp} for d",
+        ),
+        (case.f % (4 * tp) == 0, f"tp {tp}", f"the f of {shape} into fours", f"{4 * tp} for f"),
+        (case.d % fsdp == 0, f"fsdp {fsdp}", f"the d of {shape}", f"{fsdp} for d"),
     ):
-        width = "f" if "the f of" in what else "d"
         require(
             fits,
-            f"--mesh {named}: {axis} does not divide {what}. Give --shape with a multiple of {multiple} for "
-            f"{width}, or another --mesh.",
+            f"--mesh {named}: {axis} does not divide {what}. Give --shape with a multiple of {advice}, or "
+            "another --mesh.",
         )
 
 

@@ -22,7 +22,7 @@ def matmul(p, dense, dense_k_last, out_packed_last, out_dtype):
     def widened(p, d):
         return multiply(p.astype(sums), d.astype(sums))
 
-    # XLA:CPU cannot run a bfloat16 product whose float32 result is then transposed. A GPU multiplies 16 bits
-    # exactly, too, and many times as fast.
+    # Products of 16 bits are exact in float32, so that a GPU need not widen them. XLA:CPU cannot run a
+    # bfloat16 product whose float32 result is then transposed.
     out = lax.platform_dependent(p, d, cpu=widened, default=multiply)
     return (jnp.swapaxes(out, -1, -2) if out_packed_last else out).astype(out_dtype)
