@@ -132,7 +132,7 @@ def steps(case: Case, dtype: str, arms: dict[str, Arm], layers: int, mesh: Mesh 
     """The same of optimiser steps, in the sparse phase; over a mesh if there is one, each device of which has
     the tokens of the case."""
     for name, (method, model) in arms.items():
-        yield name, steps_on(mesh, case, dtype, method, layers, **model), ()
+        yield name, steps_on(mesh or 0, case, dtype, method, layers, **model), ()
 
 
 def show(programs, shape: str, shown: int) -> None:

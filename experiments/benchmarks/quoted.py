@@ -382,8 +382,8 @@ def over_meshes(results: dict, recorded: list, here: str) -> str:
             if row["mesh"] != mesh.ONE and row["dtype"] == DTYPE:
                 models.setdefault((row["d"], row["f"], row["layers"], row["T"]), []).append(row)
         for (d, f, layers, tokens), found in sorted(models.items(), reverse=True):
-            header = ["mesh", "method", "of one device", "against dense", "on one device", "state, MB"]
-            header.append("of one device's")
+            header = ["mesh", "method", "of one device", "of the slowest", "against dense", "on one device"]
+            header += ["state, MB", "of one device's"]
             lines = [
                 [
                     *(row["mesh"], f"`{row['method']}`", *_over_a_mesh(row)),
@@ -403,11 +403,13 @@ def over_meshes(results: dict, recorded: list, here: str) -> str:
 
 
 def _over_a_mesh(row: dict) -> list[str]:
-    """Ratios to one device and to the dense step, there and on one device; the size of the state."""
-    ratios = [rows.show_ratio(row, f"{mesh.ONE} step", "step"), "", ""]
+    """Ratios to one device, to the slowest and to the dense step, there and on one device; the size of the
+    state."""
+    alone = (mesh.ONE, mesh.SLOWEST)
+    ratios = [*(rows.show_ratio(row, f"{device} step", "step") for device in alone), "", ""]
     if not select.is_dense(row["method"]):
-        ratios[1] = rows.show_ratio(row, "dense step", "step")
-        ratios[2] = rows.show_ratio(row, f"{mesh.ONE} dense step", f"{mesh.ONE} step")
+        ratios[2] = rows.show_ratio(row, "dense step", "step")
+        ratios[3] = rows.show_ratio(row, f"{mesh.ONE} dense step", f"{mesh.ONE} step")
     return [*ratios, rows.show_mb(row["state_bytes"])]
 
 

@@ -20,6 +20,7 @@ from jax_sparse24.measure import interleaved
 
 SEQUENCE = 256
 ONE = "one device"
+SLOWEST = "slowest device"
 ORACLE = "one device, what it must give"  # the batch of a mesh
 # The share of its fall by which the loss may fall differently with other draws and other groups of tokens: on
 # a CPU at widths 128 and 256 by 0.009 at most, of FST, Activation24 and Venom.
@@ -80,28 +81,34 @@ def check_divides(case: Case, mesh: Mesh) -> None:
 class OneDevice:
     """What meshes of one case are compared with, made for the first that needs it.
 
-    steps: of a batch that is not cut, by method.
+    steps: of a batch that is not cut, by `place_of` a device and method.
     losses: of the first two steps, by method and the number of shards whose batch they have."""
 
     steps: dict = dataclasses.field(default_factory=dict)
     losses: dict = dataclasses.field(default_factory=dict)
 
 
+def place_of(device: int) -> str:
+    """What a device alone is called."""
+    return f"device {device}" if device else ONE
+
+
 def steps_on(
-    mesh: Mesh | None, case: Case, dtype: str, method, layers: int, implementation: str | None = None, **model
+    mesh: Mesh | int, case: Case, dtype: str, method, layers: int, implementation: str | None = None, **model
 ) -> Steps:
     """Steps over a mesh of the first devices, each of which that cuts the batch has the tokens of the case.
-    mesh: None for one device. implementation: None for what is decided. model: as in `config_of`."""
-    along = {"dp": 1, "fsdp": 1, "tp": 1} if mesh is None else mesh.sizes
+    mesh: or the index of one device. implementation: None for what is decided. model: as in `config_of`."""
+    first, mesh = (mesh, Mesh(dp=1)) if isinstance(mesh, int) else (0, mesh)
+    along = mesh.sizes
     tokens = case.T * shards(mesh)
     config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(SEQUENCE, case.T), **model)
-    devices = jax.devices()[: math.prod(along.values())]
+    devices = jax.devices()[first : first + math.prod(along.values())]
     return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
 
 
-def shards(mesh: Mesh | None) -> int:
+def shards(mesh: Mesh) -> int:
     """Into how many the batch is cut."""
-    return 1 if mesh is None else mesh.sizes["dp"] * mesh.sizes["fsdp"]
+    return mesh.sizes["dp"] * mesh.sizes["fsdp"]
 
 
 def oracle(
@@ -156,7 +163,7 @@ def measure_case(
     alone: OneDevice,
     progress=lambda text: None,
 ) -> list[dict]:
-    """All methods of one case over one mesh, and on one device those that were not yet.
+    """All methods of one case over one mesh, and on each of its devices alone those that were not yet.
 
     alone: what the meshes before were compared with; what this one needs is added.
     progress: called with what is worked on.
@@ -166,15 +173,17 @@ def measure_case(
     where = f"T={case.T} d={case.d} f={case.f} {dtype} {mesh_name}"
     named = None if settings.implementation == "auto" else settings.implementation
     arms, errors, cut = settings.arms, {}, shards(mesh)
-    new = [name for name in arms if name not in alone.steps]
+    places = [place_of(device) for device in range(math.prod(mesh.sizes.values()))]
+    new = [name for name in arms if (ONE, name) not in alone.steps]
     make = {}
     for name, arm in arms.items():
 
         def build(steps, over, arm=arm):
             return partial(steps, over, case, dtype, arm.method, settings.blocks("mesh"), named, **arm.model)
 
-        if name in new:
-            make[ONE, name] = build(steps_on, None)
+        for device, place in enumerate(places):
+            if (place, name) not in alone.steps:
+                make[place, name] = build(steps_on, device)
         make[mesh_name, name] = build(steps_on, mesh)
         if cut > 1 and (name, cut) not in alone.losses:
             make[ORACLE, name] = build(oracle, mesh)
@@ -188,28 +197,31 @@ def measure_case(
             errors[place, name] = error
             del steps[place, name]
             continue
-        if place == ONE:
-            alone.steps[name], alone.losses[name, 1] = steps[place, name], found
-        elif place == ORACLE:
+        if place == ORACLE:
             alone.losses[name, cut] = found
             del steps[place, name]  # its state need not be in memory beside the others
-    steps |= {(ONE, name): own for name, own in alone.steps.items()}
+        elif place != mesh_name:
+            alone.steps[place, name] = steps[place, name]
+        if place == ONE:
+            alone.losses[name, 1] = found
+    steps |= {(place, name): own for (place, name), own in alone.steps.items() if place in places}
     programs = {}
     for (place, name), own in steps.items():
         programs[place, name, "step"] = own
-        if s24.due(arms[name].method, 0):
+        if s24.due(arms[name].method, 0) and place in (ONE, mesh_name):
             programs[place, name, REFRESHING] = own.refreshing
     progress(f"{where}: all in turn")
     seed = settings.seed_of("mesh", *case, dtype, mesh_name)
 
     def rows_of(times):
-        for (place, name, part), rare in list(times.items()):
-            if part == REFRESHING:
-                usual = place, name, "step"
-                times[usual] = rows.amortised(times[usual], rare, arms[name].method.refresh_every)
+        for place, name, part in list(times):
+            own = place if place == mesh_name else ONE  # devices of one kind search equally long
+            if part == "step" and (rare := times.get((own, name, REFRESHING))):
+                every = arms[name].method.refresh_every
+                times[place, name, part] = rows.amortised(times[place, name, part], rare, every)
         return [
-            row_of(case, dtype, place, name, steps, times, alone.losses[name, parts], settings)
-            for place, parts, names in ((ONE, 1, new), (mesh_name, cut, arms))
+            row_of(case, dtype, place, name, devices, steps, times, alone.losses[name, parts], settings)
+            for place, parts, devices, names in ((ONE, 1, [ONE], new), (mesh_name, cut, places, arms))
             for name in names
             if (place, name) in steps and (name, parts) in alone.losses
         ]
@@ -225,8 +237,9 @@ def measure_case(
     return found
 
 
-def row_of(case, dtype: str, place: str, name: str, steps, times, truth, settings: Settings) -> dict:
-    """Of a method on one device or over a mesh, without times of what could not be measured beside it."""
+def row_of(case, dtype: str, place: str, name: str, devices, steps, times, truth, settings: Settings) -> dict:
+    """Of a method on one device or over a mesh, without times of what could not be measured beside it.
+    devices: by `place_of`, those of the mesh."""
     own, method = steps[place, name], settings.arms[name].method
     beside = {
         "step": (place, name),
@@ -234,13 +247,18 @@ def row_of(case, dtype: str, place: str, name: str, steps, times, truth, setting
         f"{ONE} step": (ONE, name),
         f"{ONE} dense step": (ONE, "Dense"),
     }
+    ms = {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times}
+    alone = [times[device, name, "step"] for device in devices if (device, name, "step") in times]
+    if alone:  # energy is that of the first device
+        slowest = max(alone, key=lambda of_device: of_device["median"])
+        ms[f"{SLOWEST} step"] = {key: value for key, value in slowest.items() if key not in rows.DETAILS}
     found = losses(own)
     return {
         **case._asdict(),
         **{"dtype": dtype, "method": name, "mesh": place, "layers": settings.blocks("mesh")},
         "implementation": settings.implementation,
         "status": {"step": verdict(found, truth, method, dtype, case)},
-        "ms": {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times},
+        "ms": ms,
         "loss": found,
         "loss on one device": truth,
         "state_bytes": size_of(own.program.abstract_state()),
@@ -267,7 +285,7 @@ def table(found: list[dict]) -> str:
     """Ratios first, then times and memory."""
     header = [
         *("mesh", "method", "T", "d", "f", "blocks", "dtype", "against dense", "on one device"),
-        *("of one device", "step ms", "dense step ms", "state MB", "of one device's"),
+        *("of one device", "of the slowest", "step ms", "dense step ms", "state MB", "of one device's"),
         "XLA temporaries MB",
     ]
     lines = [
@@ -276,6 +294,7 @@ def table(found: list[dict]) -> str:
             show_ratio(row, "dense step", "step"),
             show_ratio(row, f"{ONE} dense step", f"{ONE} step"),
             show_ratio(row, f"{ONE} step", "step"),
+            show_ratio(row, f"{SLOWEST} step", "step"),
             *(show_ms(row, name) for name in ("step", "dense step")),
             *(show_mb(row["state_bytes"]), show_share(row, found), show_mb(row["temp_bytes"])),
         ]

@@ -275,12 +275,12 @@ class StepsOverMeshes:
 
     def steps_on(self, over, case, dtype, method, layers, implementation):
         self.made.append((over, type(method).__name__))
-        if (over and over.tp, type(method).__name__, "compiled") in self.failing:
+        over = Mesh(dp=1) if isinstance(over, int) else over
+        if (over.tp, type(method).__name__, "compiled") in self.failing:
             raise RuntimeError("out of registers")
-        runs = (over and over.tp, type(method).__name__, "run") not in self.failing
-        pieces = 1 if over is None else over.fsdp
-        sizes = [jax.ShapeDtypeStruct((4096 // pieces,), np.float32)]
-        wrong = over is not None and over.tp == 2
+        runs = (over.tp, type(method).__name__, "run") not in self.failing
+        sizes = [jax.ShapeDtypeStruct((4096 // over.fsdp,), np.float32)]
+        wrong = over.tp == 2
         return self.steps([{"loss": 5.0}, {"loss": 4.9 if wrong else 4.02}], runs, sizes)
 
     def oracle(self, over, case, dtype, method, layers, implementation):
@@ -333,12 +333,12 @@ def test_steps_over_meshes(monkeypatch):
     fake = StepsOverMeshes(monkeypatch)
     (first, _), (second, _), (third, _) = meshes_one_by_one(of_meshes("fsdp=4", "dp=2,tp=2", "dp=4"))
     assert fake.made == [
-        *((None, "Dense"), (Mesh(dp=1, fsdp=4), "Dense"), ("oracle", 4, "Dense")),
-        *((None, "FST"), (Mesh(dp=1, fsdp=4), "FST"), ("oracle", 4, "FST")),
+        *(*((device, "Dense") for device in range(4)), (Mesh(dp=1, fsdp=4), "Dense"), ("oracle", 4, "Dense")),
+        *(*((device, "FST") for device in range(4)), (Mesh(dp=1, fsdp=4), "FST"), ("oracle", 4, "FST")),
         *((Mesh(dp=2, tp=2), "Dense"), ("oracle", 2, "Dense")),
         *((Mesh(dp=2, tp=2), "FST"), ("oracle", 2, "FST")),
         *((Mesh(dp=4), "Dense"), (Mesh(dp=4), "FST")),
-    ], "one device, and what a batch must give, are made once"
+    ], "each device alone, and what a batch must give, are made once"
     found = [*first, *second, *third]
     names = ["one device", "fsdp 4", "dp 2, tp 2", "dp 4"]
     assert [(row["mesh"], row["method"]) for row in found] == [
@@ -350,12 +350,30 @@ def test_steps_over_meshes(monkeypatch):
     # Draws of FST may differ, dense products may not.
     status = [row["status"]["step"] for row in found]
     assert status == ["ok", "ok", "wrong", "ok", "wrong", "wrong", "wrong", "ok"]
-    assert all(set(row["ms"]) >= {"step", "dense step", "one device step"} for row in found)
+    parts = {"step", "dense step", "one device step", "slowest device step"}
+    assert all(set(row["ms"]) >= parts for row in found)
     assert len({stored.identity(row) for row in found}) == 8
     first, *_, last = [line.split("|")[1:] for line in mesh.table(found).splitlines()[2:]]
     assert [cell.strip() for cell in first[:2]] == ["one device", "Dense"]
     assert [cell.strip() for cell in last[:2]] == ["dp 4", "FST"]
     assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
+
+
+def test_the_slowest_is_of_the_devices_of_the_mesh(monkeypatch):
+    """Of dp 2 the second device, though a third one, which a later mesh has, is slower yet."""
+    StepsOverMeshes(monkeypatch)
+    taken = {"one device": 2.0, "device 1": 3.0, "device 2": 9.0, "device 3": 1.0}
+
+    def measured(programs, *_):
+        joules = {"joules": 5.0}
+        return {key: {"median": taken.get(key[0], 4.0), "rounds": [1.0], **joules} for key in programs}
+
+    monkeypatch.setattr(mesh, "rows_of_times", lambda measure, rows_of: rows_of(measured(measure.args[0])))
+    monkeypatch.setattr(mesh.rows, "amortised", lambda usual, rare, every: usual)
+    (first, _), (second, _) = meshes_one_by_one(of_meshes("dp=2", "dp=4"))
+    slowest = [row["ms"]["slowest device step"] for row in (*first, *second)]
+    assert [own["median"] for own in slowest] == [2, 2, 3, 3, 9, 9]
+    assert "joules" not in slowest[-1] and first[0]["ms"]["step"]["joules"] == 5
 
 
 @pytest.mark.parametrize(
@@ -432,13 +450,14 @@ def test_what_is_measured_of_a_mesh_is_stored_where_one_arm_fails(when, monkeypa
         *(("one device", "Dense"), ("one device", "FST"), ("tp 2", "FST")),
         *(("dp 4", "Dense"), ("dp 4", "FST")),
     ]
-    assert set(found["tp 2", "FST"]["ms"]) == {"step", "one device step", "one device dense step"}
+    beside = {"step", "one device step", "one device dense step", "slowest device step"}
+    assert set(found["tp 2", "FST"]["ms"]) == beside
     assert result["complete"] and len(result["failed"]) == 1
     assert "out of" in capsys.readouterr().err
 
 
 def test_a_mesh_of_which_nothing_can_be_measured_raises_what_the_first_arm_raised(monkeypatch):
-    failing = [(over, name, "compiled") for over in (None, 2) for name in ("Dense", "FST")]
+    failing = [(over, name, "compiled") for over in (1, 2) for name in ("Dense", "FST")]
     StepsOverMeshes(monkeypatch, failing)
     with pytest.raises(RuntimeError, match="out of registers"):
         meshes_one_by_one(of_meshes("tp=2"))
