@@ -162,11 +162,12 @@ def _provenance(result: dict) -> str:
     settings, load = result["settings"], result["load_before"]
     busy = "" if load is None else f", load average before {load}"
     seed = f", seed {result['seed']}" if "seed" in result else ""
+    flags = f"; with `{shown}`" if (shown := rows.show_flags(result)) else ""
     left = "" if result.get("complete", True) else "; stopped before it was complete"
     failed = "".join(f"; {line}" for line in result.get("failed", ()))
     return (
         f"{result['began']}, {packages}, {torch}; {commit}; {result['scheme']}{seed}, at "
-        f"most {settings['repeats']} samples per program{busy}{left}{failed}. From "
+        f"most {settings['repeats']} samples per program{busy}{flags}{left}{failed}. From "
         f"[`{result['file']}`](../experiments/benchmarks/results/{result['file']})."
     )
 

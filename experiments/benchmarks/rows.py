@@ -144,6 +144,11 @@ def show_ms(row: dict, name: str) -> str:
     return f"{t['median']:.3g} ({t['low']:.3g}-{t['high']:.3g})"
 
 
+def show_flags(result: dict) -> str:
+    """`XLA_FLAGS=--xla_...`, in front of a result's command; empty where no flag is known."""
+    return " ".join(f"{name}={value}" for name, value in result.get("flags", {}).items())
+
+
 def any_in_8_bits(found: list[dict]) -> bool:
     """Whether a row is of a method that has the dense rival in 8 bits."""
     return any(name.startswith(dense_e4m3.named("")) for row in found for name in row["ms"])

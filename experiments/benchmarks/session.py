@@ -63,6 +63,7 @@ class Session:
             "began": None,
             **about,
             "gpu": environment.gpu(),
+            "flags": environment.flags(),
             "scheme": SCHEME,
             "seed": settings.first_seed,
             "settings": {

@@ -44,6 +44,12 @@ def gpu() -> str | None:
     return done.stdout.partition("\n")[0] if done.returncode == 0 else None
 
 
+def flags() -> dict[str, str]:
+    """The variables of the environment by which XLA and NCCL compile and send in another way."""
+    names = sorted(name for name in os.environ if name == "XLA_FLAGS" or name.startswith("NCCL_"))
+    return {name: os.environ[name] for name in names}
+
+
 def version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -16,6 +16,8 @@ from experiments.errors import UserError, require
 # A pass of XLA for CPUs. It takes the last operation of a sum's computation for the addition, and ends the
 # process where that is a copy, as in a `jax.shard_map` over some axes of a mesh (jaxlib 0.10.2 to 0.12.0.1).
 ABORTING_PASS = "all-reduce-promotion"
+# XLA's scheduler that moves what is sent away from what waits for it.
+SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
 
 
@@ -73,6 +75,22 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> None:
         f"float32 (--model.dtype float32), or put XLA_FLAGS=--xla_disable_hlo_passes={ABORTING_PASS} before "
         "the command.",
     )
+
+
+def compiler_options(mesh: jax.sharding.Mesh | AbstractMesh) -> dict:
+    """XLA's for the steps over a mesh that differ from its defaults.
+
+    Over `dp` alone, on GPUs of one process, the order of one device: XLA's scheduler leaves all products of
+    weight gradients to the end of a step, beside sums that take multiprocessors from them, and keeps their
+    operands until then (docs/scaling.md has both measured). Over `fsdp` it may be what gathers weights in
+    time, and between hosts what hides longer sums; neither was measured. A flag of the user's stands."""
+    if isinstance(mesh, AbstractMesh) or SCHEDULER in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    devices = mesh.devices.flat
+    on_gpus = devices[0].platform in ("gpu", "cuda")
+    of_one_process = len({device.process_index for device in devices}) == 1
+    alone = mesh.size > 1 and mesh.shape["dp"] == mesh.size
+    return {SCHEDULER: False} if on_gpus and of_one_process and alone else {}
 
 
 def shardings(tree, mesh: jax.sharding.Mesh):

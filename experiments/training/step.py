@@ -196,7 +196,7 @@ class Program:
     Over the mesh of all devices of all processes that `config.mesh` describes: `shardings` says where each
     array of the state lies, `rows` where the sequences of a batch do. What is traced, here and by others, is
     traced `inside()`, so that layers cut their products (docs/scaling.md).
-    compiler_options: XLA's, for the steps.
+    compiler_options: XLA's for the steps, beside those of the mesh.
     devices: those of the mesh, in place of all; for a number of them nothing can be compiled.
     """
 
@@ -207,12 +207,12 @@ class Program:
         *,
         devices: int | Sequence[jax.Device] | None = None,
     ):
-        self.config, self.compiler_options = config, compiler_options
+        self.config, self.mesh = config, meshes.make(config.mesh, devices)
+        self.compiler_options = meshes.compiler_options(self.mesh) | (compiler_options or {})
         over = devices if isinstance(devices, int | None) else tuple(devices)
-        options, tokens = tuple((compiler_options or {}).items()), config.data.vocabulary.size
+        options, tokens = tuple(self.compiler_options.items()), config.data.vocabulary.size
         self._made = _made(_compiled_alike(config), tokens, options, over)
         self.training = config.method.training(config.train.steps)
-        self.mesh = meshes.make(config.mesh, devices)
         self.rows, self.whole = meshes.rows(self.mesh), meshes.whole(self.mesh)
         self.loop = self.once("loop", self._loop)
         self.tx, self.graphdefs = self.loop.tx, {on: self.loop.view.graphdef(on) for on in (False, True)}

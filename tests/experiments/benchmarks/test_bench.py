@@ -359,6 +359,17 @@ def test_steps_over_meshes(monkeypatch):
     assert list(Settings(suites=("mesh",)).meshes) == ["dp 4", "fsdp 4", "tp 2"]
 
 
+def test_a_result_and_its_pages_have_the_flags_of_xla_and_nccl(monkeypatch, tmp_path):
+    StepsOverMeshes(monkeypatch)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    monkeypatch.setenv("NCCL_MAX_NCHANNELS", "8")
+    bench.run_suite("mesh", dataclasses.replace(of_meshes("dp=4"), out=tmp_path, torch=False))
+    (result,) = stored.files(tmp_path)
+    shown = "NCCL_MAX_NCHANNELS=8 XLA_FLAGS=--xla_force_host_platform_device_count=4"
+    assert rows.show_flags(result) == shown and f"; with `{shown}`" in pages.page(pages.load(tmp_path))
+    assert rows.show_flags({}) == "", "of results that were stored before"
+
+
 def test_the_slowest_is_of_the_devices_of_the_mesh(monkeypatch):
     """Of dp 2 the second device, though a third one, which a later mesh has, is slower yet."""
     StepsOverMeshes(monkeypatch)

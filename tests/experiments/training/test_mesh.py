@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from experiments.models.parts import by_heads, with_columns
 from experiments.training import loop
 from experiments.training import mesh as meshes
 from experiments.training.rundir import open_run
-from experiments.training.step import abstract_model
+from experiments.training.step import Program, abstract_model
 from tests.experiments.conftest import REPOSITORY
 
 
@@ -83,6 +84,40 @@ def test_what_the_mesh_does_not_divide():
         ValueError, match=r"heads of width 6 is not cut over tp.*multiple of 4, or --mesh.tp 1"
     ):
         with_columns(layer, jnp.zeros((1, 4, 24)), None, head=6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "platform", "processes", "flags", "off"),
+    [
+        ((4, 1, 1), "gpu", 1, "", True),
+        ((1, 1, 1), "gpu", 1, "", False),
+        ((2, 2, 1), "gpu", 1, "", False),
+        ((2, 1, 2), "gpu", 1, "", False),
+        ((4, 1, 1), "gpu", 2, "", False),
+        ((4, 1, 1), "cpu", 1, "", False),
+        ((4, 1, 1), "gpu", 1, "--xla_gpu_enable_latency_hiding_scheduler=true", False),
+    ],
+)
+def test_the_scheduler_is_off_over_dp_alone(shape, platform, processes, flags, off, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    devices = [SimpleNamespace(platform=platform, process_index=n % processes) for n in range(np.prod(shape))]
+    mesh = SimpleNamespace(
+        devices=np.array(devices).reshape(shape),
+        shape=dict(zip(("dp", "fsdp", "tp"), shape, strict=True)),
+        size=len(devices),
+    )
+    assert meshes.compiler_options(mesh) == ({meshes.SCHEDULER: False} if off else {})
+
+
+def test_steps_are_compiled_with_the_options_of_their_mesh(monkeypatch):
+    """And with those that are given, which stand; a mesh without devices has none."""
+    assert meshes.compiler_options(abstract(dp=2, fsdp=1, tp=1)) == {}
+    monkeypatch.setattr(meshes, "compiler_options", lambda mesh: {"xla_of_a_mesh": 1, "xla_of_both": 1})
+    config = Config(model=decoder.Config(layers=1, d=32, f=64, heads=2), data=text.Config(seq=8, batch=2))
+    program = Program(config, {"xla_of_both": 2})
+    assert program.compiler_options == {"xla_of_a_mesh": 1, "xla_of_both": 2}
+    with pytest.raises(Exception, match="xla_of_a_mesh"):
+        program.step(sparse=False)
 
 
 def test_sums_of_bfloat16_at_which_xla_ends_the_process_are_refused(monkeypatch):
