@@ -247,9 +247,14 @@ def samples(study: Study) -> str:
     return "\n\n".join(text for prompt in prompts for own, text in parts if own == prompt)
 
 
-def curve(run: Run, over: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bits per byte of evaluations with every product dense. over: "tokens" (millions) or "minutes"."""
-    steps, losses = run.column("eval", "dense")
+def curve(run: Run, over: str, products: str = "dense") -> tuple[np.ndarray, np.ndarray]:
+    """Bits per byte of evaluations. over: "tokens" (millions) or "minutes". products: "dense", every one, or
+    "sparse", those of the method, in its sparse phases alone."""
+    steps, losses = run.column("eval", products)
+    if products == "sparse":
+        spans = [(first, after) for first, after, phase in run.phases if phase.sparse]
+        within = np.array([any(first < step <= after for first, after in spans) for step in steps], bool)
+        steps, losses = steps[within], losses[within]
     return places(run, over, steps), np.array([bits_per_byte(loss, run.bytes_per_token) for loss in losses])
 
 

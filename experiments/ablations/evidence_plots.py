@@ -14,6 +14,7 @@ END = 0.15  # share of a run that has a panel of its own
 TRADE = "trade.png"
 FORMS = ("o", "s", "^", "D", "v", "P", "X")
 DASHED = {"linestyle": "--", "linewidth": 0.8}
+DOTTED = {"linestyle": ":", "linewidth": 1.2}
 UNITS = {"tokens": "tokens, millions", "minutes": "minutes of training"}
 
 
@@ -49,8 +50,16 @@ def _losses(study: Study, over: str, path: Path) -> str:
         for colour, arm in zip(colours(arms), arms, strict=True):
             _band(axes, [curve(run, over) for run in shown[arm]], colour, arm)
         axes.set_ylabel("bits per byte")
+    for colour, arm in zip(colours(arms), arms, strict=True):
+        values = [curve(run, over, "sparse") for run in shown[arm]]
+        if all(len(places) for places, _ in values):
+            mean = np.mean([np.interp(values[0][0], *one) for one in values], axis=0)
+            whole.plot(values[0][0], mean, color=colour, **DOTTED)
     whole.set(xlim=(0, last))
-    whole.set_title(f"{study.name}: validation loss, every product dense; mean and range of seeds")
+    whole.set_title(
+        f"{study.name}: validation loss, mean and range of seeds; every product dense,\n"
+        "dotted: by a method's sparse products, while it trains with them"
+    )
     whole.tick_params(labelbottom=False)
     end.set(xlim=((1 - END) * last, last), xlabel=UNITS[over])
     end.set_title(f"the last {END:.0%}")

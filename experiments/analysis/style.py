@@ -20,7 +20,7 @@ FIXED = {
     **{"sste": "#E69F00", "ste": "#666666", "srste": "#56B4E9", "step": "#AA4499", "bimask": "#44AA99"},
     **{"slope": "#CC6677", "ast": "#8B6914", "torch dense": "#000000", "torch 2:4": "#888888"},
     **{"product 2:4": "#332288", "product 2:4 own kernel": "#117733"},
-    **{"product 64:2:16": "#882255", "product 64:2:8": "#999933"},
+    **{"product 64:2:16": "#882255", "product 64:2:8": "#999933", "halfwidth": "#6A3D9A"},
 }
 STYLE = {
     "axes.axisbelow": True,

@@ -163,6 +163,18 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
+def test_a_sparse_curve_is_that_of_the_sparse_phases():
+    """By tokens of the records: FST ends dense, Activation24 begins so, dense training has none."""
+    stored = evidence.read(REPOSITORY / "docs/evidence/124m")
+    fst, activations, dense = (stored.arms[name][0] for name in ("FST", "Activation24", "dense"))
+    places, values = evidence.curve(fst, "tokens", "sparse")
+    tokens = evidence.curve(fst, "tokens")[0]
+    assert len(places) == len(values) and (places == tokens[tokens <= 459 * 5 / 6]).all()
+    assert evidence.curve(activations, "tokens", "sparse")[0][-1] == tokens[-1]
+    assert evidence.curve(activations, "tokens", "sparse")[0][0] > 459 / 4
+    assert not len(evidence.curve(dense, "tokens", "sparse")[0])
+
+
 def test_what_is_drawn_of_papers_is_said():
     """The page has each speed in words, with its source, and states no paper's loss as a number."""
     words = " ".join(study.TRADE.split())
