@@ -216,11 +216,9 @@ class Attention(nnx.Module):
             parts = (y_BLd.reshape(batch, length, heads, head) for y_BLd in self.qkv(x_BLd))
         elif shards("heads") > 1:
             parts = iter(heads_of(self._in_shards(x_BLd), kv_heads, head))
-        elif kv_heads == heads:
-            qkv = project(self.qkv, x_BLd).reshape(batch, length, 3, heads, head)
-            parts = (qkv[:, :, n] for n in range(3))
         else:
             qkv = project(self.qkv, x_BLd).reshape(batch, length, heads + 2 * kv_heads, head)
+            # Not indexed: XLA's kernel for the gradient of that pads three arrays and adds them.
             parts = iter(jnp.split(qkv, (heads, heads + kv_heads), axis=2))
         norms = (self.query_norm, self.key_norm) if self.model.qk_norm else (lambda x: x,) * 2
         q_BLHh, k_BLKh = (rotate(norm(next(parts)), first, self.model.rope_base) for norm in norms)

@@ -206,8 +206,9 @@ def by_heads(parts, heads: int, head: int):
 def heads_of(y_BLn, heads: int, head: int):
     """Queries (B, L, H, h), keys and values (B, L, K, h) from a product with the columns of `by_heads`."""
     y_BLKGh = laid(y_BLn.reshape(*y_BLn.shape[:2], heads, -1, head), "batch", None, "heads", None, None)
-    q_BLHh = y_BLKGh[..., :-2, :].reshape(*y_BLn.shape[:2], -1, head)
-    return q_BLHh, y_BLKGh[..., -2, :], y_BLKGh[..., -1, :]
+    queries = y_BLKGh.shape[3] - 2
+    parts = jnp.split(y_BLKGh, (queries, queries + 1), axis=3)
+    return tuple(part.reshape(*y_BLn.shape[:2], -1, head) for part in parts)
 
 
 def with_columns(layer: s24.nn.Linear, x_BLd, moved, head: int):
