@@ -11,8 +11,9 @@ import jax_sparse24 as s24
 from experiments import files
 from experiments.ablations import reproduction
 from experiments.ablations.ablation import REPLICATE
-from experiments.ablations.leaks import NOTE, config_of, leaking, marked
+from experiments.ablations.leaks import config_of, leaking, marked
 from experiments.ablations.verdicts import Comparison, Interval
+from experiments.analysis.comparison import NOTE
 from experiments.analysis.tables import markdown
 from experiments.benchmarks import pages as bench
 from experiments.benchmarks import quoted, rows, select
@@ -46,9 +47,10 @@ The first line that fits is the answer.
    squared ReLU: `FST`.
 5. The same with squared ReLU: `FST`; `Activation24` if weights should stay dense; `Venom` if the run is long
    and activations become very sparse, or memory for activations is short. A sparse loss of `Venom` is a
-   language model's only with `columns="statistic"` or `"cluster"`, one in 8 bits only with `fp8="row"` or
-   `"delayed"`, whose scales are those of earlier steps, but in a first step and after outliers: elsewhere a
-   token is told of later ones, by its mask or by the scale, and such losses are marked (`method.causal`).
+   language model's only with `columns="statistic"` or `"cluster"`, one in 8 bits only with `fp8="row"`:
+   elsewhere a token is told of later ones, by its mask or by the scale, and such losses are marked
+   (`method.causal`). With `fp8="delayed"` that is so in a first step and after outliers alone; how much of
+   it there is in a run, its report says.
 6. Less compute without any sparsity will do: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA,
    arXiv 2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat
    these, which in [short runs at 124M](evidence.md) `FST` and `Venom` did not."""

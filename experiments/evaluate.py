@@ -2,8 +2,9 @@
 
 Dense: every product dense. Sparse: the method's own products with masks computed freshly from the weights;
 for a run without sparsity, a mask cut once from its dense weights: FST's transposable one, or two of every
-four along `in` if that is its `train.monitor_mask`. A sparse loss under masks that depend on later tokens is
-marked as no language model's, and how much they leak is measured (`experiments.training.monitor.Leak`).
+four along `in` if that is its `train.monitor_mask`. A sparse loss under masks or scales that may depend on
+later tokens is marked as no language model's, and how much they leak is measured
+(`experiments.training.monitor.Leak`).
 """
 
 import argparse

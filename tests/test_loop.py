@@ -221,6 +221,17 @@ def test_what_a_loop_cannot_run_is_refused():
             call()
 
 
+@pytest.mark.parametrize("switch", [s24.nn.set_sparse, s24.nn.set_adapting])
+def test_a_layer_in_a_mode_of_its_own_is_refused(switch):
+    """The loop switched it with all others."""
+    model = ffn(METHODS["FST"])
+    switch(model.down, False)
+    with pytest.raises(ValueError, match=r"Loop: up is in another mode than down, .* by method=None"):
+        s24.Loop(model, loss, tx_of(METHODS["FST"]), 8)
+    switch(model, False)
+    s24.Loop(model, loss, tx_of(METHODS["FST"]), 8)
+
+
 def test_the_options_of_a_method_count_in_its_optimiser():
     """`FST(decay=)` counted only in the launcher."""
     model = ffn(METHODS["FST"])

@@ -422,9 +422,21 @@ class Normed(MLP):
         self.norm = nnx.RMSNorm(d, rngs=rngs)
 
 
+class Dropping(MLP):
+    """Dropout that is off, and that draws by the `rngs` of a call."""
+
+    def __init__(self, rngs, rate):
+        super().__init__(rngs)
+        self.drop = nnx.Dropout(rate, deterministic=True)
+
+    def __call__(self, x):
+        return self.drop(super().__call__(x))
+
+
 @pytest.mark.parametrize(
     ("make", "rule", "reason"),
     [
+        (lambda rngs: Dropping(rngs, 0.1), {}, r"it holds drop, which model.train\(\) switches on"),
         (lambda rngs: MLP(rngs, jnp.tanh), {}, r"does not compute down\(act\(up\(x\)\)\) with one of"),
         (lambda rngs: MLP(rngs), {"activation": "relu"}, "nearest, relu, differs by"),
         (lambda rngs: More(rngs), {}, "a call with nothing but its input fails: .*deterministic"),
@@ -445,6 +457,20 @@ def test_a_block_that_computes_something_else_stays_dense(make, rule, reason):
 
 
 # ---- misuse
+
+
+def test_dropout_that_never_drops_is_no_hindrance():
+    model = s24.sparsify(nnx.Dict(mlp=Dropping(nnx.Rngs(0), 0.0)), ACTIVATION)
+    assert isinstance(model.mlp, s24.nn.FFN)
+
+
+def test_a_layer_with_parameters_of_a_users_own_stays_dense():
+    """They were lost, and `densify` failed."""
+    model = nnx.Dict(mlp=MLP(nnx.Rngs(0)))
+    model.mlp.fc1.gain = nnx.Param(jnp.ones(f))
+    with pytest.warns(UserWarning, match="1 of the layers .* mlp/fc1: besides kernel and bias it holds gain"):
+        s24.sparsify(model, STE)
+    assert list(sparse_types(model)) == ["mlp.fc2"] and type(model.mlp.fc1) is nnx.Linear
 
 
 def test_wrong_arguments_are_named_with_the_rule_and_the_fix(mixed):

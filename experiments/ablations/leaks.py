@@ -6,8 +6,6 @@ from experiments import config as configs
 from experiments.analysis.comparison import LEAKS
 from experiments.config import Config
 
-NOTE = f"Marked{LEAKS}: no language-model loss; it depends on later tokens."
-
 
 def config_of(result: dict, arm: str) -> Config:
     """The config of an arm: that of the first one, with what `result["arms"]` says of the difference."""
@@ -36,7 +34,7 @@ def _value(word: str):
 
 
 def leaking(result: dict) -> dict[str, frozenset[str]]:
-    """arm -> those of its metrics that are losses under masks or scales that depend on later tokens."""
+    """arm -> those of its metrics that are losses under masks or scales that may depend on later tokens."""
     found = {}
     for arm in result["arms"]:
         config = config_of(result, arm)

@@ -3,9 +3,10 @@
 import re
 
 from experiments.ablations.ablation import REPLICATE
-from experiments.ablations.leaks import NOTE, leaking, marked
+from experiments.ablations.leaks import leaking, marked
 from experiments.ablations.result import difference, spread
 from experiments.ablations.verdicts import MOST_SEEDS
+from experiments.analysis.comparison import NOTE
 from experiments.analysis.outcome import LOSSES, METRICS
 from experiments.analysis.tables import markdown
 

@@ -11,6 +11,7 @@ from experiments.data.vocabulary import bits_per_byte
 from experiments.errors import UserError
 
 LEAKS = " *"  # beside a loss that is no language model's
+NOTE = f"Marked{LEAKS}: no language-model loss; it may depend on later tokens."
 PICTURES = {"loss.png": "Losses by optimiser step", "flip_rate.png": "Flip rates by optimiser step"}
 EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
 
@@ -65,7 +66,7 @@ def text(runs) -> str:
     lines = [table(runs), ""]
     lines += [f"{run.label} is not a whole run: {run.gap}.\n" for run in runs if run.gap]
     if not all(run.config.method.causal for run in runs):
-        lines.append(f"Marked {LEAKS.strip()}: no language-model loss; it depends on later tokens.\n")
+        lines.append(f"{NOTE}\n")
     for corpus in {run.order1: run.corpus for run in runs if run.order1}.values():
         order0, order1 = (corpus[f"order{n}_nats"] for n in (0, 1))
         lines.append(
@@ -82,7 +83,7 @@ NOTES = f"""\
 
 - **val. loss**: mean over the same validation text, in nats per token. *Dense* evaluates every product dense.
   *Sparse* uses the method's sparse products, with masks computed freshly from the weights; for a run without
-  sparsity, its dense weights cut once by FST's transposable mask. What is marked depends on later tokens.
+  sparsity, its dense weights cut once by FST's transposable mask. What is marked may depend on later tokens.
 - **leak of later tokens**: how much lower that loss is than where later tokens are foreign text.
 - **flip rate**: share of the mask entries of all FFN kernels that one optimiser step changes; *early*: mean
   over the first {EARLY:.0%} of the steps, *late*: over the last {EARLY:.0%}.

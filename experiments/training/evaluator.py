@@ -63,7 +63,7 @@ def mark(method, name: str) -> str:
     if name == "dense":
         return ""
     if not method.causal:
-        return " (no language-model loss: it depends on later tokens)"
+        return " (no language-model loss: it may depend on later tokens)"
     return " (its weights cut to 2:4 after training)" if isinstance(method, s24.methods.Dense) else ""
 
 

@@ -303,7 +303,7 @@ class Loop:
         self.pending = None
 
     def _marks(self, loss: str) -> dict:
-        """What a row says of a sparse loss that depends on later tokens."""
+        """What a row says of a sparse loss that may depend on later tokens."""
         return {} if self.config.method.causal else {"no_language_model_loss": [loss]}
 
     def _log(self, item):

@@ -366,6 +366,7 @@ class Program:
             crossed = losses_of(own_BCV, targets_BC).mean()
             return self.training.loss(crossed, own_BCV, *(taught or [None]))
 
+        models = [with_copies(one) for one in models]
         features = [features_of(one, tokens_BL[:, :-1]) for one in models]
         return over_logits(loss, models, features, tokens_BL[:, 1:]).mean()
 

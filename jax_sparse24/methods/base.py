@@ -178,10 +178,11 @@ class Method:
 
     @property
     def causal(self) -> bool:
-        """Whether the sparse forward pass at a token depends on no later token of the flattened batch.
+        """Whether the sparse forward pass at a token depends on no later token of the flattened batch,
+        whatever the tokens and the state are.
 
-        Where it depends on later ones, the masks tell the model about the tokens that it is to predict, and
-        the loss of the sparse model is no language model's loss."""
+        Where it can depend on later ones, masks or scales tell the model about the tokens that it is to
+        predict, and the loss of the sparse model is no language model's loss."""
         return True
 
     @property

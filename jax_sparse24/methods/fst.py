@@ -58,7 +58,8 @@ class FST(Method):
         optimiser steps, which are in the state (`s24.nn.observe`); what is larger by a factor that is 1.75
         to 3.5 saturates, once. The first step has only its own magnitudes, and so has an operand whose
         exponent is smaller by more than 8, as after a step of outliers: by theirs it would round to zeros.
-        In such steps the rounding of a token depends on later ones. Weights have a scale per tensor.
+        In such steps, and in an evaluation after them, the rounding of a token depends on later ones, so that
+        the loss counts as no language model's (`causal`). Weights have a scale per tensor.
 
     Raises: ValueError for an option outside these.
     Source: 2404.01847."""
@@ -87,8 +88,8 @@ class FST(Method):
     @property
     def causal(self):
         # A scale per tensor depends on all tokens, and rounds each of them; a delayed one does so in a first
-        # step and after outliers alone.
-        return self.fp8 != "tensor"
+        # step and after outliers, of which an evaluation may be one, too.
+        return self.fp8 in (None, "row")
 
     def training(self, total_steps):
         return Training(decay=Decay(self.decay))

@@ -31,7 +31,7 @@ class SSTE(Method):
         "tensor", as in the paper's code, or per "row" (of what one result sums up: of a token's features, or
         of a column of the weight). With a scale per tensor a token's rounding depends on later tokens, so
         that the loss of the sparse model is no language model's loss. "delayed", which needs
-        fp8_backward="e4m3": by earlier steps, as in `FST`.
+        fp8_backward="e4m3": by earlier steps, as in `FST`; `causal` is False for both.
     fp8_backward: with `fp8`, "e5m2" for the operands of both backward products, after the estimate, as in the
         paper's code; or "e4m3" for those of the input gradient alone, as in `FST`.
 
@@ -60,8 +60,8 @@ class SSTE(Method):
     @property
     def causal(self):
         # A scale per tensor depends on all tokens, and rounds each of them; a delayed one does so in a first
-        # step and after outliers alone.
-        return self.fp8 != "tensor"
+        # step and after outliers, of which an evaluation may be one, too.
+        return self.fp8 in (None, "row")
 
     @property
     def refresh_every(self) -> int:

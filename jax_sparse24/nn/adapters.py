@@ -6,7 +6,7 @@ from flax import nnx
 
 from jax_sparse24.engine.linear import weight_in
 from jax_sparse24.nn.linear import Linear
-from jax_sparse24.nn.state import sparse_layers
+from jax_sparse24.nn.state import layers_of
 from jax_sparse24.patterns import check_flag
 
 
@@ -20,9 +20,10 @@ def set_adapting(model: nnx.Module, adapting: bool) -> None:
     model: any NNX module.
     adapting: True for on, False for off.
 
-    Raises: TypeError if `model` is no NNX module, or `adapting` no bool."""
+    Raises: TypeError if `model` is no NNX module, or `adapting` no bool; ValueError if the model has no layer
+        of `s24.nn`."""
     check_flag("set_adapting", "adapting", adapting)
-    for _, layer in sparse_layers(model):
+    for _, layer in layers_of("set_adapting", model):
         layer.adapting = bool(adapting)
 
 
@@ -32,19 +33,24 @@ def merge_adapters(model: nnx.Module) -> None:
     Outputs do not change but for rounding. Afterwards the parameters are those of an ordinary linear layer.
     The sparse weight is that of the layer's present state, so refresh first what is out of date. Adapters
     that are off (`set_adapting`) are left out. A method that makes no weight sparse in the forward pass
-    leaves its kernel as it is.
+    leaves its kernel as it is. The state records the dense mode, as `s24.nn.set_sparse` does.
 
     model: any NNX module.
 
-    Raises: TypeError if `model` is no NNX module."""
-    for _, layer in sparse_layers(model):
+    Raises: TypeError if `model` is no NNX module; ValueError if it has no layer of `s24.nn`, or, outside of
+        jit, a layer in sparse mode has the state of another kernel or phase, as in a call."""
+    layers = [layer for _, layer in layers_of("merge_adapters", model)]
+    for layer in layers:  # all of them before any is merged
+        layer.check_current()
+    for layer in layers:
         weight = layer.weight
         if layer.active:
             weight = weight_in("fwd", weight, layer.method, layer.method_state())
         if layer.adapted:
             weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
+        layer.set_sparse(False)  # before the kernel moves, so that masks are due in another sparse phase
         layer.kernel[...] = layer.like_kernel(weight)
-        layer.sparse, layer.adapters = False, nnx.Dict()
+        layer.adapters = nnx.Dict()
 
 
 def add_something(layer: Linear) -> bool:

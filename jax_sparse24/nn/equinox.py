@@ -71,12 +71,23 @@ class Bits(eqx.Module):
         of models."""
         held = f"uint{8 * self.dtype.itemsize}"
         if self.bits.dtype != held:
-            raise TypeError(
-                f"What a sparse layer keeps in `own` is {self.bits.dtype}, and must be {held}, the bits of "
-                f"{self.dtype}. Change the parameters alone, eqx.filter(model, eqx.is_inexact_array), and "
-                "leave the rest."
-            )
+            raise _changed(f"{self.bits.dtype}, and must be {held}, the bits of {self.dtype}")
         return jax.lax.bitcast_convert_type(self.bits, self.dtype)
+
+
+def _changed(text: str) -> TypeError:
+    return TypeError(
+        f"What a sparse layer keeps in `own` is {text}. Change the parameters alone, "
+        "eqx.filter(model, eqx.is_inexact_array), and leave the rest."
+    )
+
+
+def _held(x):
+    """An array of a layer's `own`. Raises TypeError where floats stand among them, which are parameters for
+    all who filter a model."""
+    if eqx.is_inexact_array(x):
+        raise _changed(f"{x.dtype}, an array of floats, which would be a parameter")
+    return x.floats if isinstance(x, Bits) else x
 
 
 class Linear(eqx.nn.Linear):
@@ -102,8 +113,7 @@ class Linear(eqx.nn.Linear):
     @property
     def product(self) -> Product:
         """The product with the present weight and state."""
-        is_bits = lambda x: isinstance(x, Bits)  # noqa: E731
-        own = jax.tree.map(lambda x: x.floats if is_bits(x) else x, self.own, is_leaf=is_bits)
+        own = jax.tree.map(_held, self.own, is_leaf=lambda x: isinstance(x, Bits))
         return nnx.merge(self.graphdef, {"kernel": kernel_of(self), **own})
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:

@@ -34,6 +34,7 @@ REPLACEMENTS = {
     nnx.Einsum: ReplacedEinsum,
 }
 PLAIN = tuple(REPLACEMENTS)  # types of linear layers
+PARAMETERS = ("kernel", "bias")  # of linear layers
 PROBES = 4  # tokens with which a block is compared with what its replacement computes
 
 
@@ -145,6 +146,8 @@ def check_layer(layer: nnx.Module, method: Method | None = None) -> None:
             raise Unfit(f"{name}={getattr(layer, name)} is an option that sparse products do not have")
     if layer.promote_dtype is not dtypes.promote_dtype:
         raise Unfit(f"this {kind} promotes dtypes by a function of its own")
+    if own := [name_of(path) for path, _ in nnx.to_flat_state(nnx.state(layer)) if path[0] not in PARAMETERS]:
+        raise Unfit(f"besides kernel and bias it holds {own[0]}")
     if getattr(layer, "batch_axis", None):
         raise Unfit(f"batch_axis={dict(layer.batch_axis)} makes several products of it")
     if isinstance(layer, nnx.Einsum):
@@ -227,6 +230,9 @@ def replaced_block(
     ]
     if rest:
         raise Unfit(f"besides its linear layers it holds {rest[0]}")
+    for path, module in nnx.iter_modules(block):
+        if hasattr(module, "deterministic") and getattr(module, "rate", 1):
+            raise Unfit(f"it holds {name_of(path) or 'dropout'}, which model.train() switches on")
     names, activation = recognise(block, names or found, activation, known)
     d, f = at(block, names["up"]).kernel.shape[-2:]
     try:

@@ -18,8 +18,9 @@ class LowRank(nnx.Module):
     """`expand(act(reduce(x)))` in place of a linear layer.
 
     `reduce` (in_features, rank) and `expand` (rank, out_features) are `s24.nn.Linear` layers without bias, so
-    a method makes their products sparse. Entries of both kernels start normal with variance (rank * (in +
-    out))^(-1/2). A call takes x, (..., in_features), and returns (..., out_features).
+    a method makes their products sparse. Unless `kernel_init` is given, entries of both kernels start normal
+    with variance (rank * (in + out))^(-1/2). A call takes x, (..., in_features), and returns (...,
+    out_features).
 
     in_features, out_features: widths.
     rank: width between the two layers.
@@ -47,7 +48,9 @@ class LowRank(nnx.Module):
         if activation not in ("silu", "identity"):
             raise ValueError(f"LowRank: activation {activation!r} is unknown; use 'silu' or 'identity'.")
         self.activation = activation
-        linear["kernel_init"] = nnx.initializers.normal((rank * (in_features + out_features)) ** -0.25)
+        linear.setdefault(
+            "kernel_init", nnx.initializers.normal((rank * (in_features + out_features)) ** -0.25)
+        )
         first, last = block_axes("LowRank", linear) or (None, None)
         names = [(first, None), (None, last)] if first or last else [None, None]
         self.reduce = Linear(in_features, rank, use_bias=False, axes=names[0], rngs=rngs, **linear)

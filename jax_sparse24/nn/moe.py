@@ -122,6 +122,9 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
         graphs, (router, experts) = zip(*map(nnx.split, (self.router, self.experts)), strict=True)
         over, across = self._mesh_axes(x.shape)
+        if x.size and not across:  # else the state may lie with other processes
+            for layer in self.experts.parts().values():
+                layer.check_current()
 
         def of_shard(x, router, experts):
             return self._routed(x, nnx.merge(graphs[0], router), graphs[1], experts, over, across)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jax_sparse24.engine.float8 import remembered
 from jax_sparse24.methods.base import Method
-from jax_sparse24.nn.linear import History, Linear, SparseState
+from jax_sparse24.nn.linear import History, Linear, SparseState, Statistic
 from jax_sparse24.patterns import check_flag
 
 _Model = TypeVar("_Model")
@@ -103,7 +103,7 @@ def refresh(
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
     if equinox_of(model):
         return _changed(model, lambda module: refresh(module, step, due=due))
-    some = isinstance(due, frozenset)
+    some = isinstance(due, frozenset) and all(isinstance(method, Method) for method in due)
     if not some and due is not None and getattr(due, "dtype", type(due)) not in (bool, jnp.dtype(bool)):
         raise TypeError(f"refresh: due={due!r} must be True, False, None, or a frozenset of methods.")
     for path, layer in layers_of("refresh", model):
@@ -188,8 +188,23 @@ def observe(state: nnx.State, seen: nnx.State) -> nnx.State:
         parameters; over micro-batches their sum or mean.
 
     Returns: a copy of `state` with new statistics; an equal copy if it holds none. Zeros leave a running
-        statistic as it is, as a dense phase does."""
+        statistic as it is, as a dense phase does.
+    Raises: TypeError if `state` or `seen` is no `nnx.State`; ValueError if `seen` has none of the statistics,
+        as the gradient of the parameters alone."""
+    for name, value in (("state", state), ("seen", seen)):
+        if not isinstance(value, nnx.State):
+            raise TypeError(
+                f"observe: {name} must be an nnx.State, such as nnx.state(model, s24.nn.Statistic) or the "
+                f"gradient with respect to it, got {type(value).__name__}."
+            )
     seen = dict(nnx.to_flat_state(seen))
+    statistics = [path for path, v in nnx.to_flat_state(state) if issubclass(v.type, Statistic)]
+    if statistics and not any(path in seen for path in statistics):
+        raise ValueError(
+            f"observe: seen has none of the {len(statistics)} statistics of state, such as "
+            f"{'.'.join(map(str, statistics[0]))}. It must be the gradient with respect to the Statistic "
+            "variables, beside that of the parameters."
+        )
 
     def add(path, variable):
         if path not in seen:

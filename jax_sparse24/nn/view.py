@@ -146,6 +146,14 @@ class Modules(View):
         if any(other.router for other in self.methods if other != self.method):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
+        places = {(layer.sparse, layer.adapting): path for path, layer in reversed(found)}
+        if len(places) > 1:
+            one, other, *_ = places.values()
+            raise ValueError(
+                f"Loop: {one} is in another mode than {other}, and the loop switches all by its phases. Make "
+                "a layer that stays dense by method=None, or leave it out by s24.Rule(path, None); or switch "
+                "all of them by s24.nn.set_sparse and s24.nn.set_adapting."
+            )
         self.module = module
         modes = [(sparse, adapters) for sparse in (False, True) for adapters in (False, True)]
         self._graphdefs = {mode: self._graphdef(found, *mode) for mode in modes}

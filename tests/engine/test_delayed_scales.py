@@ -102,9 +102,34 @@ def test_magnitudes_that_fall_far_below_the_remembered_ones_are_not_zero():
         tops = remembered(tops, seen(x))
 
 
-@pytest.mark.parametrize(
-    "method", [FST, s24.methods.SSTE(fp8="delayed", fp8_backward="e4m3", mvue=None)], ids=["FST", "SSTE"]
-)
+METHODS = {"FST": FST, "SSTE": s24.methods.SSTE(fp8="delayed", fp8_backward="e4m3", mvue=None)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_earlier_token_is_told_of_later_ones_but_in_a_first_step_and_after_outliers(rng, name):
+    """There is no knowing before a step whether it is such a one, in an evaluation neither; with scales per
+    row there is none."""
+    x = jnp.asarray(rng.normal(size=(T, d)), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(d, f)), jnp.float32)
+    other = x.at[T // 2 :].multiply(2.0**7)  # earlier tokens lie within the fall
+    usual = int(jnp.floor(jnp.log2(jnp.abs(other).max())))
+
+    def told(method, **tops):
+        """Whether earlier tokens change with later ones, by a state with these histories."""
+        state = {**method.init(w), **tops}
+        one, two = (s24.sparse_dot(x, w, method, state)[: T // 2] for x in (x, other))
+        return bool((one != two).any())
+
+    method = METHODS[name]
+    found = {exponent: told(method, **history(tops_x=(exponent,))) for exponent in (usual, 40)}
+    assert found == {usual: False, 40: True}
+    assert told(method) and not method.causal
+    row, tensor = (dataclasses.replace(method, fp8=scales) for scales in ("row", "tensor"))
+    assert (told(row), row.causal) == (False, True)
+    assert (told(tensor), tensor.causal) == (True, False)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("outlier", [1e15, 1e4, 1e-15])
 def test_a_step_of_another_magnitude_leaves_those_after_it_as_they_were(rng, method, outlier):
     """Output and gradients of a block whose histories hold one batch times a factor."""

@@ -234,3 +234,32 @@ def test_bits_that_were_changed_as_numbers_are_refused():
     mean = jax.tree.map(lambda x: 0.5 * x + 0.5 * x, equinox.Bits(jnp.float32(0.7)))
     with pytest.raises(TypeError, match=r"must be uint32, the bits of float32\. Change the parameters alone"):
         mean.floats  # noqa: B018
+
+
+def test_what_a_layer_keeps_is_checked_where_others_wrote_it():
+    """Shapes and dtypes by every call; masks that are not 2:4 by `s24.verify`, because a call would count a
+    whole weight."""
+    x = jnp.ones((T, d))
+    plain = MODEL.mlp.layers[0]
+    masked, scaled = s24.sparsify(plain, FST), s24.sparsify(plain, s24.methods.SSTE(mvue=None))
+    mask, scale = (lambda layer: layer.own["state"]["mask"]), (lambda layer: layer.own["state"]["scale"])
+
+    def written(layer, at, value):
+        return eqx.tree_at(at, layer, value)
+
+    for error, match, changed in (
+        (ValueError, r"state\['mask'\] is bool \(16, 8\), .* needs", written(masked, mask, mask(masked).T)),
+        (TypeError, r"float32, an array of floats, .*", written(scaled, scale, jnp.float32(1.5))),
+        (TypeError, r"float32, an array of floats, .*", written(masked, mask, 1.0 * mask(masked))),
+        (
+            ValueError,
+            r"state\['scale'\] is float32 \(3,\), .* needs",
+            written(scaled, lambda layer: scale(layer).bits, jnp.ones(3, jnp.uint32)),
+        ),
+    ):
+        for run in (jax.vmap(changed), eqx.filter_jit(jax.vmap(changed))):
+            with pytest.raises(error, match=match):
+                run(x)
+    for value in (True, False):
+        report = s24.verify(written(masked, mask, jnp.full((d, f), value)), raises=False)
+        assert "something else wrote it" in str(report)

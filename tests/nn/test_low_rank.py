@@ -30,6 +30,12 @@ def test_blocks_with_and_without_a_gate():
     assert plain.activation_stats(x)["density"] == jnp.mean(hidden != 0)
 
 
+def test_an_initialiser_of_ones_own_is_taken():
+    """It was replaced by the paper's without a word."""
+    layer = s24.nn.LowRank(16, 32, rank=8, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
+    assert (layer.reduce.kernel[...] == 1).all() and (layer.expand.kernel[...] == 1).all()
+
+
 def test_factors_can_be_sparse():
     layer = s24.nn.LowRank(16, 32, rank=8, method=s24.methods.STE(), rngs=nnx.Rngs(0))
     assert len(s24.nn.sparse_layers(layer)) == 2

@@ -1,5 +1,7 @@
 """What used to go wrong in a training loop without a word is an error that says what to do, or is right."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,8 @@ FUNCTIONS = {
     "set_sparse": lambda m: s24.nn.set_sparse(m, True),
     "arrange": s24.nn.arrange,
     "reset": s24.nn.reset,
+    "set_adapting": lambda m: s24.nn.set_adapting(m, True),
+    "merge_adapters": s24.nn.merge_adapters,
 }
 
 
@@ -219,6 +223,61 @@ def test_a_token_at_a_time_without_a_gradient_and_none_that_is_too_many_with_one
     with pytest.raises(ValueError, match=r"\(63, .*(use 60 or 64|use 48 or 64)"):
         nnx.grad(loss)(model)
     assert not entered, "it is refused in the forward pass"
+
+
+def test_what_a_step_observed_is_the_gradient_of_the_statistics():
+    """Gradients of the parameters alone left histories empty, and every step scaled by itself."""
+    model, x = block(s24.methods.FST(fp8="delayed")), inputs(T := 16, d)
+    own, of_params = nnx.state(model, s24.nn.Statistic), nnx.grad(lambda m: m(x[:T]).sum())(model)
+    with pytest.raises(
+        ValueError, match=r"observe: seen has none of the 4 statistics of state, such as down\."
+    ):
+        s24.nn.observe(own, of_params)
+    with pytest.raises(TypeError, match=r"observe: state must be an nnx.State, .* got FFN"):
+        s24.nn.observe(model, own)
+    with pytest.raises(TypeError, match=r"observe: seen must be an nnx.State, .* got FFN"):
+        s24.nn.observe(own, model)
+    params = nnx.state(model, nnx.Param)
+    assert jax.tree.structure(s24.nn.observe(params, of_params)) == jax.tree.structure(params)
+
+
+def test_methods_that_are_due_are_instances():
+    """No class is the method of a layer, so nothing was refreshed."""
+    with pytest.raises(
+        TypeError, match=r"due=frozenset\(.*must be True, False, None, or a frozenset of methods"
+    ):
+        s24.refresh(block(), 0, due=frozenset({s24.methods.FST}))
+
+
+@pytest.mark.parametrize(
+    "method", [s24.methods.AST(slorb=4), s24.methods.SLoPe(rank=4)], ids=["AST", "SLoPe"]
+)
+def test_merged_adapters_leave_the_state_of_dense_mode(method):
+    """Restored into a new model, or switched to sparse mode, the merged weights ran under the old masks."""
+    model, x = block(method), inputs()[:, :d]
+    s24.refresh(model, 0)
+    for _, layer in s24.nn.sparse_layers(model):
+        for value in layer.adapters.values():
+            value[...] = value[...] + 0.1
+    want = model(x)
+    s24.nn.merge_adapters(model)
+    np.testing.assert_allclose(model(x), want, rtol=1e-4, atol=1e-4)
+    restored = block(dataclasses.replace(method, **dict.fromkeys({"slorb", "rank"} & set(vars(method)), 0)))
+    nnx.update(restored, nnx.state(model))
+    with pytest.raises(ValueError, match="written in a dense phase, but the layer is in sparse mode"):
+        restored(x)
+    s24.nn.set_sparse(model, True)
+    if method.refresh_every:
+        with pytest.raises(ValueError, match=r"masks of this layer.*Call s24.refresh\(model\)"):
+            model(x)
+
+
+def test_adapters_are_merged_with_the_masks_of_the_weights():
+    """Those of another kernel pruned a loaded one."""
+    model = block(s24.methods.AST(slorb=4))
+    move(model)
+    with pytest.raises(ValueError, match=r"masks of this layer.*Call s24.refresh\(model\)"):
+        s24.nn.merge_adapters(model)
 
 
 def test_stacked_layers_are_scanned_in_a_functional_step():

@@ -100,6 +100,21 @@ def test_every_expert_has_its_own_masks_and_noise():
     assert len(s24.nn.sparse_layers(moe)) == 2
 
 
+def test_experts_with_the_state_of_another_kernel_or_phase_are_refused():
+    """A call of experts is mapped over them, where their values are not known."""
+    loaded, x = build(FST()), tokens()
+    loaded.experts.up.kernel[...] = -loaded.experts.up.kernel[...][:, ::-1]
+    with pytest.raises(ValueError, match=r"masks of this layer.*weights were loaded.*Call s24.refresh"):
+        loaded(x)
+    s24.refresh(loaded)
+    s24.nn.set_sparse(loaded, False)
+    restored = build(FST())
+    nnx.update(restored, nnx.state(loaded))
+    with pytest.raises(ValueError, match="written in a dense phase, but the layer is in sparse mode"):
+        restored(x)
+    assert restored(x[:0])[1] == (0, 0)
+
+
 def test_load_balancing_loss():
     moe, x = build(), tokens()
     moe.router.kernel[...] = jnp.zeros((d, E))

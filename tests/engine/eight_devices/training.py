@@ -80,15 +80,22 @@ def check_a_training_step_on_a_mesh():
 
 def check_the_two_gradients_of_a_tied_embedding_are_summed_once():
     """Of one micro-batch, with logits at once and in parts, those of looking up and of the head are added on
-    each device. Over `fsdp` the embedding is gathered once, too. What a step learns is that of one device."""
+    each device. Over `fsdp` the embedding is gathered once, too, and a teacher's once more. What a step
+    learns is that of one device."""
+    for method in (s24.methods.FST(mvue=None, dense_fraction=0.0), s24.methods.AST()):
+        _tied_embedding_is_summed_once(method)
+
+
+def _tied_embedding_is_summed_once(method):
     from experiments.config import Mesh
 
-    method, rows, width = s24.methods.FST(mvue=None, dense_fraction=0.0), 257, 48
+    rows, width = 257, 48
+    models = 2 if method.training(4).teacher else 1
     tokens = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32)
     wanted = {
         Mesh(dp=8): [("all-reduce", rows * width)],
         Mesh(dp=2, fsdp=4): [
-            ("all-gather", rows * width),
+            *[("all-gather", rows * width)] * models,
             ("all-reduce", rows * width // 4),
             ("reduce-scatter", rows * width // 4),
         ],

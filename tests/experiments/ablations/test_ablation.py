@@ -268,9 +268,10 @@ def test_outcome_by_hand():
         "steps_per_s": 10.0,
     }
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
-    leaking = dataclasses.replace(config, method=s24.methods.SSTE(fp8="tensor"))
-    found = outcome(run_of(leaking, monitor, probe, evaluated, train))
-    assert (found["leak"], found["val_causal"]) == (None, None)  # not measured
+    for method in (s24.methods.SSTE(fp8="tensor"), s24.methods.FST(fp8="delayed")):
+        leaking = dataclasses.replace(config, method=method)
+        found = outcome(run_of(leaking, monitor, probe, evaluated, train))
+        assert (found["leak"], found["val_causal"]) == (None, None)  # not measured
     evaluated[-1]["leak"] = 0.25
     found = outcome(run_of(leaking, monitor, probe, evaluated, train))
     assert (found["leak"], found["val_causal"]) == (0.25, 3.25)

@@ -27,7 +27,6 @@ METHODS = {
     "S-STE": methods.SSTE(),
     "FST fp8 row": methods.FST(fp8="row"),
     "FST fp8 tensor": methods.FST(fp8="tensor"),
-    "FST fp8 delayed": methods.FST(fp8="delayed"),
     "S-STE fp8 row": methods.SSTE(fp8="row"),
     "S-STE fp8 tensor": methods.SSTE(fp8="tensor"),
     "Bi-Mask": methods.BiMask(trials=2),
