@@ -7,18 +7,18 @@ committed. Without a study it writes how to make one.
 """
 
 import argparse
-import dataclasses
 import math
 import sys
 import textwrap
 from pathlib import Path
 
 from experiments import ablate, files
-from experiments.ablations import ablation, evidence
+from experiments.ablations import ablation, evidence, runs, together
 from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
 from experiments.errors import UserError, require
+from experiments.training import rundir
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -157,11 +157,13 @@ def plan(argv: list[str]) -> str:
     took where they were recorded, as a table."""
     args = ablate.parser().parse_intermixed_args(argv)
     known = {
-        _unnamed(run.config): run for runs in evidence.read(STORED).arms.values() for run in runs.values()
+        together.in_common(run.config): run
+        for runs in evidence.read(STORED).arms.values()
+        for run in runs.values()
     }
     lines = [["run", "steps", "tokens, millions", "minutes of steps, as recorded", "MJ", "now"]]
     for job in ablate.chosen(args.only, ablate.claims_of(args)):
-        run, data = known.get(_unnamed(job.config)), job.config.data
+        run, data = known.get(together.in_common(job.config)), job.config.data
         tokens = job.config.train.steps * data.batch * data.seq
         joules = run and evidence.joules_per_token(run)
         lines.append(
@@ -186,10 +188,47 @@ def unread(given: Path, folder: Path) -> str:
     )
 
 
-def _unnamed(config):
-    """What runs of an arm have in common."""
-    train = dataclasses.replace(config.train, least_speed=0)
-    return dataclasses.replace(config, name="run", seed=0, train=train)
+def check(others: list[Path], folder: Path, argv: list[str]) -> None:
+    """UserError where no page could be made of records and of the runs that `python -m experiments.ablate`
+    with these arguments would train.
+
+    Before any run: that figures can be drawn; that there are records in each folder, complete and each of one
+    machine; that studies of other names can be read; and of records and runs together, which are one study,
+    that the devices are of one kind and number, the statements before the runs one, configs those of the
+    ablation, that no run is made twice, and that there is an arm "dense". Texts are compared among records
+    here, and with that of a run once it is prepared, before the run's folder is made and anything is compiled
+    (`runs.check_beside`); its first batch and its loss there before the first step (`runs.check_alike`).
+
+    others: folders of records besides `folder`, into which is trained."""
+    figures()
+    args = ablate.parser().parse_intermixed_args(argv)
+    (claim,) = ablate.claims_of(args)
+    jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.done]
+    slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
+    here, planned = tuple(rundir.devices()) if not slots else (), []
+    for job in jobs:
+        runs.check_place(job)
+        devices = next((slot.devices for slot in slots if slot.takes(job)), here)
+        planned.append(together.Member(job.record, job.begun or job.config, devices))
+    for other in others:
+        together.check_records(other)
+    for name, each in by_name(others).items():
+        if name != folder.resolve().name:
+            evidence.read(*each)
+    arms = {ablation.folder_of(arm): config for arm, config in claim.named.ablation.all_arms.items()}
+    stated = together.statements(args.beside)
+    if not (folder / together.STATEMENT).exists():
+        stated[args.config[0]] = claim.named.ablation.statement["hash"]
+    members = together.check(folder, [*together.records(args.beside), *planned], stated, arms)
+    together.check_dense(folder, {member.arm for member in members})
+
+
+def by_name(folders: list[Path]) -> dict[str, list[Path]]:
+    """Folders of one name, which are one study."""
+    named = {}
+    for folder in folders:
+        named.setdefault(folder.resolve().name, []).append(folder)
+    return named
 
 
 @command
@@ -205,8 +244,8 @@ def main(argv=None):
         nargs="*",
         metavar="FOLDER",
         help="with records, ARM/seedN.json; folders of one name, such as host1/124m and host2/124m, are one "
-        "study. With --run these are other studies for the page, or other runs of this one; with --plan, "
-        "which makes no page, they are an error",
+        "study. With --run these are other studies for the page, or, where they have the name SIZE, other "
+        "runs of this one; with --plan, which makes no page, they are an error",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
@@ -215,7 +254,10 @@ def main(argv=None):
         "--run",
         metavar="CONFIG:SIZE",
         help="before, train runs of this ablation into OUT/SIZE, a study that the page then has; runs that "
-        "are there are kept. --only, --seeds, --jobs and --any-speed are those of experiments.ablate",
+        "are there are kept. Before any run it is asked whether a page can be made of records and runs: one "
+        "kind and number of devices, one statement, one config per arm, no run twice, an arm 'dense'. A run "
+        "on another text than the records' is stopped when its text is prepared, before it is compiled. "
+        "--only, --seeds, --jobs and --any-speed are those of experiments.ablate",
     )
     for option in ("--only", "--seeds", "--jobs"):
         parser.add_argument(option, help="with --run")
@@ -240,16 +282,15 @@ def main(argv=None):
                 raise UserError(unread(args.studies[0], folder))
             print(plan(words))
             return 0
-        for other in args.studies:
-            evidence.check_records(other)
+        for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
+            words += ["--beside", str(other)]
+        check(args.studies, folder, words)
         again = not args.only and folder.exists() and any(folder.iterdir())
         if status := ablate.main([*words, *(["--resume"] if again else [])]):
             return status
         args.studies.append(folder)
-    named, drawn = {}, args.out / FIGURES
-    for folder in args.studies:
-        named.setdefault(folder.resolve().name, []).append(folder)
-    studies = [evidence.read(*folders) for folders in named.values()]
+    drawn = args.out / FIGURES
+    studies = [evidence.read(*folders) for folders in by_name(args.studies).values()]
     studies.sort(key=evidence.tokens_of_a_run, reverse=True)
     if studies:
         drawn.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ A study is a folder with the records of an ablation's runs, ARM/seedN.json (reco
 one name.
 """
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import config as configs
-from experiments.ablations import ablation, record, text
+from experiments.ablations import ablation, text, together
 from experiments.ablations.ablation import REPLICATE, Named
 from experiments.ablations.result import judged
 from experiments.ablations.verdicts import CONFIDENCE, Interval, resolvable
@@ -21,7 +20,6 @@ from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
 from experiments.data.vocabulary import bits_per_byte
-from experiments.errors import require
 from experiments.training import speed
 
 
@@ -132,62 +130,34 @@ class Study:
         return self.commits[a.out] == self.commits[b.out]
 
 
-def check_records(folder: Path) -> None:
-    """UserError for a folder without any."""
-    found = any(folder.glob("*/seed*.json"))
-    require(found, f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
-
-
 def read(*folders: Path) -> Study:
     """The study in folders of one name, such as those of several machines; its reference first.
 
     folders: with ARM/seedN.json.
 
-    Raises: UserError if a folder has none, if no folder has the arm "dense", or if there is a run twice, or
-    there are runs on different texts or devices."""
-    arms, devices, texts, seconds, registered = {}, {}, {}, {}, None
-    commits, kinds = {}, {}
+    Raises: UserError if a folder has none, if no folder has the arm "dense", or for runs that do not fit
+    together (together.py)."""
     for folder in folders:
-        check_records(folder)
-        statement = folder / "statement.json"
-        registered = registered or (json.loads(statement.read_text()) if statement.exists() else None)
-    for path in sorted(path for folder in folders for path in folder.glob("*/seed*.json")):
-        content = record.read(path)
-        run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
-        require(
-            not run.gap,
-            f"{path} cannot be shown: {run.gap}. Take it out, or put the record of a complete run there.",
-        )
-        machines = {row["place"]["machine"] for row in run.rows.get("event", []) if "place" in row}
-        require(len(machines) < 2, f"{path} is of a run on several machines: {', '.join(sorted(machines))}.")
-        devices.setdefault(_named(content["environment"].get("devices")), path)
-        texts.setdefault(str(run.corpus.get("digest")), path)
-        seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
-        known = arms.setdefault(path.parent.name, {})
-        twice = known.get(run.config.seed)
-        require(
-            twice is None, f"{path} and {twice and twice.out} are one run made twice: take one of them out."
-        )
-        known[run.config.seed] = run
-        kinds[path] = content["environment"].get("devices") or []
-        commits[path] = str(content["environment"].get("commit"))
-    folder = folders[0]
-    for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
-        known = ", ".join(f"{value} ({path})" for value, path in found.items())
-        require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
-    require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
-    arms = {"dense": arms.pop("dense"), **arms}
-    return Study(folder.name, arms, next(iter(devices)), commits, kinds, registered)
+        together.check_records(folder)
+    members = together.check(folders[0], together.records(folders), together.statements(folders))
+    together.check_dense(folders[0], {member.arm for member in members})
+    arms, stated = {"dense": {}}, filter(None, map(together.registered, folders))
+    for member in members:
+        arms.setdefault(member.arm, {})[member.config.seed] = member.run
+    return Study(
+        folders[0].name,
+        arms,
+        together.named(members[0].devices),
+        {member.path: str(member.environment.get("commit")) for member in members},
+        {member.path: list(member.devices) for member in members},
+        # Of several machines, what is true of all: that which was written last.
+        max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),
+    )
 
 
 def studies() -> list[Study]:
     """Those whose records are in the repository, docs/evidence/SIZE."""
     return [read(folder) for folder in sorted((REPOSITORY / "docs/evidence").iterdir()) if folder.is_dir()]
-
-
-def _named(devices) -> str:
-    """Equal devices once, with their number."""
-    return " and ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(devices or ()).items())
 
 
 def tokens_per_step(run: Run) -> int:

@@ -1,6 +1,7 @@
 """The training loop. Everything that can be wrong is found before the run folder is made."""
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import statistics
@@ -104,6 +105,8 @@ def _train_alone(
     if named:
         with first_process_first("second text"):
             second = second_batches(named, config.data, corpus.vocabulary, config.train.eval_batches)
+        known = corpus.statistics | {"second_digest": fingerprint(second)}
+        corpus = dataclasses.replace(corpus, statistics=known)
     iterator = train_batches(corpus, config.data, config.seed)
     check_start(config, corpus.vocabulary)
     if resume:
