@@ -27,9 +27,8 @@ STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair 
 PROBES = "../experiments/benchmarks/results/probe"
 LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
 WHOLE, TEXT = (904, 939), 167  # seconds, from that log: each run of the pair, and preparing the text once
-HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the
-longest runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed;
-do not edit it by hand."""
+HEAD = """Loss and time of the methods beside dense training, the longest runs first. Written by
+`python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
@@ -74,7 +73,9 @@ first batch and its dense loss there: with another batch than the other arms of 
 and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
 it is stopped. The same command again continues what was interrupted. Records of several hosts,
 `ARM/seedN.json`, are put into one folder, or their folders are given one name,
-`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU and one text.
+`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU, one text, one
+statement and one config per arm. Of folders that are given beside `--run` that is asked before anything is
+trained, but for the text of a run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""

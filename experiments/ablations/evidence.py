@@ -50,7 +50,8 @@ class Study:
     devices: what every run had, as `2 x NVIDIA H200`.
     kinds: what each run's devices call themselves, by its path.
     commits: of each run, by its path. Times are compared between runs of one commit only.
-    registered: what was stated before the first run; None where that is not known."""
+    registered: what was stated before the first run; None where that is not known.
+    changed: runs, ARM/SEED, of files that differed from their commit."""
 
     name: str
     arms: dict[str, dict[int, Run]]
@@ -58,6 +59,7 @@ class Study:
     commits: dict[Path, str]
     kinds: dict[Path, list[str]]
     registered: dict | None = None
+    changed: tuple[str, ...] = ()
 
     @property
     def equal_time(self) -> bool:
@@ -72,6 +74,10 @@ class Study:
     @property
     def others(self) -> list[str]:
         return [name for name in self.arms if name not in (self.reference, REPLICATE)]
+
+    def is_sparse(self, arm: str) -> bool:
+        """Whether an arm has sparse steps."""
+        return any(phase.sparse for run in self.arms[arm].values() for _, _, phase in run.phases)
 
     def paired(self, arm: str, value) -> list[float]:
         """A number of an arm's run less that of the reference, for every seed that both have.
@@ -145,13 +151,18 @@ def read(*folders: Path) -> Study:
     for member in members:
         arms.setdefault(member.arm, {})[member.config.seed] = member.run
     return Study(
-        folders[0].name,
+        folders[0].resolve().name,
         arms,
         together.named(members[0].devices),
         {member.path: str(member.environment.get("commit")) for member in members},
         {member.path: list(member.devices) for member in members},
         # Of several machines, what is true of all: that which was written last.
         max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),
+        tuple(
+            f"{member.arm}/{member.config.seed}"
+            for member in members
+            if member.environment.get("tree") not in (None, "clean")
+        ),
     )
 
 
@@ -289,13 +300,20 @@ def interval(found: Interval, form: str, unit: str = "") -> str:
 def about(study: Study) -> str:
     """What the runs of dense training are."""
     run = next(iter(study.arms[study.reference].values()))
-    config = run.config
-    return (
+    config, sizes = run.config, [row["first"]["parameters"] for row in run.rows["event"] if "first" in row]
+    model = f"of a model of {sizes[0] / 1e6:.1f}M parameters, " if sizes else ""
+    said = [
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
-        f"{tokens_of_a_run(study) / 1e6:.0f}M, at a peak learning rate of "
+        f"{tokens_of_a_run(study) / 1e6:.0f}M, {model}at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
-        + (" Times are compared between runs of one commit." if len(set(study.commits.values())) > 1 else "")
-    )
+    ]
+    if len(set(study.commits.values())) > 1:
+        said.append("Times are compared between runs of one commit.")
+    if study.changed:
+        verb = "was" if len(study.changed) == 1 else "were"
+        names = " and ".join(study.changed)
+        said.append(f"{names} {verb} trained with files that differed from their commit.")
+    return " ".join(said)
 
 
 def summary(study: Study) -> str:
@@ -370,17 +388,22 @@ def _claim_of(study: Study) -> Named | None:
     hash_of = (study.registered or {}).get("hash")
     stated = [named for named in known if named.ablation.statement["hash"] == hash_of]
     alike = [named for named in known if (named.ablation.equal == "time") == study.equal_time]
-    return next(iter([*stated, *alike]), None)
+    arms = [{ablation.folder_of(arm) for arm in named.ablation.all_arms} for named in alike]
+    fitting = [named for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
+    return next(iter([*stated, *fitting]), None)
 
 
 def losing(studies: list[Study]) -> list[str]:
     """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
     names = {False: [], True: []}
     for study in studies:
-        sparse = [arm for arm in study.others if study.step_speed(arm) is not None]
-        found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
-        found = [numbers for numbers in found if None not in numbers]
-        if found and all(gap > 0 and (study.equal_time or speed < CLEARLY) for gap, speed in found):
+        found = [
+            (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others if study.is_sparse(arm)
+        ]
+        if found and all(
+            None not in numbers and numbers[0] > 0 and (study.equal_time or numbers[1] < CLEARLY)
+            for numbers in found
+        ):
             names[study.equal_time].append(f"`{study.name}`")
     said = {
         False: "at equal steps each sparse arm ends behind dense training, and the run of none is clearly "
@@ -399,7 +422,7 @@ def _beaten(study: Study) -> list[str]:
     at = {arm: (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others}
     at = {arm: numbers for arm, numbers in at.items() if None not in numbers}
     found = []
-    for arm in [arm for arm in at if study.step_speed(arm) is None]:
+    for arm in [arm for arm in at if not study.is_sparse(arm)]:
         losers = [other for other in at if at[other][0] > at[arm][0] and at[other][1] < at[arm][1]]
         if losers:
             found.append(

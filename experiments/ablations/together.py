@@ -59,14 +59,19 @@ def check_records(folder: Path) -> None:
 def records(folders: Iterable[Path]) -> list[Member]:
     """Those in folders, of which none has to exist.
 
-    Raises: UserError for one that does not cover its run, or is of a run on several machines."""
+    Raises: UserError for one that does not cover its run, lacks losses or times, is named by another seed, or
+        is of a run on several machines."""
     found, folders = [], {folder.resolve(): folder for folder in folders}.values()
     for path in sorted(path for folder in folders for path in folder.glob("*/seed*.json")):
         content = record.read(path)
         run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
         require(
-            not run.gap,
-            f"{path} cannot be shown: {run.gap}. Take it out, or put the record of a complete run there.",
+            not (gap := _gap(run)),
+            f"{path} cannot be shown: {gap}. Take it out, or put the record of a complete run there.",
+        )
+        require(
+            path.stem == f"seed{run.config.seed}",
+            f"{path} is of a run with the seed {run.config.seed}: name it seed{run.config.seed}.json.",
         )
         machines = {row["place"]["machine"] for row in run.rows.get("event", []) if "place" in row}
         require(len(machines) < 2, f"{path} is of a run on several machines: {', '.join(sorted(machines))}.")
@@ -75,6 +80,15 @@ def records(folders: Iterable[Path]) -> list[Member]:
         second = next((str(row.get("digest")) for row in run.rows.get("second", [])), "none")
         found.append(Member(path, run.config, devices, text_of(run.corpus), second, run, environment))
     return found
+
+
+def _gap(run: Run) -> str:
+    """Why a run cannot be shown; "" if it can."""
+    if run.gap:
+        return run.gap
+    if None in (run.rows["eval"][-1].get(name) for name in ("dense", "sparse")):
+        return "its last loss is no number"
+    return "" if len(run.column("train", "steps_per_s")[0]) else "it has no times of its steps"
 
 
 def text_of(corpus: Mapping) -> str:

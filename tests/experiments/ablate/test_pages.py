@@ -206,6 +206,7 @@ def test_of_machines_that_state_the_same_the_last_counts(tmp_path):
     other = shutil.copytree(study.STORED, tmp_path / "124m")
     shutil.rmtree(other / "dense")
     changed(study.STORED / "FST/seed0.json", other, lambda content: content["config"].update(seed=1))
+    (other / "FST/seed0.json").rename(other / "FST/seed1.json")
     (other / "statement.json").write_text(json.dumps(stated | {"runs before": 2}))
     assert evidence.read(study.STORED, other).registered["runs before"] == 2
 
