@@ -108,13 +108,19 @@ class Study:
         most = Counter(self.commits.values()).most_common(1)[0][0]
         return [run for run in self.arms[arm].values() if self.commits[run.out] == most]
 
-    def tokens_per_second(self, arm: str) -> list[float]:
-        """The means of an arm's runs at each commit: the lowest, and the highest if there are several."""
-        by_commit = {}
+    def by_commit(self, arm: str, value) -> list[float]:
+        """The means of an arm's runs at each commit: the lowest, and the highest if there are several.
+
+        value: what makes the number of a Run."""
+        found = {}
         for run in self.arms[arm].values():
-            by_commit.setdefault(self.commits[run.out], []).append(tokens_per_step(run) / pace(run))
-        means = [float(np.mean(values)) for values in by_commit.values()]
+            found.setdefault(self.commits[run.out], []).append(value(run))
+        means = [float(np.mean(values)) for values in found.values()]
         return sorted({min(means), max(means)})
+
+    def tokens_per_second(self, arm: str) -> list[float]:
+        """See `by_commit`."""
+        return self.by_commit(arm, lambda run: tokens_per_step(run) / pace(run))
 
     def mfu(self, arm: str) -> list[float] | None:
         """Of the same means: the share of the peak of the devices that the products of the arm's model take,
@@ -265,7 +271,7 @@ def table(study: Study) -> str:
         some = next(iter(runs.values()))
         mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
         energy = [joules_per_token(run) for run in runs.values()]
-        memory = [run.last("eval", "peak_bytes") for run in runs.values()]
+        memory = [peak for run in runs.values() if (peak := run.last("eval", "peak_bytes"))]
         second = [second_bits(run) for run in runs.values()]
         step, shares = study.step_speed(arm), study.mfu(arm)
         lines.append(
@@ -282,8 +288,10 @@ def table(study: Study) -> str:
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
-                "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
-                "not measured" if None in memory else f"{max(memory) / 1e9:.1f}",
+                "not measured"
+                if None in energy
+                else " to ".join(f"{1e3 * one:.2f}" for one in study.by_commit(arm, joules_per_token)),
+                f"{max(memory) / 1e9:.1f}" if memory else "not measured",
             ]
         )
     return markdown(lines)

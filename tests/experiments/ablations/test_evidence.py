@@ -91,6 +91,14 @@ def test_runs_of_changed_files_are_said(pilot):
     assert "differed" not in evidence.about(evidence.read(STORED / "124m"))
 
 
+def test_energy_is_told_by_commit_as_speed_is(pilot):
+    """Else an arm at one commit would be beside the mean of dense runs at two."""
+    energies = [1e3 * evidence.joules_per_token(run) for run in pilot.arms["dense"].values()]
+    assert len({pilot.commits[run.out] for run in pilot.arms["dense"].values()}) == 2
+    low, high = sorted(energies)
+    assert f"| {low:.2f} to {high:.2f} |" in evidence.table(pilot)
+
+
 def test_the_size_of_the_model_is_that_of_the_records(pilot):
     assert "of a model of 110.1M parameters" in evidence.about(pilot)
 
