@@ -34,16 +34,18 @@ PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and deci
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES}))."""
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
-method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
-paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
-byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. *MFU*: what
-the products of the arm's model come to at its speed, each counted once and as dense, as a share of the
-peak of the GPU's dense products."""
+method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
+arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;
+with the 95 % interval where there are seeds for one. *Of the second text*: bits per byte of text of another
+kind, at the end. *Sparse step* and *whole run*: dense time / time of a step, of sparse steps alone and of
+all. *MFU*: what the products of the arm's model come to at its speed, each counted once and as dense, as a
+share of the peak of the GPU's dense products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
 (`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
-to 1.7 times as fast (`Venom`, arXiv 2602.06183: the dashed band). No abstract has a loss in nats, so that no
-paper has a mark."""
+to 1.7 times as fast (`Venom`, arXiv 2602.06183). No abstract has a loss in nats, so that no paper has a
+mark."""
+BAND = "The dashed band is the speed that the abstract of {arm} states."
 HOW = """## How to repeat it
 
 The text is the source of Linux 6.12.117 as Debian's package `linux-source-6.12` has it ([data.md](data.md);
@@ -135,9 +137,10 @@ def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
     if not shown:
         return []
     name = figures().trade(shown, folder)
+    drawn = [paper.arm for paper in evidence.PAPERS if any(paper.arm in study.others for study in shown)]
     return [
         f"![Loss of each arm against the speed of its run, both beside dense training]({folder.name}/{name})",
-        TRADE,
+        " ".join([TRADE, *(BAND.format(arm=f"`{arm}`") for arm in drawn)]),
     ]
 
 

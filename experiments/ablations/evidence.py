@@ -79,6 +79,11 @@ class Study:
         """Whether an arm has sparse steps."""
         return any(phase.sparse for run in self.arms[arm].values() for _, _, phase in run.phases)
 
+    def is_longer(self, arm: str) -> bool:
+        """Whether an arm has more steps than the reference."""
+        first, own = (next(iter(self.arms[name].values())) for name in (self.reference, arm))
+        return own.config.train.steps > first.config.train.steps
+
     def paired(self, arm: str, value) -> list[float]:
         """A number of an arm's run less that of the reference, for every seed that both have.
 
@@ -317,6 +322,9 @@ def about(study: Study) -> str:
     ]
     if len(set(study.commits.values())) > 1:
         said.append("Times are compared between runs of one commit.")
+        if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
+            names = " and ".join(lacking)
+            said.append(f"The figure over minutes is of one commit, without {names}.")
     if study.changed:
         verb = "was" if len(study.changed) == 1 else "were"
         names = " and ".join(study.changed)
@@ -408,6 +416,8 @@ def losing(studies: list[Study]) -> list[str]:
         found = [
             (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others if study.is_sparse(arm)
         ]
+        if study.equal_time and not all(study.is_longer(arm) for arm in study.others if study.is_sparse(arm)):
+            continue
         if found and all(
             None not in numbers and numbers[0] > 0 and (study.equal_time or numbers[1] < CLEARLY)
             for numbers in found
@@ -416,7 +426,8 @@ def losing(studies: list[Study]) -> list[str]:
     said = {
         False: "at equal steps each sparse arm ends behind dense training, and the run of none is clearly "
         "faster",
-        True: "in the time of dense training each sparse arm ends behind it, though it has more steps",
+        True: "with more steps, which were to take the time of dense training, each sparse arm ends behind "
+        "it",
     }
     return [
         f"**Sparsity loses at the size{'s' * (len(own) > 1)} {' and '.join(own)}**: {said[equal_time]}."

@@ -97,7 +97,7 @@ def judged(result: dict, ablation: Ablation) -> dict:
         arm: {int(seed): values for seed, values in seeds.items()} for arm, seeds in result["metrics"].items()
     }
     replicate = metrics.pop(REPLICATE, None)
-    noise = replicate and replicate_noise(replicate, metrics[result["replicates"]])
+    noise = (replicate and replicate_noise(replicate, metrics.get(result["replicates"], {}))) or None
     found = judge(ablation.verdict, metrics, LIMITS, noise)
     return result | {
         "confidence": CONFIDENCE,

@@ -284,7 +284,7 @@ def test_what_is_drawn_of_papers_is_said():
     words = " ".join(study.TRADE.split())
     for paper in evidence.PAPERS:
         low, high = paper.speed
-        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source}: the dashed band)" in words
+        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source})" in words
     for file in ("methods", "tokens"):
         source = ablations.load(f"configs/evidence/{file}.py:124m").ablation.source
         assert "abstract" in source and "this project's" in source and " nats" not in source
@@ -318,7 +318,10 @@ def test_a_study_at_equal_time_says_so():
     run = dataclasses.replace(run, config=config)
     timed = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: run}})
     assert timed.equal_time and "its steps 1.00 times as fast" in evidence.summary(timed)
-    assert "in the time of dense training each sparse arm ends behind it" in evidence.losing([timed])[0]
+    assert "with more steps, which were to take the time of dense" in evidence.losing([timed])[0]
+    shorter = dataclasses.replace(run.config, train=dataclasses.replace(longer, steps=875))
+    mixed = {"FST": {0: dataclasses.replace(run, config=shorter)}}
+    assert not evidence.losing([dataclasses.replace(runs, arms=runs.arms | mixed)])
     assert study.trade([timed], Path("nowhere")) == []
 
 

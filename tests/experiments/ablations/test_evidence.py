@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from experiments import study
 from experiments.ablations import evidence
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
@@ -74,9 +75,9 @@ def test_sparsity_loses_only_where_all_sparse_arms_are_known(pilot):
     assert evidence.losing([pilot])
     ahead = {0: with_last_losses(pilot.arms["Venom"][0], **ENDS_AHEAD)}
     alone = dict(pilot.commits) | {ahead[0].out: "another"}
-    study = dataclasses.replace(pilot, arms=pilot.arms | {"Venom": ahead}, commits=alone)
-    assert study.run_speed("Venom").mean is None and study.gap("Venom").mean < 0
-    assert not evidence.losing([study])
+    mixed = dataclasses.replace(pilot, arms=pilot.arms | {"Venom": ahead}, commits=alone)
+    assert mixed.run_speed("Venom").mean is None and mixed.gap("Venom").mean < 0
+    assert not evidence.losing([mixed])
 
 
 def test_the_dense_arms_are_those_without_sparse_steps(pilot):
@@ -105,12 +106,48 @@ def test_the_size_of_the_model_is_that_of_the_records(pilot):
 
 def test_a_claim_is_shown_for_its_own_arms_only(pilot):
     """Of a study whose statement is not known, or is that of another claim."""
-    study = dataclasses.replace(pilot, registered=None)
-    assert "At equal steps FST ends" in evidence.claim(study)
-    other = dataclasses.replace(study, arms=study.arms | {"warm-up 0": study.arms["FST"]})
+    unknown = dataclasses.replace(pilot, registered=None)
+    assert "At equal steps FST ends" in evidence.claim(unknown)
+    other = dataclasses.replace(unknown, arms=pilot.arms | {"warm-up 0": pilot.arms["FST"]})
     assert evidence.claim(other) == ""
 
 
 def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
     monkeypatch.chdir(STORED / "pilot")
     assert evidence.read(type(STORED)(".")).name == "pilot"
+
+
+def test_a_figure_says_which_arms_it_lacks(pilot):
+    assert "is of one commit, without Venom and half-width." in evidence.about(pilot)
+
+
+def test_a_band_is_told_of_where_it_is_drawn(pilot, tmp_path):
+    (small,) = [study for study in evidence.studies() if study.name == "124m"]
+    assert (
+        "The dashed band is the speed that the abstract of `Venom` states."
+        in study.trade([pilot], tmp_path)[1]
+    )
+    assert "dashed" not in study.trade([small], tmp_path)[1]
+
+
+def test_a_replicate_without_the_arm_that_it_repeats(pilot):
+    """Gives no noise floor, and no error."""
+    run = dataclasses.replace(pilot.arms["FST"][0])
+    arms = {name: runs for name, runs in pilot.arms.items() if name != "FST"} | {"replicate": {0: run}}
+    assert "FST was not run" in evidence.claim(dataclasses.replace(pilot, arms=arms))
+
+
+def test_what_the_page_says_of_text_and_time_is_recorded():
+    digests = {
+        run.corpus["digest"]
+        for one in evidence.studies()
+        for runs in one.arms.values()
+        for run in runs.values()
+    }
+    assert len(digests) == 1 and f"digest {digests.pop()} in every record" in " ".join(study.HOW.split())
+    log = (REPOSITORY / "docs" / study.LOG).read_text()
+    for words, seconds in zip(("dense/0", "FST/0"), study.WHOLE, strict=True):
+        assert any(
+            line.startswith(f"| {words}") and line.endswith(f"| {seconds} |") for line in log.splitlines()
+        )
+    assert f"| {study.TEXT} |" in log
