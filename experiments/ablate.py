@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments import files
 from experiments.ablations import ablation as ablations
-from experiments.ablations import pretrained, runs, text
+from experiments.ablations import pretrained, runs, text, together
 from experiments.ablations import result as results
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
@@ -225,6 +225,9 @@ def claims_of(args) -> list[Claim]:
         for config in named.ablation.arms.values():
             graphdefs_of(config)
         out = (args.out or ROOT) / named.slug if several or not args.out else args.out
+        for folder in beside:
+            if folder.resolve() != out.resolve():  # which may have none yet
+                together.check_records(folder)
         seeds = seeds_of(args.seeds, named)
         if args.more_seeds:
             require((out / "result.json").exists(), f"There is no result in {out} that could be extended.")

@@ -214,8 +214,6 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
         runs.check_place(job)
         devices = next((slot.devices for slot in slots if slot.takes(job)), here)
         planned.append(together.Member(job.record, job.begun or job.config, devices))
-    for other in others:
-        together.check_records(other)
     for name, each in by_name(others).items():
         if name != folder.resolve().name:
             evidence.read(*each)

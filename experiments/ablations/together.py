@@ -16,7 +16,7 @@ from experiments import config as configs
 from experiments.ablations import record
 from experiments.analysis.runs import Run
 from experiments.config import Config
-from experiments.errors import require
+from experiments.errors import UserError, require
 
 STATEMENT = "statement.json"  # in the folder of an ablation: what was stated before its first run
 
@@ -99,9 +99,17 @@ def text_of(corpus: Mapping) -> str:
 
 
 def registered(folder: Path) -> dict | None:
-    """What was stated before the first run in a folder; None where nothing is written."""
+    """What was stated before the first run in a folder; None where nothing is written. Raises UserError for a
+    file that is no statement."""
     path = folder / STATEMENT
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        stated = json.loads(path.read_text())
+        _ = stated["hash"], stated["written"], stated["runs before"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} does not say what was stated before the runs ({error!r}).") from error
+    return stated
 
 
 def statements(folders: Iterable[Path]) -> dict[str, str]:
@@ -146,7 +154,8 @@ def check(
         twice = seeds.setdefault((member.arm, member.config.seed), member)
         require(
             twice is member,
-            f"{member.words} and {twice.words} are one run made twice: take one of them out.",
+            f"{member.words} and {twice.words} are one run made twice: take one of them out"
+            f"{'' if member.run and twice.run else '; --only and --seeds say what is trained'}.",
         )
         where, config = first.setdefault(member.arm, (member.words, member.config))
         _check_equal(f"{where} and {member.words} are of one arm", config, member.config)

@@ -166,7 +166,7 @@ def in_longer_sequences(content):
         ("FST/0", "dense", of_toaster, "have different devices: Toaster (*dense/seed0.json), "),
         ("FST/0", "dense", faster, "are of one arm, but have different configs:\n  optim.lr: 0.0012 -> 1.0"),
         ("FST/0", "dense", in_longer_sequences, "but have different configs:\n  data.seq: 1024 -> 2048"),
-        ("FST/0,dense/0", "dense", only_cpu, "are one run made twice: take one of them out"),
+        ("FST/0,dense/0", "dense", only_cpu, "are one run made twice: take one of them out; --only"),
         ("Venom/0", "FST", only_cpu, "has no arm 'dense'"),
     ],
     ids=["devices", "config", "data", "twice", "dense"],
@@ -242,10 +242,13 @@ def test_a_run_beside_the_records_of_another_machine(done, tmp_path, capsys):
 
 
 def test_runs_at_a_time_know_what_they_are_shown_with(done, tmp_path):
-    args = ablate.parser().parse_args([f"{done[0]}:smoke", "--beside", "a", "--beside", "b"])
-    (claim,) = ablate.claims_of(args)
-    assert claim.command(tmp_path)[-4:] == ["--beside", "a", "--beside", "b"]
-    assert all(job.beside == (Path("a"), Path("b")) for job in claim.jobs)
+    beside = ["--beside", str(done[1]), "--beside", str(tmp_path / "out")]
+    argv = [f"{done[0]}:smoke", "--out", str(tmp_path / "out"), *beside]
+    (claim,) = ablate.claims_of(ablate.parser().parse_args(argv))
+    assert claim.command(tmp_path)[-4:] == beside
+    assert all(job.beside == (done[1], tmp_path / "out") for job in claim.jobs)
+    with pytest.raises(UserError, match=r"out holds no ARM/seedN\.json"):
+        ablate.claims_of(ablate.parser().parse_args([f"{done[0]}:smoke", *beside]))
 
 
 def test_a_folder_that_is_trained_into_may_be_named(tmp_path, monkeypatch):

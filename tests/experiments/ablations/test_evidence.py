@@ -151,3 +151,11 @@ def test_what_the_page_says_of_text_and_time_is_recorded():
             line.startswith(f"| {words}") and line.endswith(f"| {seconds} |") for line in log.splitlines()
         )
     assert f"| {study.TEXT} |" in log
+
+
+@pytest.mark.parametrize("words", ["", "[]", '{"hash": "0"}'])
+def test_a_damaged_statement_is_refused(tmp_path, words):
+    folder = stored_in(tmp_path, "FST", lambda content: None)
+    (folder / "statement.json").write_text(words)
+    with pytest.raises(UserError, match=r"statement\.json does not say what was stated"):
+        evidence.read(folder)
