@@ -115,7 +115,9 @@ class Block:
     decisions: Mapping[str, Decision | None]
 
     def choices(self) -> list[Choice]:
-        """What runs each product, in words."""
+        """What runs each product, in words.
+
+        Returns: a `Choice` per product."""
         plan, named = self.execution.plan, self.execution.implementation is not None
         parts = {
             rule.name: (rule, rule.decide(self.execution, self.shape, self.dtype, self.decisions[rule.name]))
@@ -139,7 +141,9 @@ class Block:
         return found
 
     def shared_kernels(self) -> list[str]:
-        """What one kernel does in place of two: a phrase for each such kernel."""
+        """What one kernel does in place of two.
+
+        Returns: a phrase for each such kernel."""
         (T, d, f), execution, decisions = self.shape, self.execution, self.decisions
         x, y2 = (jax.ShapeDtypeStruct(size, self.dtype) for size in ((T, d), (T, f)))
         found = {
