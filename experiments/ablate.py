@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments import files
 from experiments.ablations import ablation as ablations
-from experiments.ablations import pretrained, runs, text
+from experiments.ablations import pretrained, runs, text, together
 from experiments.ablations import result as results
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
@@ -96,6 +96,15 @@ def parser() -> argparse.ArgumentParser:
         help="print one command a line for each run, for the job arrays of a cluster; with --resume the "
         "runs are then reported",
     )
+    p.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="records, ARM/seedN.json, with which the runs will be shown: one that does not fit them "
+        "(devices, text, config) is stopped before it is compiled; may be given several times",
+    )
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
     p.add_argument("--list", action="store_true", help="all claims with their last verdict")
     p.add_argument("--write-docs", action="store_true", help="write docs/reproduction.md from the results")
@@ -176,6 +185,8 @@ class Claim:
     start: Path | None = None
     """see --start"""
     any_speed: bool = False
+    beside: tuple[Path, ...] = ()
+    """see --beside"""
 
     @property
     def done(self) -> bool:
@@ -194,6 +205,7 @@ class Claim:
         own = ["--out", str(self.out), "--seeds", seeds, "--compiled", str(compiled)]
         own += ["--any-speed"] if self.any_speed else []
         own += ["--start", str(self.start.resolve())] if self.start else []
+        own += [word for folder in self.beside for word in ("--beside", str(folder))]
         return [sys.executable, "-m", "experiments.ablate", spec, *own]
 
 
@@ -203,6 +215,8 @@ def claims_of(args) -> list[Claim]:
     found = [at_any_speed(named) for named in found] if args.any_speed else found
     found = [pretrained.started(named, args.start) for named in found] if args.start else found
     several, claims = len(found) > 1, {}
+    require(not (several and args.beside), "--beside is for one ablation.")
+    beside = tuple(args.beside)
     for named in found:
         require(
             not args.record or named.size != "smoke",
@@ -211,14 +225,17 @@ def claims_of(args) -> list[Claim]:
         for config in named.ablation.arms.values():
             graphdefs_of(config)
         out = (args.out or ROOT) / named.slug if several or not args.out else args.out
+        for folder in beside:
+            if folder.resolve() != out.resolve():  # which may have none yet
+                together.check_records(folder)
         seeds = seeds_of(args.seeds, named)
         if args.more_seeds:
             require((out / "result.json").exists(), f"There is no result in {out} that could be extended.")
             seeds = sorted({*results.read(out / "result.json")["seeds"], *range(args.more_seeds)})
-        jobs = runs.jobs_of(named.ablation, seeds, out)
+        jobs = [dataclasses.replace(job, beside=beside) for job in runs.jobs_of(named.ablation, seeds, out)]
         if several:
             jobs = [dataclasses.replace(job, claim=named.claim) for job in jobs]
-        claims[out] = Claim(named, seeds, out, jobs, args.start, args.any_speed)
+        claims[out] = Claim(named, seeds, out, jobs, args.start, args.any_speed, beside)
     return list(claims.values())
 
 

@@ -7,18 +7,18 @@ committed. Without a study it writes how to make one.
 """
 
 import argparse
-import dataclasses
 import math
 import sys
 import textwrap
 from pathlib import Path
 
 from experiments import ablate, files
-from experiments.ablations import ablation, evidence
+from experiments.ablations import ablation, evidence, runs, together
 from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
 from experiments.errors import UserError, require
+from experiments.training import rundir
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -27,24 +27,25 @@ STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair 
 PROBES = "../experiments/benchmarks/results/probe"
 LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
 WHOLE, TEXT = (904, 939), 167  # seconds, from that log: each run of the pair, and preparing the text once
-HEAD = """Loss and time of the methods beside dense training, in models of 124M and more parameters, the
-longest runs first. Written by `python -m experiments.study` from records of runs, one per arm and seed;
-do not edit it by hand."""
+HEAD = """Loss and time of the methods beside dense training, the longest runs first. Written by
+`python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES}))."""
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
-method's own products and new masks, of dense training with its weights cut to 2:4. *Behind dense*:
-paired by seed, with the 95 % interval where there are seeds for one. *Of the second text*: bits per
-byte of text of another kind, at the end. *Sparse step* and *whole run*: dense time / time. *MFU*: what
-the products of the arm's model come to at its speed, each counted once and as dense, as a share of the
-peak of the GPU's dense products."""
+method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
+arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;
+with the 95 % interval where there are seeds for one. *Of the second text*: bits per byte of text of another
+kind, at the end. *Sparse step* and *whole run*: dense time / time of a step, of sparse steps alone and of
+all. *MFU*: what the products of the arm's model come to at its speed, each counted once and as dense, as a
+share of the peak of the GPU's dense products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
 (`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
-to 1.7 times as fast (`Venom`, arXiv 2602.06183: the dashed band). No abstract has a loss in nats, so that no
-paper has a mark."""
+to 1.7 times as fast (`Venom`, arXiv 2602.06183). No abstract has a loss in nats, so that no paper has a
+mark."""
+BAND = "The dashed band is the speed that the abstract of {arm} states."
 HOW = """## How to repeat it
 
 The text is the source of Linux 6.12.117 as Debian's package `linux-source-6.12` has it ([data.md](data.md);
@@ -74,7 +75,9 @@ first batch and its dense loss there: with another batch than the other arms of 
 and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
 it is stopped. The same command again continues what was interrupted. Records of several hosts,
 `ARM/seedN.json`, are put into one folder, or their folders are given one name,
-`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU and one text.
+`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU, one text, one
+statement and one config per arm. Of folders that are given beside `--run` that is asked before anything is
+trained, but for the text of a run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
@@ -134,9 +137,10 @@ def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
     if not shown:
         return []
     name = figures().trade(shown, folder)
+    drawn = [paper.arm for paper in evidence.PAPERS if any(paper.arm in study.others for study in shown)]
     return [
         f"![Loss of each arm against the speed of its run, both beside dense training]({folder.name}/{name})",
-        TRADE,
+        " ".join([TRADE, *(BAND.format(arm=f"`{arm}`") for arm in drawn)]),
     ]
 
 
@@ -157,11 +161,13 @@ def plan(argv: list[str]) -> str:
     took where they were recorded, as a table."""
     args = ablate.parser().parse_intermixed_args(argv)
     known = {
-        _unnamed(run.config): run for runs in evidence.read(STORED).arms.values() for run in runs.values()
+        together.in_common(run.config): run
+        for runs in evidence.read(STORED).arms.values()
+        for run in runs.values()
     }
     lines = [["run", "steps", "tokens, millions", "minutes of steps, as recorded", "MJ", "now"]]
     for job in ablate.chosen(args.only, ablate.claims_of(args)):
-        run, data = known.get(_unnamed(job.config)), job.config.data
+        run, data = known.get(together.in_common(job.config)), job.config.data
         tokens = job.config.train.steps * data.batch * data.seq
         joules = run and evidence.joules_per_token(run)
         lines.append(
@@ -186,10 +192,45 @@ def unread(given: Path, folder: Path) -> str:
     )
 
 
-def _unnamed(config):
-    """What runs of an arm have in common."""
-    train = dataclasses.replace(config.train, least_speed=0)
-    return dataclasses.replace(config, name="run", seed=0, train=train)
+def check(others: list[Path], folder: Path, argv: list[str]) -> None:
+    """UserError where no page could be made of records and of the runs that `python -m experiments.ablate`
+    with these arguments would train.
+
+    Before any run: that figures can be drawn; that there are records in each folder, complete and each of one
+    machine; that studies of other names can be read; and of records and runs together, which are one study,
+    that the devices are of one kind and number, the statements before the runs one, configs those of the
+    ablation, that no run is made twice, and that there is an arm "dense". Texts are compared among records
+    here, and with that of a run once it is prepared, before the run's folder is made and anything is compiled
+    (`runs.check_beside`); its first batch and its loss there before the first step (`runs.check_alike`).
+
+    others: folders of records besides `folder`, into which is trained."""
+    figures()
+    args = ablate.parser().parse_intermixed_args(argv)
+    (claim,) = ablate.claims_of(args)
+    jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.done]
+    slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
+    here, planned = tuple(rundir.devices()) if not slots else (), []
+    for job in jobs:
+        runs.check_place(job)
+        devices = next((slot.devices for slot in slots if slot.takes(job)), here)
+        planned.append(together.Member(job.record, job.begun or job.config, devices))
+    for name, each in by_name(others).items():
+        if name != folder.resolve().name:
+            evidence.read(*each)
+    arms = {ablation.folder_of(arm): config for arm, config in claim.named.ablation.all_arms.items()}
+    stated = together.statements(args.beside)
+    if not (folder / together.STATEMENT).exists():
+        stated[args.config[0]] = claim.named.ablation.statement["hash"]
+    members = together.check(folder, [*together.records(args.beside), *planned], stated, arms)
+    together.check_dense(folder, {member.arm for member in members})
+
+
+def by_name(folders: list[Path]) -> dict[str, list[Path]]:
+    """Folders of one name, which are one study."""
+    named = {}
+    for folder in folders:
+        named.setdefault(folder.resolve().name, []).append(folder)
+    return named
 
 
 @command
@@ -205,8 +246,8 @@ def main(argv=None):
         nargs="*",
         metavar="FOLDER",
         help="with records, ARM/seedN.json; folders of one name, such as host1/124m and host2/124m, are one "
-        "study. With --run these are other studies for the page, or other runs of this one; with --plan, "
-        "which makes no page, they are an error",
+        "study. With --run these are other studies for the page, or, where they have the name SIZE, other "
+        "runs of this one; with --plan, which makes no page, they are an error",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
@@ -215,7 +256,10 @@ def main(argv=None):
         "--run",
         metavar="CONFIG:SIZE",
         help="before, train runs of this ablation into OUT/SIZE, a study that the page then has; runs that "
-        "are there are kept. --only, --seeds, --jobs and --any-speed are those of experiments.ablate",
+        "are there are kept. Before any run it is asked whether a page can be made of records and runs: one "
+        "kind and number of devices, one statement, one config per arm, no run twice, an arm 'dense'. A run "
+        "on another text than the records' is stopped when its text is prepared, before it is compiled. "
+        "--only, --seeds, --jobs and --any-speed are those of experiments.ablate",
     )
     for option in ("--only", "--seeds", "--jobs"):
         parser.add_argument(option, help="with --run")
@@ -240,16 +284,15 @@ def main(argv=None):
                 raise UserError(unread(args.studies[0], folder))
             print(plan(words))
             return 0
-        for other in args.studies:
-            evidence.check_records(other)
+        for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
+            words += ["--beside", str(other)]
+        check(args.studies, folder, words)
         again = not args.only and folder.exists() and any(folder.iterdir())
         if status := ablate.main([*words, *(["--resume"] if again else [])]):
             return status
         args.studies.append(folder)
-    named, drawn = {}, args.out / FIGURES
-    for folder in args.studies:
-        named.setdefault(folder.resolve().name, []).append(folder)
-    studies = [evidence.read(*folders) for folders in named.values()]
+    drawn = args.out / FIGURES
+    studies = [evidence.read(*folders) for folders in by_name(args.studies).values()]
     studies.sort(key=evidence.tokens_of_a_run, reverse=True)
     if studies:
         drawn.mkdir(parents=True, exist_ok=True)

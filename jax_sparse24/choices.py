@@ -1,6 +1,7 @@
 """Which products of a method are sparse, what runs each of them, and why: decisions, and tables of them."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -97,108 +98,109 @@ class Choice:
     decision: Decision | None = None
 
 
-def choices(
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """An FFN with squared ReLU and no bias on one device, and what was decided, once, of its products.
+
+    method: from `s24.methods`.
+    shape: (T, d, f), tokens, model width and FFN width.
+    dtype: of the products.
+    execution: of the call.
+    decisions: by product; None for one whose operands both stay as they are."""
+
+    method: Method
+    shape: tuple[int, int, int]
+    dtype: jnp.dtype
+    execution: Execution
+    decisions: Mapping[str, Decision | None]
+
+    def choices(self) -> list[Choice]:
+        """What runs each product, in words.
+
+        Returns: a `Choice` per product."""
+        plan, named = self.execution.plan, self.execution.implementation is not None
+        parts = {
+            rule.name: (rule, rule.decide(self.execution, self.shape, self.dtype, self.decisions[rule.name]))
+            for rule in fusions.MEASURED
+        }
+        found = []
+        for product, decision in self.decisions.items():
+            row = plan.row(product)
+            rule, part = parts.get(product, (None, None))
+            if part is not None and part.sparse:
+                found.append(Choice(product, rule.part, part.reason, part))
+            elif row is None or (row.by.multiplied and not row.eight_bits):
+                found.append(Choice(product, "XLA dense product", "as the method says"))
+            elif row.eight_bits:
+                in_e4m3 = "cuSPARSELt, e4m3" if decision.sparse else "XLA, dense e4m3"
+                runs = in_e4m3 if decision.eight_bits else "simulated, dense"
+                found.append(Choice(product, runs, decision.reason, decision))
+            else:
+                runs = "packed" if decision.sparse else "masked dense"
+                found.append(Choice(product, decision.runs if named else runs, decision.reason, decision))
+        return found
+
+    def shared_kernels(self) -> list[str]:
+        """What one kernel does in place of two.
+
+        Returns: a phrase for each such kernel."""
+        (T, d, f), execution, decisions = self.shape, self.execution, self.decisions
+        x, y2 = (jax.ShapeDtypeStruct(size, self.dtype) for size in ((T, d), (T, f)))
+        found = {
+            "F1 and the activation": fusions.SQUARED.matches(execution, x, f, decisions["F1"], None),
+            "W1 packed for F1 and for B3": fusions.BOTH_WAYS.matches(execution, ("F1", "B3"), decisions),
+            "W2 packed for F2 and for B1": fusions.BOTH_WAYS.matches(execution, ("F2", "B1"), decisions),
+            "dY1 and its estimate for B4": fusions.SLOPE_MVUE.matches(execution, y2, decisions["B4"]),
+        }
+        return [phrase for phrase, matches in found.items() if matches]
+
+
+def decided_block(
     method: Method,
     shape: tuple[int, int, int],
     dtype: jax.typing.DTypeLike,
     implementation: str | None = None,
-) -> list[Choice]:
+) -> Block:
     """Decides what runs each product of an FFN.
 
     method: from `s24.methods`.
     shape: (T, d, f), tokens, model width and FFN width.
     dtype, implementation: as in `s24.explain`.
 
-    Returns: a `Choice` per product.
+    Returns: the block with its decisions.
     Raises: as `s24.explain`."""
     if len(shape) != 3:
         raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
-    plan, dtype = method.ffn_plan(), jnp.dtype(dtype)
+    (T, d, f), dtype = shape, jnp.dtype(dtype)
     decide("explain", dtype, implementation)  # whether the name is known and can run here
-    execution, decisions = _decided(method, shape, dtype, implementation)
-    parts = {
-        rule.name: (rule, rule.decide(execution, tuple(shape), dtype, decisions[rule.name]))
-        for rule in fusions.MEASURED
-    }
-    found = []
-    for product, decision in decisions.items():
-        row = plan.row(product)
-        rule, part = parts.get(product, (None, None))
-        if part is not None and part.sparse:
-            found.append(Choice(product, rule.part, part.reason, part))
-        elif row is None or (row.by.multiplied and not row.eight_bits):
-            found.append(Choice(product, "XLA dense product", "as the method says"))
-        elif row.eight_bits:
-            in_e4m3 = "cuSPARSELt, e4m3" if decision.sparse else "XLA, dense e4m3"
-            runs = in_e4m3 if decision.eight_bits else "simulated, dense"
-            found.append(Choice(product, runs, decision.reason, decision))
-        else:
-            runs = "packed" if decision.sparse else "masked dense"
-            found.append(
-                Choice(product, runs if implementation is None else decision.runs, decision.reason, decision)
-            )
-    return found
-
-
-def _decided(method: Method, shape, dtype, implementation) -> tuple[Execution, dict]:
-    """A block with squared ReLU, and the decision for each of its products."""
-    T, d, f = shape
     shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
     execution = Execution("explain", "ffn", method.ffn_plan(), implementation, "squared_relu")
-    return execution, execution.decisions(FFN, shapes, dtype)
+    return Block(method, (T, d, f), dtype, execution, execution.decisions(FFN, shapes, dtype))
 
 
-def shared_kernels(
-    method: Method,
-    shape: tuple[int, int, int],
-    dtype: jax.typing.DTypeLike,
-    implementation: str | None = None,
-) -> list[str]:
-    """What one kernel does in place of two, in a block with squared ReLU and no bias on one device.
+def choice_table(block: Block) -> str:
+    """A table with one row per product of a block; times are in ms, at the nearest measured shape.
 
-    method, shape, dtype, implementation: as in `choices`.
+    block: by `decided_block`.
 
-    Returns: a phrase for each such kernel."""
-    (T, d, f), dtype = shape, jnp.dtype(dtype)
-    execution, decisions = _decided(method, shape, dtype, implementation)
-    x, y2 = (jax.ShapeDtypeStruct(size, dtype) for size in ((T, d), (T, f)))
-    found = {
-        "F1 and the activation": fusions.SQUARED.matches(execution, x, f, decisions["F1"], None),
-        "W1 packed for F1 and for B3": fusions.BOTH_WAYS.matches(execution, ("F1", "B3"), decisions),
-        "W2 packed for F2 and for B1": fusions.BOTH_WAYS.matches(execution, ("F2", "B1"), decisions),
-        "dY1 and its estimate for B4": fusions.SLOPE_MVUE.matches(execution, y2, decisions["B4"]),
-    }
-    return [phrase for phrase, matches in found.items() if matches]
-
-
-def choice_table(
-    method: Method,
-    shape: tuple[int, int, int],
-    dtype: jax.typing.DTypeLike,
-    implementation: str | None = None,
-) -> str:
-    """A table with one row per product of an FFN; times are in ms, at the nearest measured shape.
-
-    method, shape, dtype, implementation: as in `choices`.
-
-    Returns: lines of text.
-    Raises: as `s24.explain`."""
+    Returns: lines of text."""
+    (method, shape, dtype), plan = (block.method, block.shape, block.dtype), block.execution.plan
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
-    for choice in choices(method, shape, dtype, implementation):
-        product, row = choice.product, method.ffn_plan().row(choice.product)
+    for choice in block.choices():
+        product, row = choice.product, plan.row(choice.product)
         ((operand, _), _) = FFN[product]
         size = " x ".join(map(str, product_of(product, row.operand if row else operand, *shape).shape))
-        cells = (product, size, row.operand if row else "none", method.ffn_plan().describe(product))
+        cells = (product, size, row.operand if row else "none", plan.describe(product))
         times = _numbers(choice.decision, row.by) if choice.decision else [""] * 4
         rows.append((*cells, choice.runs, *times, choice.reason))
-    heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {jnp.dtype(dtype)}. "
+    heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {dtype}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
     heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"
     saved, dense = (saved_bytes(m, shape, dtype) / 2**20 for m in (method, Dense()))
     footing = f"\nActivations saved for the backward pass, besides the input: {saved:.4g} MiB"
     footing += f" ({dense:.4g} MiB with dense products)"
-    if kernels := shared_kernels(method, shape, dtype, implementation):
+    if kernels := block.shared_kernels():
         footing += f"\nIn one kernel each, with squared ReLU and no bias: {'; '.join(kernels)}"
     return heading + _aligned(rows) + footing
 

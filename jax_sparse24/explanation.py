@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse24.choices import choice_table, method_table
+from jax_sparse24.choices import choice_table, decided_block, method_table
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sparse_layers
 from jax_sparse24.nn.function import Function
@@ -38,7 +38,7 @@ def explain(
     def table(method, implementation):
         if shape is None:
             return method_table(method, dtype, implementation)
-        return choice_table(method, shape, dtype, implementation)
+        return choice_table(decided_block(method, shape, dtype, implementation))
 
     print(table(what, implementation) if isinstance(what, Method) else _described(what, table))
 

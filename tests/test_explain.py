@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24.engine.execution import Execution
 
 TRANSPOSABLE = "transposable mask"
 
@@ -179,3 +180,18 @@ def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(kind,
 def test_explain_says_what_it_takes(what):
     with pytest.raises(TypeError, match=r"explain: needs a method from s24\.methods, an nnx\.Module or"):
         s24.explain(what)
+
+
+def test_each_product_of_a_block_is_decided_once(monkeypatch, capsys):
+    """For the rows of the table and for the kernels that two steps share."""
+    asked, decisions = [], Execution.decisions
+
+    def counted(self, products, shapes, dtype):
+        asked.extend(products if self.op == "explain" else ())
+        return decisions(self, products, shapes, dtype)
+
+    monkeypatch.setattr(Execution, "decisions", counted)
+    s24.explain(s24.methods.FST(), shape=(256, 128, 256), implementation="ffi")
+    said = capsys.readouterr().out
+    assert asked == ["F1", "F2", "B1", "B2", "B3", "B4"]
+    assert "W1 packed for F1 and for B3" in said and [row["product"] for row in table(said)][:6] == asked

@@ -4,7 +4,6 @@ A study is a folder with the records of an ablation's runs, ARM/seedN.json (reco
 one name.
 """
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import config as configs
-from experiments.ablations import ablation, record, text
+from experiments.ablations import ablation, text, together
 from experiments.ablations.ablation import REPLICATE, Named
 from experiments.ablations.result import judged
 from experiments.ablations.verdicts import CONFIDENCE, Interval, resolvable
@@ -21,7 +20,6 @@ from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
 from experiments.data.vocabulary import bits_per_byte
-from experiments.errors import require
 from experiments.training import speed
 
 
@@ -52,7 +50,8 @@ class Study:
     devices: what every run had, as `2 x NVIDIA H200`.
     kinds: what each run's devices call themselves, by its path.
     commits: of each run, by its path. Times are compared between runs of one commit only.
-    registered: what was stated before the first run; None where that is not known."""
+    registered: what was stated before the first run; None where that is not known.
+    changed: runs, ARM/SEED, of files that differed from their commit."""
 
     name: str
     arms: dict[str, dict[int, Run]]
@@ -60,6 +59,7 @@ class Study:
     commits: dict[Path, str]
     kinds: dict[Path, list[str]]
     registered: dict | None = None
+    changed: tuple[str, ...] = ()
 
     @property
     def equal_time(self) -> bool:
@@ -74,6 +74,15 @@ class Study:
     @property
     def others(self) -> list[str]:
         return [name for name in self.arms if name not in (self.reference, REPLICATE)]
+
+    def is_sparse(self, arm: str) -> bool:
+        """Whether an arm has sparse steps."""
+        return any(phase.sparse for run in self.arms[arm].values() for _, _, phase in run.phases)
+
+    def is_longer(self, arm: str) -> bool:
+        """Whether an arm has more steps than the reference."""
+        first, own = (next(iter(self.arms[name].values())) for name in (self.reference, arm))
+        return own.config.train.steps > first.config.train.steps
 
     def paired(self, arm: str, value) -> list[float]:
         """A number of an arm's run less that of the reference, for every seed that both have.
@@ -104,13 +113,19 @@ class Study:
         most = Counter(self.commits.values()).most_common(1)[0][0]
         return [run for run in self.arms[arm].values() if self.commits[run.out] == most]
 
-    def tokens_per_second(self, arm: str) -> list[float]:
-        """The means of an arm's runs at each commit: the lowest, and the highest if there are several."""
-        by_commit = {}
+    def by_commit(self, arm: str, value) -> list[float]:
+        """The means of an arm's runs at each commit: the lowest, and the highest if there are several.
+
+        value: what makes the number of a Run."""
+        found = {}
         for run in self.arms[arm].values():
-            by_commit.setdefault(self.commits[run.out], []).append(tokens_per_step(run) / pace(run))
-        means = [float(np.mean(values)) for values in by_commit.values()]
+            found.setdefault(self.commits[run.out], []).append(value(run))
+        means = [float(np.mean(values)) for values in found.values()]
         return sorted({min(means), max(means)})
+
+    def tokens_per_second(self, arm: str) -> list[float]:
+        """See `by_commit`."""
+        return self.by_commit(arm, lambda run: tokens_per_step(run) / pace(run))
 
     def mfu(self, arm: str) -> list[float] | None:
         """Of the same means: the share of the peak of the devices that the products of the arm's model take,
@@ -132,62 +147,39 @@ class Study:
         return self.commits[a.out] == self.commits[b.out]
 
 
-def check_records(folder: Path) -> None:
-    """UserError for a folder without any."""
-    found = any(folder.glob("*/seed*.json"))
-    require(found, f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
-
-
 def read(*folders: Path) -> Study:
     """The study in folders of one name, such as those of several machines; its reference first.
 
     folders: with ARM/seedN.json.
 
-    Raises: UserError if a folder has none, if no folder has the arm "dense", or if there is a run twice, or
-    there are runs on different texts or devices."""
-    arms, devices, texts, seconds, registered = {}, {}, {}, {}, None
-    commits, kinds = {}, {}
+    Raises: UserError if a folder has none, if no folder has the arm "dense", or for runs that do not fit
+    together (together.py)."""
     for folder in folders:
-        check_records(folder)
-        statement = folder / "statement.json"
-        registered = registered or (json.loads(statement.read_text()) if statement.exists() else None)
-    for path in sorted(path for folder in folders for path in folder.glob("*/seed*.json")):
-        content = record.read(path)
-        run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
-        require(
-            not run.gap,
-            f"{path} cannot be shown: {run.gap}. Take it out, or put the record of a complete run there.",
-        )
-        machines = {row["place"]["machine"] for row in run.rows.get("event", []) if "place" in row}
-        require(len(machines) < 2, f"{path} is of a run on several machines: {', '.join(sorted(machines))}.")
-        devices.setdefault(_named(content["environment"].get("devices")), path)
-        texts.setdefault(str(run.corpus.get("digest")), path)
-        seconds.setdefault(str([row.get("digest") for row in run.rows.get("second", [])]), path)
-        known = arms.setdefault(path.parent.name, {})
-        twice = known.get(run.config.seed)
-        require(
-            twice is None, f"{path} and {twice and twice.out} are one run made twice: take one of them out."
-        )
-        known[run.config.seed] = run
-        kinds[path] = content["environment"].get("devices") or []
-        commits[path] = str(content["environment"].get("commit"))
-    folder = folders[0]
-    for what, found in (("devices", devices), ("texts", texts), ("second texts", seconds)):
-        known = ", ".join(f"{value} ({path})" for value, path in found.items())
-        require(len(found) == 1, f"The runs of {folder} have different {what}: {known}.")
-    require("dense" in arms, f"{folder} has no arm 'dense', with which the others are compared.")
-    arms = {"dense": arms.pop("dense"), **arms}
-    return Study(folder.name, arms, next(iter(devices)), commits, kinds, registered)
+        together.check_records(folder)
+    members = together.check(folders[0], together.records(folders), together.statements(folders))
+    together.check_dense(folders[0], {member.arm for member in members})
+    arms, stated = {"dense": {}}, filter(None, map(together.registered, folders))
+    for member in members:
+        arms.setdefault(member.arm, {})[member.config.seed] = member.run
+    return Study(
+        folders[0].resolve().name,
+        arms,
+        together.named(members[0].devices),
+        {member.path: str(member.environment.get("commit")) for member in members},
+        {member.path: list(member.devices) for member in members},
+        # Of several machines, what is true of all: that which was written last.
+        max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),
+        tuple(
+            f"{member.arm}/{member.config.seed}"
+            for member in members
+            if member.environment.get("tree") not in (None, "clean")
+        ),
+    )
 
 
 def studies() -> list[Study]:
     """Those whose records are in the repository, docs/evidence/SIZE."""
     return [read(folder) for folder in sorted((REPOSITORY / "docs/evidence").iterdir()) if folder.is_dir()]
-
-
-def _named(devices) -> str:
-    """Equal devices once, with their number."""
-    return " and ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(devices or ()).items())
 
 
 def tokens_per_step(run: Run) -> int:
@@ -289,7 +281,7 @@ def table(study: Study) -> str:
         some = next(iter(runs.values()))
         mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
         energy = [joules_per_token(run) for run in runs.values()]
-        memory = [run.last("eval", "peak_bytes") for run in runs.values()]
+        memory = [peak for run in runs.values() if (peak := run.last("eval", "peak_bytes"))]
         second = [second_bits(run) for run in runs.values()]
         step, shares = study.step_speed(arm), study.mfu(arm)
         lines.append(
@@ -306,8 +298,10 @@ def table(study: Study) -> str:
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
-                "not measured" if None in energy else f"{1e3 * np.mean(energy):.2f}",
-                "not measured" if None in memory else f"{max(memory) / 1e9:.1f}",
+                "not measured"
+                if None in energy
+                else " to ".join(f"{1e3 * one:.2f}" for one in study.by_commit(arm, joules_per_token)),
+                f"{max(memory) / 1e9:.1f}" if memory else "not measured",
             ]
         )
     return markdown(lines)
@@ -324,13 +318,23 @@ def interval(found: Interval, form: str, unit: str = "") -> str:
 def about(study: Study) -> str:
     """What the runs of dense training are."""
     run = next(iter(study.arms[study.reference].values()))
-    config = run.config
-    return (
+    config, sizes = run.config, [row["first"]["parameters"] for row in run.rows["event"] if "first" in row]
+    model = f"of a model of {sizes[0] / 1e6:.1f}M parameters, " if sizes else ""
+    said = [
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
-        f"{tokens_of_a_run(study) / 1e6:.0f}M, at a peak learning rate of "
+        f"{tokens_of_a_run(study) / 1e6:.0f}M, {model}at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
-        + (" Times are compared between runs of one commit." if len(set(study.commits.values())) > 1 else "")
-    )
+    ]
+    if len(set(study.commits.values())) > 1:
+        said.append("Times are compared between runs of one commit.")
+        if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
+            names = " and ".join(lacking)
+            said.append(f"The figure over minutes is of one commit, without {names}.")
+    if study.changed:
+        verb = "was" if len(study.changed) == 1 else "were"
+        names = " and ".join(study.changed)
+        said.append(f"{names} {verb} trained with files that differed from their commit.")
+    return " ".join(said)
 
 
 def summary(study: Study) -> str:
@@ -405,22 +409,30 @@ def _claim_of(study: Study) -> Named | None:
     hash_of = (study.registered or {}).get("hash")
     stated = [named for named in known if named.ablation.statement["hash"] == hash_of]
     alike = [named for named in known if (named.ablation.equal == "time") == study.equal_time]
-    return next(iter([*stated, *alike]), None)
+    arms = [{ablation.folder_of(arm) for arm in named.ablation.all_arms} for named in alike]
+    fitting = [named for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
+    return next(iter([*stated, *fitting]), None)
 
 
 def losing(studies: list[Study]) -> list[str]:
     """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
     names = {False: [], True: []}
     for study in studies:
-        sparse = [arm for arm in study.others if study.step_speed(arm) is not None]
-        found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
-        found = [numbers for numbers in found if None not in numbers]
-        if found and all(gap > 0 and (study.equal_time or speed < CLEARLY) for gap, speed in found):
+        found = [
+            (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others if study.is_sparse(arm)
+        ]
+        if study.equal_time and not all(study.is_longer(arm) for arm in study.others if study.is_sparse(arm)):
+            continue
+        if found and all(
+            None not in numbers and numbers[0] > 0 and (study.equal_time or numbers[1] < CLEARLY)
+            for numbers in found
+        ):
             names[study.equal_time].append(f"`{study.name}`")
     said = {
         False: "at equal steps each sparse arm ends behind dense training, and the run of none is clearly "
         "faster",
-        True: "in the time of dense training each sparse arm ends behind it, though it has more steps",
+        True: "with more steps, which were to take the time of dense training, each sparse arm ends behind "
+        "it",
     }
     return [
         f"**Sparsity loses at the size{'s' * (len(own) > 1)} {' and '.join(own)}**: {said[equal_time]}."
@@ -434,7 +446,7 @@ def _beaten(study: Study) -> list[str]:
     at = {arm: (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others}
     at = {arm: numbers for arm, numbers in at.items() if None not in numbers}
     found = []
-    for arm in [arm for arm in at if study.step_speed(arm) is None]:
+    for arm in [arm for arm in at if not study.is_sparse(arm)]:
         losers = [other for other in at if at[other][0] > at[arm][0] and at[other][1] < at[arm][1]]
         if losers:
             found.append(

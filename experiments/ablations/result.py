@@ -12,7 +12,7 @@ import jax
 
 from experiments import config as configs
 from experiments import files
-from experiments.ablations import runs
+from experiments.ablations import runs, together
 from experiments.ablations.ablation import REPLICATE, Ablation, Named
 from experiments.ablations.leaks import leaking
 from experiments.ablations.verdicts import CONFIDENCE, Comparison, Interval, combine, judge
@@ -63,7 +63,7 @@ def result_of(named: Named, jobs, out: Path) -> dict:
         "cores per run": sorted({job.environment.get("cores") or here["hardware"]["cores"] for job in jobs}),
         "replicates": ablation.replicated,
         "metrics": metrics,
-        "registered": runs.registered(out),
+        "registered": together.registered(out),
     }
     return judged(result, ablation)
 
@@ -97,7 +97,7 @@ def judged(result: dict, ablation: Ablation) -> dict:
         arm: {int(seed): values for seed, values in seeds.items()} for arm, seeds in result["metrics"].items()
     }
     replicate = metrics.pop(REPLICATE, None)
-    noise = replicate and replicate_noise(replicate, metrics[result["replicates"]])
+    noise = (replicate and replicate_noise(replicate, metrics.get(result["replicates"], {}))) or None
     found = judge(ablation.verdict, metrics, LIMITS, noise)
     return result | {
         "confidence": CONFIDENCE,

@@ -21,10 +21,12 @@ import jax
 from experiments import config as configs
 from experiments import files
 from experiments.ablations import record as records
+from experiments.ablations import together
 from experiments.ablations.ablation import Named, folder_of
 from experiments.analysis.runs import Run, read_run
 from experiments.analysis.sampling import Sampler
 from experiments.config import REPOSITORY, Config
+from experiments.data.batches import Corpus
 from experiments.errors import require
 from experiments.training import rundir
 from experiments.training.environment import git, tree
@@ -50,6 +52,8 @@ class Job:
     """the ablation, where there are several"""
     turn: tuple[int, int, int] = (0, 0, 1)
     """which arm it is and which seed, counted from 0, and of how many arms"""
+    beside: tuple[Path, ...] = ()
+    """folders of records with which it will be shown, and must fit"""
 
     @property
     def label(self) -> str:
@@ -171,7 +175,7 @@ def code_now() -> str:
 
 def register(named: Named, out: Path):
     """Write down, once, what the ablation states, before its first run."""
-    path = out / "statement.json"
+    path = out / together.STATEMENT
     if path.exists():
         return
     begun = len(
@@ -184,12 +188,6 @@ def register(named: Named, out: Path):
     }
     out.mkdir(parents=True, exist_ok=True)
     files.write(path, json.dumps(words, indent=1) + "\n")
-
-
-def registered(out: Path) -> dict | None:
-    """What `register` wrote; None if it never did."""
-    path = out / "statement.json"
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def in_common(jobs) -> list[Job]:
@@ -266,6 +264,20 @@ def check_place(job: Job) -> None:
     )
 
 
+def check_beside(job: Job, config: Config, corpus: Corpus) -> None:
+    """UserError for a run that does not fit those with which it will be shown. Its text is known now, and
+    nothing is compiled.
+
+    config, corpus: as `train` found them."""
+    if not job.beside:
+        return
+    known, folders = corpus.statistics, [*job.beside, job.out.parents[1]]
+    second = known.get("second_digest", "none")
+    own = together.Member(job.record, config, tuple(rundir.devices()), together.text_of(known), second)
+    stated = together.statements(folders)
+    together.check(job.out.parents[1], [*together.records(folders), own], stated)
+
+
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-3}
 """by how much of itself the dense loss of equal parameters on equal tokens may differ between arms: programs
 order their sums in other ways, and 16-bit activations are rounded at other places"""
@@ -334,8 +346,9 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
             resume = (job.out / "config.json").exists()
             check_place(job)
             own = {"show": show, "label": label or job.name}
-            compare = functools.partial(check_alike, job, others=others)
-            result = train(job.config, job.out, resume=resume, on_first_batch=compare, **own)
+            own |= {"begins": functools.partial(check_beside, job)}
+            own |= {"on_first_batch": functools.partial(check_alike, job, others=others)}
+            result = train(job.config, job.out, resume=resume, **own)
         except Diverged as error:
             print(f"{job.name} diverged: {error}", file=sys.stderr, flush=True)
         else:
@@ -446,6 +459,8 @@ class Slot:
     """which of the GPUs that are used, counted from 0"""
     gpus: int = 0
     """how many are used, over which arms rotate; 0 for none"""
+    devices: tuple[str, ...] = ()
+    """what those that a run sees are called"""
 
     def takes(self, job: Job) -> bool:
         """Whether a run is trained here."""
@@ -467,21 +482,24 @@ def slots(count: int, each: int = 0) -> list[Slot]:
         f"--jobs {count} with --cores {each} is more than the {len(cores)} cores of this machine.",
     )
     require(pinned or not each, "--cores needs Linux: this system gives processes no cores of their own.")
-    question = "import jax; print(jax.default_backend(), jax.local_device_count())"
+    question = (
+        "import json, jax; found = [device.device_kind for device in jax.local_devices()]; "
+        "print(json.dumps([jax.default_backend(), found]))"
+    )
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
     require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
-    backend, devices = asked.stdout.split()
+    backend, kinds = json.loads(asked.stdout)
     require(
         count or backend != "cpu", "--jobs 0 is one run per GPU, and jax finds no GPU here: give a number."
     )
     if backend != "cpu":
-        count, devices = count or int(devices), int(devices)
+        count, devices = count or len(kinds), len(kinds)
         used = min(count, devices)
         return [
-            Slot(environment, gpu=i % devices, gpus=used)
+            Slot(environment, gpu=i % devices, gpus=used, devices=(kinds[i % devices],))
             for i, environment in enumerate(shares(count, devices))
         ]
-    return [Slot({}, tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
+    return [Slot({}, tuple(cores[i * each : (i + 1) * each]), devices=tuple(kinds)) for i in range(count)]
 
 
 def shares(count: int, devices: int) -> list[dict]:

@@ -19,7 +19,14 @@ def compiled(make: Mapping[Hashable, Callable]) -> dict:
     """What the functions give, by name: programs, which they compile at the same time, in threads, and do not
     run. When the first ones ran while others were compiled, a session ended with "operation failed due to a
     previous error during capture". The cause was found by reading and not tried on a GPU: XLA's compiler
-    waits for the whole GPU as it gives back a handle of cuDNN, which ends what another thread captures."""
+    waits for the whole GPU as it gives back a handle of cuDNN, which ends what another thread captures.
+
+    There are a quarter as many threads as cores. That number is not measured; what bounds it was read in
+    openxla/xla. Where kernels are tuned, each program compiles those that it tries in a pool of as many
+    threads as there are cores (`OptimizeHloModule`), and keeps operands and results of the product that it
+    tries in the GPU's memory. Only one program at a time measures (`GpuProfiler::Execute` holds a
+    lock), so that programs wait for each other and disturb no times. More threads can only win where a
+    program has one core, in XLA's passes and in LLVM; tracing is Python, one program at a time."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
         return dict(zip(make, pool.map(lambda name: make[name](), make), strict=True))
 

@@ -1,12 +1,13 @@
 """The training loop. Everything that can be wrong is found before the run folder is made."""
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -90,6 +91,7 @@ def _train_alone(
     config: Config, out: Path, resume: bool, show: bool | None, label: str, begins, on_first_batch
 ) -> Result:
     trackers.check(config.train)
+    peak_before = peak_memory()
     speaks = show is not False and jax.process_index() == 0
     if speaks:
         print(f"{label}: preparing the text, compiling", file=sys.stderr, flush=True)
@@ -104,6 +106,8 @@ def _train_alone(
     if named:
         with first_process_first("second text"):
             second = second_batches(named, config.data, corpus.vocabulary, config.train.eval_batches)
+        known = corpus.statistics | {"second_digest": fingerprint(second)}
+        corpus = dataclasses.replace(corpus, statistics=known)
     iterator = train_batches(corpus, config.data, config.seed)
     check_start(config, corpus.vocabulary)
     if resume:
@@ -160,6 +164,7 @@ def _train_alone(
                 progress=progress,
                 stop=stop,
                 on_first_batch=on_first_batch,
+                peak_before=peak_before,
             )
             step, finished, losses = loop.run(start, state)
             return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
@@ -168,7 +173,8 @@ def _train_alone(
 @dataclass
 class Loop:
     """The steps of one run from `start` to its end or to a stop signal. batches: for validation; second: of
-    `train.second_text`, for one evaluation at the end. on_first_batch: see `train`."""
+    `train.second_text`, for one evaluation at the end. on_first_batch: see `train`. peak_before: what
+    `peak_memory` gave before the run."""
 
     program: Program
     iterator: Iterator
@@ -180,6 +186,7 @@ class Loop:
     progress: Progress
     stop: StopSignal
     on_first_batch: Callable[[dict], None] | None = None
+    peak_before: dict = field(default_factory=dict)
 
     def __post_init__(self):
         program, batches = self.program, self.batches
@@ -255,7 +262,7 @@ class Loop:
                     leak = self._leak(state)
                     scored = {"bytes_per_token": self.bytes_per_token}
                     marks = self._marks("sparse")
-                    self.writer.write("eval", done, losses | leak | scored | peak_memory() | marks)
+                    self.writer.write("eval", done, losses | leak | scored | self._peak() | marks)
                     if self.second and done == train.steps:
                         self.writer.write("second", done, self._second(state) | marks)
             if is_multiple(done, train.checkpoint_every) or done == train.steps:
@@ -276,6 +283,11 @@ class Loop:
         size = bytes_per_token(self.vocabulary, self.second)
         tokens = sum(batch[:, 1:].size for batch in self.second)
         return losses | {"bytes_per_token": size, "tokens": tokens, "digest": fingerprint(self.second)}
+
+    def _peak(self) -> dict:
+        """The most bytes in use; {} where an earlier run of this process had as many."""
+        peak = peak_memory()
+        return peak if peak != self.peak_before else {}
 
     def _write(self, kind, step, values):
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})

@@ -14,7 +14,7 @@ from experiments.config import Config
 from experiments.data.batches import Corpus
 from experiments.training.mesh import sizes
 from experiments.training.step import abstract_model
-from jax_sparse24.choices import Choice, choices
+from jax_sparse24.choices import Choice, decided_block
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
@@ -106,7 +106,7 @@ def products(config: Config) -> str:
     phases = [f"{start} to {end - 1}" for start, end, phase in config.schedule.boundaries() if phase.sparse]
     groups: dict[str, list[Choice]] = {}
     for block in blocks:
-        for choice in choices(method, block.shape, block.dtype, block.implementation):
+        for choice in decided_block(method, block.shape, block.dtype, block.implementation).choices():
             groups.setdefault(choice.runs, []).append(choice)
     said = "; ".join(f"{', '.join(c.product for c in g)} {runs} ({_why(g)})" for runs, g in groups.items())
     others = {

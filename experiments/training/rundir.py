@@ -104,7 +104,7 @@ def check_resumable(out: Path, statistics: dict):
     rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
     for known in [row["corpus"] for row in rows if "corpus" in row][:1]:
         names = ("digest",) if "digest" in known else ("bytes", "records", "order0_nats", "order1_nats")
-        names += ("tokenizer",) if "tokenizer" in known else ()
+        names += tuple(name for name in ("tokenizer", "second_digest") if name in known)
         here = {name: statistics.get(name) for name in names}
         changed = [f"{n}: {known.get(n)} -> {here[n]}" for n in names if known.get(n) != here[n]]
         require(
@@ -211,11 +211,16 @@ def environment() -> dict:
         "tree": tree(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "devices": [device.device_kind for device in jax.devices()],
+        "devices": devices(),
         "processes": jax.process_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: version(name) for name in names},
     }
+
+
+def devices() -> list[str]:
+    """What the devices of all processes are called, one after the other."""
+    return [device.device_kind for device in jax.devices()]
 
 
 def place() -> dict:

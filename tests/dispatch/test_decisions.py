@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from jax_sparse24.choices import choices
+from jax_sparse24.choices import decided_block
 from jax_sparse24.dispatch import table as tables
 from jax_sparse24.dispatch import table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
@@ -182,7 +182,7 @@ def test_explain_says_what_runs(folders, monkeypatch, name):
         tables._stored.cache_clear()
         ran.clear()
         trace_of(METHODS[name])
-        said = {choice.product: choice for choice in choices(METHODS[name], BLOCK, "float32")}
+        said = {choice.product: choice for choice in decided_block(METHODS[name], BLOCK, "float32").choices()}
         entries_only = {p for p, choice in said.items() if choice.runs == "only at entries of Y2"}
         assert ran.keys() | entries_only == said.keys()
         assert {p: said[p].decision for p in ran if said[p].decision} == {

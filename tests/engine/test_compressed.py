@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.choices import shared_kernels
+from jax_sparse24.choices import decided_block
 from jax_sparse24.dispatch import decision, hardware, operation
 from jax_sparse24.dispatch.decision import Decision, decide
 from jax_sparse24.dispatch.product import Product
@@ -146,7 +146,8 @@ def test_one_pass_multiplies_and_squares(method, sparse, on_h200, monkeypatch):
     assert len(on_h200) == 6
 
     def said(width=width, implementation=None):
-        return "F1 and the activation" in shared_kernels(method, (T, width, F), "bfloat16", implementation)
+        block = decided_block(method, (T, width, F), "bfloat16", implementation)
+        return "F1 and the activation" in block.shared_kernels()
 
     assert said() and not said(width // 2) and not said(implementation="cusparselt")
     named = calls(method, width=width)

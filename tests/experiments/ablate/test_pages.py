@@ -8,9 +8,10 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 
-from experiments import study
+from experiments import ablate, study
 from experiments.ablations import ablation as ablations
 from experiments.ablations import evidence, reproduction, result, text
 from experiments.ablations.leaks import leaking
@@ -132,6 +133,124 @@ def test_folders_beside_runs(tmp_path, capsys, monkeypatch):
     assert f"{tmp_path}/nothing holds no ARM/seedN.json" in refused(tmp_path / "nothing")
 
 
+def changed(path, folder, change):
+    """A copy of a record in another folder, as of another machine, after a change of its JSON data."""
+    content = json.loads(path.read_text())
+    change(content)
+    copy = folder / path.parent.name / path.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(json.dumps(content))
+
+
+def only_cpu(content):
+    content["environment"]["devices"] = [device.device_kind for device in jax.devices()]
+
+
+def of_toaster(content):
+    content["environment"]["devices"] = ["Toaster"]
+
+
+def faster(content):
+    only_cpu(content)
+    content["config"]["optim"]["lr"] = 1.0
+
+
+def in_longer_sequences(content):
+    only_cpu(content)
+    content["config"]["data"]["seq"] = 2048
+
+
+@pytest.mark.parametrize(
+    ("only", "arm", "change", "words"),
+    [
+        ("FST/0", "dense", of_toaster, "have different devices: Toaster (*dense/seed0.json), "),
+        ("FST/0", "dense", faster, "are of one arm, but have different configs:\n  optim.lr: 0.0012 -> 1.0"),
+        ("FST/0", "dense", in_longer_sequences, "but have different configs:\n  data.seq: 1024 -> 2048"),
+        ("FST/0,dense/0", "dense", only_cpu, "are one run made twice: take one of them out; --only"),
+        ("Venom/0", "FST", only_cpu, "has no arm 'dense'"),
+    ],
+    ids=["devices", "config", "data", "twice", "dense"],
+)
+def test_records_that_do_not_fit_are_refused_before_a_run(
+    only, arm, change, words, tmp_path, capsys, monkeypatch
+):
+    """By the words that would be said of the page after it."""
+    monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
+    changed(study.STORED / f"{arm}/seed0.json", tmp_path / "124m", change)
+    argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out"]
+    with pytest.raises(SystemExit):
+        study.main([str(word) for word in argv])
+    said = capsys.readouterr().err
+    assert re.search(".*".join(map(re.escape, words.split("*"))), said), said
+    assert not (tmp_path / "out").exists()
+
+
+def test_statements_that_differ_are_refused(tmp_path, capsys):
+    """Of two folders of records, and of a folder beside runs of an ablation that states something else."""
+    folder = tmp_path / "124m"
+    changed(study.STORED / "FST/seed0.json", folder, lambda content: None)
+    (folder / "statement.json").write_text('{"hash": "0", "written": "2020", "runs before": 0}')
+    with pytest.raises(UserError, match=r"different statements: 0 .*11d39976dfd1"):
+        evidence.read(folder, study.STORED)
+    changed(study.STORED / "FST/seed0.json", folder, only_cpu)
+    with pytest.raises(SystemExit):
+        out = str(tmp_path / "out")
+        study.main([str(folder), "--run", study.PLAN, "--only", "dense/0", "--out", out])
+    said = capsys.readouterr().err
+    assert "different statements: 0 (" in said and f"({study.PLAN})" in said
+
+
+def test_of_machines_that_state_the_same_the_last_counts(tmp_path):
+    """What is said of the first run is true of all."""
+    stated = json.loads((study.STORED / "statement.json").read_text())
+    other = shutil.copytree(study.STORED, tmp_path / "124m")
+    shutil.rmtree(other / "dense")
+    changed(study.STORED / "FST/seed0.json", other, lambda content: content["config"].update(seed=1))
+    (other / "FST/seed0.json").rename(other / "FST/seed1.json")
+    (other / "statement.json").write_text(json.dumps(stated | {"runs before": 2}))
+    assert evidence.read(study.STORED, other).registered["runs before"] == 2
+
+
+def other_text(content):
+    content["rows"]["event"]["corpus"][0]["digest"] = "0"
+
+
+def other_second_text(content):
+    content["rows"]["second"]["digest"][0] = "0"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(other_text, "different texts: 0 ("), (other_second_text, "different second texts: 0 (")],
+)
+def test_a_run_on_another_text_is_stopped_before_its_folder_is_made(change, words, done, tmp_path, capsys):
+    changed(done[1] / "dense/seed0.json", tmp_path / "smoke", change)
+    argv = [tmp_path / "smoke", "--run", f"{done[0]}:smoke", "--only", "ste/0", "--out", tmp_path / "out"]
+    with pytest.raises(SystemExit):
+        study.main([str(word) for word in argv])
+    said = capsys.readouterr().err
+    assert words in said and "ste/seed0.json, to be trained" in said
+    assert not (tmp_path / "out/smoke/ste/seed0").exists()
+
+
+def test_a_run_beside_the_records_of_another_machine(done, tmp_path, capsys):
+    """Fits, and is on a page with them."""
+    changed(done[1] / "dense/seed0.json", tmp_path / "smoke", lambda content: None)
+    argv = [tmp_path / "smoke", "--run", f"{done[0]}:smoke", "--only", "ste/0", "--out", tmp_path / "out"]
+    assert study.main([str(word) for word in argv]) == 0
+    assert "ste ends " in (tmp_path / "out/evidence.md").read_text()
+
+
+def test_runs_at_a_time_know_what_they_are_shown_with(done, tmp_path):
+    beside = ["--beside", str(done[1]), "--beside", str(tmp_path / "out")]
+    argv = [f"{done[0]}:smoke", "--out", str(tmp_path / "out"), *beside]
+    (claim,) = ablate.claims_of(ablate.parser().parse_args(argv))
+    assert claim.command(tmp_path)[-4:] == beside
+    assert all(job.beside == (done[1], tmp_path / "out") for job in claim.jobs)
+    with pytest.raises(UserError, match=r"out holds no ARM/seedN\.json"):
+        ablate.claims_of(ablate.parser().parse_args([f"{done[0]}:smoke", *beside]))
+
+
 def test_a_folder_that_is_trained_into_may_be_named(tmp_path, monkeypatch):
     monkeypatch.setattr(study.ablate, "main", lambda argv: 0)
     folder = shutil.copytree(study.STORED, tmp_path / "124m")
@@ -180,7 +299,7 @@ def test_what_is_drawn_of_papers_is_said():
     words = " ".join(study.TRADE.split())
     for paper in evidence.PAPERS:
         low, high = paper.speed
-        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source}: the dashed band)" in words
+        assert f"{low:g} to {high:g} times as fast (`{paper.arm}`, {paper.source})" in words
     for file in ("methods", "tokens"):
         source = ablations.load(f"configs/evidence/{file}.py:124m").ablation.source
         assert "abstract" in source and "this project's" in source and " nats" not in source
@@ -214,7 +333,10 @@ def test_a_study_at_equal_time_says_so():
     run = dataclasses.replace(run, config=config)
     timed = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: run}})
     assert timed.equal_time and "its steps 1.00 times as fast" in evidence.summary(timed)
-    assert "in the time of dense training each sparse arm ends behind it" in evidence.losing([timed])[0]
+    assert "with more steps, which were to take the time of dense" in evidence.losing([timed])[0]
+    shorter = dataclasses.replace(run.config, train=dataclasses.replace(longer, steps=875))
+    mixed = {"FST": {0: dataclasses.replace(run, config=shorter)}}
+    assert not evidence.losing([dataclasses.replace(runs, arms=runs.arms | mixed)])
     assert study.trade([timed], Path("nowhere")) == []
 
 

@@ -273,6 +273,15 @@ def test_memory_is_that_of_the_fullest_device(monkeypatch):
     assert loop.peak_memory() == {}
 
 
+def test_memory_of_an_earlier_run_is_not_that_of_a_run(config, tmp_path, monkeypatch):
+    """A process keeps the most bytes of all its runs: those of one that needs fewer are not known."""
+    used = iter([7, 7, 7, 9])  # before the run, and at each evaluation
+    monkeypatch.setattr(loop, "peak_memory", lambda: {"peak_bytes": next(used)})
+    shorter = dataclasses.replace(config.train, steps=6, eval_every=2, checkpoint_every=6)
+    loop.train(dataclasses.replace(config, train=shorter), tmp_path / "run", show=False)
+    assert [row.get("peak_bytes") for row in rows(tmp_path / "run", "eval")] == [None, None, 9]
+
+
 def test_evaluate_prints_both_losses(finished, capsys):
     evaluate.main([str(finished), "--batches", "2"])
     printed = capsys.readouterr().out

@@ -1,0 +1,161 @@
+"""What a study says of records that are not as those in docs/evidence."""
+
+import dataclasses
+import json
+
+import pytest
+
+from experiments import study
+from experiments.ablations import evidence
+from experiments.config import REPOSITORY
+from experiments.errors import UserError
+
+STORED = REPOSITORY / "docs/evidence"
+ENDS_AHEAD = {"dense": 1.0, "sparse": 1.0}
+
+
+@pytest.fixture(scope="module")
+def pilot():
+    return evidence.read(STORED / "pilot")
+
+
+def stored_in(folder, arm, change, size="124m"):
+    """The records of a size, one of an arm after a change of its JSON data, in a folder."""
+    for path in (STORED / size).glob("*/seed*.json"):
+        content = json.loads(path.read_text())
+        if path.parent.name == arm:
+            change(content)
+        copy = folder / path.relative_to(STORED / size)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(json.dumps(content))
+    return folder
+
+
+def with_last_losses(run, **losses):
+    *before, last = run.rows["eval"]
+    return dataclasses.replace(run, rows=run.rows | {"eval": [*before, {**last, **losses}]})
+
+
+def test_a_last_loss_that_is_no_number_is_refused(tmp_path):
+    """And not replaced by that of an earlier evaluation."""
+
+    def lose(content):
+        content["rows"]["eval"]["dense"][-1] = None
+
+    with pytest.raises(UserError, match=r"FST/seed0\.json cannot be shown: .*no number"):
+        evidence.read(stored_in(tmp_path, "FST", lose))
+
+
+def test_a_record_without_times_is_refused(tmp_path):
+    def lose(content):
+        content["rows"]["train"]["steps_per_s"] = [None] * len(content["rows"]["train"]["step"])
+
+    with pytest.raises(UserError, match=r"FST/seed0\.json cannot be shown: .*times"):
+        evidence.read(stored_in(tmp_path, "FST", lose))
+
+
+def test_a_record_under_the_name_of_another_seed_is_refused(tmp_path):
+    def other(content):
+        content["config"]["seed"] = 3
+
+    with pytest.raises(UserError, match=r"FST/seed0\.json is of a run with the seed 3"):
+        evidence.read(stored_in(tmp_path, "FST", other))
+
+
+def test_tokens_of_two_tokenizers_are_two_texts(tmp_path):
+    def other(content):
+        content["rows"]["event"]["corpus"][0]["tokenizer"] = "0"
+
+    with pytest.raises(UserError, match=r"different texts: .*in tokens of 0 "):
+        evidence.read(stored_in(tmp_path, "FST", other))
+
+
+def test_sparsity_loses_only_where_all_sparse_arms_are_known(pilot):
+    """Also those whose times no dense run has: Venom is ahead here, at a commit of its own."""
+    assert evidence.losing([pilot])
+    ahead = {0: with_last_losses(pilot.arms["Venom"][0], **ENDS_AHEAD)}
+    alone = dict(pilot.commits) | {ahead[0].out: "another"}
+    mixed = dataclasses.replace(pilot, arms=pilot.arms | {"Venom": ahead}, commits=alone)
+    assert mixed.run_speed("Venom").mean is None and mixed.gap("Venom").mean < 0
+    assert not evidence.losing([mixed])
+
+
+def test_the_dense_arms_are_those_without_sparse_steps(pilot):
+    assert [arm for arm in pilot.others if not pilot.is_sparse(arm)] == ["half-width"]
+    said = evidence.summary(pilot)
+    assert "half-width, which is dense" in said and said.count("which is dense") == 1
+
+
+def test_runs_of_changed_files_are_said(pilot):
+    words = evidence.about(pilot)
+    assert "Activation24/0 and FST/0 were trained with files that differed from their commit" in words
+    assert "differed" not in evidence.about(evidence.read(STORED / "124m"))
+
+
+def test_energy_is_told_by_commit_as_speed_is(pilot):
+    """Else an arm at one commit would be beside the mean of dense runs at two."""
+    energies = [1e3 * evidence.joules_per_token(run) for run in pilot.arms["dense"].values()]
+    assert len({pilot.commits[run.out] for run in pilot.arms["dense"].values()}) == 2
+    low, high = sorted(energies)
+    assert f"| {low:.2f} to {high:.2f} |" in evidence.table(pilot)
+
+
+def test_the_size_of_the_model_is_that_of_the_records(pilot):
+    assert "of a model of 110.1M parameters" in evidence.about(pilot)
+
+
+def test_a_claim_is_shown_for_its_own_arms_only(pilot):
+    """Of a study whose statement is not known, or is that of another claim."""
+    unknown = dataclasses.replace(pilot, registered=None)
+    assert "At equal steps FST ends" in evidence.claim(unknown)
+    other = dataclasses.replace(unknown, arms=pilot.arms | {"warm-up 0": pilot.arms["FST"]})
+    assert evidence.claim(other) == ""
+
+
+def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
+    monkeypatch.chdir(STORED / "pilot")
+    assert evidence.read(type(STORED)(".")).name == "pilot"
+
+
+def test_a_figure_says_which_arms_it_lacks(pilot):
+    assert "is of one commit, without Venom and half-width." in evidence.about(pilot)
+
+
+def test_a_band_is_told_of_where_it_is_drawn(pilot, tmp_path):
+    (small,) = [study for study in evidence.studies() if study.name == "124m"]
+    assert (
+        "The dashed band is the speed that the abstract of `Venom` states."
+        in study.trade([pilot], tmp_path)[1]
+    )
+    assert "dashed" not in study.trade([small], tmp_path)[1]
+
+
+def test_a_replicate_without_the_arm_that_it_repeats(pilot):
+    """Gives no noise floor, and no error."""
+    run = dataclasses.replace(pilot.arms["FST"][0])
+    arms = {name: runs for name, runs in pilot.arms.items() if name != "FST"} | {"replicate": {0: run}}
+    assert "FST was not run" in evidence.claim(dataclasses.replace(pilot, arms=arms))
+
+
+def test_what_the_page_says_of_text_and_time_is_recorded():
+    digests = {
+        run.corpus["digest"]
+        for one in evidence.studies()
+        for runs in one.arms.values()
+        for run in runs.values()
+    }
+    assert len(digests) == 1 and f"digest {digests.pop()} in every record" in " ".join(study.HOW.split())
+    log = (REPOSITORY / "docs" / study.LOG).read_text()
+    for words, seconds in zip(("dense/0", "FST/0"), study.WHOLE, strict=True):
+        assert any(
+            line.startswith(f"| {words}") and line.endswith(f"| {seconds} |") for line in log.splitlines()
+        )
+    assert f"| {study.TEXT} |" in log
+
+
+@pytest.mark.parametrize("words", ["", "[]", '{"hash": "0"}'])
+def test_a_damaged_statement_is_refused(tmp_path, words):
+    folder = stored_in(tmp_path, "FST", lambda content: None)
+    (folder / "statement.json").write_text(words)
+    with pytest.raises(UserError, match=r"statement\.json does not say what was stated"):
+        evidence.read(folder)
