@@ -436,7 +436,11 @@ class Dropping(MLP):
 @pytest.mark.parametrize(
     ("make", "rule", "reason"),
     [
-        (lambda rngs: Dropping(rngs, 0.1), {}, r"it holds drop, which model.train\(\) switches on"),
+        (
+            lambda rngs: Dropping(rngs, 0.1),
+            {},
+            "drop has a flag `deterministic`, which .* lacks; leave dropout out",
+        ),
         (lambda rngs: MLP(rngs, jnp.tanh), {}, r"does not compute down\(act\(up\(x\)\)\) with one of"),
         (lambda rngs: MLP(rngs), {"activation": "relu"}, "nearest, relu, differs by"),
         (lambda rngs: More(rngs), {}, "a call with nothing but its input fails: .*deterministic"),

@@ -167,7 +167,7 @@ def read(*folders: Path) -> Study:
         together.named(members[0].devices),
         {member.path: str(member.environment.get("commit")) for member in members},
         {member.path: list(member.devices) for member in members},
-        # Of several machines, what is true of all: that which was written last.
+        # Of several machines, what is true of all: that before which most runs were made.
         max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),
         tuple(
             f"{member.arm}/{member.config.seed}"

@@ -56,8 +56,10 @@ def check_records(folder: Path) -> None:
     require(found, f"{folder} holds no ARM/seedN.json, the records of an ablation's runs.")
 
 
-def records(folders: Iterable[Path]) -> list[Member]:
+def records(folders: Iterable[Path], whole: bool = True) -> list[Member]:
     """Those in folders, of which none has to exist.
+
+    whole: whether a record that does not cover its run, such as one that diverged, is an error.
 
     Raises: UserError for one that does not cover its run, lacks losses or times, is named by another seed, or
         is of a run on several machines."""
@@ -66,7 +68,7 @@ def records(folders: Iterable[Path]) -> list[Member]:
         content = record.read(path)
         run = Run(f"{path.parent.name}/{path.stem}", path, content["config"], content["rows"])
         require(
-            not (gap := _gap(run)),
+            not (gap := _gap(run) if whole else ""),
             f"{path} cannot be shown: {gap}. Take it out, or put the record of a complete run there.",
         )
         require(
@@ -174,8 +176,10 @@ def _check_equal(what: str, a: Config, b: Config) -> None:
 
 def in_common(config: Config) -> Config:
     """What runs of an arm have in common: all but name, seed, where files are, and the least speed."""
-    train = dataclasses.replace(config.train, least_speed=0, start_from="")
-    data = dataclasses.replace(config.data, root="")
+    start, words = config.train.start_from and "another run", config.data.tokenizer
+    train = dataclasses.replace(config.train, least_speed=0, start_from=start)
+    words = words if words == "bytes" or words.startswith("train:") else "a file"  # compared by its digest
+    data = dataclasses.replace(config.data, root="", tokenizer=words)
     return dataclasses.replace(config, name="run", seed=0, train=train, data=data)
 
 

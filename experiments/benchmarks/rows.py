@@ -5,6 +5,8 @@ A row's "ms" holds for each program, by name, {"median", "low", "high"} (quartil
 "watts" and "mhz". Dense programs are named "dense ..." (as XLA compiles by default), "dense ...: VARIANT" and
 "torch dense ...": the fastest of them is what other programs are compared with."""
 
+import shlex
+
 from experiments.benchmarks import dense_e4m3
 from jax_sparse24 import measure
 from jax_sparse24.measure import Paired, Times
@@ -146,7 +148,7 @@ def show_ms(row: dict, name: str) -> str:
 
 def show_flags(result: dict) -> str:
     """`XLA_FLAGS=--xla_...`, in front of a result's command; empty where no flag is known."""
-    return " ".join(f"{name}={value}" for name, value in result.get("flags", {}).items())
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in result.get("flags", {}).items())
 
 
 def any_in_8_bits(found: list[dict]) -> bool:

@@ -232,7 +232,10 @@ def replaced_block(
         raise Unfit(f"besides its linear layers it holds {rest[0]}")
     for path, module in nnx.iter_modules(block):
         if hasattr(module, "deterministic") and getattr(module, "rate", 1):
-            raise Unfit(f"it holds {name_of(path) or 'dropout'}, which model.train() switches on")
+            raise Unfit(
+                f"{name_of(path) or 'it'} has a flag `deterministic`, which model.train() changes and the "
+                "replacement lacks; leave dropout out, or make the layers sparse one by one"
+            )
     names, activation = recognise(block, names or found, activation, known)
     d, f = at(block, names["up"]).kernel.shape[-2:]
     try:

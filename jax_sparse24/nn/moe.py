@@ -122,7 +122,7 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
         graphs, (router, experts) = zip(*map(nnx.split, (self.router, self.experts)), strict=True)
         over, across = self._mesh_axes(x.shape)
-        if x.size and not across:  # else the state may lie with other processes
+        if x.size and (not across or jax.process_count() == 1):  # else the state may lie elsewhere
             for layer in self.experts.parts().values():
                 layer.check_current()
 

@@ -28,8 +28,9 @@ OTHER_DRAWS = 0.05
 WHAT = """Whole optimiser steps of a small decoder, as in train-step, over meshes of the first devices of this
 host, all in turn in one process. T tokens are those of each device that cuts the batch. *against dense*
 divides the dense step's time on the same mesh by the step's; *on one device* is that ratio there. *of one
-device* divides the time of a step of the same method on one device by the step's: with dp and fsdp 1 is
-linear scaling, with tp the number of its devices is. A step is wrong unless the losses of the first two are
+device* divides the time of a step of the same method on the first device alone by the step's: with dp and
+fsdp 1 is linear scaling, with tp the number of its devices is. *of the slowest* divides that of the device of
+the mesh that takes longest alone. A step is wrong unless the losses of the first two are
 those of the same batch on one device. *state* are parameters, moments and masks on each device, in MB
 of 10^6 bytes, and *of one device's* their share of those of one device, which dp has on each; *XLA
 temporaries* is what a step needs besides."""
@@ -249,7 +250,7 @@ def row_of(case, dtype: str, place: str, name: str, devices, steps, times, truth
     }
     ms = {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times}
     alone = [times[device, name, "step"] for device in devices if (device, name, "step") in times]
-    if alone:  # energy is that of the first device
+    if len(alone) == len(devices):  # energy is that of the first device
         slowest = max(alone, key=lambda of_device: of_device["median"])
         ms[f"{SLOWEST} step"] = {key: value for key, value in slowest.items() if key not in rows.DETAILS}
     found = losses(own)
@@ -263,6 +264,7 @@ def row_of(case, dtype: str, place: str, name: str, devices, steps, times, truth
         "loss on one device": truth,
         "state_bytes": size_of(own.program.abstract_state()),
         "temp_bytes": own.temp_bytes,
+        "compiler options": own.program.compiler_options,
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from experiments import ablate, study
 from experiments.ablations import ablation as ablations
-from experiments.ablations import evidence, reproduction, result, text
+from experiments.ablations import evidence, reproduction, result, text, together
 from experiments.ablations.leaks import leaking
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
@@ -200,7 +200,7 @@ def test_statements_that_differ_are_refused(tmp_path, capsys):
     assert "different statements: 0 (" in said and f"({study.PLAN})" in said
 
 
-def test_of_machines_that_state_the_same_the_last_counts(tmp_path):
+def test_of_machines_that_state_the_same_that_with_most_runs_before_counts(tmp_path):
     """What is said of the first run is true of all."""
     stated = json.loads((study.STORED / "statement.json").read_text())
     other = tmp_path / "124m"
@@ -208,6 +208,29 @@ def test_of_machines_that_state_the_same_the_last_counts(tmp_path):
     (other / "FST/seed0.json").rename(other / "FST/seed1.json")
     (other / "statement.json").write_text(json.dumps(stated | {"runs before": 2}))
     assert evidence.read(study.STORED, other).registered["runs before"] == 2
+
+
+def test_configs_of_an_arm():
+    """Where files lie is no matter; whether a run starts from another, and from which kind of tokens, is."""
+    (member,) = together.records([study.STORED])[:1]
+
+    def having(start="", words="train:32768"):
+        train = dataclasses.replace(member.config.train, start_from=start)
+        data = dataclasses.replace(member.config.data, tokenizer=words)
+        return together.in_common(dataclasses.replace(member.config, train=train, data=data))
+
+    assert having(start="/a/run") == having(start="/b/run") != having()
+    assert having(words="/a/tokenizer.json") == having(words="/b/tokenizer.json") != having()
+
+
+def test_a_run_that_diverged_stops_no_other(tmp_path):
+    def diverged(content):
+        content["rows"]["eval"]["dense"][-1] = None
+
+    changed(study.STORED / "FST/seed0.json", tmp_path / "124m", diverged)
+    assert len(together.records([tmp_path / "124m"], whole=False)) == 1
+    with pytest.raises(UserError, match="cannot be shown: its last loss is no number"):
+        together.records([tmp_path / "124m"])
 
 
 def other_text(content):

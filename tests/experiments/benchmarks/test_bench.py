@@ -290,7 +290,7 @@ class StepsOverMeshes:
     @staticmethod
     def steps(two, runs, sizes=()):
         class Call:
-            program = SimpleNamespace(abstract_state=lambda: sizes)
+            program = SimpleNamespace(abstract_state=lambda: sizes, compiler_options={"xla_of_steps": 1})
             temp_bytes, checked = 1000, False
 
             @property
@@ -352,6 +352,7 @@ def test_steps_over_meshes(monkeypatch):
     assert status == ["ok", "ok", "wrong", "ok", "wrong", "wrong", "wrong", "ok"]
     parts = {"step", "dense step", "one device step", "slowest device step"}
     assert all(set(row["ms"]) >= parts for row in found)
+    assert all(row["compiler options"] == {"xla_of_steps": 1} for row in found)
     assert len({stored.identity(row) for row in found}) == 8
     first, *_, last = [line.split("|")[1:] for line in mesh.table(found).splitlines()[2:]]
     assert [cell.strip() for cell in first[:2]] == ["one device", "Dense"]

@@ -109,6 +109,10 @@ def test_the_scheduler_is_off_over_dp_alone(shape, platform, processes, flags, o
     assert meshes.compiler_options(mesh) == ({meshes.SCHEDULER: False} if off else {})
 
 
+def test_xla_knows_the_option():
+    jax.jit(lambda x: x).lower(1.0).compile(compiler_options={meshes.SCHEDULER: False})
+
+
 def test_steps_are_compiled_with_the_options_of_their_mesh(monkeypatch):
     """And with those that are given, which stand; a mesh without devices has none."""
     assert meshes.compiler_options(abstract(dp=2, fsdp=1, tp=1)) == {}
