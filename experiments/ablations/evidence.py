@@ -418,11 +418,10 @@ def losing(studies: list[Study]) -> list[str]:
     """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
     names = {False: [], True: []}
     for study in studies:
-        found = [
-            (study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others if study.is_sparse(arm)
-        ]
-        if study.equal_time and not all(study.is_longer(arm) for arm in study.others if study.is_sparse(arm)):
+        sparse = [arm for arm in study.others if study.is_sparse(arm)]
+        if study.equal_time and not all(map(study.is_longer, sparse)):
             continue
+        found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
         if found and all(
             None not in numbers and numbers[0] > 0 and (study.equal_time or numbers[1] < CLEARLY)
             for numbers in found

@@ -131,8 +131,9 @@ def blocks(case: Case, dtype: str, arms: dict[str, Arm]):
 def steps(case: Case, dtype: str, arms: dict[str, Arm], layers: int, mesh: Mesh | None = None):
     """The same of optimiser steps, in the sparse phase; over a mesh if there is one, each device of which has
     the tokens of the case."""
+    place = mesh or 0  # else the first device
     for name, (method, model) in arms.items():
-        yield name, steps_on(mesh or 0, case, dtype, method, layers, **model), ()
+        yield name, steps_on(place, case, dtype, method, layers, **model), ()
 
 
 def show(programs, shape: str, shown: int) -> None:

@@ -16,7 +16,7 @@ from experiments.errors import UserError, require
 # A pass of XLA for CPUs. It takes the last operation of a sum's computation for the addition, and ends the
 # process where that is a copy, as in a `jax.shard_map` over some axes of a mesh (jaxlib 0.10.2 to 0.12.0.1).
 ABORTING_PASS = "all-reduce-promotion"
-# XLA's scheduler that moves what is sent away from what waits for it.
+# The option for XLA's scheduler that moves what is sent away from what waits for it.
 SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
 
@@ -80,10 +80,11 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> None:
 def compiler_options(mesh: jax.sharding.Mesh | AbstractMesh) -> dict:
     """XLA's for the steps over a mesh that differ from its defaults.
 
-    Over `dp` alone, on GPUs of one process, the order of one device: XLA's scheduler leaves all products of
-    weight gradients to the end of a step, beside sums that take multiprocessors from them, and keeps their
-    operands until then (docs/scaling.md has both measured). Over `fsdp` it may be what gathers weights in
-    time, and between hosts what hides longer sums; neither was measured. A flag of the user's stands."""
+    Over `dp` alone, on GPUs of one process, the scheduler is off, so that products stand where they do on one
+    device. It would leave all products of weight gradients to the end of a step, beside sums that take
+    multiprocessors from them, and keep their operands until then (docs/scaling.md). Over `fsdp` it may bring
+    gathers forward, and between hosts it may hide longer sums; neither was measured, and there it stays on.
+    What `XLA_FLAGS` says of it stands, too."""
     if isinstance(mesh, AbstractMesh) or SCHEDULER in os.environ.get("XLA_FLAGS", ""):
         return {}
     devices = mesh.devices.flat
