@@ -172,6 +172,16 @@ S24_HD uint32_t converted_pair(float low, float high) {
 }
 #endif
 
+// The same, where a NaN becomes some NaN.
+template <class T>
+S24_HD uint32_t rounded_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  return converted_pair<T>(low, high);
+#else
+  return uint32_t(T::from_f32(bits_of(low))) | uint32_t(T::from_f32(bits_of(high))) << 16;
+#endif
+}
+
 // The larger of |a| and |b|, NaN if one is NaN; subnormals are zero.
 S24_HD float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)

@@ -6,6 +6,7 @@
 
 #include "../core/packed24.h"
 #include "../core/packed_vnm.h"
+#include "../core/sampled.h"
 #include "../core/saved.h"
 
 namespace s24 {
@@ -90,6 +91,11 @@ constexpr int64_t kMatmulSquaredReluRows = 64, kMatmulSquaredReluDepth = 128;  /
 constexpr int64_t kMatmulSquaredReluMost = 1 << 30;                           // of each size
 // Whether this device has the kernel.
 bool has_matmul_squared_relu();
+
+// What the kernel of SampledArgs takes: 16-bit floats, sizes of which these are divisors, and so many elements of b.
+constexpr int64_t kSampledV = 64, kSampledDepth = 64, kSampledGroups = 32, kSampledMost = (int64_t(1) << 32) - 1;
+// Whether this device has the kernel.
+bool has_sampled();
 
 // One pass if all falls into whole tiles.
 cudaError_t launch_gated_pack(const GatedArgs& args, const PackedResults& packed, cudaStream_t stream);

@@ -330,13 +330,24 @@ class SampledB1:
         pattern: of Y2."""
         return Product((-1, -1), self.side, jnp.dtype(dtype), shape, pattern)
 
-    def kernel(self, dtype) -> Decision:
-        """What computes the part of operands of a dtype where nothing is measured."""
-        return SAMPLED_MATMUL.decide(dtype)
+    def kernel(self, shape: tuple[int, int, int], dtype, pattern: str) -> Decision:
+        """What computes the part where nothing is measured: kernels of this package, or the reference.
 
-    def fits(self, shape: tuple[int, int, int], pattern: VNM) -> bool:
-        """Whether a Y2 of this pattern can be saved. shape: (T, d, f)."""
-        return shape[0] % pattern.v == shape[2] % pattern.m == 0
+        Arguments are those of `product`."""
+        found, (T, d, f) = SAMPLED_MATMUL.decide(dtype), shape
+        v, _, m = (int(n) for n in pattern.split(":"))
+        a, b = (jax.ShapeDtypeStruct((n, d), dtype) for n in (T, f))
+        if found.runs == "auto" and not SAMPLED_MATMUL.in_one_pass(a, b, v=v, m=m):
+            return Decision("reference", "no kernel of this GPU takes its sizes")
+        return found
+
+    def fits(self, shape: tuple[int, int, int], dtype, pattern: VNM) -> bool:
+        """Whether a Y2 of this pattern can be saved, and a kernel of this package computes the part.
+
+        Arguments are those of `product`, but for the pattern."""
+        if shape[0] % pattern.v or shape[2] % pattern.m:
+            return False
+        return self.kernel(shape, dtype, str(pattern)).runs == "auto"
 
     def values(
         self, left: jax.Array, right: jax.Array, support: PackedVNM, implementation: str | None
@@ -365,7 +376,7 @@ class SampledB1:
             return Decision("dense", "dY2 is needed everywhere")
         if execution.implementation == "reference":
             return Decision("dense", "asked for")
-        kernel = self.kernel(dtype)
+        kernel = self.kernel(shape, dtype, pattern)
         if kernel.runs != "auto":
             return Decision("dense", kernel.reason)
         if execution.implementation is not None:

@@ -115,7 +115,7 @@ def jobs_of(
             if float8 and (name, operand) not in FLOAT8_PRODUCTS:
                 continue
             rule = rule_of(name, operand)
-            if rule and (float8 or rule.kernel(jnp.dtype(dtype)).runs != "auto"):
+            if rule and float8:
                 continue
             job = Job(name, operand, tuple(shape), str(jnp.dtype(dtype)), tuple(patterns), whole)
             if possible(job):
@@ -125,7 +125,7 @@ def jobs_of(
 def possible(job: Job) -> set[str]:
     """The patterns for which a job gives entries."""
     if job.rule:
-        return {str(p) for p in job.patterns if job.rule.fits(job.shape, p)}
+        return {str(p) for p in job.patterns if job.rule.fits(job.shape, job.dtype, p)}
     product = job.product
     shape = product.a_shape if product.side == "left" else product.b_shape
     return {form.name for form in formats_of(product, job.patterns) if form.fits(shape, product.axis)}

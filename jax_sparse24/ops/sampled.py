@@ -1,9 +1,11 @@
 """A product of dense matrices at the kept entries of a third one: sampled dense-dense (SDDMM)."""
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch import hardware
 from jax_sparse24.dispatch.operation import Kernel, Operation
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm
 from jax_sparse24.ops.reference.bits import compute_format
@@ -15,8 +17,9 @@ def sampled_matmul(
 ) -> jax.Array:
     """The values of `a @ b.T` at the kept entries of `support`, without the others.
 
-    A kernel multiplies four of every M columns for each block of V rows; the reference makes the whole
-    product. Sums are float32. Not differentiable.
+    A kernel multiplies four of every M columns for each block of V rows: on a CPU, and on Hopper in 16-bit
+    floats for V of at least 64, K a multiple of 64 and N / M of 32. Elsewhere the whole product is made. Sums
+    are float32. Not differentiable.
 
     a: (R, K); float32, bfloat16 or float16.
     b: (N, K), in the dtype of `a`.
@@ -51,9 +54,19 @@ def _reference(a_RK, b_NK, metadata, columns, *, v, m):
     return gather_vnm(product_RN, metadata, columns, v, m, -1).astype(a_RK.dtype)
 
 
-SAMPLED_MATMUL = Operation(
-    "sampled_matmul",
-    _reference,
-    kernel=Kernel("s24_vnm_sampled", _values, lambda v, m: {"v": v, "m": m}),
-    missing={"cuda": "no CUDA kernel"},
-)
+# What Hopper's kernel takes: multiples of V, K and N / M, and the largest b.
+V, DEPTH, GROUPS, MOST = 64, 64, 32, (1 << 32) - 1
+
+
+def _fits(platform, a_RK, b_NK, *_, v, m) -> bool:
+    """Whether the platform has a kernel that takes the operands."""
+    if platform == "cpu":
+        return True
+    row, (N, K) = hardware.generation(), b_NK.shape
+    if row is None or row.code != "sm_90a" or jnp.dtype(a_RK.dtype).itemsize != 2:
+        return False
+    return v % V == K % DEPTH == N // m % GROUPS == 0 and N * K <= MOST
+
+
+KERNEL = Kernel("s24_vnm_sampled", _values, lambda v, m: {"v": v, "m": m})
+SAMPLED_MATMUL = Operation("sampled_matmul", _reference, cpu=KERNEL, cuda=KERNEL, fits=_fits)

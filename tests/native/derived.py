@@ -11,7 +11,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from jax_sparse24.dispatch import decision, hardware, native
+from jax_sparse24.dispatch import decision, hardware, native, operation
 from tests.ops.sizes import SIZED, Calls, Sized
 
 Array = tuple[tuple[int, ...], str]
@@ -61,6 +61,7 @@ def on_platform(name: str, call: Callable, capability: str = CAPABILITY):
             (native, "call", call),
             (jax.lax, "platform_dependent", only),
             (decision, "platform", lambda: name),
+            (operation, "platform", lambda: name),
             (hardware, "capability", lambda: capability),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))

@@ -336,6 +336,30 @@ SIZED = [
     ),
     Sized(("s24_vnm_sampled",), _calls_of_sampled, _VNM_SIZES | {"D": 20}, only="cpu", sums=True, **_VNM),
     Sized(
+        ("s24_vnm_sampled",),
+        _calls_of_sampled,
+        {"blocks": 2, "v": 64, "groups": 32, "m": 8, "D": 64},
+        multiples={"groups": 32, "D": 64},
+        dtypes=HALVES,
+        only="cuda",
+        sums=True,
+        most=200_000,
+        # A tile and parts of one; fewer stages than a block holds, and more; with the two multiprocessors of
+        # tests/native, one block with one more tile than the others.
+        places=tuple(
+            (dtype, dict(zip(("blocks", "v", "groups", "m", "D"), sizes, strict=True)))
+            for dtype, *sizes in (
+                ("bfloat16", 1, 64, 160, 4, 128),
+                ("float16", 3, 64, 128, 5, 320),
+                ("bfloat16", 5, 64, 96, 16, 64),
+                ("bfloat16", 1, 128, 96, 8, 576),
+                ("float16", 1, 256, 64, 32, 192),
+            )
+        ),
+        forbidden=_UNFIT | {"v": (*_UNFIT["v"], 16, 32)},
+        choices={"v": (64, 128, 256), "m": (8, 16, 32, *range(4, 33))},
+    ),
+    Sized(
         ("s24_saved_backward",),
         _calls_of_saved,
         sizes={"T": 128, "f": 24, "n": 5},

@@ -1,6 +1,7 @@
 """Products at the kept entries of a V:2:M array, against float64 products."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import decision, native
+from jax_sparse24.dispatch import native
+from jax_sparse24.engine.fusions import SAMPLED_B1
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL, sampled_matmul
+from tests.native.derived import on_platform
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff
 
 # (R, K, N, v, m): K below, at and above a block of sums, N / M odd and beyond what a task takes, V below and
@@ -151,13 +154,27 @@ def test_errors(rng):
             sampled_matmul(*args)
 
 
-def test_on_cuda_the_product_is_made_whole(monkeypatch):
-    """There is no kernel there, and a program for it calls none."""
-    _, _, support = operands(np.random.default_rng(0), 32, 24, 48, 16, 8, "float32")
-    monkeypatch.setattr(decision, "platform", lambda: "cuda")
-    found = SAMPLED_MATMUL.decide(jnp.float32)
-    assert (found.runs, found.reason) == ("reference", "sampled_matmul has no CUDA kernel")
-    args = jnp.ones((32, 24)), jnp.ones((48, 24)), support
-    assert "s24_vnm_sampled" not in str(jax.make_jaxpr(sampled_matmul)(*args))
-    with pytest.raises(RuntimeError, match="sampled_matmul has no CUDA kernel"):
-        sampled_matmul(*args, implementation="ffi")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "shape", "runs"),
+    [
+        ("9.0", "bfloat16", (64, 64, 512, 64, 16), True),
+        ("9.0", "float16", (128, 128, 160, 128, 5), True),
+        ("8.0", "bfloat16", (64, 64, 512, 64, 16), False),
+        ("9.0", "float32", (64, 64, 512, 64, 16), False),
+        ("9.0", "bfloat16", (64, 64, 512, 32, 16), False),
+        ("9.0", "bfloat16", (64, 32, 512, 64, 16), False),
+        ("9.0", "bfloat16", (64, 64, 256, 64, 16), False),
+    ],
+)
+def test_on_a_gpu_hopper_has_a_kernel_for_whole_tiles(capability, dtype, shape, runs):
+    """Elsewhere the whole product is made, whether or not kernels are asked for."""
+    r, k, n, v, m = shape
+    a, b = (jax.ShapeDtypeStruct((rows, k), dtype) for rows in (r, n))
+    with on_platform("cuda", native.call, capability):
+        for implementation in (None, "ffi"):
+            call = functools.partial(sampled_matmul, implementation=implementation)
+            support = jax.eval_shape(lambda x: s24.pack_vnm(x, v, m), jax.ShapeDtypeStruct((r, n), dtype))
+            assert ("s24_vnm_sampled" in str(jax.make_jaxpr(call)(a, b, support))) == runs
+        found = SAMPLED_B1.kernel((r, k, n), dtype, f"{v}:2:{m}")
+    assert (found.runs == "auto") == runs
+    assert runs or found.reason == "no kernel of this GPU takes its sizes"

@@ -81,14 +81,6 @@ __device__ __forceinline__ uint32_t metadata_word(const Vector<uint32_t, 2>& eig
   return select_bytes(rows, 0, 0x3120u);
 }
 
-__device__ __forceinline__ uint32_t round_pair(float low, float high) {
-#if defined(__CUDA_ARCH__)
-  return converted_pair<BF16>(low, high);
-#else
-  return uint32_t(BF16::from_f32(bits_of(low))) | uint32_t(BF16::from_f32(bits_of(high))) << 16;
-#endif
-}
-
 // Where the eight rows number `unit` of a column of a chunk lie: eight accesses to one column, or to eight columns, fall on all
 // banks.
 __device__ __forceinline__ int chunk_at(int column, int unit) {
@@ -145,7 +137,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stag
         S24_UNROLL
         for (int i = 0; i < 4; ++i) {
           const float* const two = acc[c * (kChunkCols / 8) + n + i / 2] + i % 2 * 2;
-          rounded[i] = round_pair(two[0], two[1]);
+          rounded[i] = rounded_pair<BF16>(two[0], two[1]);
         }
         store_matrices_transposed(shared.chunks[chunk.stage] + chunk_at(column + n * 8, unit), rounded);
       }

@@ -1,5 +1,5 @@
-// The sparse product of a warpgroup, four warps, on Hopper: A in registers or in shared memory, B in shared memory, sums in
-// registers.
+// The product of a warpgroup, four warps, on Hopper: sparse A in registers or in shared memory, or dense A in shared memory, B in
+// shared memory, sums in registers.
 #pragma once
 #include "../matmul_vnm.cuh"
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ void wait_wgmma() {
 #define S24_SUMS(n) "+f"(acc[n][0]), "+f"(acc[n][1]), "+f"(acc[n][2]), "+f"(acc[n][3])
 #define S24_SUMS4(n) S24_SUMS(n), S24_SUMS(n + 1), S24_SUMS(n + 2), S24_SUMS(n + 3)
 // `operands` are %128 and on, `scales` what is behind the predicate `more`, which is operand number `more`.
-#define S24_WGMMA(type, more, operands, scales)                                                \
-  "{.reg .pred more; setp.ne.b32 more, %" more ", 0; wgmma.mma_async.sp.sync.aligned.m64n256k32.f32." \
+#define S24_WGMMA(kind, depth, type, more, operands, scales)                                     \
+  "{.reg .pred more; setp.ne.b32 more, %" more ", 0; wgmma.mma_async" kind ".sync.aligned.m64n256" depth ".f32." \
   type "." type " {" \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
@@ -48,8 +48,9 @@ __device__ __forceinline__ void wait_wgmma() {
   "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
   "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
   "}, " operands ", more, " scales ";}"
-#define S24_FROM_REGISTERS(type) S24_WGMMA(type, "135", "{%128, %129, %130, %131}, %132, %133, %134", "1, 1, 1")
-#define S24_FROM_MEMORY(type) S24_WGMMA(type, "132", "%128, %129, %130, %131", "1, 1, 0, 0")
+#define S24_FROM_REGISTERS(type) S24_WGMMA(".sp", "k32", type, "135", "{%128, %129, %130, %131}, %132, %133, %134", "1, 1, 1")
+#define S24_FROM_MEMORY(type) S24_WGMMA(".sp", "k32", type, "132", "%128, %129, %130, %131", "1, 1, 0, 0")
+#define S24_DENSE(type) S24_WGMMA("", "k16", type, "130", "%128, %129", "1, 1, 0, 0")
 #define S24_ALL_SUMS                                                                                                      \
   S24_SUMS4(0), S24_SUMS4(4), S24_SUMS4(8), S24_SUMS4(12), S24_SUMS4(16), S24_SUMS4(20), S24_SUMS4(24), S24_SUMS4(28)
 
@@ -88,7 +89,17 @@ __device__ __forceinline__ void wgmma_sp_rows(float acc[32][4], uint64_t sparse,
                : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more));
 }
 
+// acc = a(64, 16) b(256, 16)^T, plus acc if there is `more` to it, of rows of 128 bytes as `swizzled_rows` has them.
+template <class T>
+__device__ __forceinline__ void wgmma_rows(float acc[32][4], uint64_t a, uint64_t b, int more) {
+  if constexpr (std::is_same_v<T, BF16>)
+    asm volatile(S24_DENSE("bf16") : S24_ALL_SUMS : "l"(a), "l"(b), "r"(more));
+  else
+    asm volatile(S24_DENSE("f16") : S24_ALL_SUMS : "l"(a), "l"(b), "r"(more));
+}
+
 #undef S24_ALL_SUMS
+#undef S24_DENSE
 #undef S24_FROM_MEMORY
 #undef S24_FROM_REGISTERS
 #undef S24_WGMMA
@@ -116,6 +127,8 @@ template <int kBytes>
 uint64_t swizzled_rows(const uint16_t* first);
 template <int kSelector>
 void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more);
+template <class T>
+void wgmma_rows(float acc[32][4], uint64_t a, uint64_t b, int more);
 void store_matrices_transposed(uint16_t* row, const uint32_t (&m)[4]);
 #endif
 

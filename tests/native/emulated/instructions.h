@@ -190,10 +190,11 @@ uint64_t swizzled_rows(const uint16_t* first) {
 }
 
 // Number k of row `row` of an operand, by what swizzled_rows gave.
-inline float number_of_row(uint64_t rows, int row, int k) {
+template <class T>
+float number_of_row(uint64_t rows, int row, int k) {
   const uintptr_t first = uintptr_t(rows << 2 >> 2) * 16;
   const int bytes = rows >> 62 == 1 ? 128 : 64;
-  return float_of(BF16::to_f32(*reinterpret_cast<const uint16_t*>(swizzled_byte(first + uintptr_t(row * bytes + 2 * k), bytes))));
+  return float_of(T::to_f32(*reinterpret_cast<const uint16_t*>(swizzled_byte(first + uintptr_t(row * bytes + 2 * k), bytes))));
 }
 
 // What a warpgroup has: 64 rows.
@@ -204,12 +205,12 @@ void multiply_rows(const BegunProduct& product) {
   emulated::in_group(own, [&](SparseLane** all) {
     static float right[32][kWgmmaCols];
     for (int column = 0; column < kWgmmaCols; ++column)
-      for (int k = 0; k < 32; ++k) right[k][column] = number_of_row(product.dense, column, k);
+      for (int k = 0; k < 32; ++k) right[k][column] = number_of_row<BF16>(product.dense, column, k);
     for (int row = 0; row < 64; ++row)
       for (int kept = 0; kept < 16; ++kept) {
         const int quartet = row / 16 * 32 + row % 8 * 4, source = quartet + 2 * kSelector + kept / 8;
         const int group = kept % 8 / 2, shift = row / 8 % 2 * 16 + 4 * group + 2 * (kept % 2);
-        const float left = number_of_row(product.sparse, row, kept);
+        const float left = number_of_row<BF16>(product.sparse, row, kept);
         const float* const line = right[16 * (kept / 8) + 4 * group + int(all[source]->words >> shift & 3)];
         for (int column = 0; column < kWgmmaCols; ++column)
           all[quartet + column % 8 / 2]->acc[column / 8 * 4 + row / 8 % 2 * 2 + column % 2] += left * line[column];
@@ -220,6 +221,30 @@ void multiply_rows(const BegunProduct& product) {
 template <int kSelector>
 void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
   begun_products[emulated::own_number()].push_back({multiply_rows<kSelector>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
+}
+
+// What a warpgroup has of a dense product: 64 rows.
+template <class T>
+void multiply_dense_rows(const BegunProduct& product) {
+  SparseLane own = product.own;
+  if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
+  emulated::in_group(own, [&](SparseLane** all) {
+    static float right[16][kWgmmaCols];
+    for (int column = 0; column < kWgmmaCols; ++column)
+      for (int k = 0; k < 16; ++k) right[k][column] = number_of_row<T>(product.dense, column, k);
+    for (int row = 0; row < 64; ++row)
+      for (int k = 0; k < 16; ++k) {
+        const float left = number_of_row<T>(product.sparse, row, k);
+        for (int column = 0; column < kWgmmaCols; ++column)
+          all[row / 16 * 32 + row % 8 * 4 + column % 8 / 2]->acc[column / 8 * 4 + row / 8 % 2 * 2 + column % 2] +=
+              left * right[k][column];
+      }
+  });
+}
+
+template <class T>
+void wgmma_rows(float acc[32][4], uint64_t a, uint64_t b, int more) {
+  begun_products[emulated::own_number()].push_back({multiply_dense_rows<T>, {acc[0], nullptr, nullptr, 0}, a, b, more});
 }
 
 inline void store_matrices_transposed(uint16_t* row, const uint32_t (&m)[4]) {
