@@ -86,6 +86,7 @@ INSTRUCTIONS = {
     (0x23C, 0x45A): "HMMA.SP.16832.F32.BF16",
     (0xDF0, 0x01A): "HGMMA.SP.F32.BF16",
     (0x9F0, 0x01A): "HGMMA.SP.F32.BF16",  # of what lies in shared memory
+    (0x9F0, 0x018): "HGMMA.F32.BF16",
     (0x9C5, 0x000): "WARPGROUP.ARRIVE",
     (0x9C5, 0x100): "WARPGROUP.DEPBAR",  # 0: for all groups of products
     (0x9C5, 0x101): "WARPGROUP.DEPBAR 1",
@@ -225,6 +226,23 @@ def test_products_of_blocks_on_hopper_run_as_designed(build, tmp_path):
         for once in ("WARPGROUP.DEPBAR", "SYNCS.ARRIVE", "ARRIVES.LDGSTSBAR"):
             assert kernel.instructions.count(once) == 1, (name, kernel)
     assert not threads
+
+
+@pytest.mark.slow
+def test_products_at_entries_on_hopper_run_as_designed(build, tmp_path):
+    """The registers that 384 threads have; a stage is given back while the next one is multiplied; what leaves
+    registers does so once for each 16 bytes of values."""
+    source = "sm90/sampled.fma"
+    kernels = compiled(build, source, "sm_90a", tmp_path / "product.cubin", "-DS24_ONE_DTYPE")
+    assert_all_in_registers(kernels)
+    assert len(kernels) == 2
+    stage = ["FENCE.VIEW.ASYNC", "WARPGROUP.ARRIVE", *4 * ["HGMMA.F32.BF16"], "WARPGROUP.DEPBAR 1"]
+    for name, kernel in kernels.items():
+        assert kernel.registers <= 168, (name, kernel)
+        assert " ".join(["SYNCS.PHASECHK", "MEMBAR", *stage, "SYNCS.ARRIVE"]) in " ".join(kernel.instructions)
+        assert kernel.instructions.count("HGMMA.F32.BF16") == 4
+        for once in ("WARPGROUP.DEPBAR 1", "WARPGROUP.DEPBAR", "ARRIVES.LDGSTSBAR"):
+            assert kernel.instructions.count(once) == 1, (name, kernel)
 
 
 @pytest.mark.slow

@@ -137,6 +137,15 @@ def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cuspar
 
 
 @pytest.mark.slow
+def test_products_at_entries(caller, cuda_targets, fake_cusparselt):
+    """Tiles of 128 rows, and of 64 by 512 columns."""
+    made = [call for call in calls() if "s24_vnm_sampled" in call[0]]
+    launched(cuda_targets)
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, "9.0"))
+    assert set(TILE.findall("\n".join(launched(cuda_targets)))) >= {("128", "256"), ("64", "512")}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
 def test_squares_of_products(capability, runs, caller, cuda_targets, fake_cusparselt):
     """On Hopper one kernel multiplies and squares; others take two steps."""
@@ -165,9 +174,10 @@ def test_squares_of_products_of_what_is_not_finite(kind, caller, cuda_targets, f
 
 
 @pytest.mark.slow
-def test_squares_of_products_are_refused_where_nothing_computes_them(caller, cuda_targets, fake_cusparselt):
+@pytest.mark.parametrize("target", ["s24_matmul_squared_relu", "s24_vnm_sampled"])
+def test_what_hopper_alone_computes_is_refused_elsewhere(target, caller, cuda_targets, fake_cusparselt):
     """By a GPU of another generation, and where a driver compiles PTX in place of the machine code."""
-    _, call, arrays = next(call for call in calls() if "s24_matmul_squared_relu" in call[0])
+    _, call, arrays = next(call for call in calls() if target in call[0] and "'D': 0" not in call[0])
     for where in (("8.0",), ("9.0", "8.0")):
         targets = targets_of(cuda_targets, fake_cusparselt, *where)
         with (
