@@ -13,8 +13,6 @@ struct StagePlace {
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) stage = 0, round ^= 1;
   }
-  // The stage before this one.
-  __device__ __forceinline__ int before() const { return (stage == 0 ? kStages : stage) - 1; }
 };
 
 // The tiles of the result, S::kRows x S::kCols, in their order: bands of so many side by side, in each band row by row.

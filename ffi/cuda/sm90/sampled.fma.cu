@@ -132,11 +132,9 @@ __device__ __forceinline__ void multiply_tiles(const SampledArgs& args, const Ti
         wgmma_rows<T>(acc, from_a, from_b, k > 0 || i > 0);
       }
       commit_wgmma();
-      wait_wgmma<1>();
-      if (k > 0) give_back(place.before());
+      wait_wgmma<0>();
+      give_back(place.stage);
     }
-    wait_wgmma<0>();
-    give_back(place.before());
     int64_t row, column;
     tiles.at(tile, &row, &column);
     row += down * 64 + threadIdx.x % 128 / 32 * 16, column += across * kWgmmaCols;
