@@ -114,23 +114,17 @@ def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
 
 
 def test_folders_beside_runs(tmp_path, capsys, monkeypatch):
-    """A plan reads none and says where it looks; without records in one nothing is trained."""
-    argv, out = ["--run", study.PLAN, "--only", "dense/0"], tmp_path / "out"
-
-    def refused(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            study.main([*map(str, arguments), *argv, "--out", str(out)])
-        assert stop.value.code == 2 and not out.exists()
-        return capsys.readouterr().err
-
-    words = refused(study.STORED, "--plan")
-    assert f"{study.STORED} is not read with --plan" in words
-    assert f"looked for in {out}/124m" in words and f"--out {study.STORED.parent}" in words
-    assert refused(tmp_path / "records", "--plan").endswith("Leave it out.\n")
+    """Without records in one nothing is trained, and no plan is made."""
     monkeypatch.setattr(
         study.ablate, "main", lambda argv: pytest.fail("trained before the records were read")
     )
-    assert f"{tmp_path}/nothing holds no ARM/seedN.json" in refused(tmp_path / "nothing")
+    out = tmp_path / "out"
+    for plan in ([], ["--plan"]):
+        with pytest.raises(SystemExit) as stop:
+            argv = [str(tmp_path / "nothing"), "--run", study.PLAN, "--only", "dense/0", "--out", str(out)]
+            study.main([*argv, *plan])
+        assert stop.value.code == 2 and not out.exists()
+        assert f"{tmp_path}/nothing holds no ARM/seedN.json" in capsys.readouterr().err
 
 
 def changed(path, folder, change):
@@ -171,18 +165,40 @@ def in_longer_sequences(content):
     ],
     ids=["devices", "config", "data", "twice", "dense"],
 )
+@pytest.mark.parametrize("plan", [[], ["--plan"]], ids=["run", "plan"])
 def test_records_that_do_not_fit_are_refused_before_a_run(
-    only, arm, change, words, tmp_path, capsys, monkeypatch
+    plan, only, arm, change, words, tmp_path, capsys, monkeypatch
 ):
-    """By the words that would be said of the page after it."""
+    """By the words that would be said of the page after it, and as it is planned."""
     monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
     changed(study.STORED / f"{arm}/seed0.json", tmp_path / "124m", change)
-    argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out"]
+    argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out", *plan]
     with pytest.raises(SystemExit):
         study.main([str(word) for word in argv])
-    said = capsys.readouterr().err
-    assert re.search(".*".join(map(re.escape, words.split("*"))), said), said
+    printed, said = capsys.readouterr()
+    assert re.search(".*".join(map(re.escape, words.split("*"))), said) and not printed, said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        (["--only", "dense/0"], of_toaster, "have different devices: Toaster ("),
+        (["--seeds", "0"], only_cpu, "These runs are of different commits: "),
+    ],
+    ids=["devices", "commit"],
+)
+def test_records_where_runs_would_be_must_fit_them(options, change, words, tmp_path, capsys, monkeypatch):
+    """As they are planned, too."""
+    monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
+    changed(study.STORED / "FST/seed0.json", tmp_path / "124m", change)
+    held = sorted(tmp_path.rglob("*"))
+    for plan in ([], ["--plan"]):
+        with pytest.raises(SystemExit):
+            study.main(["--run", study.PLAN, *options, "--out", str(tmp_path), *plan])
+        printed, said = capsys.readouterr()
+        assert words in said and f"{tmp_path}/124m/FST/seed0" in said and not printed
+    assert sorted(tmp_path.rglob("*")) == held
 
 
 def test_statements_that_differ_are_refused(tmp_path, capsys):
