@@ -220,6 +220,11 @@ def tokens_of_a_run(study: Study) -> int:
     return run.config.train.steps * tokens_per_step(run)
 
 
+def parameters(run: Run) -> int | None:
+    """How many its model has; None where that was not written down."""
+    return next((row["first"]["parameters"] for row in run.rows["event"] if "first" in row), None)
+
+
 def speeds(run: Run, sparse: bool | None = None):
     """Steps per second of the rows that have them; sparse: only of phases that are, or are not."""
     at, values = run.column("train", "steps_per_s")
@@ -346,8 +351,8 @@ def interval(found: Interval, form: str, unit: str = "") -> str:
 def about(study: Study) -> str:
     """What the runs of dense training are."""
     run = next(iter(study.arms[study.reference].values()))
-    config, sizes = run.config, [row["first"]["parameters"] for row in run.rows["event"] if "first" in row]
-    model = f"of a model of {sizes[0] / 1e6:.1f}M parameters, " if sizes else ""
+    config, size = run.config, parameters(run)
+    model = f"of a model of {size / 1e6:.1f}M parameters, " if size else ""
     said = [
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
         f"{tokens_of_a_run(study) / 1e6:.0f}M, {model}at a peak learning rate of "

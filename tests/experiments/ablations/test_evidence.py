@@ -175,6 +175,25 @@ def test_the_size_of_the_model_is_that_of_the_records(pilot):
     assert "of a model of 110.1M parameters" in evidence.about(pilot)
 
 
+PAGES = [
+    *("README.md", "configs/sizes.py", "configs/fst/masked_decay.py", "experiments/ablations/ablation.py"),
+    *(
+        f"docs/{name}.md"
+        for name in ("index", "benchmarks", "gpu", "gpu-log", "memory", "methods", "scaling")
+    ),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_that_124m_is_a_name(page, pilot):
+    """With how many parameters the records have, and the vocabulary by which the name would be true."""
+    run = pilot.arms["dense"][0]
+    of_gpt2 = evidence.parameters(run) + (50257 - 32768) * run.config.model.d
+    assert of_gpt2 == pytest.approx(124e6, rel=0.005)
+    words = " ".join((REPOSITORY / page).read_text().split())
+    assert f"{evidence.parameters(run) / 1e6:.1f}M" in words and "50257" in words
+
+
 def test_a_claim_is_shown_for_its_own_arms_only(pilot):
     """Of a study whose statement is not known, or is that of another claim."""
     unknown = dataclasses.replace(pilot, registered=None)
