@@ -9,7 +9,8 @@ from experiments.config import Config
 
 
 def config() -> Config:
-    """GPT-2 size, the dense arm of FST's recipe; its 300,000 steps take days."""
+    """GPT-2 size (85M parameters, since tokens are bytes), the dense arm of FST's recipe; its 300,000 steps
+    take days."""
     return _without_sparsity(masked_decay.config(), "dense-124m")
 
 

@@ -1,5 +1,8 @@
 """Models of the usual sizes with a real vocabulary, dense; `--method NAME` trains them by another method.
 
+The names 124m, 350m and 774m are those of GPT-2's shapes, whose vocabulary has 50257 tokens. With the 32768
+of these models they have 110.1M, 336M and 750M parameters.
+
 They are trained on the Linux source (`--data text --data.corpus FOLDER` for another text). But for the
 smallest, attention is cuDNN's, so that they need an NVIDIA GPU (`--model.attention xla` elsewhere).
 Micro-batches and `remat` suit one of 80 GB, but for the largest:
@@ -13,7 +16,7 @@ from experiments.models import decoder
 
 
 def config() -> Config:
-    """124M (110M with this vocabulary), 64 x 1024 tokens a step."""
+    """The shape of GPT-2's 124M, 110.1M, 64 x 1024 tokens a step."""
     return _sized("124m", 12, 768, lr=6e-4)
 
 
@@ -39,12 +42,12 @@ def cpu() -> Config:
 
 
 def m350() -> Config:
-    """350M, dense, in two micro-batches."""
+    """336M, dense, in two micro-batches."""
     return _sized("350m", 24, 1024, lr=3e-4, accumulate=2)
 
 
 def m774() -> Config:
-    """774M, dense, in four micro-batches."""
+    """750M, dense, in four micro-batches."""
     return _sized("774m", 36, 1280, lr=2.5e-4, accumulate=4)
 
 

@@ -306,6 +306,15 @@ class Reports:
                 self.problems.append(str(error))
 
 
+def check_begun(claim: Claim, again: bool) -> None:
+    """UserError unless runs of this code can be trained into the folder of an ablation.
+
+    again: whether it may hold runs, of these configs."""
+    runs.check_folder(claim.jobs, claim.out, again)
+    if not claim.done:
+        runs.one_commit(claim.jobs, runs.code_now())
+
+
 def start(args, again: str) -> int:
     require(args.jobs >= 0, f"--jobs must be positive, or 0 for one on each GPU, got {args.jobs}.")
     require(args.cores >= 0, f"--cores must not be negative, got {args.cores}.")
@@ -325,9 +334,7 @@ def start(args, again: str) -> int:
             runs.run_one(job, claims[0].jobs)
         return 0
     for claim in claims:
-        runs.check_folder(claim.jobs, claim.out, args.resume or bool(args.more_seeds))
-        if not claim.done:
-            runs.one_commit(claim.jobs, runs.code_now())
+        check_begun(claim, again=args.resume or bool(args.more_seeds))
     jobs = [job for claim in claims for job in claim.jobs]
     first = {claim.out: set(claim.seeds[:ROUND]) for claim in claims}
     jobs.sort(key=lambda job: job.seed not in first[job.out.parents[1]])  # more of any after the first of all

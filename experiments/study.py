@@ -77,7 +77,7 @@ it is stopped. The same command again continues what was interrupted. Records of
 `ARM/seedN.json`, are put into one folder, or their folders are given one name,
 `python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU, one text, one
 statement and one config per arm. Of folders that are given beside `--run` that is asked before anything is
-trained, but for the text of a run, which is asked as soon as it is prepared.
+trained, and by `--plan`, but for the text of a run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
@@ -183,15 +183,6 @@ def plan(argv: list[str]) -> str:
     return markdown(lines)
 
 
-def unread(given: Path, folder: Path) -> str:
-    """What is wrong with a folder beside a plan of runs into another."""
-    meant = f", or write --out {given.parent} if they are in {given}" if given.name == folder.name else ""
-    return (
-        f"{given} is not read with --plan, which makes no page: runs that were trained before are looked for "
-        f"in {folder}. Leave it out{meant}."
-    )
-
-
 def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     """UserError where no page could be made of records and of the runs that `python -m experiments.ablate`
     with these arguments would train.
@@ -199,7 +190,8 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     Before any run: that figures can be drawn; that there are records in each folder, complete and each of one
     machine; that studies of other names can be read; and of records and runs together, which are one study,
     that the devices are of one kind and number, the statements before the runs one, configs those of the
-    ablation, that no run is made twice, and that there is an arm "dense". Texts are compared among records
+    ablation, that no run is made twice, and that there is an arm "dense"; and without --only, that runs of
+    this code go on with what is in the folder. Texts are compared among records
     here, and with that of a run once it is prepared, before the run's folder is made and anything is compiled
     (`runs.check_beside`); its first batch and its loss there before the first step (`runs.check_alike`).
 
@@ -223,6 +215,8 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
         stated[args.config[0]] = claim.named.ablation.statement["hash"]
     members = together.check(folder, [*together.records(args.beside), *planned], stated, arms)
     together.check_dense(folder, {member.arm for member in members})
+    if not args.only:
+        ablate.check_begun(claim, again=True)
 
 
 def by_name(folders: list[Path]) -> dict[str, list[Path]]:
@@ -247,7 +241,7 @@ def main(argv=None):
         metavar="FOLDER",
         help="with records, ARM/seedN.json; folders of one name, such as host1/124m and host2/124m, are one "
         "study. With --run these are other studies for the page, or, where they have the name SIZE, other "
-        "runs of this one; with --plan, which makes no page, they are an error",
+        "runs of this one",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
@@ -267,7 +261,8 @@ def main(argv=None):
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="with --run: say what would be trained and what is in OUT/SIZE already; train and write nothing",
+        help="with --run: ask the same, and say what would be trained and what is in OUT/SIZE already; train "
+        "and write nothing",
     )
     args = parser.parse_args(argv)
     options = ("only", "seeds", "jobs", "any_speed", "plan")
@@ -279,14 +274,12 @@ def main(argv=None):
         words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]
         for name in ("only", "seeds", "jobs"):
             words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
-        if args.plan:
-            if args.studies:
-                raise UserError(unread(args.studies[0], folder))
-            print(plan(words))
-            return 0
         for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
             words += ["--beside", str(other)]
         check(args.studies, folder, words)
+        if args.plan:
+            print(plan(words))
+            return 0
         again = not args.only and folder.exists() and any(folder.iterdir())
         if status := ablate.main([*words, *(["--resume"] if again else [])]):
             return status

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import TOKENS
-from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn.sharding import rests
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import permute_moments, settled
@@ -374,7 +374,8 @@ class Loop:
         Returns: the state.
         Raises: ValueError if it has other entries, arrays of other shapes or dtypes, belongs to a step
             outside the schedule, was written in another kind of phase than that of the step before, or in
-            a sparse phase by a run that never put the neurons in order."""
+            a sparse phase by a run that never put the neurons in order, or holds a scale that is not finite
+            and greater than 0."""
         want, got = jax.eval_shape(self.init), state
         where = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(want)}
         there = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(got)}
@@ -391,6 +392,12 @@ class Loop:
                 f"Loop: the checkpoint is of step {step}, outside [0, {self.schedule.total_steps}]."
             )
         self._check_mode(state, step - 1)
+        positive = {name for method in self.view.methods for name in method.positive}
+        for path, value in jax.tree_util.tree_leaves_with_path(state["sparse"]):
+            names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+            if names[-1] in positive:
+                what = f"Loop: state['sparse']{jax.tree_util.keystr(path)} of the checkpoint"
+                check_positive_state(what, value, "restore another checkpoint")
         if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):
             raise ValueError(
                 f"Loop: the checkpoint is of a sparse phase of {type(self.method).__name__}, but the neurons "

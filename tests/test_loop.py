@@ -126,6 +126,21 @@ def test_a_state_of_another_run_is_refused():
         venom.restore({**states[4], "sparse": nnx.from_flat_state(blank)})
 
 
+@pytest.mark.parametrize("made", [loop_of, tree_loop])
+def test_a_state_with_a_scale_that_no_method_makes_is_refused(made):
+    """Of any weight of a block."""
+    loop = made(s24.methods.SSTE(mvue=None))
+    state = loop.init()
+    assert loop.restore(state) is state
+    leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+    scales = [n for n, (path, _) in enumerate(leaves) if "scale" in jax.tree_util.keystr(path)]
+    assert len(scales) == 2
+    for n in scales:
+        values = [-x if m == n else x for m, (_, x) in enumerate(leaves)]
+        with pytest.raises(ValueError, match=r"Loop: state.*'scale'.* is -1\..*must be finite and greater"):
+            loop.restore(jax.tree.unflatten(tree, values))
+
+
 def test_debug_says_what_does_not_hold():
     loop, states = run("module", "FST")
     with pytest.raises(RuntimeError, match=r"was told step 4, but this is step 5: its noise is not new"):

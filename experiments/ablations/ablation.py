@@ -3,10 +3,11 @@
 A file under configs/ defines `ablation(size) -> Ablation`; `path/to/file.py:size` names it at one size. The
 sizes: `smoke` shows in seconds that it runs, `cpu` takes at most ten minutes for all arms and three seeds on
 two cores, `mid` is a model of 3M parameters that sees 16M bytes (32 and 20 times as much as at `cpu`), small
-enough for many runs on one GPU at a time, `gpu` one of 25M parameters that sees as many. `124m` and `wide`
-(268M in four wide blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on
-an H100; `pilot` is an eighth of `124m`, for recipes that are chosen before it, `wide4096` (0.9B in four
-blocks, 33M tokens) a short one for the time that steps take.
+enough for many runs on one GPU at a time, `gpu` one of 25M parameters that sees as many. `124m` (the shape of
+GPT-2's 124M, and 110.1M parameters, since the vocabulary has 32768 tokens and not 50257) and `wide` (268M in
+four wide blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100;
+`pilot` is an eighth of `124m`, for recipes that are chosen before it, `wide4096` (0.9B in four blocks, 33M
+tokens) a short one for the time that steps take.
 """
 
 import dataclasses

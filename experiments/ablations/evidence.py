@@ -13,6 +13,7 @@ import numpy as np
 from experiments import config as configs
 from experiments.ablations import ablation, text, together
 from experiments.ablations.ablation import REPLICATE, Named
+from experiments.ablations.built import RULE, Built
 from experiments.ablations.result import judged
 from experiments.ablations.verdicts import CONFIDENCE, Interval, resolvable
 from experiments.analysis.outcome import outcome
@@ -48,18 +49,15 @@ class Study:
     name: of the folder.
     arms: arm -> seed -> run; the first arm is what the others are compared with.
     devices: what every run had, as `2 x NVIDIA H200`.
-    kinds: what each run's devices call themselves, by its path.
-    commits: of each run, by its path. Times are compared between runs of one commit only.
-    registered: what was stated before the first run; None where that is not known.
-    changed: runs, ARM/SEED, of files that differed from their commit."""
+    built: of each run, by its path. Times are compared between runs that were built alike, and whose files
+        were those of their commit.
+    registered: what was stated before the first run; None where that is not known."""
 
     name: str
     arms: dict[str, dict[int, Run]]
     devices: str
-    commits: dict[Path, str]
-    kinds: dict[Path, list[str]]
+    built: dict[Path, Built]
     registered: dict | None = None
-    changed: tuple[str, ...] = ()
 
     @property
     def equal_time(self) -> bool:
@@ -108,43 +106,79 @@ class Study:
         ]
         return float(np.mean(ratios)) if ratios else None
 
-    def alike(self, arm: str) -> list[Run]:
-        """The runs of an arm at the commit that has the most runs of the study."""
-        most = Counter(self.commits.values()).most_common(1)[0][0]
-        return [run for run in self.arms[arm].values() if self.commits[run.out] == most]
+    @property
+    def groups(self) -> Counter:
+        """How many runs there are whose times compare, by what is equal in them."""
+        return Counter(self._comparing(run) for runs in self.arms.values() for run in runs.values())
 
-    def by_commit(self, arm: str, value) -> list[float]:
-        """The means of an arm's runs at each commit: the lowest, and the highest if there are several.
+    def alike(self, arm: str) -> list[Run]:
+        """The runs of an arm among those whose times compare that are the most of the study."""
+        most = self.groups.most_common(1)[0][0]
+        return [run for run in self.arms[arm].values() if self._comparing(run) == most]
+
+    def apart(self, arm: str, value) -> list[float]:
+        """The means of those runs of an arm whose times compare: the lowest, and the highest if there are
+        several.
 
         value: what makes the number of a Run."""
         found = {}
         for run in self.arms[arm].values():
-            found.setdefault(self.commits[run.out], []).append(value(run))
+            found.setdefault(self._comparing(run), []).append(value(run))
         means = [float(np.mean(values)) for values in found.values()]
         return sorted({min(means), max(means)})
 
     def tokens_per_second(self, arm: str) -> list[float]:
-        """See `by_commit`."""
-        return self.by_commit(arm, lambda run: tokens_per_step(run) / pace(run))
+        """See `apart`."""
+        return self.apart(arm, lambda run: tokens_per_step(run) / pace(run))
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """The runs, ARM/SEED, whose times are compared with those of no run of the reference, or of no other
+        arm, by why that is so."""
+        found = {}
+        for arm, runs in self.arms.items():
+            others = [other for other in self.arms if (other == self.reference) != (arm == self.reference)]
+            beside = [run for other in others for run in self.arms[other].values()]
+            for seed, run in runs.items():
+                if why := self._why_left_out(run, beside):
+                    found.setdefault(why, []).append(f"{arm}/{seed}")
+        return found
 
     def mfu(self, arm: str) -> list[float] | None:
         """Of the same means: the share of the peak of the devices that the products of the arm's model take,
         all of them counted as dense. None where the peak is not known."""
         run = next(iter(self.arms[arm].values()))
-        each = share_per_token(run, self.kinds[run.out])
+        each = share_per_token(run, list(self.built[run.out].devices))
         return each and [each * tokens for tokens in self.tokens_per_second(arm)]
 
     def _timed(self, arm: str) -> list[tuple[Run, Run]]:
-        """Each run of an arm after one of the reference at the same commit: of its seed, if there is one."""
+        """Each run of an arm after one of the reference whose time compares: of its seed, if there is one."""
         found = []
         for seed, run in self.arms[arm].items():
-            first = {s: one for s, one in self.arms[self.reference].items() if self._same(one, run)}
+            own = self._comparing(run)
+            first = {s: one for s, one in self.arms[self.reference].items() if self._comparing(one) == own}
             if first:
                 found.append((first.get(seed, next(iter(first.values()))), run))
         return found
 
-    def _same(self, a: Run, b: Run) -> bool:
-        return self.commits[a.out] == self.commits[b.out]
+    def _comparing(self, run: Run) -> tuple:
+        """What is equal in runs whose times are compared; of one with changed files, which are not known, its
+        own."""
+        own = self.built[run.out]
+        return own, run.out if own.changed else None
+
+    def _why_left_out(self, run: Run, beside: list[Run]) -> str:
+        """Why the time of a run is compared with none of those beside it; "" where it is."""
+        own, others = self.built[run.out], [self.built[one.out] for one in beside]
+        if own.changed:
+            return "whose files differed from the commit"
+        if not others or own in others:
+            return ""
+        unchanged = [other for other in others if not other.changed]
+        if not unchanged:
+            return "as all runs beside had files that differed from the commit"
+        nearest = min((own.unlike(other) for other in unchanged), key=len)
+        return f"of {' and '.join(nearest)} than the unchanged runs beside"
 
 
 def read(*folders: Path) -> Study:
@@ -165,15 +199,9 @@ def read(*folders: Path) -> Study:
         folders[0].resolve().name,
         arms,
         together.named(members[0].devices),
-        {member.path: str(member.environment.get("commit")) for member in members},
-        {member.path: list(member.devices) for member in members},
+        {member.path: Built.of(member) for member in members},
         # Of several machines, what is true of all: that before which most runs were made.
         max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),
-        tuple(
-            f"{member.arm}/{member.config.seed}"
-            for member in members
-            if member.environment.get("tree") not in (None, "clean")
-        ),
     )
 
 
@@ -190,6 +218,11 @@ def tokens_of_a_run(study: Study) -> int:
     """Those that a run of the reference sees."""
     run = next(iter(study.arms[study.reference].values()))
     return run.config.train.steps * tokens_per_step(run)
+
+
+def parameters(run: Run) -> int | None:
+    """How many its model has; None where that was not written down."""
+    return next((row["first"]["parameters"] for row in run.rows["event"] if "first" in row), None)
 
 
 def speeds(run: Run, sparse: bool | None = None):
@@ -300,7 +333,7 @@ def table(study: Study) -> str:
                 "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
                 "not measured"
                 if None in energy
-                else " to ".join(f"{1e3 * one:.2f}" for one in study.by_commit(arm, joules_per_token)),
+                else " to ".join(f"{1e3 * one:.2f}" for one in study.apart(arm, joules_per_token)),
                 f"{max(memory) / 1e9:.1f}" if memory else "not measured",
             ]
         )
@@ -318,23 +351,27 @@ def interval(found: Interval, form: str, unit: str = "") -> str:
 def about(study: Study) -> str:
     """What the runs of dense training are."""
     run = next(iter(study.arms[study.reference].values()))
-    config, sizes = run.config, [row["first"]["parameters"] for row in run.rows["event"] if "first" in row]
-    model = f"of a model of {sizes[0] / 1e6:.1f}M parameters, " if sizes else ""
+    config, size = run.config, parameters(run)
+    model = f"of a model of {size / 1e6:.1f}M parameters, " if size else ""
     said = [
         f"Dense runs are {config.train.steps} steps of {tokens_per_step(run)} tokens, "
         f"{tokens_of_a_run(study) / 1e6:.0f}M, {model}at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
     ]
-    if len(set(study.commits.values())) > 1:
-        said.append("Times are compared between runs of one commit.")
+    left_out = study.left_out
+    if left_out or len(study.groups) > 1:
+        said.append(RULE)
+        if left_out:
+            verb = "are" if sum(map(len, left_out.values())) > 1 else "is"
+            names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
+            said.append(f"Left out {verb} {names}.")
         if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
-            names = " and ".join(lacking)
-            said.append(f"The figure over minutes is of one commit, without {names}.")
-    if study.changed:
-        verb = "was" if len(study.changed) == 1 else "were"
-        names = " and ".join(study.changed)
-        said.append(f"{names} {verb} trained with files that differed from their commit.")
+            said.append(f"The figure over minutes lacks {_listed(lacking)}.")
     return " ".join(said)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def summary(study: Study) -> str:

@@ -35,6 +35,7 @@ LOSSES = {
     "Venom": ("venom", "weights", "both"),
 }
 EQUAL_TIME = "fst", "equal_time"  # the claim whose arms have the time of its dense arm
+NAME = "`124m` has the name of GPT-2's shape: that is 124M with GPT-2's vocabulary of 50257, and not 32768."
 PAYS = 1.05  # a step that is no faster than this is not worth another loss
 RESULTS_FROM_DOCS = "../experiments/benchmarks/results"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end of bench: \2 -->)", re.S)
@@ -175,9 +176,10 @@ def of_whole_runs(here: str) -> str:
     alt = f"Whole runs: nats per token behind dense training against the speed of the run. {said}"
     devices = " and ".join(sorted({study.devices for study in shown}))
     models = "; ".join(_model_of(study) for study in shown)
+    named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
-Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.
+Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.{named}
 Below 0 and right of 1 sparsity would win. Dashed: a speed that a paper states of whole runs, without a loss
 beside it.
 
@@ -185,13 +187,14 @@ beside it.
 
 
 def _model_of(study: evidence.Study) -> str:
-    """`124m` has d = 768, 12 blocks, 459M tokens and 1 seed."""
-    model = next(iter(study.arms["dense"].values())).config.model
+    """`124m` has 110.1M parameters, d = 768, 12 blocks, 459M tokens and 1 seed."""
+    run = next(iter(study.arms["dense"].values()))
+    model, size = run.config.model, evidence.parameters(run)
     seeds = min(len(study.arms[arm]) for arm in study.others)
     tokens = evidence.tokens_of_a_run(study) / 1e6
     return (
-        f"`{study.name}` has d = {model.d}, {model.layers} blocks, {tokens:.0f}M tokens and "
-        f"{seeds} seed{'s' * (seeds != 1)}"
+        f"`{study.name}` has {f'{size / 1e6:.1f}M parameters, ' if size else ''}d = {model.d}, "
+        f"{model.layers} blocks, {tokens:.0f}M tokens and {seeds} seed{'s' * (seeds != 1)}"
     )
 
 

@@ -99,7 +99,7 @@ CPU_STEPS = ((128, 512), (512, 2048))
 WIDTHS = tuple(PRESETS.values())[1:]
 TOKENS, SWEEP, SWEPT = 16384, (1024, 4096), PRESETS["gpt2-1.5b"]
 STEPS = (PRESETS["gpt2-124m"],)
-BLOCKS, LADDER_BLOCKS = 2, 12  # of the ladder those of GPT-2 124M, whose steps it has
+BLOCKS, LADDER_BLOCKS = 2, 12  # of the ladder those of the size 124m, whose steps it has
 LADDER_TOKENS = 65536
 
 
@@ -114,7 +114,7 @@ class Settings:
       ffn         forward, and forward with backward, per method, with everything counted
       train-step  whole steps of a language model, with the share of the FFN
       mesh        whole steps over several devices of this host, beside one; only where it is named
-      ladder      steps of the evidence's 124M model from a plain program on, one option changed at a time;
+      ladder      steps of the evidence's size 124m from a plain program on, one option changed at a time;
                   only where it is named
       report      measures nothing: docs/benchmarks.md and its plots from the files in --out
 

@@ -19,6 +19,7 @@ from experiments.models import base
 from experiments.models.parts import (
     ROPE_BASE,
     Embedding,
+    Head,
     by_heads,
     check_heads,
     gathered,
@@ -306,8 +307,7 @@ class Decoder(base.LanguageModel):
         self.blocks = stack(blocks) if model.scan else nnx.List(blocks)
         self.norm = nnx.RMSNorm(model.d, epsilon=model.norm_eps, dtype=dtype, rngs=rngs)
         if not model.tied:
-            options = {"kernel_metadata": named("embed", "vocab"), "dtype": dtype, "rngs": rngs}
-            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, **options)
+            self.head = Head(model.d, vocabulary, dtype, rngs)
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
@@ -320,7 +320,7 @@ class Decoder(base.LanguageModel):
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else project(self.head, x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
         return logits_BLV.astype(jnp.float32)
 
     def empty_cache(self, batch: int, size: int):

@@ -126,45 +126,77 @@ class Embedding(nnx.Embed):
 
     def __call__(self, tokens_BL):
         """Rows (B, L, d) of int32 tokens."""
-        return self._with_table(look_up, tokens_BL)
+        return _on_rows(look_up, self.embedding, self.dtype, tokens_BL)
 
     def attend(self, x_BLd):
         """Products (B, L, V) of features with all rows."""
-        return self._with_table(lambda table_Vd, x_BLd: jnp.dot(x_BLd, table_Vd.T), x_BLd)
+        times = lambda table_Vd, x_BLd: jnp.dot(x_BLd, table_Vd.T)  # noqa: E731
+        return _on_rows(times, self.embedding, self.dtype, x_BLd)
 
-    def copies(self) -> Copies:
-        """See `Copies`; there must be a mesh that cuts tokens. Pieces are gathered once."""
-        if isinstance(self.embedding, Copies):
-            return self.embedding
-        over = _over()
-        pieces = tuple(axis for axis in _axes("embed") if axis in over)
 
-        def local(table_Vd):
-            if pieces:
-                table_Vd = jax.lax.all_gather(table_Vd, pieces, axis=1, tiled=True)
-            return table_Vd[None]
+class Head(nnx.Linear):
+    """An output head (d, V) that is not the embedding; each device takes its own sequences."""
 
-        run = _on_shards(local, PartitionSpec(None, pieces or None), PartitionSpec(over))
-        return Copies(run(self.embedding[...].astype(self.dtype)))
+    def __init__(self, d: int, vocabulary: int, dtype, rngs: nnx.Rngs):
+        options = {"kernel_metadata": named("embed", "vocab"), "dtype": dtype, "rngs": rngs}
+        super().__init__(d, vocabulary, use_bias=False, **options)
 
-    def _with_table(self, function, rows):
-        over = _over()
-        if not over:  # no mesh, or within a `jax.shard_map`, on whose shard there is one copy
-            return function(self.embedding[...].reshape(-1, self.features).astype(self.dtype), rows)
-        local = lambda copies_1Vd, rows: function(copies_1Vd[0], rows)  # noqa: E731
-        return _on_shards(local, PartitionSpec(over), PartitionSpec(over))(self.copies()[...], rows)
+    def __call__(self, x_BLd):
+        """Logits (B, L, V) of features."""
+        times = lambda kernel_dV, x_BLd: jnp.dot(x_BLd, kernel_dV)  # noqa: E731
+        return _on_rows(times, self.kernel, self.dtype, x_BLd.astype(self.dtype))
+
+
+def copies(parameter, dtype) -> Copies:
+    """See `Copies`; there must be a mesh that cuts tokens. Pieces of a parameter are gathered once."""
+    if isinstance(parameter, Copies):
+        return parameter
+    over, names = _over(), parameter.get_metadata()["out_sharding"]
+    pieces = [tuple(axis for axis in _axes(name) if axis in over) for name in names]
+
+    def local(table):
+        for n, axes in enumerate(pieces):
+            if axes:
+                table = jax.lax.all_gather(table, axes, axis=n, tiled=True)
+        return table[None]
+
+    run = _on_shards(local, PartitionSpec(*(axes or None for axes in pieces)), PartitionSpec(over))
+    return Copies(run(parameter[...].astype(dtype)))
 
 
 def with_copies(model):
-    """The model with `Copies` of its embeddings, so that the two gradients of a tied one, of its rows and as
-    the head, are one sum over devices; the model itself where no mesh axis cuts tokens."""
+    """The model with `Copies` of its embeddings and its head, so that the gradient of each, such as both of a
+    tied embedding, or those of parts of the logits, is one sum over devices; the model itself where no mesh
+    axis cuts tokens."""
     if not _over():
         return model
     model = nnx.clone(model)
     for _, part in nnx.iter_modules(model):
         if isinstance(part, Embedding):
-            part.embedding = part.copies()
+            part.embedding = copies(part.embedding, part.dtype)
+        elif isinstance(part, Head):
+            part.kernel = copies(part.kernel, part.dtype)
     return model
+
+
+def widened(model):
+    """The model with its `Copies` in float32, in which parts of the logits then add up their gradients.
+    Products keep their dtype, and so do sums over devices."""
+    if not _over():
+        return model
+    graphdef, found, rest = nnx.split(model, Copies, ...)
+    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), found)
+    return nnx.merge(graphdef, wide, rest)
+
+
+def _on_rows(function, parameter, dtype, rows):
+    """`function(table, rows)` on each shard of tokens, with a parameter of two axes."""
+    over = _over()
+    if not over:  # no mesh, or within a `jax.shard_map`, on whose shard there is one copy
+        table = parameter[...]
+        return function(table.reshape(table.shape[-2:]).astype(dtype), rows)
+    local = lambda copies_1, rows: function(copies_1[0].astype(dtype), rows)  # noqa: E731
+    return _on_shards(local, PartitionSpec(over), PartitionSpec(over))(copies(parameter, dtype)[...], rows)
 
 
 def project(layer, x):

@@ -18,6 +18,7 @@ from experiments.errors import require
 from experiments.models import base
 from experiments.models.parts import (
     Embedding,
+    Head,
     by_heads,
     gathered,
     heads_of,
@@ -177,8 +178,7 @@ class Qwen3(base.LanguageModel):
         self.blocks = nnx.List([Block(model, method, rngs=rngs) for _ in range(model.layers)])
         self.norm = nnx.RMSNorm(model.d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         if not model.tied:
-            options = {"kernel_metadata": named("embed", "vocab"), "dtype": dtype, "rngs": rngs}
-            self.head = nnx.Linear(model.d, vocabulary, use_bias=False, **options)
+            self.head = Head(model.d, vocabulary, dtype, rngs)
 
     def features(self, tokens_BL):
         """See `LanguageModel.features`."""
@@ -211,5 +211,5 @@ class Qwen3(base.LanguageModel):
 
     def logits(self, x_BLd):
         """See `LanguageModel.logits`."""
-        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else project(self.head, x_BLd)
+        logits_BLV = self.embedding.attend(x_BLd) if self.model.tied else self.head(x_BLd)
         return logits_BLV.astype(jnp.float32)

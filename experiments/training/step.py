@@ -21,7 +21,7 @@ import jax_sparse24 as s24
 from experiments.config import Config, Train
 from experiments.errors import UserError, require
 from experiments.models.base import LanguageModel
-from experiments.models.parts import Copies, shards, summed_over_rows, with_copies
+from experiments.models.parts import Copies, shards, summed_over_rows, widened, with_copies
 from experiments.training import mesh as meshes
 from experiments.training.optimiser import optimiser
 from jax_sparse24.nn.view import Modules
@@ -368,6 +368,7 @@ class Program:
 
         models = [with_copies(one) for one in models]
         features = [features_of(one, tokens_BL[:, :-1]) for one in models]
+        models[0] = widened(models[0])  # a teacher has no gradient
         return over_logits(loss, models, features, tokens_BL[:, 1:]).mean()
 
     def _compile_refresh(self, refresh):

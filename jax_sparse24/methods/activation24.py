@@ -48,6 +48,7 @@ class Activation24(Method):
     Source: 2503.16672."""
 
     when = "Non-gated squared-ReLU models whose weights must stay dense; saves activation memory too."
+    positive = ("scale",)
 
     dense_warmup: int = 1000
     backward_mask: Literal["keep", "redraw"] = "keep"

@@ -82,6 +82,8 @@ class Method:
     state_axes: for entries of the state whose shape is not the weight's, but has one of its sizes: with
         which axis of the weight, -2 or -1, each of their axes is cut over a mesh; None for an axis that the
         products need whole.
+    positive: names of entries of the state whose numbers are finite and greater than 0, whatever the weight
+        is. Layers that have others refuse to run, where they are known.
     token_blocks: into how many blocks of equal size the tokens of a call are cut. Tokens are sorted, and
         their groups found, within each, so that one device computes what as many shards of tokens compute.
         With 1 every shard is a block; else it is a multiple of the number of shards.
@@ -98,6 +100,7 @@ class Method:
     router: ClassVar[Router | None] = None
     tiles: ClassVar[tuple[int, int] | None] = None
     state_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = MappingProxyType({})
+    positive: ClassVar[tuple[str, ...]] = ()
 
     def linear_plan(self) -> Plan:
         """The plan of the products fwd, dgrad and wgrad of a single layer `Y = X W`.
@@ -269,6 +272,23 @@ def scale_like(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
     Returns: float32, (...)."""
     return jax.ShapeDtypeStruct(shape[:-2], jnp.float32)
+
+
+def check_positive_state(what: str, value: jax.Array, fix: str) -> None:
+    """Raises ValueError for an entry of a state that is not finite and greater than 0.
+
+    Under jit, where it is not known, nothing is checked.
+
+    what: the function and the entry, for the message.
+    value: floats of any shape.
+    fix: what the caller can do."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    with jax.ensure_compile_time_eval():
+        good = jnp.isfinite(value) & (value > 0)
+        if not good.all():
+            found = float(jnp.max(jnp.where(good, -jnp.inf, value)))
+            raise ValueError(f"{what} is {found}, but must be finite and greater than 0: {fix}.")
 
 
 def begun(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

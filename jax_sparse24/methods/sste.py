@@ -41,6 +41,7 @@ class SSTE(Method):
     when = "Pre-training a model that stays 2:4 for inference, without a decay to tune."
     tiles = (4, 1)
     state_axes = HISTORY_AXES
+    positive = ("scale",)
 
     scale: Literal["frozen", "dynamic", "unit"] = "frozen"
     mvue: Estimator | None = "approximate"

@@ -76,6 +76,7 @@ class Venom(Method):
     when = "All six products sparse, where activations are sparse already: long runs of squared-ReLU models."
 
     state_axes = MappingProxyType({"centroids": (None, None), "norms": (None, -1)})
+    positive = ("scale",)
 
     v: int = 64
     m: int = 16

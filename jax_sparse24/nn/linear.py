@@ -16,7 +16,7 @@ from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
-from jax_sparse24.methods.base import Method
+from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn import sharding
 from jax_sparse24.patterns import check_size
 
@@ -103,8 +103,8 @@ class Linear(nnx.Module):
         has no plan for a single linear layer; with a mesh in the context, axes without a rule, or that the
         mesh does not have or does not divide, and a mesh axis that no rule names); a call raises as
         `s24.sparse_dot`. A call outside of jit raises ValueError where the state was written in a dense
-        phase, but the layer is in sparse mode, and where masks are those of the initial kernel, but the
-        kernel is another one by now."""
+        phase, but the layer is in sparse mode, where masks are those of the initial kernel, but the kernel
+        is another one by now, and for a scale that is not finite and greater than 0."""
 
     axes: tuple[sharding.Name, sharding.Name] | None = None
     stacked_axes: tuple[sharding.Name, ...] = ()
@@ -440,6 +440,7 @@ class Linear(nnx.Module):
             return
         self.check_mode()
         self.check_arranged()
+        self.check_values()
         if not self.ages:
             return
         found = self.refreshed[...], self.checksum[...], self.weight
@@ -467,6 +468,23 @@ class Linear(nnx.Module):
                 "call s24.nn.arrange(model) before the first sparse step, or train dense until then, with "
                 "s24.nn.set_sparse(model, False)."
             )
+
+    def check_values(self, path: str = "") -> None:
+        """Raises ValueError outside of jit for a number of the state that the method cannot have made.
+
+        path: of the layer in the model, for the message."""
+        names = [name for name in self.method.positive if self.active and name in self.state]
+        for name in names:
+            value, like = self.state[name][...], self.method.state_shapes(self.weight.shape, self.role)[name]
+            what = f"Linear: state[{name!r}] of {path or 'this layer'}"
+            fix = "restore the state that the layer was trained with"
+            if value.shape != like.shape:
+                raise ValueError(
+                    f"{what} is {value.dtype} {value.shape}, a kernel of shape {self.weight.shape} needs "
+                    f"{like.dtype} {like.shape}: {fix}."
+                )
+            what = f"{what}, with a kernel of shape {self.weight.shape},"
+            check_positive_state(what, value, f"{fix}, or call s24.nn.reset(model) to compute it anew")
 
     def check_mode(self, path: str = "") -> None:
         """Raises ValueError if the state was written in a dense phase, but the layer is in sparse mode.

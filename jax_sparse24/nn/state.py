@@ -97,7 +97,8 @@ def refresh(
     Returns: the model; of Equinox a copy, to be used in place of it.
     Raises: TypeError if `model` is no such module or `due` neither; ValueError if `step` is no step number,
         the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
-        dense phase, or neurons that were never arranged (`s24.nn.arrange`)."""
+        dense phase, neurons that were never arranged (`s24.nn.arrange`), or a scale that is not finite and
+        greater than 0."""
     whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
     if not whole or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
@@ -111,6 +112,7 @@ def refresh(
             layer.check_mode(path)
             layer.check_arranged(path)
         layer.refresh(step, layer.method in due if some else due)
+        layer.check_values(path)
     return model
 
 

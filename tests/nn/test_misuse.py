@@ -102,6 +102,54 @@ def test_a_checkpoint_of_a_dense_phase_is_not_taken_for_a_sparse_one():
     assert not np.array_equal(restored(x), dense(x))
 
 
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, 0.0, -1.5])
+@pytest.mark.parametrize(
+    "method",
+    [s24.methods.SSTE(mvue=None), s24.methods.Activation24(soft_weights=True, token_cut=None)],
+    ids=["SSTE", "Activation24"],
+)
+def test_a_scale_that_no_method_makes_is_refused(method, value):
+    """It was used without a word. Under jit, where it is not known, nothing is looked at."""
+    model, x = block(method), inputs()[:, :d]
+    right = model.up.method_state()["scale"]
+    model.up.state["scale"][...] = value
+    rule = rf"is {value}, but must be finite and greater than 0: .*call s24.nn.reset\(model\)"
+    for use in (lambda: model(x), lambda: nnx.grad(lambda m: m(x).sum())(model)):
+        with pytest.raises(ValueError, match=rf"state\['scale'\] of .*{rule}"):
+            use()
+    with pytest.raises(ValueError, match=rf"state\['scale'\] of up, with a kernel .*{rule}"):
+        s24.refresh(model, 3)  # the path is known to functions on a model
+    assert "state['scale']" in str(s24.verify(model, raises=False))
+    nnx.jit(lambda m, x: m(x))(model, x)
+    s24.nn.set_sparse(model, False)
+    model(x)  # dense products have no scale
+    s24.nn.set_sparse(model, True)
+    s24.nn.reset(model)
+    assert model.up.method_state()["scale"] == right
+    model(x)
+
+
+def test_a_scale_of_another_shape_is_refused():
+    """By functions on a model, too."""
+    model = block(s24.methods.SSTE(mvue=None))
+    model.down.state["scale"].set_value(jnp.ones(d))
+    for use in (lambda: s24.refresh(model, 3), lambda: model(inputs()[:, :d])):
+        with pytest.raises(
+            ValueError, match=rf"float32 \({d},\), a kernel of shape .* needs float32 \(\): restore"
+        ):
+            use()
+
+
+def test_a_scale_that_every_step_computes_anew_is_mended_by_a_refresh():
+    model, x = block(s24.methods.SSTE(mvue=None, scale="dynamic")), inputs()[:, :d]
+    want = model(x)
+    model.up.state["scale"].set_value(jnp.float32(-1))
+    with pytest.raises(ValueError, match=r"state\['scale'\] of this layer"):
+        model(x)
+    s24.refresh(model, 1)
+    np.testing.assert_array_equal(model(x), want)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_masks_are_due_after_a_dense_phase(compiled):
     """The mask of before stayed for up to 39 steps. A look at the dense loss in between moves nothing."""

@@ -1,4 +1,4 @@
-"""Suite ladder: the training step of the evidence's 124M model, from a plain one on, one change at a time."""
+"""Suite ladder: the training step of the evidence's size 124m, from a plain one on, one change at a time."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -38,14 +38,15 @@ QUEUED = 2  # steps of a sample on an accelerator
 # AdamW's first update has the signs of the gradient, which rounding decides near zero: the second gradient's
 # norm in bfloat16 is off that in float32 by 0.0003 of itself at width 128, by 0.012 at 16.
 SECOND = 4
-WHAT = """Whole optimiser steps of the dense model of 124M parameters that the [evidence](evidence.md) trains
-(12 blocks, a vocabulary of 32768, 64 sequences of 1024 tokens), from a plain program on: each rung changes
-one option more, and is measured in turn with the rung before it. *Against the one before* is the time of that
-rung over this one's, *so far* the product of all ratios. The last rung is a step of `FST`, which counts its
-search for masks at the rate at which it is made. MFU counts the products of the dense model, and of causal
-attention, once, and divides by the peak of dense products in 16 bits, for float32, too. Tokens are drawn by
-Zipf's law. Each rung starts from the same parameters; its loss and its gradient's norm, of two steps, are
-those of the rung before it up to rounding, `FST`'s those of masked dense products."""
+WHAT = """Whole optimiser steps of the dense model that the [evidence](evidence.md) trains at the size `124m`
+(the shape of GPT-2's 124M, and 110.1M parameters, since the vocabulary has 32768 tokens and not 50257; 12
+blocks, 64 sequences of 1024 tokens), from a plain program on: each rung changes one option more, and is
+measured in turn with the rung before it. *Against the one before* is the time of that rung over this one's,
+*so far* the product of all ratios. The last rung is a step of `FST`, which counts its search for masks at the
+rate at which it is made. MFU counts the products of the dense model, and of causal attention, once, and
+divides by the peak of dense products in 16 bits, for float32, too. Tokens are drawn by Zipf's law. Each rung
+starts from the same parameters; its loss and its gradient's norm, of two steps, are those of the rung before
+it up to rounding, `FST`'s those of masked dense products."""
 
 
 @dataclass(frozen=True)

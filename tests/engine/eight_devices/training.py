@@ -20,7 +20,7 @@ in_two_parts = functools.partial(
 )  # logits of these programs
 
 
-def program_on(mesh, method, devices=None, dtype="float32", **train):
+def program_on(mesh, method, devices=None, dtype="float32", tied=True, **train):
     """A program of the launcher whose model has widths by which arrays are told apart."""
     from experiments.config import Config, Optim, Train
     from experiments.data import text
@@ -28,8 +28,9 @@ def program_on(mesh, method, devices=None, dtype="float32", **train):
     from experiments.training import step as steps
 
     steps._made.cache_clear()  # what was compiled with logits in other parts
+    sizes = {"layers": 1, "d": 48, "f": 64, "heads": 4, "kv_heads": 2}
     config = Config(
-        model=decoder.Config(layers=1, d=48, f=64, heads=4, kv_heads=2, dtype=dtype, implementation=KERNELS),
+        model=decoder.Config(**sizes, dtype=dtype, implementation=KERNELS, tied=tied),
         data=text.Config(seq=124, batch=16),
         optim=Optim(warmup=1),
         train=Train(steps=4, **train),
@@ -83,26 +84,34 @@ def check_the_two_gradients_of_a_tied_embedding_are_summed_once():
     each device. Over `fsdp` the embedding is gathered once, too, and a teacher's once more. What a step
     learns is that of one device."""
     for method in (s24.methods.FST(mvue=None, dense_fraction=0.0), s24.methods.AST()):
-        _tied_embedding_is_summed_once(method)
+        _tables_are_summed_once(method, True, (contextlib.nullcontext, in_two_parts))
 
 
-def _tied_embedding_is_summed_once(method):
+def check_the_gradient_of_an_untied_head_is_summed_once():
+    """And not in each part of the logits, of which a teacher has its own, beside that of the embedding."""
+    _tables_are_summed_once(s24.methods.AST(), False, (in_two_parts, in_two_parts))
+
+
+def _tables_are_summed_once(method, tied: bool, parts):
+    """The embedding, and the head where it is another table.
+
+    parts: in which logits are made over `dp`, and with `fsdp`."""
     from experiments.config import Mesh
 
     rows, width = 257, 48
-    models = 2 if method.training(4).teacher else 1
+    tables, models = 1 if tied else 2, 2 if method.training(4).teacher else 1
     tokens = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32)
     wanted = {
-        Mesh(dp=8): [("all-reduce", rows * width)],
+        Mesh(dp=8): [("all-reduce", rows * width)] * tables,
         Mesh(dp=2, fsdp=4): [
-            *[("all-gather", rows * width)] * models,
-            ("all-reduce", rows * width // 4),
-            ("reduce-scatter", rows * width // 4),
+            *[("all-gather", rows * width)] * models * tables,
+            *[("all-reduce", rows * width // 4)] * tables,
+            *[("reduce-scatter", rows * width // 4)] * tables,
         ],
     }
 
     def learned(sizes, devices=None):
-        program = program_on(sizes, method, devices)
+        program = program_on(sizes, method, devices, tied=tied)
         step = program.step(sparse=True)
         state, metrics = step(program.initial_state(), program.batch(tokens))
         leaves = jax.tree_util.tree_leaves_with_path(state["opt"])
@@ -111,12 +120,14 @@ def _tied_embedding_is_summed_once(method):
 
     _, want = learned(Mesh(dp=1), jax.devices()[:1])
     shapes = [x.shape for x in want[1]]
-    assert (rows, width) in shapes and all(np.abs(x).max() > 0 for x in want[1])
-    for parts, (sizes, sums) in zip((contextlib.nullcontext, in_two_parts), wanted.items(), strict=True):
-        with parts():
+    assert sum(rows in shape for shape in shapes) == tables and all(np.abs(x).max() > 0 for x in want[1])
+    for logits, (sizes, sums) in zip(parts, wanted.items(), strict=True):
+        with logits():
             step, found = learned(sizes)
-        sent = [one for one in collectives(step) if one[1] % rows == 0]
-        assert sent == sums, (sizes, sent)
+        (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
+        for text in (main, step):  # none within the loop over parts
+            sent = [one for one in collectives(text) if one[1] % rows == 0]
+            assert sent == sums, (sizes, sent)
         assert_near(found, want, 1e-5, sizes)
 
 
@@ -151,6 +162,27 @@ def check_the_dtypes_of_what_a_training_step_sends():
         assert own == sums, (sizes, parts, found)
         if sizes.fsdp == 1:
             assert {kind for kind, _, _ in found} == {"all_reduce"}, found
+
+
+@in_two_parts()
+def check_parts_of_the_logits_add_up_gradients_in_float32():
+    """On each device, of the embedding or of a head of its own; a teacher has none. What is summed over
+    devices then is in 16 bits, as without parts."""
+    from experiments.config import Mesh
+    from experiments.training import mesh as meshes
+
+    for method in (s24.methods.FST(dense_fraction=0.0), s24.methods.AST()):
+        for tied in (True, False):
+            program = program_on(Mesh(dp=8), method, dtype="bfloat16", tied=tied)
+            with mock.patch.dict("os.environ", {"XLA_FLAGS": meshes.ABORTING_PASS}):  # lowered, not compiled
+                program.check(sparse=True)
+            (lowered,) = (one.as_text() for one in program._lowered.values())
+            shapes = ["257x48"] if tied else ["257x48", "48x257"]
+            summed = Counter(one for one in sent(lowered) if one[1] in shapes)
+            assert summed == {("all_reduce", shape, "bf16"): 1 for shape in shapes}, summed
+            loops = [line for line in lowered.splitlines() if "stablehlo.while" in line]
+            carried = [re.findall(rf"tensor<\d+x{shapes[-1]}x(\w+)>", line) for line in loops]
+            assert any("f32" in dtypes for dtypes in carried), carried
 
 
 def sent(text: str) -> list[tuple[str, str, str]]:

@@ -26,8 +26,7 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     _, out = done
     copy = tmp_path / "tiny"
     for file in out.glob("*/seed*.json"):
-        (copy / file.relative_to(out)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, copy / file.relative_to(out))
+        changed(file, copy, lambda content: content["environment"].update(tree="clean"))
     study.main([str(copy), "--out", str(tmp_path / "page")])
     page = (tmp_path / "page/evidence.md").read_text()
     found = json.loads((out / "result.json").read_text())["metrics"]
@@ -64,7 +63,7 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
         and mixed.gap("ste").n == 2
         and mixed.alike("ste") == [mixed.arms["ste"][0]]
     )
-    assert len(mixed.tokens_per_second("ste")) == 2 and "runs of one commit" in evidence.about(mixed)
+    assert len(mixed.tokens_per_second("ste")) == 2 and "Left out is ste/1, " in evidence.about(mixed)
     for kind, words in (("event", "different texts: "), ("second", "different second texts: ")):
         digest = re.search(rf'"{kind}":.*?"digest":\W*(\w+)', whole)[1]
         file.write_text(whole.replace(digest, "0" * len(digest)))
@@ -114,23 +113,17 @@ def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
 
 
 def test_folders_beside_runs(tmp_path, capsys, monkeypatch):
-    """A plan reads none and says where it looks; without records in one nothing is trained."""
-    argv, out = ["--run", study.PLAN, "--only", "dense/0"], tmp_path / "out"
-
-    def refused(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            study.main([*map(str, arguments), *argv, "--out", str(out)])
-        assert stop.value.code == 2 and not out.exists()
-        return capsys.readouterr().err
-
-    words = refused(study.STORED, "--plan")
-    assert f"{study.STORED} is not read with --plan" in words
-    assert f"looked for in {out}/124m" in words and f"--out {study.STORED.parent}" in words
-    assert refused(tmp_path / "records", "--plan").endswith("Leave it out.\n")
+    """Without records in one nothing is trained, and no plan is made."""
     monkeypatch.setattr(
         study.ablate, "main", lambda argv: pytest.fail("trained before the records were read")
     )
-    assert f"{tmp_path}/nothing holds no ARM/seedN.json" in refused(tmp_path / "nothing")
+    out = tmp_path / "out"
+    for plan in ([], ["--plan"]):
+        with pytest.raises(SystemExit) as stop:
+            argv = [str(tmp_path / "nothing"), "--run", study.PLAN, "--only", "dense/0", "--out", str(out)]
+            study.main([*argv, *plan])
+        assert stop.value.code == 2 and not out.exists()
+        assert f"{tmp_path}/nothing holds no ARM/seedN.json" in capsys.readouterr().err
 
 
 def changed(path, folder, change):
@@ -139,7 +132,7 @@ def changed(path, folder, change):
     change(content)
     copy = folder / path.parent.name / path.name
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(json.dumps(content))
+    copy.write_text(json.dumps(content, separators=(",", ":")))
 
 
 def only_cpu(content):
@@ -171,18 +164,40 @@ def in_longer_sequences(content):
     ],
     ids=["devices", "config", "data", "twice", "dense"],
 )
+@pytest.mark.parametrize("plan", [[], ["--plan"]], ids=["run", "plan"])
 def test_records_that_do_not_fit_are_refused_before_a_run(
-    only, arm, change, words, tmp_path, capsys, monkeypatch
+    plan, only, arm, change, words, tmp_path, capsys, monkeypatch
 ):
-    """By the words that would be said of the page after it."""
+    """By the words that would be said of the page after it, and as it is planned."""
     monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
     changed(study.STORED / f"{arm}/seed0.json", tmp_path / "124m", change)
-    argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out"]
+    argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out", *plan]
     with pytest.raises(SystemExit):
         study.main([str(word) for word in argv])
-    said = capsys.readouterr().err
-    assert re.search(".*".join(map(re.escape, words.split("*"))), said), said
+    printed, said = capsys.readouterr()
+    assert re.search(".*".join(map(re.escape, words.split("*"))), said) and not printed, said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        (["--only", "dense/0"], of_toaster, "have different devices: Toaster ("),
+        (["--seeds", "0"], only_cpu, "These runs are of different commits: "),
+    ],
+    ids=["devices", "commit"],
+)
+def test_records_where_runs_would_be_must_fit_them(options, change, words, tmp_path, capsys, monkeypatch):
+    """As they are planned, too."""
+    monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
+    changed(study.STORED / "FST/seed0.json", tmp_path / "124m", change)
+    held = sorted(tmp_path.rglob("*"))
+    for plan in ([], ["--plan"]):
+        with pytest.raises(SystemExit):
+            study.main(["--run", study.PLAN, *options, "--out", str(tmp_path), *plan])
+        printed, said = capsys.readouterr()
+        assert words in said and f"{tmp_path}/124m/FST/seed0" in said and not printed
+    assert sorted(tmp_path.rglob("*")) == held
 
 
 def test_statements_that_differ_are_refused(tmp_path, capsys):
@@ -297,7 +312,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     page = (tmp_path / "evidence.md").read_text()
     assert page == (REPOSITORY / "docs/evidence.md").read_text()
     assert page.index("## 124m") < page.index("## pilot")
-    assert page.startswith("# Evidence\n\n**Sparsity loses at the sizes `124m` and `pilot`**")
+    assert page.startswith("# Evidence\n\n**Sparsity loses at the size `124m`**")
     assert (
         "corrected for 6 comparisons" in page and page.count("### The claim") == 1
     )  # the pilot decides none
@@ -341,7 +356,8 @@ def test_the_share_of_the_peak_of_a_record():
     half = evidence.share_per_token(older, ["NVIDIA H200"] * 2)
     assert half == pytest.approx(evidence.share_per_token(run, []) / 2, rel=1e-6)
     assert evidence.share_per_token(older, ["a toaster"]) is evidence.share_per_token(older, []) is None
-    unknown = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}, kinds={run.out: []})
+    built = {run.out: dataclasses.replace(runs.built[run.out], devices=())}
+    unknown = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: older}}, built=built)
     assert unknown.mfu("FST") is None
 
 

@@ -70,38 +70,128 @@ def test_tokens_of_two_tokenizers_are_two_texts(tmp_path):
         evidence.read(stored_in(tmp_path, "FST", other))
 
 
+def with_built(study, run, **fields):
+    """The study, of whose runs one was built in another way."""
+    other = dataclasses.replace(study.built[run.out], **fields)
+    return dataclasses.replace(study, built=study.built | {run.out: other})
+
+
 def test_sparsity_loses_only_where_all_sparse_arms_are_known(pilot):
-    """Also those whose times no dense run has: Venom is ahead here, at a commit of its own."""
-    assert evidence.losing([pilot])
-    ahead = {0: with_last_losses(pilot.arms["Venom"][0], **ENDS_AHEAD)}
-    alone = dict(pilot.commits) | {ahead[0].out: "another"}
-    mixed = dataclasses.replace(pilot, arms=pilot.arms | {"Venom": ahead}, commits=alone)
-    assert mixed.run_speed("Venom").mean is None and mixed.gap("Venom").mean < 0
+    """Also those whose times no dense run has: Activation24 is ahead here, at a commit of its own."""
+    (study,) = [study for study in evidence.studies() if study.name == "124m"]
+    assert evidence.losing([study]) and not evidence.losing([pilot])
+    ahead = with_last_losses(study.arms["Activation24"][0], **ENDS_AHEAD)
+    mixed = dataclasses.replace(study, arms=study.arms | {"Activation24": {0: ahead}})
+    mixed = with_built(mixed, ahead, commit="another")
+    assert mixed.run_speed("Activation24").mean is None and mixed.gap("Activation24").mean < 0
     assert not evidence.losing([mixed])
+
+
+def of_another_jax(environment):
+    environment["packages"]["jax"] = "0.10.2"
+
+
+def of_another_library(environment):
+    environment["packages"]["nvidia-cusparselt-cu12"] = "0.8.1"
+
+
+def with_other_flags(environment):
+    environment["flags"] = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+
+
+def of_another_commit(environment):
+    environment["commit"] = "0" * 40
+    of_another_jax(environment)
+
+
+def of_changed_files(environment):
+    environment["tree"] = "with uncommitted changes"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (of_another_jax, "of another version of jax than the unchanged runs beside"),
+        (of_another_library, "of another version of nvidia-cusparselt-cu12 than the unchanged runs beside"),
+        (with_other_flags, "of other XLA flags than the unchanged runs beside"),
+        (of_another_commit, "of another commit and another version of jax than the unchanged runs beside"),
+        (of_changed_files, "whose files differed from the commit"),
+    ],
+)
+def test_times_of_what_was_built_in_another_way_are_not_compared(change, why, tmp_path):
+    """Losses are. The page says which run it is, and why; what all have in common is no matter."""
+    whole = evidence.read(STORED / "124m")
+    folder = stored_in(tmp_path, "FST", lambda content: change(content["environment"]))
+    study = evidence.read(folder)
+    assert study.run_speed("FST").mean is None and study.step_speed("FST") is None
+    assert study.gap("FST") == whole.gap("FST") and study.run_speed("half-width").mean
+    assert study.alike("FST") == [] and len(study.alike("dense")) == 1
+    words = evidence.about(study)
+    assert f"Left out is FST/0, {why}." in words and "The figure over minutes lacks FST." in words
+    assert "Left out" not in evidence.about(whole)
+    for path in folder.glob("*/seed*.json"):
+        content = json.loads(path.read_text())
+        change(content["environment"])
+        path.write_text(json.dumps(content))
+    again = evidence.read(folder)
+    alike = change is not of_changed_files
+    assert (again.run_speed("FST") == whole.run_speed("FST")) == alike
+    assert ("Left out" not in evidence.about(again)) == alike
+
+
+def test_a_run_beside_changed_ones_alone_is_left_out(tmp_path):
+    folder = stored_in(tmp_path, "dense", lambda content: of_changed_files(content["environment"]))
+    words = evidence.about(evidence.read(folder))
+    assert (
+        "Left out are dense/0, whose files differed from the commit, and Activation24/0, FST/0 and" in words
+    )
+    assert "half-width/0, as all runs beside had files that differed from the commit." in words
 
 
 def test_the_dense_arms_are_those_without_sparse_steps(pilot):
     assert [arm for arm in pilot.others if not pilot.is_sparse(arm)] == ["half-width"]
     said = evidence.summary(pilot)
-    assert "half-width, which is dense" in said and said.count("which is dense") == 1
+    assert "half-width, which is dense, is lower and faster than Venom." in said
+    assert said.count("which is dense") == 1
 
 
-def test_runs_of_changed_files_are_said(pilot):
-    words = evidence.about(pilot)
-    assert "Activation24/0 and FST/0 were trained with files that differed from their commit" in words
-    assert "differed" not in evidence.about(evidence.read(STORED / "124m"))
+def test_runs_whose_times_are_left_out_are_said(pilot):
+    assert pilot.run_speed("FST").mean is pilot.run_speed("Activation24").mean is None
+    assert (
+        "Left out are dense/0, of another commit than the unchanged runs beside, and Activation24/0 and "
+        "FST/0, whose files differed from the commit." in evidence.about(pilot)
+    )
 
 
-def test_energy_is_told_by_commit_as_speed_is(pilot):
+def test_energy_is_told_by_what_compares_as_speed_is(pilot):
     """Else an arm at one commit would be beside the mean of dense runs at two."""
     energies = [1e3 * evidence.joules_per_token(run) for run in pilot.arms["dense"].values()]
-    assert len({pilot.commits[run.out] for run in pilot.arms["dense"].values()}) == 2
+    assert len({pilot.built[run.out].commit for run in pilot.arms["dense"].values()}) == 2
     low, high = sorted(energies)
     assert f"| {low:.2f} to {high:.2f} |" in evidence.table(pilot)
 
 
 def test_the_size_of_the_model_is_that_of_the_records(pilot):
     assert "of a model of 110.1M parameters" in evidence.about(pilot)
+
+
+PAGES = [
+    *("README.md", "configs/sizes.py", "configs/fst/masked_decay.py", "experiments/ablations/ablation.py"),
+    *(
+        f"docs/{name}.md"
+        for name in ("index", "benchmarks", "gpu", "gpu-log", "memory", "methods", "scaling")
+    ),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_that_124m_is_a_name(page, pilot):
+    """With how many parameters the records have, and the vocabulary by which the name would be true."""
+    run = pilot.arms["dense"][0]
+    of_gpt2 = evidence.parameters(run) + (50257 - 32768) * run.config.model.d
+    assert of_gpt2 == pytest.approx(124e6, rel=0.005)
+    words = " ".join((REPOSITORY / page).read_text().split())
+    assert f"{evidence.parameters(run) / 1e6:.1f}M" in words and "50257" in words
 
 
 def test_a_claim_is_shown_for_its_own_arms_only(pilot):
@@ -118,7 +208,7 @@ def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
 
 
 def test_a_figure_says_which_arms_it_lacks(pilot):
-    assert "is of one commit, without Venom and half-width." in evidence.about(pilot)
+    assert "The figure over minutes lacks Activation24 and FST." in evidence.about(pilot)
 
 
 def test_a_band_is_told_of_where_it_is_drawn(pilot, tmp_path):

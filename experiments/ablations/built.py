@@ -1,0 +1,55 @@
+"""What runs must have in common where their times are compared, by their records."""
+
+from dataclasses import dataclass
+
+from experiments.ablations import together
+
+RULE = (
+    "Times are compared between runs of one commit, trained with its own files, with the same versions of "
+    "jax and cuSPARSELt, the same XLA flags and the same kind of GPU, as far as these are recorded."
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the times of a run depend on besides its config.
+
+    commit: of its code.
+    libraries: (name, version) of jax, and of cuSPARSELt where that is recorded.
+    flags: (variable, value) of those by which XLA compiles in another way, where they are recorded.
+    devices: what they call themselves.
+    changed: whether files differed from the commit."""
+
+    commit: str
+    libraries: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    changed: bool
+
+    @classmethod
+    def of(cls, member: together.Member) -> "Built":
+        """What the record of a run says of it."""
+        environment = member.environment
+        libraries = {
+            name: str(version)
+            for name, version in (environment.get("packages") or {}).items()
+            if name in ("jax", "jaxlib") or "cusparselt" in name.lower()
+        }
+        flags = environment.get("flags") or {}
+        return cls(
+            str(environment.get("commit")),
+            tuple(sorted(libraries.items())),
+            tuple(sorted(flags.items())),
+            tuple(member.devices),
+            environment.get("tree") not in (None, "clean"),
+        )
+
+    def unlike(self, other: "Built") -> list[str]:
+        """In what another differs, in words."""
+        libraries = sorted({name for name, _ in set(self.libraries) ^ set(other.libraries)})
+        return [
+            *(["another commit"] if self.commit != other.commit else []),
+            *(f"another version of {name}" for name in libraries),
+            *(["other XLA flags"] if self.flags != other.flags else []),
+            *(["another kind of GPU"] if self.devices != other.devices else []),
+        ]
