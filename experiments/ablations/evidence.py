@@ -453,27 +453,28 @@ def _claim_of(study: Study) -> Named | None:
 
 def losing(studies: list[Study]) -> list[str]:
     """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
-    names = {False: [], True: []}
+    names: dict[tuple[str, bool], list[str]] = {}
     for study in studies:
         sparse = [arm for arm in study.others if study.is_sparse(arm)]
         if study.equal_time and not all(map(study.is_longer, sparse)):
             continue
-        found = [(study.gap(arm).mean, study.run_speed(arm).mean) for arm in sparse]
-        if found and all(
-            None not in numbers and numbers[0] > 0 and (study.equal_time or numbers[1] < CLEARLY)
-            for numbers in found
-        ):
-            names[study.equal_time].append(f"`{study.name}`")
+        gaps, speeds = [study.gap(arm) for arm in sparse], [study.run_speed(arm).mean for arm in sparse]
+        if not sparse or None in [*speeds, *(gap.mean for gap in gaps)]:
+            continue
+        faster = not study.equal_time and max(speeds) >= CLEARLY
+        if faster or any(gap.high is not None and gap.high < 0 for gap in gaps):
+            continue
+        what = "loses" if min(gap.mean for gap in gaps) > 0 else "gains nothing"
+        names.setdefault((what, study.equal_time), []).append(f"`{study.name}`")
+    ends = {"loses": "each sparse arm ends behind", "gains nothing": "no sparse arm ends clearly ahead of"}
     said = {
-        False: "at equal steps each sparse arm ends behind dense training, and the run of none is clearly "
-        "faster",
-        True: "with more steps, which were to take the time of dense training, each sparse arm ends behind "
-        "it",
+        False: "at equal steps {} dense training, and the run of none is clearly faster",
+        True: "with more steps, which were to take the time of dense training, {} it",
     }
     return [
-        f"**Sparsity loses at the size{'s' * (len(own) > 1)} {' and '.join(own)}**: {said[equal_time]}."
-        for equal_time, own in names.items()
-        if own
+        f"**Sparsity {what} at the size{'s' * (len(own) > 1)} {' and '.join(own)}**: "
+        f"{said[equal_time].format(ends[what])}."
+        for (what, equal_time), own in names.items()
     ]
 
 

@@ -219,8 +219,8 @@ def test_of_machines_that_state_the_same_that_with_most_runs_before_counts(tmp_p
     """What is said of the first run is true of all."""
     stated = json.loads((study.STORED / "statement.json").read_text())
     other = tmp_path / "124m"
-    changed(study.STORED / "FST/seed0.json", other, lambda content: content["config"].update(seed=1))
-    (other / "FST/seed0.json").rename(other / "FST/seed1.json")
+    changed(study.STORED / "FST/seed0.json", other, lambda content: content["config"].update(seed=77))
+    (other / "FST/seed0.json").rename(other / "FST/seed77.json")
     (other / "statement.json").write_text(json.dumps(stated | {"runs before": 2}))
     assert evidence.read(study.STORED, other).registered["runs before"] == 2
 
@@ -301,7 +301,8 @@ def test_a_folder_that_is_trained_into_may_be_named(tmp_path, monkeypatch):
 def test_the_plan_says_what_the_recorded_pair_took():
     words = study.plan([study.PLAN, "--only", "dense/0,FST/1,Venom/0", "--any-speed", "--out", "nowhere"])
     dense, fst, venom = ([cell.strip() for cell in line.split("|")[1:-1]] for line in words.splitlines()[2:])
-    assert dense[:5] == ["dense/0", "7000", "459", "14", "0.57"] and fst[0] == "FST/1" and fst[3] == "14"
+    assert dense[:3] == ["dense/0", "7000", "459"] and fst[0] == "FST/1"
+    assert 12 <= int(dense[3]) <= 16 and 12 <= int(fst[3]) <= 16 and 0.4 < float(dense[4]) < 0.7
     assert venom[3] in ("not recorded", *map(str, range(10, 20)))
 
 
@@ -312,7 +313,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     page = (tmp_path / "evidence.md").read_text()
     assert page == (REPOSITORY / "docs/evidence.md").read_text()
     assert page.index("## 124m") < page.index("## pilot")
-    assert page.startswith("# Evidence\n\n**Sparsity loses at the size `124m`**")
+    assert page.startswith("# Evidence\n\n**Sparsity gains nothing at the size `124m`**")
     assert (
         "corrected for 6 comparisons" in page and page.count("### The claim") == 1
     )  # the pilot decides none
@@ -342,9 +343,15 @@ def test_what_is_drawn_of_papers_is_said():
         assert "abstract" in source and "this project's" in source and " nats" not in source
 
 
+def of_one_seed(size):
+    """A stored study without its further seeds."""
+    (found,) = [study for study in evidence.studies() if study.name == size]
+    return dataclasses.replace(found, arms={arm: {0: runs[0]} for arm, runs in found.arms.items()})
+
+
 def test_the_share_of_the_peak_of_a_record():
     """As the run wrote it down; of older records by the model's sizes, which come to the same."""
-    (runs,) = [study for study in evidence.studies() if study.name == "124m"]
+    runs = of_one_seed("124m")
     run = runs.arms["FST"][0]
     (share,) = runs.mfu("FST")
     assert share == pytest.approx(sum(run.column("train", "mfu")[1]) / len(run.rows["train"][1:]), rel=0.01)
@@ -363,7 +370,7 @@ def test_the_share_of_the_peak_of_a_record():
 
 def test_a_study_at_equal_time_says_so():
     """Records of methods whose steps differ from those of dense training."""
-    (runs,) = [study for study in evidence.studies() if study.name == "124m"]
+    runs = of_one_seed("124m")
     runs = dataclasses.replace(runs, arms={arm: runs.arms[arm] for arm in ("dense", "FST")})
     assert not runs.equal_time and "the run of none is clearly faster" in evidence.losing([runs])[0]
     run = runs.arms["FST"][0]

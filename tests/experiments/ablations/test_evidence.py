@@ -20,8 +20,8 @@ def pilot():
 
 
 def stored_in(folder, arm, change, size="124m"):
-    """The records of a size, one of an arm after a change of its JSON data, in a folder."""
-    for path in (STORED / size).glob("*/seed*.json"):
+    """The records of a size with the seed 0, one of an arm after a change of its JSON data, in a folder."""
+    for path in (STORED / size).glob("*/seed0.json"):
         content = json.loads(path.read_text())
         if path.parent.name == arm:
             change(content)
@@ -76,12 +76,16 @@ def with_built(study, run, **fields):
     return dataclasses.replace(study, built=study.built | {run.out: other})
 
 
-def test_sparsity_loses_only_where_all_sparse_arms_are_known(pilot):
-    """Also those whose times no dense run has: Activation24 is ahead here, at a commit of its own."""
-    (study,) = [study for study in evidence.studies() if study.name == "124m"]
-    assert evidence.losing([study]) and not evidence.losing([pilot])
+def test_whether_sparsity_pays_is_said_only_where_all_sparse_arms_are_known(tmp_path, pilot):
+    """Also those whose times no dense run has: Activation24 is ahead here, then at a commit of its own."""
+    study = evidence.read(stored_in(tmp_path, "", lambda content: None))
+    (words,) = evidence.losing([study])
+    assert words.startswith("**Sparsity loses at the size ") and "each sparse arm ends behind" in words
+    assert not evidence.losing([pilot])
     ahead = with_last_losses(study.arms["Activation24"][0], **ENDS_AHEAD)
     mixed = dataclasses.replace(study, arms=study.arms | {"Activation24": {0: ahead}})
+    (words,) = evidence.losing([mixed])
+    assert words.startswith("**Sparsity gains nothing at the size ") and "clearly ahead of" in words
     mixed = with_built(mixed, ahead, commit="another")
     assert mixed.run_speed("Activation24").mean is None and mixed.gap("Activation24").mean < 0
     assert not evidence.losing([mixed])
@@ -120,7 +124,7 @@ def of_changed_files(environment):
 )
 def test_times_of_what_was_built_in_another_way_are_not_compared(change, why, tmp_path):
     """Losses are. The page says which run it is, and why; what all have in common is no matter."""
-    whole = evidence.read(STORED / "124m")
+    whole = evidence.read(stored_in(tmp_path / "whole", "", lambda content: None))
     folder = stored_in(tmp_path, "FST", lambda content: change(content["environment"]))
     study = evidence.read(folder)
     assert study.run_speed("FST").mean is None and study.step_speed("FST") is None
