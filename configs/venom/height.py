@@ -9,8 +9,8 @@ from experiments.ablations.verdicts import all_of, less, no_worse
 def ablation(size: Size) -> Ablation:
     """Dense, and blocks of 64 and of 128 tokens."""
     return Ablation(
-        claim="Blocks of 128 tokens cut more of the activations' energy than blocks of 64, and end within 0.02 "
-        "nats per byte of them.",
+        claim="Blocks of 128 tokens cut more of the activations' energy than blocks of 64, and end within "
+        "0.02 nats per byte of them.",
         source="this project: arXiv 2602.06183 names no V; a product of 64:2:16 reads twice the bytes of one "
         "of 128:2:16",
         arms={
