@@ -21,6 +21,7 @@ from jax_sparse24.measure import interleaved
 SEQUENCE = 256
 ONE = "one device"
 SLOWEST = "slowest device"
+TOGETHER = "devices together"  # each its own steps, without sums
 ORACLE = "one device, what it must give"  # the batch of a mesh
 # The share of its fall by which the loss may fall differently with other draws and other groups of tokens: on
 # a CPU at widths 128 and 256 by 0.009 at most, of FST, Activation24 and Venom.
@@ -30,10 +31,11 @@ host, all in turn in one process. T tokens are those of each device that cuts th
 divides the dense step's time on the same mesh by the step's; *on one device* is that ratio there. *of one
 device* divides the time of a step of the same method on the first device alone by the step's: with dp and
 fsdp 1 is linear scaling, with tp the number of its devices is. *of the slowest* divides that of the device of
-the mesh that takes longest alone. A step is wrong unless the losses of the first two are
-those of the same batch on one device. *state* are parameters, moments and masks on each device, in MB
-of 10^6 bytes, and *of one device's* their share of those of one device, which dp has on each; *XLA
-temporaries* is what a step needs besides."""
+the mesh that takes longest alone, and *of all at once* the time in which all of them do such a step at the
+same time, each its own and without a sum: what that lacks to *of the slowest* is heat and power of the host.
+A step is wrong unless the losses of the first two are those of the same batch on one device. *state* are
+parameters, moments and masks on each device, in MB of 10^6 bytes, and *of one device's* their share of those
+of one device, which dp has on each; *XLA temporaries* is what a step needs besides."""
 
 
 def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
@@ -105,6 +107,16 @@ def steps_on(
     config = config_of(case._replace(T=tokens), dtype, method, layers, seq=min(SEQUENCE, case.T), **model)
     devices = jax.devices()[first : first + math.prod(along.values())]
     return Steps(dataclasses.replace(config, mesh=Mesh(**along)), implementation, devices=devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """A step on each of several devices alone, all at the same time."""
+
+    steps: list[Steps]
+
+    def __call__(self):
+        return [own() for own in self.steps]
 
 
 def shards(mesh: Mesh) -> int:
@@ -211,6 +223,9 @@ def measure_case(
         programs[place, name, "step"] = own
         if s24.due(arms[name].method, 0) and place in (ONE, mesh_name):
             programs[place, name, REFRESHING] = own.refreshing
+    for name in arms:
+        if cut == len(places) > 1 and all((place, name) in steps for place in places):
+            programs[TOGETHER, name, "step"] = Together([steps[place, name] for place in places])
     progress(f"{where}: all in turn")
     seed = settings.seed_of("mesh", *case, dtype, mesh_name)
 
@@ -247,6 +262,7 @@ def row_of(case, dtype: str, place: str, name: str, devices, steps, times, truth
         "dense step": (place, "Dense"),
         f"{ONE} step": (ONE, name),
         f"{ONE} dense step": (ONE, "Dense"),
+        **({} if place == ONE else {f"{TOGETHER} step": (TOGETHER, name)}),
     }
     ms = {part: times[*there, "step"] for part, there in beside.items() if (*there, "step") in times}
     alone = [times[device, name, "step"] for device in devices if (device, name, "step") in times]
@@ -287,8 +303,8 @@ def table(found: list[dict]) -> str:
     """Ratios first, then times and memory."""
     header = [
         *("mesh", "method", "T", "d", "f", "blocks", "dtype", "against dense", "on one device"),
-        *("of one device", "of the slowest", "step ms", "dense step ms", "state MB", "of one device's"),
-        "XLA temporaries MB",
+        *("of one device", "of the slowest", "of all at once", "step ms", "dense step ms", "state MB"),
+        *("of one device's", "XLA temporaries MB"),
     ]
     lines = [
         [
@@ -296,7 +312,7 @@ def table(found: list[dict]) -> str:
             show_ratio(row, "dense step", "step"),
             show_ratio(row, f"{ONE} dense step", f"{ONE} step"),
             show_ratio(row, f"{ONE} step", "step"),
-            show_ratio(row, f"{SLOWEST} step", "step"),
+            *(show_ratio(row, f"{devices} step", "step") for devices in (SLOWEST, TOGETHER)),
             *(show_ms(row, name) for name in ("step", "dense step")),
             *(show_mb(row["state_bytes"]), show_share(row, found), show_mb(row["temp_bytes"])),
         ]

@@ -352,6 +352,8 @@ def test_steps_over_meshes(monkeypatch):
     assert status == ["ok", "ok", "wrong", "ok", "wrong", "wrong", "wrong", "ok"]
     parts = {"step", "dense step", "one device step", "slowest device step"}
     assert all(set(row["ms"]) >= parts for row in found)
+    together = [row["mesh"] for row in found if "devices together step" in row["ms"]]
+    assert together == ["fsdp 4", "fsdp 4", "dp 4", "dp 4"], "where each device has tokens of its own"
     assert all(row["compiler options"] == {"xla_of_steps": 1} for row in found)
     assert len({stored.identity(row) for row in found}) == 8
     first, *_, last = [line.split("|")[1:] for line in mesh.table(found).splitlines()[2:]]
@@ -377,7 +379,7 @@ def test_a_result_and_its_pages_have_the_flags_of_xla_and_nccl(monkeypatch, tmp_
 def test_the_slowest_is_of_the_devices_of_the_mesh(monkeypatch):
     """Of dp 2 the second device, though a third one, which a later mesh has, is slower yet."""
     StepsOverMeshes(monkeypatch)
-    taken = {"one device": 2.0, "device 1": 3.0, "device 2": 9.0, "device 3": 1.0}
+    taken = {"one device": 2.0, "device 1": 3.0, "device 2": 9.0, "device 3": 1.0, "devices together": 7.0}
 
     def measured(programs, *_):
         joules = {"joules": 5.0}
@@ -388,6 +390,8 @@ def test_the_slowest_is_of_the_devices_of_the_mesh(monkeypatch):
     (first, _), (second, _) = meshes_one_by_one(of_meshes("dp=2", "dp=4"))
     slowest = [row["ms"]["slowest device step"] for row in (*first, *second)]
     assert [own["median"] for own in slowest] == [2, 2, 3, 3, 9, 9]
+    together = [row["ms"].get("devices together step") for row in (*first, *second)]
+    assert [own and own["median"] for own in together] == [None, None, 7, 7, 7, 7]
     assert "joules" not in slowest[-1] and first[0]["ms"]["step"]["joules"] == 5
 
 
@@ -467,6 +471,7 @@ def test_what_is_measured_of_a_mesh_is_stored_where_one_arm_fails(when, monkeypa
     ]
     beside = {"step", "one device step", "one device dense step", "slowest device step"}
     assert set(found["tp 2", "FST"]["ms"]) == beside
+    assert set(found["dp 4", "FST"]["ms"]) == beside | {"dense step", "devices together step"}
     assert result["complete"] and len(result["failed"]) == 1
     assert "out of" in capsys.readouterr().err
 
