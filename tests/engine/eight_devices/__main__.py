@@ -4,12 +4,14 @@ The last line that is printed is a JSON object of their tracebacks, "" where all
 table of collectives into docs/scaling.md; `--all-meshes` compares every method on every mesh with one device,
 which takes minutes and is no test."""
 
+import gc
 import json
 import os
 import sys
 import time
 import traceback
 
+gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 from tests.engine.eight_devices import communication, every_method
