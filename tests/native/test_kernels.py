@@ -103,7 +103,7 @@ def _small_calls() -> Iterator[Made]:
 
 
 def results_of(made: list[Made], implementation: str | None) -> list:
-    """`device_put`, since whatever turns an array of NumPy into one of JAX compiles a program for its shape."""
+    """`device_put`, since `jnp.asarray` of an array of NumPy compiles a program for its shape."""
     return [jax.device_get(call(*jax.device_put(arrays), implementation)) for _, call, arrays in made]
 
 
@@ -112,7 +112,9 @@ def by_the_cpu(made: list[Made], caller, behind: int = 0) -> list:
         return results_of(made, None)
 
 
-def compare(made: list[Made], caller, cuda: dict[str, int], behind=(0, 0), expected: list | None = None) -> None:
+def compare(
+    made: list[Made], caller, cuda: dict[str, int], behind=(0, 0), expected: list | None = None
+) -> None:
     """The calls by kernels of CUDA and by those of the CPU, bit for bit. behind: of both, see `at_once`.
     expected: what `by_the_cpu` gave, if it was asked before."""
     with at_once("cuda", caller, cuda, behind=behind[0]):

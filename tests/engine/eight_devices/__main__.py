@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 
-gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 from tests.engine.eight_devices import communication, every_method
@@ -19,6 +18,7 @@ from tests.engine.eight_devices.checks import CHECKS
 
 
 def main(names) -> None:
+    gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     if names == ["--write"]:
         communication.PAGE.write_text(communication.written(communication.PAGE.read_text()))
         return
