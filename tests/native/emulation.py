@@ -54,7 +54,7 @@ def at_once(
         if any(isinstance(operand, jax.core.Tracer) for operand in operands):
             results = jax.pure_callback(made, leaves, *operands, vmap_method="expand_dims")
         else:
-            results = [jnp.asarray(result) for result in made(*operands)]
+            results = jax.device_put(made(*operands))
         return results if isinstance(types, tuple | list) else results[0]
 
     kernels = call if around is None else partial(around, call)

@@ -33,7 +33,9 @@ SMALL = 2**15  # of one that is aligned no better than XLA promises
 # Kernels of products for whole tiles, by the types of their parameters: Hopper's have a tile, others do not.
 TILE = re.compile(r"Tiles<.*?Shape<(\d+), (\d+)")
 NO_TILE = re.compile(r"P = [{<]s24::MatmulVnmArgs[}>]")
-PARTS = 4
+OF_BLOCKS = "s24_vnm_matmul"  # in the name of a call
+AT_ENTRIES = "s24_vnm_sampled"
+Made = tuple[str, Callable, tuple]  # what a call is, a function of arrays and an implementation, and arrays
 # A GPU of each generation for whose cuSPARSELt kernels write metadata.
 WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
 
@@ -63,9 +65,8 @@ def array_for(sized: Sized, like: jax.ShapeDtypeStruct, rng: np.random.Generator
     return adversarial(like.shape, str(like.dtype), int(rng.integers(1 << 30)))
 
 
-def _calls() -> Iterator[tuple[str, Callable, tuple]]:
-    """What it is, a function of arrays and an implementation, and arrays: the shared cases on arrays that are
-    not large, and on arrays of other sizes."""
+def _calls() -> Iterator[Made]:
+    """The shared cases on arrays that are not large, and on arrays of other sizes."""
     for case in IDENTICAL:
         for shape, dtype in case.places(gpu=True):
             if np.prod(shape) <= MOST:
@@ -82,11 +83,11 @@ def _calls() -> Iterator[tuple[str, Callable, tuple]]:
 
 
 @functools.cache
-def calls() -> list[tuple[str, Callable, tuple]]:
+def calls() -> list[Made]:
     return list(_calls())
 
 
-def _small_calls() -> Iterator[tuple[str, Callable, tuple]]:
+def _small_calls() -> Iterator[Made]:
     """As `_calls`, one place of each case: a small one, most often large enough for wide accesses."""
     for n, case in enumerate(IDENTICAL):
         small = [shape for shape, _ in case.places(gpu=True) if np.prod(shape) <= SMALL]
@@ -102,35 +103,56 @@ def _small_calls() -> Iterator[tuple[str, Callable, tuple]]:
                     yield f"{sized.targets} {sized.sizes} {dtype}", call, given
 
 
-def compare(made: list[tuple[str, Callable, tuple]], caller, cuda: dict[str, int], behind=(0, 0)) -> None:
-    """The calls by kernels of CUDA and by those of the CPU, bit for bit. behind: of both, see `at_once`."""
+def results_of(made: list[Made], implementation: str | None) -> list:
+    """`device_put`, since `jnp.asarray` of an array of NumPy compiles a program for its shape."""
+    return [jax.device_get(call(*jax.device_put(arrays), implementation)) for _, call, arrays in made]
+
+
+def by_the_cpu(made: list[Made], caller, behind: int = 0) -> list:
+    with at_once("cpu", caller, targets_of_the_cpu(), behind=behind):
+        return results_of(made, None)
+
+
+def compare(
+    made: list[Made], caller, cuda: dict[str, int], behind=(0, 0), expected: list | None = None
+) -> None:
+    """The calls by kernels of CUDA and by those of the CPU, bit for bit. behind: of both, see `at_once`.
+    expected: what `by_the_cpu` gave, if it was asked before."""
     with at_once("cuda", caller, cuda, behind=behind[0]):
-        got = [jax.device_get(call(*arrays, "ffi")) for _, call, arrays in made]
+        got = results_of(made, "ffi")
+    expected = by_the_cpu(made, caller, behind[1]) if expected is None else expected
     wrong = []
-    with at_once("cpu", caller, targets_of_the_cpu(), behind=behind[1]):
-        for (name, call, arrays), found in zip(made, got, strict=True):
-            try:
-                assert_same_bits(found, call(*arrays, None))
-            except AssertionError as error:
-                wrong.append(f"{name}: {error}")
+    for (name, _, _), found, want in zip(made, got, expected, strict=True):
+        try:
+            assert_same_bits(found, want)
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
     assert made and not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_kernels_give_the_bits_of_other_platforms(part, caller, cuda_targets, fake_cusparselt):
-    compare(calls()[part::PARTS], caller, targets_of(cuda_targets, fake_cusparselt))
+def test_kernels_give_the_bits_of_other_platforms(caller, cuda_targets, fake_cusparselt):
+    """All but the products of blocks and those at entries, which the next tests compare."""
+    made = [call for call in calls() if OF_BLOCKS not in call[0] and AT_ENTRIES not in call[0]]
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt))
+
+
+@pytest.fixture(scope="module")
+def products_of_blocks(caller) -> tuple[list[Made], list]:
+    """The calls, and what the CPU's kernels give for them, whatever GPU they are compared with."""
+    made = [call for call in calls() if OF_BLOCKS in call[0]]
+    return made, by_the_cpu(made, caller)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "tiles"), [("8.0", set()), ("9.0", {("128", "256"), ("64", "512"), ("64", "256")})]
 )
-def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cusparselt):
+def test_products_of_blocks(capability, tiles, products_of_blocks, caller, cuda_targets, fake_cusparselt):
     """On Hopper whole tiles have kernels of their own: of 128 rows, and of 64 rows by 512 or 256 columns."""
-    made = [call for call in calls() if "s24_vnm_matmul" in call[0]]
+    made, expected = products_of_blocks
     launched(cuda_targets)
-    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, capability))
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, capability), expected=expected)
     ran = "\n".join(launched(cuda_targets))
     assert set(TILE.findall(ran)) == tiles
     assert bool(NO_TILE.search(ran)) == (not tiles)
@@ -139,7 +161,7 @@ def test_products_of_blocks(capability, tiles, caller, cuda_targets, fake_cuspar
 @pytest.mark.slow
 def test_products_at_entries(caller, cuda_targets, fake_cusparselt):
     """Tiles of 128 rows, and of 64 by 512 columns."""
-    made = [call for call in calls() if "s24_vnm_sampled" in call[0]]
+    made = [call for call in calls() if AT_ENTRIES in call[0]]
     launched(cuda_targets)
     compare(made, caller, targets_of(cuda_targets, fake_cusparselt, "9.0"))
     assert set(TILE.findall("\n".join(launched(cuda_targets)))) >= {("128", "256"), ("64", "512")}
@@ -174,7 +196,7 @@ def test_squares_of_products_of_what_is_not_finite(kind, caller, cuda_targets, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["s24_matmul_squared_relu", "s24_vnm_sampled"])
+@pytest.mark.parametrize("target", ["s24_matmul_squared_relu", AT_ENTRIES])
 def test_what_hopper_alone_computes_is_refused_elsewhere(target, caller, cuda_targets, fake_cusparselt):
     """By a GPU of another generation, and where a driver compiles PTX in place of the machine code."""
     _, call, arrays = next(call for call in calls() if target in call[0] and "'D': 0" not in call[0])
@@ -191,7 +213,7 @@ def test_what_hopper_alone_computes_is_refused_elsewhere(target, caller, cuda_ta
 @pytest.mark.parametrize(("ptx", "has_tiles"), [("9.0", True), ("8.0", False)])
 def test_products_of_blocks_from_older_ptx(ptx, has_tiles, caller, cuda_targets, fake_cusparselt):
     """A driver that compiles PTX in place of the machine code for Hopper gets no kernel that needs it."""
-    (call, *_) = (c for c in calls() if "s24_vnm_matmul" in c[0] and "'v': 128, 'groups': 128" in c[0])
+    (call, *_) = (c for c in calls() if OF_BLOCKS in c[0] and "'v': 128, 'groups': 128" in c[0])
     launched(cuda_targets)
     compare([call], caller, targets_of(cuda_targets, fake_cusparselt, "9.0", ptx))
     ran = "\n".join(launched(cuda_targets))

@@ -48,6 +48,7 @@ def loss(model, tokens):
     return -jnp.take_along_axis(logits, (tokens + 1)[..., None] % 12, -1).mean()
 
 
+@pytest.mark.slow
 def test_layers_become_sparse_and_are_dense_again(capsys):
     with pytest.warns(UserWarning, match="1 of the layers .* stay dense. odd: .* size 6 along axis -1"):
         sparse = s24.sparsify(MODEL, FST)
@@ -95,6 +96,7 @@ def test_the_code_of_the_page_runs(capsys):
     assert "2 layers with FST(" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_trains_in_the_loop():
     """In micro-batches, with a check after every step."""
     sparse = s24.sparsify(MODEL, FST, where="mlp|attention")

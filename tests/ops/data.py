@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -101,7 +100,8 @@ def assert_within(actual, expected, bound) -> None:
 
 
 def device(x, dtype: str | None = None):
-    return jnp.asarray(x, dtype=dtype and NUMPY[dtype])
+    """`device_put`, which compiles nothing; `jnp.asarray` compiles a program for each new shape."""
+    return jax.device_put(np.asarray(x, dtype=dtype and NUMPY[dtype]))
 
 
 def saved_operands(dtype: str, shape: tuple[int, int]):

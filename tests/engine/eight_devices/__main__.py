@@ -4,6 +4,7 @@ The last line that is printed is a JSON object of their tracebacks, "" where all
 table of collectives into docs/scaling.md; `--all-meshes` compares every method on every mesh with one device,
 which takes minutes and is no test."""
 
+import gc
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from tests.engine.eight_devices.checks import CHECKS
 
 
 def main(names) -> None:
+    gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     if names == ["--write"]:
         communication.PAGE.write_text(communication.written(communication.PAGE.read_text()))
         return

@@ -104,11 +104,11 @@ def test_what_is_made_of_the_logits_of_two_models_comes_in_parts(monkeypatch):
 
         return step.over_logits(mean, both, features, batch[:, 1:]).mean()
 
-    whole, grads = jax.value_and_grad(divergence)(params)
+    whole, grads = jax.jit(jax.value_and_grad(divergence))(params)
     monkeypatch.setattr(step, "LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
     monkeypatch.setattr(step, "VOCABULARY_AT_ONCE", VOCABULARY - 1)
     monkeypatch.setattr(parts, "ROWS_BY_PRODUCT", VOCABULARY - 1)
-    in_parts, grads_in_parts = jax.value_and_grad(divergence)(params)
+    in_parts, grads_in_parts = jax.jit(jax.value_and_grad(divergence))(params)
     np.testing.assert_allclose(whole, in_parts, rtol=1e-6)
     for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(grads_in_parts), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -118,16 +118,23 @@ float number(const uint32_t* words, int i) {
   return float_of(T::to_f32(uint16_t(words[i / 2] >> (i % 2 * 16))));
 }
 
+// A row of A: the 16 kept elements, and the columns among 32 that they are of.
+struct Kept {
+  float values[16];
+  int columns[16];
+};
+
 template <class T, int kSelector>
-void unpack_sparse(SparseLane** all, float left[16][32]) {
+void unpack_sparse(SparseLane** all, Kept left[16]) {
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     for (int i = 0; i < 8; ++i) {
-      const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;  // of 16 kept columns
+      const int row = g + i / 2 % 2 * 8, kept = 2 * t + i % 2 + i / 4 * 8;
       const int source = 4 * g + 2 * kSelector + kept / 8;
       const uint32_t word = all[source]->words >> (row >= 8 ? 16 : 0);
       const int group = kept % 8 / 2, index = word >> (4 * group + 2 * (kept % 2)) & 3;
-      left[row][16 * (kept / 8) + 4 * group + index] = number<T>(all[lane]->sparse, i);
+      left[row].values[kept] = number<T>(all[lane]->sparse, i);
+      left[row].columns[kept] = 16 * (kept / 8) + 4 * group + index;
     }
   }
 }
@@ -136,14 +143,17 @@ template <class T, int kSelector>
 void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uint32_t words) {
   SparseLane own = {acc, sparse, dense, words};
   emulated::in_warp(own, [](SparseLane** all) {
-    float left[16][32] = {}, right[32][8];
+    Kept left[16];
+    float right[32][8];
     unpack_sparse<T, kSelector>(all, left);
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 8; ++i) right[lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4] = number<T>(all[lane]->dense, i);
     for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 4; ++i)
-        for (int k = 0; k < 32; ++k)
-          all[lane]->acc[i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8;
+        for (int k = 0; k < 16; ++k)
+          all[lane]->acc[i] += left[row].values[k] * right[left[row].columns[k]][lane % 4 * 2 + i % 2];
+      }
   });
 }
 
@@ -153,6 +163,18 @@ inline uint64_t swizzled_tile(const uint16_t* tile) {
   return reinterpret_cast<uintptr_t>(tile);
 }
 
+// Adds what a kept row multiplies to the sums of four lanes, each of which has the first or the second of two such rows.
+inline void add_row(SparseLane** lanes, int second, const Kept& left, const float (*right)[kWgmmaCols]) {
+  const auto sum = [&](int column) -> float& { return lanes[column % 8 / 2]->acc[column / 8 * 4 + second * 2 + column % 2]; };
+  float sums[kWgmmaCols];
+  for (int column = 0; column < kWgmmaCols; ++column) sums[column] = sum(column);
+  for (int k = 0; k < 16; ++k) {
+    const float value = left.values[k], *const line = right[left.columns[k]];
+    for (int column = 0; column < kWgmmaCols; ++column) sums[column] += value * line[column];
+  }
+  for (int column = 0; column < kWgmmaCols; ++column) sum(column) = sums[column];
+}
+
 // The rows of a warpgroup that one of its warps has.
 template <class T, int kSelector>
 void multiply_tile(const BegunProduct& product) {
@@ -160,14 +182,13 @@ void multiply_tile(const BegunProduct& product) {
   if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
   emulated::in_warp(own, [&](SparseLane** all) {
     const auto* const tile = reinterpret_cast<const uint16_t*>(product.dense);
-    float left[16][32] = {};
+    Kept left[16];
+    static float right[kGatheredRows][kWgmmaCols];
     unpack_sparse<T, kSelector>(all, left);
     for (int k = 0; k < kGatheredRows; ++k)
-      for (int column = 0; column < kWgmmaCols; ++column) {
-        const float right = float_of(T::to_f32(tile[swizzled(k, column / 8) + column % 8]));
-        for (int row = 0; row < 16; ++row)
-          all[row % 8 * 4 + column % 8 / 2]->acc[column / 8 * 4 + row / 8 * 2 + column % 2] += left[row][k] * right;
-      }
+      for (int column = 0; column < kWgmmaCols; ++column)
+        right[k][column] = float_of(T::to_f32(tile[swizzled(k, column / 8) + column % 8]));
+    for (int row = 0; row < 16; ++row) add_row(all + row % 8 * 4, row / 8, left[row], right);
   });
 }
 
@@ -206,15 +227,17 @@ void multiply_rows(const BegunProduct& product) {
     static float right[32][kWgmmaCols];
     for (int column = 0; column < kWgmmaCols; ++column)
       for (int k = 0; k < 32; ++k) right[k][column] = number_of_row<BF16>(product.dense, column, k);
-    for (int row = 0; row < 64; ++row)
+    for (int row = 0; row < 64; ++row) {
+      const int quartet = row / 16 * 32 + row % 8 * 4;
+      Kept left;
       for (int kept = 0; kept < 16; ++kept) {
-        const int quartet = row / 16 * 32 + row % 8 * 4, source = quartet + 2 * kSelector + kept / 8;
+        const int source = quartet + 2 * kSelector + kept / 8;
         const int group = kept % 8 / 2, shift = row / 8 % 2 * 16 + 4 * group + 2 * (kept % 2);
-        const float left = number_of_row<BF16>(product.sparse, row, kept);
-        const float* const line = right[16 * (kept / 8) + 4 * group + int(all[source]->words >> shift & 3)];
-        for (int column = 0; column < kWgmmaCols; ++column)
-          all[quartet + column % 8 / 2]->acc[column / 8 * 4 + row / 8 % 2 * 2 + column % 2] += left * line[column];
+        left.values[kept] = number_of_row<BF16>(product.sparse, row, kept);
+        left.columns[kept] = 16 * (kept / 8) + 4 * group + int(all[source]->words >> shift & 3);
       }
+      add_row(all + quartet, row / 8 % 2, left, right);
+    }
   });
 }
 
@@ -232,13 +255,11 @@ void multiply_dense_rows(const BegunProduct& product) {
     static float right[16][kWgmmaCols];
     for (int column = 0; column < kWgmmaCols; ++column)
       for (int k = 0; k < 16; ++k) right[k][column] = number_of_row<T>(product.dense, column, k);
-    for (int row = 0; row < 64; ++row)
-      for (int k = 0; k < 16; ++k) {
-        const float left = number_of_row<T>(product.sparse, row, k);
-        for (int column = 0; column < kWgmmaCols; ++column)
-          all[row / 16 * 32 + row % 8 * 4 + column % 8 / 2]->acc[column / 8 * 4 + row / 8 % 2 * 2 + column % 2] +=
-              left * right[k][column];
-      }
+    for (int row = 0; row < 64; ++row) {
+      Kept left;
+      for (int k = 0; k < 16; ++k) left.values[k] = number_of_row<T>(product.sparse, row, k), left.columns[k] = k;
+      add_row(all + row / 16 * 32 + row % 8 * 4, row / 8 % 2, left, right);
+    }
   });
 }
 
