@@ -1,6 +1,7 @@
 """The decision what runs an operation or a product, and why; `decide` makes it, once per call."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -94,13 +95,16 @@ def decide(
 def unless_slower(found: Decision, other: Decision | None) -> Decision:
     """One way to make a result, unless another way was measured to be faster.
 
+    Their measurements may be those of unequal shapes, so that times per multiply-add are compared.
+
     found: the decision for the one way.
     other: the decision for the other way; None if there is none.
 
     Returns: `found`, or a decision that is not sparse, with the reason."""
     if not (found.sparse and other is not None and other.sparse and found.entry and other.entry):
         return found
-    if found.entry["packed_us"] <= other.entry["packed_us"]:
+    own, others = (entry["packed_us"] / math.prod(entry["shape"]) for entry in (found.entry, other.entry))
+    if own <= others:
         return found
     return Decision("dense", f"slower than packed weights; {other.reason}", entry=found.entry)
 

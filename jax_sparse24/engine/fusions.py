@@ -379,6 +379,8 @@ class SampledB1:
         kernel = self.kernel(shape, dtype, pattern)
         if kernel.runs != "auto":
             return Decision("dense", kernel.reason)
+        if whole is not None and whole.runs == execution.implementation == "cusparselt":
+            return Decision("dense", "cuSPARSELt, which is asked for, multiplies by packed weights")
         if execution.implementation is not None:
             return Decision("auto", "asked for", "packed")
         found = decide(self.product(shape, dtype, pattern), alternative="masked")
