@@ -338,7 +338,7 @@ class SampledB1:
         v, _, m = (int(n) for n in pattern.split(":"))
         a, b = (jax.ShapeDtypeStruct((n, d), dtype) for n in (T, f))
         if found.runs == "auto" and not SAMPLED_MATMUL.in_one_pass(a, b, v=v, m=m):
-            return Decision("reference", "no kernel of this GPU takes its sizes")
+            return Decision("reference", "no kernel of this GPU takes its dtype and sizes")
         return found
 
     def fits(self, shape: tuple[int, int, int], dtype, pattern: VNM) -> bool:
