@@ -1,6 +1,7 @@
 """The decision what runs an operation or a product, and why; `decide` makes it, once per call."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -92,15 +93,20 @@ def decide(
 
 
 def unless_slower(found: Decision, other: Decision | None) -> Decision:
-    """One way to make a result, unless another way was measured to be faster.
+    """A part of a product by itself, unless the whole product, and the part taken of it, was measured to be
+    faster.
 
-    found: the decision for the one way.
-    other: the decision for the other way; None if there is none.
+    Their measurements may be those of unequal shapes, so that times per multiply-add are compared.
+
+    found: the decision for the part, whose entry says what taking it costs: "masked" without "dense".
+    other: the decision for the whole product; None if there is none.
 
     Returns: `found`, or a decision that is not sparse, with the reason."""
     if not (found.sparse and other is not None and other.sparse and found.entry and other.entry):
         return found
-    if found.entry["packed_us"] <= other.entry["packed_us"]:
+    part, whole = found.entry, other.entry
+    more = part["packed_us"] - max(0.0, part["masked_us"] - part["dense_us"])
+    if more / math.prod(part["shape"]) <= whole["packed_us"] / math.prod(whole["shape"]):
         return found
     return Decision("dense", f"slower than packed weights; {other.reason}", entry=found.entry)
 

@@ -338,7 +338,7 @@ class SampledB1:
         v, _, m = (int(n) for n in pattern.split(":"))
         a, b = (jax.ShapeDtypeStruct((n, d), dtype) for n in (T, f))
         if found.runs == "auto" and not SAMPLED_MATMUL.in_one_pass(a, b, v=v, m=m):
-            return Decision("reference", "no kernel of this GPU takes its sizes")
+            return Decision("reference", "no kernel of this GPU takes its dtype and sizes")
         return found
 
     def fits(self, shape: tuple[int, int, int], dtype, pattern: VNM) -> bool:
@@ -379,6 +379,8 @@ class SampledB1:
         kernel = self.kernel(shape, dtype, pattern)
         if kernel.runs != "auto":
             return Decision("dense", kernel.reason)
+        if whole is not None and whole.runs == execution.implementation == "cusparselt":
+            return Decision("dense", "cuSPARSELt, which is asked for, multiplies by packed weights")
         if execution.implementation is not None:
             return Decision("auto", "asked for", "packed")
         found = decide(self.product(shape, dtype, pattern), alternative="masked")

@@ -97,10 +97,29 @@ def test_b1_is_made_at_entries_of_y2_where_that_was_fastest(folders):
     at_entries = entry("dgrad", "result", shape, pattern="16:2:8")
     assert sampled(at_entries)
     assert sampled(at_entries, entry("dgrad", "right", shape, packed=60.0)), "packed weights take longer"
-    assert not sampled(at_entries, entry("dgrad", "right", shape, packed=40.0)), "packed weights take less"
+    assert sampled(at_entries, entry("dgrad", "right", shape, packed=41.0)), "10 more to take the entries"
+    assert not sampled(at_entries, entry("dgrad", "right", shape, packed=39.0)), "packed weights take less"
+    smaller, larger = (64, 16, 24), (64, 64, 96)  # a quarter of the work, and four times as much
+    assert sampled(at_entries, entry("dgrad", "right", smaller, packed=15.0)), "15 us would be 60 here"
+    assert not sampled(
+        entry("dgrad", "result", smaller, pattern="16:2:8", packed=25.0),
+        entry("dgrad", "right", shape, packed=50.0),
+    ), "15 us more than to take the entries would be 60 here"
+    assert sampled(
+        entry("dgrad", "result", larger, pattern="16:2:8", packed=90.0),
+        entry("dgrad", "right", shape, packed=50.0),
+    ), "80 us more would be 20 here"
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", packed=120.0))
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:8", status="wrong"))
     assert not sampled(entry("dgrad", "result", shape, pattern="16:2:16")), "another pattern"
+
+
+def test_b1_of_packed_weights_is_multiplied_by_the_library_that_is_asked_for(documented_cusparselt):
+    """Only dense weights have their values taken at entries then: there is nothing for cuSPARSELt."""
+    for weights, runs in ("soft", "cusparselt"), ("dense", fusions.SAMPLED_B1.part):
+        method = s24.methods.Venom(v=64, m=8, clusters=2, weights=weights)
+        block = decided_block(method, (128, 64, 256), "bfloat16", "cusparselt")
+        assert {choice.product: choice.runs for choice in block.choices()}["B1"] == runs
 
 
 BLOCK = (64, 32, 48)

@@ -15,6 +15,7 @@ import jax_sparse24 as s24
 from jax_sparse24.dispatch.generations import GENERATIONS
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+from jax_sparse24.ops.sampled import SAMPLED_MATMUL
 from tests.native.conftest import HERE
 from tests.native.derived import random_sizes, templates_of
 from tests.native.emulation import at_once
@@ -165,6 +166,39 @@ def test_products_at_entries(caller, cuda_targets, fake_cusparselt):
     launched(cuda_targets)
     compare(made, caller, targets_of(cuda_targets, fake_cusparselt, "9.0"))
     assert set(TILE.findall("\n".join(launched(cuda_targets)))) >= {("128", "256"), ("64", "512")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("v", [64, 128])
+def test_products_at_entries_of_any_bytes(v, caller, cuda_targets, fake_cusparselt):
+    """Columns beyond M count as the last one, nibbles are any, places and operands may have a batch of their
+    own, and what no row keeps, or no block, leaves no trace where it is not finite."""
+    m, groups, depth, rng = 8, 160, 128, np.random.default_rng(v)
+
+    def at(seed):
+        given, parts = np.random.default_rng(seed), ((2 * v, groups // 2), (2, groups, 4))
+        return [given.integers(0, 256, shape, np.uint8) for shape in parts]
+
+    def call(a, b, metadata, columns, implementation):
+        options = {"v": v, "m": m, "implementation": implementation}
+        return SAMPLED_MATMUL(a, b, metadata, columns, **options)
+
+    a, b = (rng.integers(-4, 5, (rows, depth)).astype("bfloat16") for rows in (2 * v, groups * m))
+    b[5], b[m * groups - 1] = np.nan, np.inf
+    made = [("any bytes", call, (a, b, *at(0)))]
+    for axes in ((None, None, 0, 0), (0, None, None, None), (None, 0, None, 0)):
+        given = zip((a, b, *at(1)), axes, strict=True)
+        stacked = [np.stack([x, x[::-1]]) if axis == 0 else x for x, axis in given]
+
+        def mapped(*arrays, axes=axes):
+            *arrays, implementation = arrays
+            return jax.vmap(functools.partial(call, implementation=implementation), axes)(*arrays)
+
+        made.append((f"mapped {axes}", mapped, tuple(stacked)))
+    launched(cuda_targets)
+    compare(made, caller, targets_of(cuda_targets, fake_cusparselt, "9.0"))
+    ran = TILE.findall("\n".join(launched(cuda_targets)))
+    assert set(ran) == {("128", "256") if v == 128 else ("64", "512")}
 
 
 @pytest.mark.slow

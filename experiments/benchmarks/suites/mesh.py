@@ -32,7 +32,7 @@ divides the dense step's time on the same mesh by the step's; *on one device* is
 device* divides the time of a step of the same method on the first device alone by the step's: with dp and
 fsdp 1 is linear scaling, with tp the number of its devices is. *of the slowest* divides that of the device of
 the mesh that takes longest alone, and *of all at once* the time in which all of them do such a step at the
-same time, each its own and without a sum: what that lacks to *of the slowest* is heat and power of the host.
+same time, each its own and without a sum: what *of the slowest* lacks to it is heat and power of the host.
 A step is wrong unless the losses of the first two are those of the same batch on one device. *state* are
 parameters, moments and masks on each device, in MB of 10^6 bytes, and *of one device's* their share of those
 of one device, which dp has on each; *XLA temporaries* is what a step needs besides."""

@@ -54,6 +54,10 @@ def test_every_claim_says_what_it_must(spec):
     assert not any(text.endswith(".") for text in (ablation.source,))
     compared = {arm for comparison in ablation.verdict.comparisons() for arm in comparison.arms}
     assert compared <= set(ablation.arms)
+    for name, arm in ablation.arms.items():
+        if isinstance(arm.method, s24.methods.Venom):
+            tokens = arm.data.seq * arm.data.batch // arm.train.accumulate
+            assert tokens % arm.method.v == arm.model.f % arm.method.v == 0, name
 
 
 @pytest.mark.slow
