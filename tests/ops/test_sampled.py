@@ -1,5 +1,6 @@
 """Products at the kept entries of a V:2:M array, against float64 products."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -36,6 +37,13 @@ def by(implementation):
     return implementation
 
 
+def sampled(a, b, support, by):
+    """`sampled_matmul`, where a kernel that is asked for takes the operands."""
+    if by == "ffi" and not SAMPLED_MATMUL.in_one_pass(a, b, v=support.v, m=support.m):
+        pytest.skip("no kernel takes these operands here")
+    return sampled_matmul(a, b, support, implementation=by)
+
+
 def operands(rng, r, k, n, v, m, dtype):
     """a (R, K) and b (N, K), and a support of (R, N)."""
     a, b = (rng.normal(size=(rows, k)).astype(NUMPY[dtype]) for rows in (r, n))
@@ -66,7 +74,7 @@ def places(support):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_at_the_kept_entries(by, shape, dtype, rng):
     a, b, support = operands(rng, *shape, dtype)
-    got = sampled_matmul(device(a), device(b), support, implementation=by)
+    got = sampled(device(a), device(b), support, by)
     exact, bound = expected(a, b, support)
     assert got.dtype == dtype
     assert_within(got, exact, bound(dtype))
@@ -90,7 +98,7 @@ def test_every_instruction_set(isa, shape, rng):
 def test_it_is_the_product_gathered(by, rng):
     """`dataclasses.replace` makes the product cut to the support of it."""
     a, b, support = operands(rng, 64, 24, 48, 16, 12, "float32")
-    values = sampled_matmul(device(a), device(b), support, implementation=by)
+    values = sampled(device(a), device(b), support, by)
     cut = dataclasses.replace(support, values=values).todense(implementation="reference")
     kept = np.asarray(dataclasses.replace(support, values=jnp.ones_like(values)).todense()) != 0
     np.testing.assert_allclose(cut, np.where(kept, a @ b.T, 0), rtol=1e-5, atol=1e-5)
@@ -105,7 +113,7 @@ def test_vmap(by, mapped, rng):
     args = [stacked[i] if axis == 0 else many[0][i] for i, axis in enumerate(mapped)]
 
     def call(a, b, support):
-        return sampled_matmul(a, b, support, implementation=by)
+        return sampled(a, b, support, by)
 
     got = jax.vmap(call, in_axes=mapped)(*args)
     for n in range(3):
@@ -120,20 +128,20 @@ def test_what_is_dropped_does_not_matter(by, rng):
     x[:, 4::8] = 0.0
     support = s24.pack_vnm(device(x), 16, 8)
     b[4::8] = np.nan
-    assert np.isfinite(np.asarray(sampled_matmul(device(a), device(b), support, implementation=by))).all()
+    assert np.isfinite(np.asarray(sampled(device(a), device(b), support, by))).all()
 
 
 def test_repeated_calls_have_the_same_bits(by, rng):
     a, b, support = operands(rng, *SHAPES[3], "float32")
-    first = sampled_matmul(device(a), device(b), support, implementation=by)
+    first = sampled(device(a), device(b), support, by)
     for _ in range(3):
-        assert_same_bits(sampled_matmul(device(a), device(b), support, implementation=by), first)
+        assert_same_bits(sampled(device(a), device(b), support, by), first)
 
 
 @pytest.mark.parametrize(("r", "k", "n"), [(16, 0, 8), (0, 4, 8), (16, 4, 0)])
 def test_empty(by, r, k, n):
     support = s24.pack_vnm(jnp.zeros((r, n)), 16, 8)
-    got = sampled_matmul(jnp.zeros((r, k)), jnp.zeros((n, k)), support, implementation=by)
+    got = sampled(jnp.zeros((r, k)), jnp.zeros((n, k)), support, by)
     assert_same_bits(got, np.zeros((r, n // 4), np.float32))
 
 
@@ -169,14 +177,18 @@ def test_errors(rng):
     ],
 )
 def test_on_a_gpu_hopper_has_a_kernel_for_whole_tiles(capability, dtype, shape, runs):
-    """Elsewhere the whole product is made, whether or not kernels are asked for."""
+    """Elsewhere the whole product is made, and who asks for a kernel is told that there is none."""
     r, k, n, v, m = shape
     a, b = (jax.ShapeDtypeStruct((rows, k), dtype) for rows in (r, n))
     with on_platform("cuda", native.call, capability):
-        for implementation in (None, "ffi"):
-            call = functools.partial(sampled_matmul, implementation=implementation)
-            support = jax.eval_shape(lambda x: s24.pack_vnm(x, v, m), jax.ShapeDtypeStruct((r, n), dtype))
-            assert ("s24_vnm_sampled" in str(jax.make_jaxpr(call)(a, b, support))) == runs
+        support = jax.eval_shape(lambda x: s24.pack_vnm(x, v, m), jax.ShapeDtypeStruct((r, n), dtype))
+        assert ("s24_vnm_sampled" in str(jax.make_jaxpr(sampled_matmul)(a, b, support))) == runs
+        named = functools.partial(sampled_matmul, implementation="ffi")
+        refused = pytest.raises(
+            RuntimeError, match="sampled_matmul: implementation 'ffi' cannot run: no kernel"
+        )
+        with contextlib.nullcontext() if runs else refused:
+            assert "s24_vnm_sampled" in str(jax.make_jaxpr(named)(a, b, support))
         found = SAMPLED_B1.kernel((r, k, n), dtype, f"{v}:2:{m}")
     assert (found.runs == "auto") == runs
     assert runs or found.reason == "no kernel of this GPU takes its dtype and sizes"
