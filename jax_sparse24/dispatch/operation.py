@@ -193,8 +193,8 @@ class Operation:
             alone = self.kernel is None and self.composed is None
             if alone and platform() not in self._passes(operands, options):
                 raise RuntimeError(
-                    f"{self.name}: implementation {implementation!r} cannot run: no kernel of this device takes "
-                    "this dtype and these sizes. Use implementation=None or 'reference'."
+                    f"{self.name}: implementation {implementation!r} cannot run: no kernel of this device "
+                    "takes this dtype and these sizes. Use implementation=None or 'reference'."
                 )
             return kernel(*operands)
         kernels = dict.fromkeys(decision.platforms(self.name, dtype, self._missing), kernel)
