@@ -220,6 +220,27 @@ def test_a_figure_says_which_arms_it_lacks(pilot):
     assert "The figure over minutes lacks Activation24 and FST." in evidence.about(pilot)
 
 
+def test_a_figure_without_the_dense_runs_shows_all_others(tmp_path, monkeypatch):
+    """Where they alone were of changed files; of the arms behind them the first was beyond the axis."""
+    plots = pytest.importorskip("experiments.ablations.evidence_plots")
+    folder = stored_in(tmp_path, "dense", lambda content: of_changed_files(content["environment"]))
+    found, names = evidence.read(folder), ["Activation24", "FST", "half-width"]
+    assert "The figure over minutes lacks dense." in evidence.about(found)
+    panels = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: panels.append(figure.axes) or path.name)
+    plots.write(found, tmp_path)
+    for axes in panels:
+        (behind,) = (one for one in axes if one.get_title(loc="left") == "behind dense")
+        low, high = sorted(behind.get_ylim())
+        shown = {
+            label.get_text(): at
+            for label, at in zip(behind.get_yticklabels(), behind.get_yticks(), strict=True)
+        }
+        assert list(shown) == names and all(low < at < high for at in shown.values())
+        marks = {line.get_ydata()[0] for line in behind.get_lines() if line.get_marker() == "o"}
+        assert marks == set(shown.values())
+
+
 def test_a_band_is_told_of_where_it_is_drawn(pilot, tmp_path):
     (small,) = [study for study in evidence.studies() if study.name == "124m"]
     assert (
