@@ -199,7 +199,7 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     figures()
     args = ablate.parser().parse_intermixed_args(argv)
     (claim,) = ablate.claims_of(args)
-    jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.done]
+    jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.kept]
     slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
     here, planned = tuple(rundir.devices()) if not slots else (), []
     for job in jobs:

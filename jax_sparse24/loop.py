@@ -392,10 +392,12 @@ class Loop:
                 f"Loop: the checkpoint is of step {step}, outside [0, {self.schedule.total_steps}]."
             )
         self._check_mode(state, step - 1)
-        positive = {name for method in self.view.methods for name in method.positive}
         for path, value in jax.tree_util.tree_leaves_with_path(state["sparse"]):
-            names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-            if names[-1] in positive:
+            *place, name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+            if "state" not in place:
+                continue
+            layer = place[: len(place) - 1 - place[::-1].index("state")]
+            if name in self.view.method_of(".".join(map(str, layer))).positive:
                 what = f"Loop: state['sparse']{jax.tree_util.keystr(path)} of the checkpoint"
                 check_positive_state(what, value, "restore another checkpoint")
         if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):

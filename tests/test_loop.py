@@ -1,5 +1,6 @@
 """`s24.Loop`: what it does in which order, for modules and for pytrees."""
 
+import dataclasses
 import functools
 
 import jax
@@ -139,6 +140,35 @@ def test_a_state_with_a_scale_that_no_method_makes_is_refused(made):
         values = [-x if m == n else x for m, (_, x) in enumerate(leaves)]
         with pytest.raises(ValueError, match=r"Loop: state.*'scale'.* is -1\..*must be finite and greater"):
             loop.restore(jax.tree.unflatten(tree, values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Signed(s24.methods.STE):
+    """Keeps a number under the name of one that another method keeps positive."""
+
+    def init(self, w, role="w"):
+        return super().init(w, role) | {"scale": jnp.zeros(w.shape[:-2])}
+
+    def state_shapes(self, shape, role="w"):
+        return {**super().state_shapes(shape, role), "scale": jax.ShapeDtypeStruct(shape[:-2], jnp.float32)}
+
+    def refresh(self, state, w, role="w"):
+        return super().refresh(state, w, role) | {"scale": state["scale"]}
+
+
+def test_a_state_is_asked_what_its_own_method_keeps_positive():
+    """A number of another method by the same name was refused in a state that `init` made."""
+    methods = s24.methods.SSTE(mvue=None), Signed()
+    blocks = nnx.Sequential(*(s24.nn.FFN(d, f, method=method, rngs=nnx.Rngs(0)) for method in methods))
+    loop = s24.Loop(blocks, loss, tx_of(methods[0]), STEPS, method=methods[0])
+    state = loop.init()
+    assert loop.restore(state) is state
+    flat = nnx.to_flat_state(state["sparse"])
+    scales = [(path, value) for path, value in flat if path[-1] == "scale"]
+    negative = [(p, v.replace(v[...] - 2)) if p[-1] == "scale" else (p, v) for p, v in flat]
+    assert {float(value[...]) for _, value in scales} > {0.0}
+    with pytest.raises(ValueError, match=r"layers.*\[0\].*'scale'.* must be finite and greater than 0"):
+        loop.restore({**state, "sparse": nnx.from_flat_state(negative)})
 
 
 def test_debug_says_what_does_not_hold():

@@ -16,13 +16,13 @@ class Built:
 
     commit: of its code.
     libraries: (name, version) of jax, and of cuSPARSELt where that is recorded.
-    flags: (variable, value) of those by which XLA compiles in another way, where they are recorded.
+    flags: those of the environment by which XLA compiles in another way, where they are recorded.
     devices: what they call themselves.
     changed: whether files differed from the commit."""
 
     commit: str
     libraries: tuple[tuple[str, str], ...]
-    flags: tuple[tuple[str, str], ...]
+    flags: str
     devices: tuple[str, ...]
     changed: bool
 
@@ -35,11 +35,10 @@ class Built:
             for name, version in (environment.get("packages") or {}).items()
             if name in ("jax", "jaxlib") or "cusparselt" in name.lower()
         }
-        flags = environment.get("flags") or {}
         return cls(
             str(environment.get("commit")),
             tuple(sorted(libraries.items())),
-            tuple(sorted(flags.items())),
+            str((environment.get("flags") or {}).get("XLA_FLAGS", "")),
             tuple(member.devices),
             environment.get("tree") not in (None, "clean"),
         )

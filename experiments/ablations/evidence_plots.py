@@ -85,9 +85,10 @@ def _shown(study: Study, arm: str, over: str):
 
 def _pairs(study: Study, arms, axes):
     """What each arm is behind the reference, a mark for each seed and the mean with its interval."""
-    for place, (colour, arm) in enumerate(zip(colours(arms), arms, strict=True)):
+    others = {arm: colour for arm, colour in zip(arms, colours(arms), strict=True) if arm != study.reference}
+    for place, (arm, colour) in enumerate(others.items(), 1):
         gap = study.gap(arm)
-        if arm == study.reference or gap.mean is None:
+        if gap.mean is None:
             continue
         values = study.paired(arm, final("dense"))
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.4, markersize=3)
@@ -95,10 +96,10 @@ def _pairs(study: Study, arms, axes):
         bar = [[gap.mean - low], [high - gap.mean]]
         axes.errorbar(gap.mean, place, xerr=bar, color=colour, marker="|", markersize=8, capsize=2)
     axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set_yticks(range(1, len(arms)), arms[1:])
-    for label, colour in zip(axes.get_yticklabels(), colours(arms)[1:], strict=True):
+    axes.set_yticks(range(1, len(others) + 1), others)
+    for label, colour in zip(axes.get_yticklabels(), others.values(), strict=True):
         label.set_color(colour)
-    axes.set_ylim(len(arms) - 0.4, 0.4)
+    axes.set_ylim(len(others) + 0.6, 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("behind dense")
     axes.set_xlabel("nats per token")

@@ -123,6 +123,11 @@ class Job:
     def done(self) -> bool:
         return self.finished or self.diverged
 
+    @property
+    def kept(self) -> bool:
+        """Whether it is done and has its record: a signal may come between the two."""
+        return self.done and self.record.exists()
+
     def read(self) -> Run:
         """The run for reports."""
         if stored := self.stored:
@@ -354,6 +359,8 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
         else:
             if result.stopped or not result.finished:
                 raise KeyboardInterrupt
+    if not job.kept:
+        if not job.diverged:
             write_samples(job)
         records.write(job.out, job.record)
     return "diverged" if job.diverged else "finished"
@@ -361,9 +368,10 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
 
 def write_samples(job: Job) -> None:
     """Add to the rows of a finished run what its dense weights make of `train.prompts`."""
-    if not job.config.train.prompts:
+    rows = job.rows
+    if not job.config.train.prompts or any(row["kind"] == "sample" for row in rows):
         return
-    sampler, rows = Sampler(job.out), job.rows
+    sampler = Sampler(job.out)
     for prompt in job.config.train.prompts:
         text = "".join(sampler(prompt, tokens=SAMPLE_TOKENS, temperature=0.0, seed=0))
         rows.append({"kind": "sample", "step": job.config.train.steps, "prompt": prompt, "text": text})
@@ -377,7 +385,7 @@ def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float
     ended: called after each run. until: as time.time() counts; a run that would last longer, as the longest
     one so far did, is not begun."""
     bar = sys.stderr.isatty() if show is None else show
-    begin, longest, todo = time.perf_counter(), 0.0, [job for job in jobs if not job.done]
+    begin, longest, todo = time.perf_counter(), 0.0, [job for job in jobs if not job.kept]
     for number, job in enumerate(todo):
         if time.time() + longest > until:
             return False
@@ -529,7 +537,7 @@ def run_in_parallel(
     each run folder. ended: called after each run. until: as time.time() counts; then what runs is asked to
     save and stop, as it is when this process is interrupted.
     """
-    waiting = [job for job in jobs if not job.done]
+    waiting = [job for job in jobs if not job.kept]
     free, running, failed, compiled = list(range(len(slots))), {}, [], set()
     terminal, shown, next_table = sys.stderr.isatty(), None, 0.0
     try:

@@ -187,14 +187,15 @@ beside it.
 
 
 def _model_of(study: evidence.Study) -> str:
-    """`124m` has 110.1M parameters, d = 768, 12 blocks, 459M tokens and 1 seed."""
+    """`124m` has 110.1M parameters, d = 768, 12 blocks, 459M tokens and 1 to 2 seeds."""
     run = next(iter(study.arms["dense"].values()))
     model, size = run.config.model, evidence.parameters(run)
-    seeds = min(len(study.arms[arm]) for arm in study.others)
+    counts = [len(study.arms[arm]) for arm in study.others]
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     tokens = evidence.tokens_of_a_run(study) / 1e6
     return (
         f"`{study.name}` has {f'{size / 1e6:.1f}M parameters, ' if size else ''}d = {model.d}, "
-        f"{model.layers} blocks, {tokens:.0f}M tokens and {seeds} seed{'s' * (seeds != 1)}"
+        f"{model.layers} blocks, {tokens:.0f}M tokens and {seeds} seed{'s' * (max(counts) > 1)}"
     )
 
 

@@ -19,7 +19,7 @@ from experiments import files
 from experiments.config import Config
 from experiments.data import vocabulary as vocabularies
 from experiments.errors import UserError, require
-from experiments.training.environment import git, tree
+from experiments.training.environment import flags, git, tree
 
 
 def check_new(out: Path, config: Config, resume: bool):
@@ -204,6 +204,8 @@ def environment() -> dict:
         "tensorflow-datasets",
         "numpy",
         "jax_sparse24",
+        "nvidia-cusparselt-cu12",
+        "nvidia-cusparselt-cu13",
     )
     return {
         "command": sys.argv,
@@ -215,6 +217,7 @@ def environment() -> dict:
         "processes": jax.process_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: version(name) for name in names},
+        "flags": flags(),
     }
 
 

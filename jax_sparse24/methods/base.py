@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_sparse24.engine.plan import LINEAR, Plan, ffn_plan
 from jax_sparse24.engine.tiles import total
@@ -284,8 +285,10 @@ def check_positive_state(what: str, value: jax.Array, fix: str) -> None:
     fix: what the caller can do."""
     if isinstance(value, jax.core.Tracer):
         return
+    if getattr(value, "is_fully_addressable", True):
+        value = np.asarray(value)  # operations on a device would wait for all that it has yet to do
     with jax.ensure_compile_time_eval():
-        good = jnp.isfinite(value) & (value > 0)
+        good = (value > 0) & (value < np.inf)
         if not good.all():
             found = float(jnp.max(jnp.where(good, -jnp.inf, value)))
             raise ValueError(f"{what} is {found}, but must be finite and greater than 0: {fix}.")

@@ -313,7 +313,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     page = (tmp_path / "evidence.md").read_text()
     assert page == (REPOSITORY / "docs/evidence.md").read_text()
     assert page.index("## 124m") < page.index("## pilot")
-    assert page.startswith("# Evidence\n\n**Sparsity gains nothing at the size `124m`**")
+    assert page.startswith("# Evidence\n\n**Sparsity shows no gain at the size `124m`**")
     assert (
         "corrected for 6 comparisons" in page and page.count("### The claim") == 1
     )  # the pilot decides none

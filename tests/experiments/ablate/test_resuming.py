@@ -38,6 +38,24 @@ def test_done_runs_are_kept(done, tmp_path, capsys):
     assert stable(copy) == stable(out)
 
 
+@pytest.mark.parametrize("how", [["--resume"], ["--only", "dense/0"]])
+def test_a_run_that_ended_without_its_record_gets_one(how, done, tmp_path, capsys):
+    """As after a signal while it continued its prompts: pages were written without the run, which was said to
+    be done."""
+    path, out = done
+    copy = shutil.copytree(out, tmp_path / "copy")
+    rows = copy / "dense/seed0/metrics.jsonl"
+    whole = rows.read_text()
+    before = [line for line in whole.splitlines(True) if '"sample"' not in line]
+    assert len(before) == len(whole.splitlines()) - 1
+    rows.write_text("".join(before))
+    record = copy / "dense/seed0.json"
+    record.unlink()
+    status, _ = run(capsys, f"{path}:smoke", "--out", copy, *how)
+    assert status == 0 and rows.read_text() == whole
+    assert json.loads(record.read_text()) == json.loads((out / "dense/seed0.json").read_text())
+
+
 def test_more_seeds_extend_a_result(done, tmp_path, capsys, monkeypatch):
     path, out = done
     copy, asked = shutil.copytree(out, tmp_path / "copy"), []

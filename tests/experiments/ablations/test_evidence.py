@@ -77,18 +77,23 @@ def with_built(study, run, **fields):
 
 
 def test_whether_sparsity_pays_is_said_only_where_all_sparse_arms_are_known(tmp_path, pilot):
-    """Also those whose times no dense run has: Activation24 is ahead here, then at a commit of its own."""
+    """Of an arm ahead in one seed nothing is, nor of one that is ahead in each of two by much more than they
+    differ by; and not where no dense run has the times of an arm."""
     study = evidence.read(stored_in(tmp_path, "", lambda content: None))
     (words,) = evidence.losing([study])
     assert words.startswith("**Sparsity loses at the size ") and "each sparse arm ends behind" in words
     assert not evidence.losing([pilot])
-    ahead = with_last_losses(study.arms["Activation24"][0], **ENDS_AHEAD)
-    mixed = dataclasses.replace(study, arms=study.arms | {"Activation24": {0: ahead}})
-    (words,) = evidence.losing([mixed])
-    assert words.startswith("**Sparsity gains nothing at the size ") and "clearly ahead of" in words
-    mixed = with_built(mixed, ahead, commit="another")
-    assert mixed.run_speed("Activation24").mean is None and mixed.gap("Activation24").mean < 0
-    assert not evidence.losing([mixed])
+    behind = study.arms["Activation24"][0]
+    ahead = with_last_losses(behind, **ENDS_AHEAD)
+    assert not evidence.losing([dataclasses.replace(study, arms=study.arms | {"Activation24": {0: ahead}})])
+    assert not evidence.losing([with_built(study, behind, commit="another")])
+
+    whole = evidence.read(STORED / "124m")
+    (words,) = evidence.losing([whole])
+    assert words.startswith("**Sparsity shows no gain at the size ") and "clearly ahead of" in words
+    assert whole.gap("Activation24").mean < 0 < whole.gap("Activation24").high
+    ahead = {seed: with_last_losses(run, **ENDS_AHEAD) for seed, run in whole.arms["Activation24"].items()}
+    assert not evidence.losing([dataclasses.replace(whole, arms=whole.arms | {"Activation24": ahead})])
 
 
 def of_another_jax(environment):
@@ -213,6 +218,27 @@ def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
 
 def test_a_figure_says_which_arms_it_lacks(pilot):
     assert "The figure over minutes lacks Activation24 and FST." in evidence.about(pilot)
+
+
+def test_a_figure_without_the_dense_runs_shows_all_others(tmp_path, monkeypatch):
+    """Where they alone were of changed files; of the arms behind them the first was beyond the axis."""
+    plots = pytest.importorskip("experiments.ablations.evidence_plots")
+    folder = stored_in(tmp_path, "dense", lambda content: of_changed_files(content["environment"]))
+    found, names = evidence.read(folder), ["Activation24", "FST", "half-width"]
+    assert "The figure over minutes lacks dense." in evidence.about(found)
+    panels = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: panels.append(figure.axes) or path.name)
+    plots.write(found, tmp_path)
+    for axes in panels:
+        (behind,) = (one for one in axes if one.get_title(loc="left") == "behind dense")
+        low, high = sorted(behind.get_ylim())
+        shown = {
+            label.get_text(): at
+            for label, at in zip(behind.get_yticklabels(), behind.get_yticks(), strict=True)
+        }
+        assert list(shown) == names and all(low < at < high for at in shown.values())
+        marks = {line.get_ydata()[0] for line in behind.get_lines() if line.get_marker() == "o"}
+        assert marks == set(shown.values())
 
 
 def test_a_band_is_told_of_where_it_is_drawn(pilot, tmp_path):
