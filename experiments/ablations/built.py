@@ -14,7 +14,7 @@ RULE = (
 class Built:
     """What the times of a run depend on besides its config.
 
-    commit: of its code.
+    commit: of its code; where none is known, one of its own.
     libraries: (name, version) of jax, and of cuSPARSELt where that is recorded.
     flags: those of the environment by which XLA compiles in another way, where they are recorded.
     devices: what they call themselves.
@@ -36,7 +36,7 @@ class Built:
             if name in ("jax", "jaxlib") or "cusparselt" in name.lower()
         }
         return cls(
-            str(environment.get("commit")),
+            str(environment.get("commit") or f"unknown, of {member.path}"),
             tuple(sorted(libraries.items())),
             str((environment.get("flags") or {}).get("XLA_FLAGS", "")),
             tuple(member.devices),

@@ -362,9 +362,11 @@ def about(study: Study) -> str:
     if left_out or len(study.groups) > 1:
         said.append(RULE)
         if left_out:
-            verb = "are" if sum(map(len, left_out.values())) > 1 else "is"
+            verb, whose = ("are", "Their") if sum(map(len, left_out.values())) > 1 else ("is", "Its")
             names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
-            said.append(f"Left out {verb} {names}.")
+            said.append(
+                f"Left out {verb} {names}. {whose} speed and energy in the table compare with no others."
+            )
         if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
             said.append(f"The figure over minutes lacks {_listed(lacking)}.")
     return " ".join(said)

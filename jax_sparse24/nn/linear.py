@@ -484,7 +484,8 @@ class Linear(nnx.Module):
                     f"{like.dtype} {like.shape}: {fix}."
                 )
             what = f"{what}, with a kernel of shape {self.weight.shape},"
-            check_positive_state(what, value, f"{fix}, or call s24.nn.reset(model) to compute it anew")
+            anew = "or, if the kernel is finite, call s24.nn.reset(model) to compute it anew"
+            check_positive_state(what, value, f"{fix}, {anew}")
 
     def check_mode(self, path: str = "") -> None:
         """Raises ValueError if the state was written in a dense phase, but the layer is in sparse mode.

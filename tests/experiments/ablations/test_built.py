@@ -36,3 +36,8 @@ def test_a_run_writes_the_flags_by_which_times_compare(built):
     assert built(fast) == built(fast) != built({})
     assert built(fast).unlike(built({})) == ["other XLA flags"]
     assert built(fast) == built({**fast, "NCCL_DEBUG": "INFO"}), "which is no flag of XLA"
+
+
+def test_two_runs_whose_commits_are_unknown_are_not_of_one():
+    one, other = (Built.of(Member(Path(f"dense/seed{n}.json"), Config(), ())) for n in range(2))
+    assert one.unlike(other) == ["another commit"]
