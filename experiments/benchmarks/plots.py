@@ -93,6 +93,7 @@ def _lead(suites: dict):
             )
         axes.grid(axis="y", visible=False)
         axes.set_title(lead.WHAT[what])
+        axes.locator_params(axis="x", nbins=4)  # more would run into those of the next panel
         axes.set_xlabel("dense time / time; right of 1 is faster")
     room = max(ends) - min(ends)
     panels[0][0].set_xlim(min(ends) - 0.03 * room, max(ends) + 0.7 * room)

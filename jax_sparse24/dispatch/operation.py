@@ -95,8 +95,7 @@ class Operation:
     kernel: (*operands, **options) -> results, a `Kernel` or a function that calls some; None if there is no
         kernel, or if other operations or the reference do elsewhere what `cpu` and `cuda` do.
     cpu, cuda: as `kernel`, on that platform alone: one pass in place of several.
-    fits: (platform, *operands, **options) -> whether that pass is taken. Where there is neither `kernel` nor
-        `composed`, a named implementation raises where no pass is.
+    fits: (platform, *operands, **options) -> whether that pass is taken.
     library: as `kernel`, for implementation="cusparselt"; None for the kernel.
     measured: (dtype, **options) -> whether a kernel was measured to be faster here than what XLA fuses of the
         same, so that implementation=None takes it; None for operations whose kernel is always taken.
@@ -190,12 +189,6 @@ class Operation:
             return self.library(*operands, **options)
         kernel = self._kernel(operands, implementation, options)
         if runs != "auto":
-            alone = self.kernel is None and self.composed is None
-            if alone and platform() not in self._passes(operands, options):
-                raise RuntimeError(
-                    f"{self.name}: implementation {implementation!r} cannot run: no kernel of this device "
-                    "takes this dtype and these sizes. Use implementation=None or 'reference'."
-                )
             return kernel(*operands)
         kernels = dict.fromkeys(decision.platforms(self.name, dtype, self._missing), kernel)
         steps = self._steps("reference", options)

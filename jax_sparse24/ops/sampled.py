@@ -40,8 +40,15 @@ def sampled_matmul(
             f"sampled_matmul: a {a.shape} and b {b.shape} with a support {support.shape} packed along axis "
             f"{support.axis} do not fit; needed are (R, K), (N, K), and (R, N) packed along axis -1."
         )
-    places = support.metadata, support.columns
-    return SAMPLED_MATMUL(a, b, *places, v=pattern.v, m=pattern.m, implementation=implementation)
+    options, places = {"v": pattern.v, "m": pattern.m}, (support.metadata, support.columns)
+    named = implementation not in (None, "reference")
+    if named and not SAMPLED_MATMUL.in_one_pass(a, b, *places, implementation=implementation, **options):
+        raise RuntimeError(
+            f"sampled_matmul: implementation {implementation!r} cannot run: no kernel of this device takes "
+            f"{a.dtype} {a.shape} and {b.shape} with blocks of {pattern}. Use implementation=None or "
+            "'reference'."
+        )
+    return SAMPLED_MATMUL(a, b, *places, **options, implementation=implementation)
 
 
 def _values(a_RK, b_NK, metadata, columns, v, m):

@@ -255,7 +255,7 @@ def test_what_a_layer_keeps_is_checked_where_others_wrote_it():
         (TypeError, r"float32, an array of floats, .*", written(masked, mask, 1.0 * mask(masked))),
         (
             ValueError,
-            r"state\['scale'\] is float32 \(3,\), .* needs",
+            r"state\['scale'\] of this layer is float32 \(3,\), .* needs",
             written(scaled, lambda layer: scale(layer).bits, jnp.ones(3, jnp.uint32)),
         ),
     ):
