@@ -102,6 +102,7 @@ def _pairs(study: Study, arms, axes):
     axes.set_ylim(len(others) + 0.6, 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("behind dense")
+    axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel("nats per token")
 
 
