@@ -105,8 +105,8 @@ def unless_slower(found: Decision, other: Decision | None) -> Decision:
     if not (found.sparse and other is not None and other.sparse and found.entry and other.entry):
         return found
     part, whole = found.entry, other.entry
-    more = part["packed_us"] - max(0.0, part["masked_us"] - part["dense_us"])
-    if more / math.prod(part["shape"]) <= whole["packed_us"] / math.prod(whole["shape"]):
+    without_taking = part["packed_us"] - max(0.0, part["masked_us"] - part["dense_us"])
+    if without_taking / math.prod(part["shape"]) <= whole["packed_us"] / math.prod(whole["shape"]):
         return found
     return Decision("dense", f"slower than packed weights; {other.reason}", entry=found.entry)
 

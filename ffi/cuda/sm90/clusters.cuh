@@ -29,6 +29,24 @@ struct Tiles {
   }
 };
 
+// Begins the barriers of stages that the last S::kCopying warps of a block fill, lane by lane, and the S::kMultiplying warps
+// before them empty, warp by warp. All threads of the block meet.
+template <class S, class Stages>
+__device__ __forceinline__ void begin_stages(Stages& shared) {
+  if (threadIdx.x < S::kStages) {
+    init_barrier(&shared.full[threadIdx.x], 32 * S::kCopying);
+    init_barrier(&shared.empty[threadIdx.x], S::kMultiplying);
+  }
+  __syncthreads();
+}
+
+// How many multiprocessors the current device has.
+inline cudaError_t count_multiprocessors(int* multiprocessors) {
+  int device = 0;
+  const cudaError_t e = cudaGetDevice(&device);
+  return e != cudaSuccess ? e : cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
+}
+
 // Whether this device runs a kernel's machine code for sm_90a. Hopper does, but not if the driver compiles PTX in its place
 // (CUDA_FORCE_PTX_JIT=1): that is of an older architecture, without wgmma.
 template <class... P>

@@ -129,11 +129,7 @@ __device__ __forceinline__ void multiply_tiles(const MatmulArgs& a, const Tiles<
 template <class S, class T>
 __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, const Tiles<S>& tiles, int blocks) {
   auto& shared = *reinterpret_cast<Stages<S>*>(launched_memory());
-  if (threadIdx.x < S::kStages) {
-    init_barrier(&shared.full[threadIdx.x], 32 * S::kCopying);
-    init_barrier(&shared.empty[threadIdx.x], S::kMultiplying);
-  }
-  __syncthreads();
+  begin_stages<S>(shared);
   if (threadIdx.x >= 32 * S::kMultiplying)
     copy_tiles(args, tiles, blocks, shared);
   else
@@ -165,9 +161,8 @@ cudaError_t launch_gathered(const MatmulVnmArgs& args, int multiprocessors, cuda
 bool has_matmul_vnm_sm90() { return runs_on_sm90(matmul_gathered<Narrow, BF16>); }
 
 cudaError_t launch_matmul_vnm_sm90(const MatmulVnmArgs& args, cudaStream_t stream) {
-  int device = 0, multiprocessors = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors = 0;
+  const cudaError_t e = count_multiprocessors(&multiprocessors);
   if (e != cudaSuccess) return e;
   const MatmulArgs& a = args.product;
   const int64_t narrow = a.rows / Narrow::kRows * ceil_div(a.cols, Narrow::kCols);  // tiles

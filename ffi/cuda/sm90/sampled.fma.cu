@@ -145,11 +145,7 @@ __device__ __forceinline__ void multiply_tiles(const SampledArgs& args, const Ti
 template <class S, class T>
 __device__ __forceinline__ void multiply_sampled(const SampledArgs& args, const Tiles<S>& tiles, int blocks) {
   auto& shared = *reinterpret_cast<Stages<S>*>(launched_memory());
-  if (threadIdx.x < S::kStages) {
-    init_barrier(&shared.full[threadIdx.x], 32 * S::kCopying);
-    init_barrier(&shared.empty[threadIdx.x], S::kMultiplying);
-  }
-  __syncthreads();
+  begin_stages<S>(shared);
   if (threadIdx.x >= 32 * S::kMultiplying)
     copy_tiles(args, tiles, blocks, shared);
   else
@@ -169,9 +165,8 @@ cudaError_t launch_sampled(const SampledArgs& args, cudaStream_t stream) {
   const auto kernel = matmul_sampled<S, T>;
   constexpr int kBytes = sizeof(Stages<S>);
   static_assert(kBytes <= 227 * 1024, "what a block can have");
-  int device = 0, multiprocessors = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors = 0;
+  cudaError_t e = count_multiprocessors(&multiprocessors);
   if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (e != cudaSuccess) return e;
   const Tiles<S> tiles = {int(args.rows / S::kRows), int(ceil_div(args.cols / args.m * 4, S::kCols)), 1};
