@@ -34,7 +34,7 @@ S24_HD float column_addend(uint32_t u) { return float_of(flushed_magnitude(u)); 
 // sum + column_addend(u)
 S24_HD float add_magnitude(float sum, uint32_t u) {
 #if defined(__CUDA_ARCH__)
-  asm("add.rn.ftz.f32 %0, %0, %1;" : "+f"(sum) : "f"(float_of(u & kF32Magnitude)));
+  asm("{.reg .f32 magnitude; abs.f32 magnitude, %1; add.rn.ftz.f32 %0, %0, magnitude;}" : "+f"(sum) : "f"(float_of(u)));
   return sum;
 #else
   return sum + column_addend(u);

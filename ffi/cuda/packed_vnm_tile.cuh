@@ -12,9 +12,8 @@
 namespace s24 {
 namespace cuda {
 
-constexpr int kWidth = 128;   // columns of a tile
-constexpr int kAccess = 8;    // elements of an access to the dense array
-constexpr int kMostGroups = kWidth / 8;
+constexpr int kTileWidth = 128;  // columns of a tile
+constexpr int kAccess = 8;       // elements of an access to the dense array
 constexpr uint32_t kNoSlot = 4;
 constexpr unsigned kMostAlongY = 65535;  // blocks of a grid, and along z
 
@@ -24,45 +23,50 @@ inline int log_of(int64_t power) {
   return log;
 }
 
+constexpr int log_of_constant(int power) { return power == 1 ? 0 : 1 + log_of_constant(power / 2); }
+
 inline bool fits_a_tile(int64_t v, int64_t m) {
   return (v == 64 || v == 128 || v == 256) && (m == 8 || m == 16 || m == 32);
 }
 
 struct Sizes {
-  int log_v, log_m, x_bytes, work_bytes;
+  int log_v, log_m, log_many, x_bytes, work_bytes;
 };
 
-// What one block of threads works on, and where it is in shared memory.
-template <class T, bool kDepthLast>
+// What one block of kThreads threads works on, and where it is in shared memory: 1 << log_many tiles of the same kWidth columns.
+template <class T, bool kDepthLast, int kWidth = kTileWidth, int kThreads = cuda::kThreads>
 struct Tile {
+  static constexpr int kColumns = kWidth, kBlock = kThreads;
+
   const PackVnmArgs& a;
-  int log_v, log_m, log_groups;  // of V, M and the groups of a row of the tile
+  int log_v, log_m, log_many, log_groups;  // of V, M, the tiles and the groups of a row of a tile
   int v, m, groups;
   int64_t row0, group0, all;  // rows count through all matrices; all: groups of a row
   int64_t first, line;        // of the dense array: where the tile begins, elements from one line to the next
   int stride;                 // of its lines in shared memory
   uint16_t* x;
-  uint32_t* work;    // partial sums; then of every row and group the pair, or its kept columns as bits
+  uint32_t* work;    // partial sums; the keys of columns; then of every row and group the pair, or its kept columns as bits
   uint8_t* nibbles;  // of every row and group
   uint8_t* slots;    // of every column: which of the four it is, or kNoSlot
   uint8_t* columns;  // of every group: four
 
-  // Bytes of shared memory, with room for the elements of so many tiles.
   static int64_t line_stride(int64_t v) { return kDepthLast ? kWidth + kAccess : v + 2 * kAccess; }
   static int64_t x_bytes(int64_t v) { return 2 * (kDepthLast ? v : kWidth) * line_stride(v); }
-  static int64_t work_bytes(int64_t v, int64_t m) {
-    const int64_t sums = kVnmLanes * kWidth * 4, pairs = v * (kWidth / m + 1) * 4;
+  static int64_t work_bytes(int64_t v, int64_t m, int64_t many) {
+    const int64_t sums = (kDepthLast ? kVnmLanes : many) * kWidth * 4, pairs = v * (kWidth / m + 1) * 4;
     return sums > pairs ? sums : pairs;
   }
-  static Sizes sizes(int64_t v, int64_t m, int many = 1) {
-    return {log_of(v), log_of(m), many * int(x_bytes(v)), int(work_bytes(v, m))};
+  static Sizes sizes(int64_t v, int64_t m, int64_t many = 1) {
+    return {log_of(v), log_of(m), log_of(many), int(many * x_bytes(v)), int(work_bytes(v, m, many))};
   }
-  static int64_t bytes(int64_t v, int64_t m, int many = 1) {
-    return many * x_bytes(v) + work_bytes(v, m) + v * (kWidth / m) + kWidth + 4 * kMostGroups;
+  // Of shared memory.
+  static int64_t bytes(int64_t v, int64_t m, int64_t many = 1) {
+    return many * x_bytes(v) + work_bytes(v, m, many) + v * (kWidth / m) + many * (kWidth + 4 * (kWidth / m));
   }
 
   __device__ __forceinline__ Tile(const PackVnmArgs& a, Sizes s, unsigned row_tile, unsigned depth_tile, int64_t matrix)
-      : a(a), log_v(s.log_v), log_m(s.log_m), log_groups(7 - log_m), v(1 << log_v), m(1 << log_m), groups(kWidth >> log_m) {
+      : a(a), log_v(s.log_v), log_m(s.log_m), log_many(s.log_many), log_groups(log_of_constant(kWidth) - log_m),
+        v(1 << log_v), m(1 << log_m), groups(kWidth >> log_m) {
     const int64_t r = int64_t(row_tile) * v, c = int64_t(depth_tile) * kWidth;
     all = a.depth >> log_m;
     row0 = matrix * a.rows + r;
@@ -74,14 +78,14 @@ struct Tile {
     x = reinterpret_cast<uint16_t*>(memory);
     work = reinterpret_cast<uint32_t*>(memory + s.x_bytes);
     nibbles = memory + s.x_bytes + s.work_bytes;
-    slots = nibbles + (v << log_groups);
-    columns = slots + kWidth;
+    columns = nibbles + (v << log_groups);
+    slots = columns + (4 * groups << log_many);
   }
 
   // f(line, element of it) for the accesses of the dense tile, kElements each.
   template <int kElements, class F>
   __device__ __forceinline__ void for_accesses(F f) const {
-    const int log_accesses = (kDepthLast ? 7 : log_v) - (kElements == 16 ? 4 : 3);
+    const int log_accesses = (kDepthLast ? log_of_constant(kWidth) : log_v) - (kElements == 16 ? 4 : 3);
     for (int i = threadIdx.x; i < v * kWidth / kElements; i += kThreads)
       f(i >> log_accesses, (i & ((1 << log_accesses) - 1)) * kElements);
   }
@@ -94,49 +98,54 @@ struct Tile {
   }
 
   __device__ __forceinline__ uint32_t* pair_at(int r, int g) const { return work + r * (groups + 1) + g; }
-  __device__ __forceinline__ const uint8_t* given_columns() const {
-    return a.columns + ((row0 >> log_v) * all + group0) * 4;
+  // Of the V rows from row r on.
+  __device__ __forceinline__ uint8_t* columns_at(int64_t r) const {
+    return a.columns + (((row0 + r) >> log_v) * all + group0) * 4;
   }
-  __device__ __forceinline__ uint32_t* values_at(int r, int g) const {
+  __device__ __forceinline__ uint32_t* values_at(int64_t r, int g) const {
     return static_cast<uint32_t*>(a.values) + (row0 + r) * all + group0 + g;
   }
-  __device__ __forceinline__ uint8_t* metadata_at(int r, int g) const {
+  __device__ __forceinline__ uint8_t* metadata_at(int64_t r, int g) const {
     return a.metadata + (((row0 + r) * all + group0 + g) >> 1);
   }
 };
 
-__device__ __forceinline__ uint32_t byte_of(uint32_t word, uint32_t i) { return word >> (8 * i) & 0xffu; }
+// One byte of a word; i: below 4.
+__device__ __forceinline__ uint32_t byte_of(uint32_t word, uint32_t i) { return select_bytes(word, 0, 0x4440u | i); }
 
+// Adds the magnitudes of eight elements that follow each other, and their bits to `any`, two columns a word.
 template <class T>
-__device__ __forceinline__ void add_two(float sum[2], uint32_t& any, uint32_t word) {
-  sum[0] = add_magnitude(sum[0], T::to_f32(uint16_t(word)));
-  sum[1] = add_magnitude(sum[1], T::to_f32(uint16_t(word >> 16)));
-  any |= word;
+__device__ __forceinline__ void add_eight(float (&sum)[kAccess], uint32_t (&any)[kAccess / 2], const uint16_t* x) {
+  const auto eight = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(x));
+  S24_UNROLL
+  for (int i = 0; i < kAccess / 2; ++i) {
+    sum[2 * i] = add_magnitude(sum[2 * i], T::to_f32(uint16_t(eight.at[i])));
+    sum[2 * i + 1] = add_magnitude(sum[2 * i + 1], T::to_f32(uint16_t(eight.at[i] >> 16)));
+    any[i] |= eight.at[i];
+  }
 }
 
-// Subnormals decide only in columns that hold nothing else.
-template <class T, bool kDepthLast>
-__device__ __forceinline__ uint32_t key_of(const Tile<T, kDepthLast>& t, int c, float sum, bool search) {
+// The key of a column. Subnormals, of which `search` tells that there may be some, decide only where it holds nothing else.
+template <class T, class F>
+__device__ __forceinline__ uint32_t key_of(int v, float sum, bool search, F element) {
   uint32_t largest = 0;
   if (sum == 0 && search)
-    for (int r = 0; r < t.v; ++r)
-      largest = max_u32(largest, T::to_f32(t.x[kDepthLast ? r * t.stride + c : c * t.stride + r]) & kF32Magnitude);
+#pragma unroll 1
+    for (int r = 0; r < v; ++r) largest = max_u32(largest, T::to_f32(element(r)) & kF32Magnitude);
   return column_key(sum, largest);
 }
 
-// The key of column threadIdx.x, in the first kWidth threads.
+// Leaves the keys of all columns in `work`.
 template <class T>
-__device__ __forceinline__ uint32_t sum_columns(const Tile<T, true>& t) {
-  constexpr int kAcross = kWidth / kAccess;
+__device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
+  constexpr int kWidth = kTileWidth, kAcross = kWidth / kAccess;
   static_assert(kThreads == kVnmLanes * kAcross, "a thread for each partial sum of eight columns");
   const int lane = threadIdx.x / kAcross, c0 = threadIdx.x % kAcross * kAccess;
   float sum[kAccess] = {};
   uint32_t any[kAccess / 2] = {};
-#pragma unroll 4
-  for (int r = lane; r < t.v; r += kVnmLanes) {
-    const Vector<uint32_t, 4> eight = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(t.x + r * t.stride + c0));
+  for (int r = lane; r < t.v; r += 4 * kVnmLanes) {  // V is a multiple of 64
     S24_UNROLL
-    for (int i = 0; i < 4; ++i) add_two<T>(sum + 2 * i, any[i], eight.at[i]);
+    for (int i = 0; i < 4; ++i) add_eight<T>(sum, any, t.x + (r + i * kVnmLanes) * t.stride + c0);
   }
   auto* const sums = reinterpret_cast<float*>(t.work);
   S24_UNROLL
@@ -149,69 +158,82 @@ __device__ __forceinline__ uint32_t sum_columns(const Tile<T, true>& t) {
     subnormal |= bits != 0 && T::to_f32(uint16_t(bits)) < kF32MinNormal;
   }
   const bool search = __syncthreads_or(subnormal);
-  return threadIdx.x < kWidth ? key_of(t, threadIdx.x, add_lanes(sums + threadIdx.x, kWidth), search) : 0;
+  if (threadIdx.x >= kWidth) return;
+  const float whole = add_lanes(sums + threadIdx.x, kWidth);
+  t.work[threadIdx.x] = key_of<T>(t.v, whole, search, [&](int r) { return t.x[r * t.stride + int(threadIdx.x)]; });
 }
 
-template <class T>
-__device__ __forceinline__ uint32_t sum_columns(const Tile<T, false>& t) {
-  static_assert(kThreads == 2 * kWidth && kVnmLanes == 2 * kAccess, "two threads share the partial sums of a column");
-  const int half = threadIdx.x % 2, c = threadIdx.x / 2;
-  float sum[kAccess] = {};
-  uint32_t any = 0;
-#pragma unroll 4
-  for (int r = 0; r < t.v; r += kVnmLanes) {
-    const auto* const from = reinterpret_cast<const uint32_t*>(t.x + c * t.stride + r + half * kAccess);
-    const Vector<uint32_t, 4> eight = load<uint32_t, 4>(from);
+template <class T, int kWidth, int kThreads>
+__device__ __forceinline__ void sum_columns(const Tile<T, false, kWidth, kThreads>& t) {
+  static_assert(kVnmLanes == 2 * kAccess, "two threads share the partial sums of a column");
+  static_assert(kThreads / 2 % kWidth == 0 || kWidth % (kThreads / 2) == 0, "whole warps");
+  const int half = threadIdx.x % 2;
+  for (int c = threadIdx.x / 2; c < kWidth << t.log_many; c += kThreads / 2) {
+    const uint16_t* const column = t.x + c * t.stride;
+    float sum[kAccess] = {};
+    uint32_t any[kAccess / 2] = {};
+    for (int r = half * kAccess; r < t.v; r += 4 * kVnmLanes) {  // V is a multiple of 64
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) add_eight<T>(sum, any, column + r + i * kVnmLanes);
+    }
+    // The sums of add_lanes: l and l + 8, which neighbours hold, then 4, 2 and 1 apart.
     S24_UNROLL
-    for (int i = 0; i < 4; ++i) add_two<T>(sum + 2 * i, any, eight.at[i]);
-  }
-  // The sums of add_lanes: l and l + 8, which neighbours hold, then 4, 2 and 1 apart.
-  S24_UNROLL
-  for (int i = 0; i < kAccess; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-  any |= __shfl_xor_sync(0xffffffffu, any, 1);
-  S24_UNROLL
-  for (int step = 1; step <= 3; ++step) {
+    for (int i = 0; i < kAccess; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+    uint32_t bits = any[0] | any[1] | any[2] | any[3];
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     S24_UNROLL
-    for (int i = 0; i < kAccess / 2; ++i)
-      if (i < kAccess >> step) sum[i] += sum[i + (kAccess >> step)];
+    for (int step = 1; step <= 3; ++step) {
+      S24_UNROLL
+      for (int i = 0; i < kAccess / 2; ++i)
+        if (i < kAccess >> step) sum[i] += sum[i + (kAccess >> step)];
+    }
+    if (half == 0) t.work[c] = key_of<T>(t.v, sum[0], (bits & 0x7fff7fffu) != 0, [&](int r) { return column[r]; });
   }
-  if (half == 0) t.work[c] = key_of(t, c, sum[0], (any & 0x7fff7fffu) != 0);
-  __syncthreads();
-  return threadIdx.x < kWidth ? t.work[threadIdx.x] : 0;
 }
 
 // Finds the four columns of largest key in every group; of equal ones the lower. Whole warps call it.
-template <class T, bool kDepthLast>
-__device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast>& t, uint32_t key) {
+template <class T, bool kDepthLast, int kWidth, int kThreads>
+__device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t) {
   const int lane = threadIdx.x % 32, of_group = lane & (t.m - 1), group_lane = lane - of_group;
-  uint32_t before = 0;
-  for (int j = 0; j < t.m; ++j) {
-    const uint32_t other = __shfl_sync(0xffffffffu, key, group_lane + j);
-    before += other > key || (other == key && j < of_group);
+  const uint32_t* const keys = t.work + (int(threadIdx.x) - of_group);
+  const uint32_t key = keys[of_group];
+  int larger = 0;
+  for (int j = 0; j < t.m; j += 8) {
+    S24_UNROLL
+    for (int h = 0; h < 8; h += 4) {
+      const auto others = load<uint32_t, 4>(keys + j + h);
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) larger += int((key - others.at[i]) >> 31);  // the top bit of keys is free
+    }
   }
-  const bool kept = before < 4;
-  const uint32_t slot = uint32_t(__popc(__ballot_sync(0xffffffffu, kept) >> group_lane & ((1u << of_group) - 1u)));
+  bool kept = larger < 4;
+  uint32_t all = __ballot_sync(0xffffffffu, kept);
+  if (__popc(all) != 128 >> t.log_m) {  // more than four of some group, of equal keys
+    for (int j = 0; j < of_group; ++j) larger += keys[j] == key;
+    kept = larger < 4;
+    all = __ballot_sync(0xffffffffu, kept);
+  }
+  const uint32_t slot = uint32_t(__popc(all >> group_lane & ((1u << of_group) - 1u)));
   t.slots[threadIdx.x] = uint8_t(kept ? slot : kNoSlot);
   if (kept) t.columns[(threadIdx.x >> t.log_m) * 4 + slot] = uint8_t(of_group);
 }
 
-// Chooses the four columns of every group of a tile in shared memory. stored: whether the packed array gets them, too.
-template <bool stored, class T, bool kDepthLast>
-__device__ __forceinline__ void find_columns(const Tile<T, kDepthLast>& t) {
-  const uint32_t key = sum_columns(t);
-  if (threadIdx.x < kWidth) choose_columns(t, key);
+// Chooses the four columns of every group of the tiles in shared memory.
+template <class T, bool kDepthLast, int kWidth, int kThreads>
+__device__ __forceinline__ void find_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t) {
+  sum_columns(t);
   __syncthreads();
-  if (stored && int(threadIdx.x) < 4 * t.groups)
-    const_cast<uint8_t*>(t.given_columns())[threadIdx.x] = t.columns[threadIdx.x];
+  if (int(threadIdx.x) < kWidth << t.log_many) choose_columns(t);
+  __syncthreads();
 }
 
-// The elements of row r in the columns `four` of group g.
-template <class T, bool kDepthLast>
-__device__ __forceinline__ Group<T> in_columns(const Tile<T, kDepthLast>& t, int r, int g, uint32_t four) {
+// The elements of row r, of one tile, in the columns `four` of group g.
+template <class T, bool kDepthLast, int kWidth, int kThreads>
+__device__ __forceinline__ Group<T> in_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t, int r, int g, uint32_t four, int tile = 0) {
   uint16_t x[4];
   S24_UNROLL
   for (uint32_t k = 0; k < 4; ++k) {
-    const int c = (g << t.log_m) + int(byte_of(four, k));
+    const int c = tile * kWidth + (g << t.log_m) + int(byte_of(four, k));
     x[k] = t.x[kDepthLast ? r * t.stride + c : c * t.stride + r];
   }
   return Group<T>::of(x);
@@ -232,10 +254,11 @@ __device__ __forceinline__ void store_values(const Tile<T, kDepthLast>& t) {
 }
 
 // Packs a tile that is in shared memory.
-template <class T, bool kDepthLast>
-__device__ __forceinline__ void pack_tile(const Tile<T, kDepthLast>& t) {
-  find_columns<true>(t);
-  t.for_groups(kDepthLast, [&](int r, int g) {
+template <class T>
+__device__ __forceinline__ void pack_tile(const Tile<T, true>& t) {
+  find_columns(t);
+  if (int(threadIdx.x) < 4 * t.groups) t.columns_at(0)[threadIdx.x] = t.columns[threadIdx.x];
+  t.for_groups(true, [&](int r, int g) {
     Pair<uint16_t> pair;
     const uint32_t nibble = encode<PackOp::kPlain, T>(in_columns(t, r, g, columns_of(t, g)), 0, 0, Draw<0>(), pair);
     t.nibbles[(r << t.log_groups) + g] = uint8_t(nibble);
@@ -248,6 +271,39 @@ __device__ __forceinline__ void pack_tile(const Tile<T, kDepthLast>& t) {
     *reinterpret_cast<uint16_t*>(t.metadata_at(i >> (t.log_groups - 2), i << 2 & (t.groups - 1))) =
         uint16_t((two & 0xffu) | (two >> 8 & 0xff00u));
   }
+}
+
+// Packs tiles that are in shared memory, the rows of each `apart` rows behind those of the one before. A thread takes a row of
+// kTogether groups, whose results are one access.
+template <int kTogether, class T, int kWidth, int kThreads>
+__device__ __forceinline__ void pack_rows(const Tile<T, false, kWidth, kThreads>& t, int64_t apart) {
+  constexpr int kLogTogether = log_of_constant(kTogether);
+  const int log_units = t.log_groups - kLogTogether;
+  for (int i = threadIdx.x; i < 1 << (t.log_many + t.log_v + log_units); i += kThreads) {
+    const int r = i & (t.v - 1), tile = i >> (t.log_v + log_units);
+    const int group = (i >> t.log_v & ((1 << log_units) - 1)) << kLogTogether;
+    const auto fours = load<uint32_t, kTogether>(reinterpret_cast<const uint32_t*>(t.columns) + (tile << t.log_groups) + group);
+    Vector<uint32_t, kTogether> pairs;
+    uint32_t nibbles = 0;
+    S24_UNROLL
+    for (int n = 0; n < kTogether; ++n) {
+      Pair<uint16_t> pair;
+      const Group<T> four = in_columns(t, r, group + n, fours.at[n], tile);
+      nibbles |= encode<PackOp::kPlain, T>(four, 0, 0, Draw<0>(), pair) << (4 * n);
+      pairs.at[n] = word_of(pair);
+    }
+    store(t.values_at(tile * apart + r, group), pairs);
+    __builtin_memcpy(t.metadata_at(tile * apart + r, group), &nibbles, kTogether / 2);
+  }
+}
+
+template <class T, int kWidth, int kThreads>
+__device__ __forceinline__ void pack_tile(const Tile<T, false, kWidth, kThreads>& t, int64_t apart = 0) {
+  find_columns(t);
+  const int log_columns = t.log_groups + 2;
+  for (int i = threadIdx.x; i < 1 << (t.log_many + log_columns); i += kThreads)
+    t.columns_at((i >> log_columns) * apart)[i & ((1 << log_columns) - 1)] = t.columns[i];
+  t.groups % 4 == 0 ? pack_rows<4>(t, apart) : pack_rows<2>(t, apart);
 }
 
 }  // namespace cuda

@@ -18,7 +18,7 @@ struct Place {
     return depth_last ? Place{blockIdx.y, blockIdx.x, blockIdx.z} : Place{blockIdx.x, blockIdx.y, blockIdx.z};
   }
   static dim3 grid(const PackVnmArgs& a) {
-    const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kWidth), matrices = unsigned(a.outer);
+    const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kTileWidth), matrices = unsigned(a.outer);
     return a.depth_last ? dim3(depth, rows, matrices) : dim3(rows, depth, matrices);
   }
 };
@@ -49,7 +49,7 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
     t.template for_accesses<kAccess>([&](int r, int c) {
       const int g = c >> t.log_m;
       const uint32_t nibble = nibble_at(r, g);
-      const uint32_t four = *reinterpret_cast<const uint32_t*>(t.given_columns() + 4 * g);
+      const uint32_t four = *reinterpret_cast<const uint32_t*>(t.columns_at(0) + 4 * g);
       const uint32_t first = min_u32(byte_of(four, nibble & 3u), last), second = min_u32(byte_of(four, nibble >> 2), last);
       const Vector<uint32_t, 4> eight = spread_pair(*t.values_at(r, g), first, second, uint32_t(c) & last);
       store(reinterpret_cast<uint32_t*>(dense + r * t.line + c), eight);
@@ -60,10 +60,10 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
       t.work[(g << t.log_v) + r] = *t.values_at(r, g);
       t.nibbles[(g << t.log_v) + r] = uint8_t(nibble_at(r, g));
     });
-    if (threadIdx.x < kWidth) t.slots[threadIdx.x] = kNoSlot;
+    if (threadIdx.x < kTileWidth) t.slots[threadIdx.x] = kNoSlot;
     __syncthreads();
     if (int(threadIdx.x) < 4 * t.groups) {
-      const uint32_t column = min_u32(t.given_columns()[threadIdx.x], last);
+      const uint32_t column = min_u32(t.columns_at(0)[threadIdx.x], last);
       t.slots[(threadIdx.x / 4 << t.log_m) + column] = uint8_t(threadIdx.x % 4);
     }
     __syncthreads();
@@ -86,7 +86,7 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
 
 template <class T, bool kDepthLast>
 __device__ __forceinline__ void mask(const Tile<T, kDepthLast>& t) {
-  find_columns<false>(t);
+  find_columns(t);
   t.for_groups(kDepthLast, [&](int r, int g) {
     const uint32_t four = columns_of(t, g);
     Pair<uint16_t> pair;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(PackVnmArgs a, Sizes sizes)
       [&](int line, int at) { copy_async<16>(t.x + line * t.stride + at, dense + line * t.line + at, true); });
   commit_copies();
   if (op == PackVnmOp::kGather && int(threadIdx.x) < 4 * t.groups)
-    t.columns[threadIdx.x] = uint8_t(min_u32(t.given_columns()[threadIdx.x], uint32_t(t.m) - 1u));
+    t.columns[threadIdx.x] = uint8_t(min_u32(t.columns_at(0)[threadIdx.x], uint32_t(t.m) - 1u));
   wait_copies<0>();
   __syncthreads();
   if constexpr (kSquared) square(t);
@@ -193,7 +193,7 @@ cudaError_t select(const PackVnmArgs& a, cudaStream_t stream) {
 }  // namespace
 
 bool fits_pack_vnm_tiles(const PackVnmArgs& a) {
-  const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kWidth == 0;
+  const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kTileWidth == 0;
   const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) &&
                       aligned(a.columns, 4);
   const dim3 grid = Place::grid(a);
