@@ -11,11 +11,11 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-// Tiles of 64 tokens, for many of them; more columns of one would be read from the same lines.
-constexpr int kTokens = 64, kBlock = 512, kMostRows = 512;
+constexpr int kBlock = 512;     // threads
+constexpr int kMostRows = 256;  // of the tiles of a block together
 
 template <class T>
-using Along = Tile<T, false, kTokens, kBlock>;
+using Along = Tile<T, false, kBlock>;
 
 // How many tiles a block takes: they follow each other, or where features are collected, are of the same groups.
 int tiles_together(const RepackArgs& a) {
@@ -57,15 +57,15 @@ struct Elements {
 // Spreads groups of M features over the tiles: a group's features over a row of each, or over rows that follow each other.
 template <bool kCollected, class T>
 __device__ __forceinline__ void spread(const Along<T>& t, const Source& from, unsigned group0, unsigned feature0) {
-  const unsigned tile = unsigned(kTokens * t.stride), last = unsigned(t.m) - 1u;
+  const unsigned tile = unsigned(kWidth * t.stride), last = unsigned(t.m) - 1u;
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < tile / kAccess << t.log_many; i += kBlock)
     store(reinterpret_cast<uint32_t*>(t.x + i * kAccess), Vector<uint32_t, 4>{});
   __syncthreads();
   const Elements elements(t.x);
   const int log_quads = (kCollected ? t.log_v : t.log_many + t.log_v - t.log_m) - 2;
-  for (unsigned i = threadIdx.x; i < unsigned(kTokens) << log_quads; i += kBlock) {
-    const unsigned k = i >> log_quads, group = (i & ((1u << log_quads) - 1u)) * 4, place = blockIdx.y * kTokens + k;
+  for (unsigned i = threadIdx.x; i < unsigned(kWidth) << log_quads; i += kBlock) {
+    const unsigned k = i >> log_quads, group = (i & ((1u << log_quads) - 1u)) * 4, place = blockIdx.y * kWidth + k;
     const unsigned token = from.strided ? (place & last) * (from.tokens >> t.log_m) + (place >> t.log_m) : place;
     const uint64_t at = uint64_t(token) * from.groups + group0 + group;
     const auto pairs = load<uint32_t, 4>(from.pairs + at);
@@ -116,7 +116,7 @@ cudaError_t launch(const RepackArgs& a, cudaStream_t stream) {
   to.outer = 1, to.rows = a.features, to.depth = a.tokens, to.v = a.v, to.m = a.m;
   const Source from = {static_cast<const uint32_t*>(a.values), a.metadata, reinterpret_cast<const uint32_t*>(a.columns),
                        unsigned(a.tokens), unsigned(a.features / a.m), a.strided};
-  const dim3 grid(unsigned(a.features / a.v / many), unsigned(a.tokens / kTokens), 1);
+  const dim3 grid(unsigned(a.features / a.v / many), unsigned(a.tokens / kWidth), 1);
   return start(kernel, grid, kBlock, size_t(bytes), stream, to, from, Along<T>::sizes(a.v, a.m, many));
 }
 
@@ -130,10 +130,10 @@ cudaError_t launch(const RepackArgs& a, cudaStream_t stream) {
 bool fits_repack_vnm(const RepackArgs& a) {
   if (a.dtype == Dtype::kF32 || !fits_a_tile(a.v, a.m)) return false;
   const int64_t groups = a.features / a.m;
-  const bool tokens = a.tokens % kTokens == 0 && a.tokens % a.v == 0 && a.tokens / kTokens <= kMostAlongY;
+  const bool tokens = a.tokens % kWidth == 0 && a.tokens % a.v == 0 && a.tokens / kWidth <= kMostAlongY;
   const bool features = a.features % a.v == 0 && (a.collected ? groups % a.v == 0 : a.v / a.m >= 4);
   const bool from = aligned(a.values, 16) && aligned(a.metadata, 2) && aligned(a.columns, 16);
-  const bool to = aligned(a.along_values, 16) && aligned(a.along_metadata, 2) && aligned(a.along_columns, 4);
+  const bool to = aligned(a.along_values, 8) && aligned(a.along_metadata, 2) && aligned(a.along_columns, 4);
   return tokens && features && a.tokens <= INT32_MAX && a.features <= INT32_MAX && from && to;
 }
 

@@ -12,8 +12,8 @@
 namespace s24 {
 namespace cuda {
 
-constexpr int kTileWidth = 128;  // columns of a tile
-constexpr int kAccess = 8;       // elements of an access to the dense array
+constexpr int kWidth = 128;  // columns of a tile
+constexpr int kAccess = 8;   // elements of an access to the dense array
 constexpr uint32_t kNoSlot = 4;
 constexpr unsigned kMostAlongY = 65535;  // blocks of a grid, and along z
 
@@ -23,8 +23,6 @@ inline int log_of(int64_t power) {
   return log;
 }
 
-constexpr int log_of_constant(int power) { return power == 1 ? 0 : 1 + log_of_constant(power / 2); }
-
 inline bool fits_a_tile(int64_t v, int64_t m) {
   return (v == 64 || v == 128 || v == 256) && (m == 8 || m == 16 || m == 32);
 }
@@ -33,11 +31,9 @@ struct Sizes {
   int log_v, log_m, log_many, x_bytes, work_bytes;
 };
 
-// What one block of kThreads threads works on, and where it is in shared memory: 1 << log_many tiles of the same kWidth columns.
-template <class T, bool kDepthLast, int kWidth = kTileWidth, int kThreads = cuda::kThreads>
+// What one block of kThreads threads works on, and where it is in shared memory: 1 << log_many tiles of the same columns.
+template <class T, bool kDepthLast, int kThreads = cuda::kThreads>
 struct Tile {
-  static constexpr int kColumns = kWidth, kBlock = kThreads;
-
   const PackVnmArgs& a;
   int log_v, log_m, log_many, log_groups;  // of V, M, the tiles and the groups of a row of a tile
   int v, m, groups;
@@ -65,7 +61,7 @@ struct Tile {
   }
 
   __device__ __forceinline__ Tile(const PackVnmArgs& a, Sizes s, unsigned row_tile, unsigned depth_tile, int64_t matrix)
-      : a(a), log_v(s.log_v), log_m(s.log_m), log_many(s.log_many), log_groups(log_of_constant(kWidth) - log_m),
+      : a(a), log_v(s.log_v), log_m(s.log_m), log_many(s.log_many), log_groups(7 - log_m),
         v(1 << log_v), m(1 << log_m), groups(kWidth >> log_m) {
     const int64_t r = int64_t(row_tile) * v, c = int64_t(depth_tile) * kWidth;
     all = a.depth >> log_m;
@@ -85,7 +81,7 @@ struct Tile {
   // f(line, element of it) for the accesses of the dense tile, kElements each.
   template <int kElements, class F>
   __device__ __forceinline__ void for_accesses(F f) const {
-    const int log_accesses = (kDepthLast ? log_of_constant(kWidth) : log_v) - (kElements == 16 ? 4 : 3);
+    const int log_accesses = (kDepthLast ? 7 : log_v) - (kElements == 16 ? 4 : 3);
     for (int i = threadIdx.x; i < v * kWidth / kElements; i += kThreads)
       f(i >> log_accesses, (i & ((1 << log_accesses) - 1)) * kElements);
   }
@@ -138,7 +134,7 @@ __device__ __forceinline__ uint32_t key_of(int v, float sum, bool search, F elem
 // Leaves the keys of all columns in `work`.
 template <class T>
 __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
-  constexpr int kWidth = kTileWidth, kAcross = kWidth / kAccess;
+  constexpr int kAcross = kWidth / kAccess;
   static_assert(kThreads == kVnmLanes * kAcross, "a thread for each partial sum of eight columns");
   const int lane = threadIdx.x / kAcross, c0 = threadIdx.x % kAcross * kAccess;
   float sum[kAccess] = {};
@@ -163,10 +159,9 @@ __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
   t.work[threadIdx.x] = key_of<T>(t.v, whole, search, [&](int r) { return t.x[r * t.stride + int(threadIdx.x)]; });
 }
 
-template <class T, int kWidth, int kThreads>
-__device__ __forceinline__ void sum_columns(const Tile<T, false, kWidth, kThreads>& t) {
-  static_assert(kVnmLanes == 2 * kAccess, "two threads share the partial sums of a column");
-  static_assert(kThreads / 2 % kWidth == 0 || kWidth % (kThreads / 2) == 0, "whole warps");
+template <class T, int kThreads>
+__device__ __forceinline__ void sum_columns(const Tile<T, false, kThreads>& t) {
+  static_assert(kVnmLanes == 2 * kAccess && kThreads % (2 * kWidth) == 0, "two threads share the partial sums of a column");
   const int half = threadIdx.x % 2;
   for (int c = threadIdx.x / 2; c < kWidth << t.log_many; c += kThreads / 2) {
     const uint16_t* const column = t.x + c * t.stride;
@@ -192,8 +187,8 @@ __device__ __forceinline__ void sum_columns(const Tile<T, false, kWidth, kThread
 }
 
 // Finds the four columns of largest key in every group; of equal ones the lower. Whole warps call it.
-template <class T, bool kDepthLast, int kWidth, int kThreads>
-__device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t) {
+template <class T, bool kDepthLast, int kThreads>
+__device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kThreads>& t) {
   const int lane = threadIdx.x % 32, of_group = lane & (t.m - 1), group_lane = lane - of_group;
   const uint32_t* const keys = t.work + (int(threadIdx.x) - of_group);
   const uint32_t key = keys[of_group];
@@ -219,8 +214,8 @@ __device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kWidth,
 }
 
 // Chooses the four columns of every group of the tiles in shared memory.
-template <class T, bool kDepthLast, int kWidth, int kThreads>
-__device__ __forceinline__ void find_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t) {
+template <class T, bool kDepthLast, int kThreads>
+__device__ __forceinline__ void find_columns(const Tile<T, kDepthLast, kThreads>& t) {
   sum_columns(t);
   __syncthreads();
   if (int(threadIdx.x) < kWidth << t.log_many) choose_columns(t);
@@ -228,8 +223,8 @@ __device__ __forceinline__ void find_columns(const Tile<T, kDepthLast, kWidth, k
 }
 
 // The elements of row r, of one tile, in the columns `four` of group g.
-template <class T, bool kDepthLast, int kWidth, int kThreads>
-__device__ __forceinline__ Group<T> in_columns(const Tile<T, kDepthLast, kWidth, kThreads>& t, int r, int g, uint32_t four, int tile = 0) {
+template <class T, bool kDepthLast, int kThreads>
+__device__ __forceinline__ Group<T> in_columns(const Tile<T, kDepthLast, kThreads>& t, int r, int g, uint32_t four, int tile = 0) {
   uint16_t x[4];
   S24_UNROLL
   for (uint32_t k = 0; k < 4; ++k) {
@@ -273,37 +268,27 @@ __device__ __forceinline__ void pack_tile(const Tile<T, true>& t) {
   }
 }
 
-// Packs tiles that are in shared memory, the rows of each `apart` rows behind those of the one before. A thread takes a row of
-// kTogether groups, whose results are one access.
-template <int kTogether, class T, int kWidth, int kThreads>
-__device__ __forceinline__ void pack_rows(const Tile<T, false, kWidth, kThreads>& t, int64_t apart) {
-  constexpr int kLogTogether = log_of_constant(kTogether);
-  const int log_units = t.log_groups - kLogTogether;
-  for (int i = threadIdx.x; i < 1 << (t.log_many + t.log_v + log_units); i += kThreads) {
-    const int r = i & (t.v - 1), tile = i >> (t.log_v + log_units);
-    const int group = (i >> t.log_v & ((1 << log_units) - 1)) << kLogTogether;
-    const auto fours = load<uint32_t, kTogether>(reinterpret_cast<const uint32_t*>(t.columns) + (tile << t.log_groups) + group);
-    Vector<uint32_t, kTogether> pairs;
-    uint32_t nibbles = 0;
-    S24_UNROLL
-    for (int n = 0; n < kTogether; ++n) {
-      Pair<uint16_t> pair;
-      const Group<T> four = in_columns(t, r, group + n, fours.at[n], tile);
-      nibbles |= encode<PackOp::kPlain, T>(four, 0, 0, Draw<0>(), pair) << (4 * n);
-      pairs.at[n] = word_of(pair);
-    }
-    store(t.values_at(tile * apart + r, group), pairs);
-    __builtin_memcpy(t.metadata_at(tile * apart + r, group), &nibbles, kTogether / 2);
-  }
-}
-
-template <class T, int kWidth, int kThreads>
-__device__ __forceinline__ void pack_tile(const Tile<T, false, kWidth, kThreads>& t, int64_t apart = 0) {
+// Packs tiles that are in shared memory, the rows of each `apart` rows behind those of the one before.
+template <class T, int kThreads>
+__device__ __forceinline__ void pack_tile(const Tile<T, false, kThreads>& t, int64_t apart = 0) {
   find_columns(t);
   const int log_columns = t.log_groups + 2;
   for (int i = threadIdx.x; i < 1 << (t.log_many + log_columns); i += kThreads)
     t.columns_at((i >> log_columns) * apart)[i & ((1 << log_columns) - 1)] = t.columns[i];
-  t.groups % 4 == 0 ? pack_rows<4>(t, apart) : pack_rows<2>(t, apart);
+  // A thread takes two groups of a row, and its neighbours what follows, so that they store whole lines.
+  const int log_pairs = t.log_groups - 1;
+  for (int i = threadIdx.x; i < 1 << (t.log_many + t.log_v + log_pairs); i += kThreads) {
+    const int line = i >> log_pairs, r = line & (t.v - 1), tile = line >> t.log_v, g = (i & ((1 << log_pairs) - 1)) * 2;
+    const auto fours = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(t.columns) + (tile << t.log_groups) + g);
+    Pair<uint16_t> pairs[2];
+    uint32_t nibbles[2];
+    S24_UNROLL
+    for (int n = 0; n < 2; ++n)
+      nibbles[n] = encode<PackOp::kPlain, T>(in_columns(t, r, g + n, fours.at[n], tile), 0, 0, Draw<0>(), pairs[n]);
+    const int64_t row = tile * apart + r;
+    store(t.values_at(row, g), Vector<uint32_t, 2>{{word_of(pairs[0]), word_of(pairs[1])}});
+    *t.metadata_at(row, g) = uint8_t(nibbles[0] | nibbles[1] << 4);
+  }
 }
 
 }  // namespace cuda

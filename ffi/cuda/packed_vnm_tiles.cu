@@ -18,7 +18,7 @@ struct Place {
     return depth_last ? Place{blockIdx.y, blockIdx.x, blockIdx.z} : Place{blockIdx.x, blockIdx.y, blockIdx.z};
   }
   static dim3 grid(const PackVnmArgs& a) {
-    const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kTileWidth), matrices = unsigned(a.outer);
+    const unsigned rows = unsigned(a.rows / a.v), depth = unsigned(a.depth / kWidth), matrices = unsigned(a.outer);
     return a.depth_last ? dim3(depth, rows, matrices) : dim3(rows, depth, matrices);
   }
 };
@@ -60,7 +60,7 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
       t.work[(g << t.log_v) + r] = *t.values_at(r, g);
       t.nibbles[(g << t.log_v) + r] = uint8_t(nibble_at(r, g));
     });
-    if (threadIdx.x < kTileWidth) t.slots[threadIdx.x] = kNoSlot;
+    if (threadIdx.x < kWidth) t.slots[threadIdx.x] = kNoSlot;
     __syncthreads();
     if (int(threadIdx.x) < 4 * t.groups) {
       const uint32_t column = min_u32(t.columns_at(0)[threadIdx.x], last);
@@ -193,7 +193,7 @@ cudaError_t select(const PackVnmArgs& a, cudaStream_t stream) {
 }  // namespace
 
 bool fits_pack_vnm_tiles(const PackVnmArgs& a) {
-  const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kTileWidth == 0;
+  const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kWidth == 0;
   const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) &&
                       aligned(a.columns, 4);
   const dim3 grid = Place::grid(a);
