@@ -88,7 +88,8 @@ class Operands(NamedTuple):
         the product.
     dense_features: (k, T), the features that stay dense, with tokens in the order of the product; None if
         they are yet to be gathered.
-    counts: see `Request.counts`."""
+    counts: see `Request.counts`.
+    strided: whether the groups of a `PackedVNM` are strided ones of the dense operand, see `contract`."""
 
     left: Any
     right: Any
@@ -97,6 +98,7 @@ class Operands(NamedTuple):
     scales: tuple[jax.Array, ...] = ()
     dense_features: jax.Array | None = None
     counts: jax.Array | None = None
+    strided: bool = False
 
 
 class Sparsifier:
