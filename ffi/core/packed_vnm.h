@@ -41,11 +41,20 @@ S24_HD float add_magnitude(float sum, uint32_t u) {
 #endif
 }
 
-// The column, of K, that is number k of the 4 K / M columns that a block of rows keeps. `columns` holds these as numbers within
-// their group; a number out of range counts as the last one.
-S24_HD int64_t gathered_column(const uint8_t* columns, int64_t k, int m) {
-  return (k >> 2) * m + int64_t(min_u32(columns[k], uint32_t(m) - 1u));
-}
+// Where the M columns of a group lie among all K: side by side or, if strided, K / M apart.
+struct Grouping {
+  int64_t m, group_step, column_step;
+
+  S24_HD static Grouping of(int64_t m, int64_t groups, bool strided) {
+    return strided ? Grouping{m, 1, groups} : Grouping{m, m, 1};
+  }
+  S24_HD bool strided() const { return group_step == 1; }
+  // The column, of K, that has a number within a group; a number out of range counts as the last one.
+  template <class Int>
+  S24_HD Int column(Int group, uint32_t number) const {
+    return group * Int(group_step) + Int(min_u32(number, uint32_t(m) - 1u)) * Int(column_step);
+  }
+};
 
 // An integer that orders columns by their sums of magnitudes, with all NaN equal and above infinity. Columns without a normal
 // element are ordered by their largest magnitude. The top bit is free.

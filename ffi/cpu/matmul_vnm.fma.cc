@@ -164,13 +164,23 @@ struct GatheredPairs {
 };
 #endif
 
+// The rows of D of groups [g0, g1) -> the panel, where they are grouped as in D: neighbours are one run, or of strided groups a
+// run for each of M columns. Runs begin at multiples of kWidth: to fill the first rows, by way of which all go, may write more.
 template <class T>
-void fill_deep_panel(const MatmulArgs& a, const Block& m, int64_t k0, int64_t k1, Scratch& s) {
-  for (int64_t i = ceil_div(k1 - k0, kDepth) - 1; i >= 0; --i) {
-    const int64_t from = k0 + i * kDepth;
-    fill_panels<T>(a, m, from, k1 - from < kDepth ? k1 : from + kDepth, s);
-    if (i > 0) __builtin_memcpy(s.panels[i * kDepth], s.panels[0], kDepth * sizeof s.panels[0]);
+Grouping fill_deep_panel(const MatmulVnmArgs& a, const Block& m, int64_t g0, int64_t g1, Scratch& s) {
+  const bool strided = a.grouping.strided();
+  const Grouping panel = Grouping::of(a.grouping.m, ceil_div(g1 - g0, kWidth) * kWidth, strided);
+  const int64_t length = (g1 - g0) * (strided ? 1 : panel.m);
+  for (int64_t run = strided ? panel.m - 1 : 0; run >= 0; --run) {
+    for (int64_t i = ceil_div(length, kDepth) - 1; i >= 0; --i) {
+      const int64_t rows = length - i * kDepth < kDepth ? length - i * kDepth : kDepth;
+      const int64_t from = a.grouping.column(g0, uint32_t(run)) + i * kDepth;
+      const int64_t to = panel.column(int64_t(0), uint32_t(run)) + i * kDepth;
+      fill_panels<T>(a.product, m, from, from + rows, s);
+      if (to > 0) __builtin_memcpy(s.panels[to], s.panels[0], size_t(rows) * sizeof s.panels[0]);
+    }
   }
+  return panel;
 }
 
 template <class T, class Entry>
@@ -178,11 +188,11 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
   constexpr int64_t kStep = kGatheredRows / Entry::kRows / 4 * 4;  // of groups
-  const int64_t groups = p.depth / a.m, deep = kFills * kDepth / a.m / 2 * 2;
+  const int64_t groups = p.depth / a.grouping.m, deep = kFills * kDepth / a.grouping.m / kWidth * kWidth;
   const int64_t cols = m.col1 - m.col0;
   for (int64_t g0 = 0; g0 < groups; g0 += deep) {
     const int64_t g1 = groups - g0 < deep ? groups : g0 + deep;
-    fill_deep_panel<T>(p, m, g0 * a.m, g1 * a.m, s);
+    const Grouping panel = fill_deep_panel<T>(a, m, g0, g1, s);
     for (int64_t row = m.row0; row < m.row1; row += a.v) {
       float(*sums)[kPanel] = s.sums + (groups > deep ? row - m.row0 : 0);
       for (int64_t g = g0; g < g1; g += kStep) {
@@ -190,10 +200,7 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
         const uint8_t* columns = a.columns + (row / a.v * groups + g) * 4;
         for (int64_t i = 0; i < end - g; ++i) {
           const float* rows[4];
-          for (int j = 0; j < 4; ++j) {
-            const int64_t column = columns[4 * i + j] < a.m ? columns[4 * i + j] : a.m - 1;
-            rows[j] = s.panels[(g - g0 + i) * a.m + column];
-          }
+          for (int j = 0; j < 4; ++j) rows[j] = s.panels[panel.column(g - g0 + i, columns[4 * i + j])];
           Entry::gather(rows, scratch.gathered + i * Entry::kRows);
         }
         for (int64_t r = row; r < row + a.v; r += kVnmTileRows) {

@@ -290,7 +290,7 @@ void vnm_units_of(const PackVnmArgs& a, int64_t begin, int64_t end) {
     for (int64_t b = 0; b < blocks && kReads; ++b)
       for (int64_t g = 0; g < u.groups; ++g)
         for (int k = 0; k < 4; ++k)
-          columns[b + g / kVnmGroups][g % kVnmGroups][k] = uint8_t(gathered_column(given + b * 4 * all + 4 * g, k, int(a.m)));
+          columns[b + g / kVnmGroups][g % kVnmGroups][k] = uint8_t(min_u32(given[b * 4 * all + 4 * g + k], uint32_t(a.m) - 1u));
     if (!kReads && a.exact) choose_by_search<T>(a, u, columns);
     if (a.depth_last) {
       strip_along_rows<T, kOp>(a, u, next, columns);

@@ -51,10 +51,11 @@ struct EveryColumn {
 struct GatheredColumns {
   static constexpr bool kGathers = true;
   const uint8_t* columns;
-  int v, m;
-  __device__ GatheredColumns of_block(int64_t row, int64_t depth) const { return {columns + row / v * depth, v, m}; }
-  __device__ int64_t operator()(int64_t k) const { return gathered_column(columns, k, m); }
-  __device__ int64_t depth(int64_t packed_depth) const { return packed_depth / 4 * m; }  // of D
+  int v;
+  Grouping grouping;
+  __device__ GatheredColumns of_block(int64_t row, int64_t depth) const { return {columns + row / v * depth, v, grouping}; }
+  __device__ int64_t operator()(int64_t k) const { return grouping.column(k / 4, columns[k]); }
+  __device__ int64_t depth(int64_t packed_depth) const { return packed_depth / 4 * grouping.m; }  // of D
 };
 
 // kWhole: every 16 bytes of the operands are aligned and wholly inside or outside; else they are read one by one.

@@ -84,8 +84,8 @@ cudaError_t launch_matmul_f32(const MatmulArgs& a, cudaStream_t stream) {
 
 cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream) {
   MatmulArgs a = args.product;
-  a.depth = a.depth / args.m * 4;  // of P as it is stored
-  const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};
+  a.depth = a.depth / args.grouping.m * 4;  // of P as it is stored
+  const GatheredColumns columns = {args.columns, int(args.v), args.grouping};
   const bool tall = args.v % 64 == 0;
   const dim3 grid(blocks_for(a.rows, tall ? 64 : 16), blocks_for(a.cols, kCols));
   return start(tall ? matmul_f32<4, GatheredColumns> : matmul_f32<1, GatheredColumns>, grid, kThreads, 0, stream, a, columns);

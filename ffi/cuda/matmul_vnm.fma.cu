@@ -36,7 +36,7 @@ struct Gather {
   const uint8_t* columns;
   const uint8_t* dense;
   uint32_t line_bytes;
-  int m;
+  Grouping grouping;
   bool inside;
   Bytes next[2] = {};  // of the two steps that are loaded next: what is read here waits behind all that is being copied
 
@@ -51,8 +51,7 @@ struct Gather {
     const uint32_t group = uint32_t(step * kStep + first) / 4u;
     S24_UNROLL
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t column = min_u32(uint32_t(next[kOfPair] >> (8 * i)) & 0xffu, uint32_t(m) - 1u);
-      const uint32_t row = (group + uint32_t(i) / 4u) * uint32_t(m) + column;
+      const uint32_t row = grouping.column(group + uint32_t(i) / 4u, uint32_t(next[kOfPair] >> (8 * i)) & 0xffu);
       copy_async<16>(slot + swizzled(first + i, threadIdx.x % 32), dense + uint64_t(row) * line_bytes, inside);
     }
   }
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(Matmul
   const int64_t own_col = col0 + lane * 8;
   G gather = {args.columns + row0 / args.v * a.depth + warp * G::kOwn,
               reinterpret_cast<const uint8_t*>(static_cast<const uint16_t*>(a.dense) + own_col),
-              uint32_t(a.cols * 2), int(args.m), own_col < a.cols};
+              uint32_t(a.cols * 2), args.grouping, own_col < a.cols};
   const int row = thread / 4, access = thread % 4;
   const auto* const values = static_cast<const uint16_t*>(a.values) + (row0 + row) * (a.depth / 2) + access * 8;
   const uint8_t* const metadata = a.metadata + (row0 + thread) * (a.depth / 8);
@@ -150,7 +149,7 @@ cudaError_t run(const MatmulVnmArgs& args, cudaStream_t stream) {
   if (args.product.in == Dtype::kF32) return launch_matmul_vnm_f32(args, stream);
   MatmulVnmArgs packed = args;
   MatmulArgs& a = packed.product;
-  a.depth = a.depth / args.m * 4;  // of P as it is stored
+  a.depth = a.depth / args.grouping.m * 4;  // of P as it is stored
   if (a.dense_k_last) return cudaErrorInvalidValue;
   const bool whole = whole_accesses(a) && aligned(args.columns, 8);
   if (whole && args.v % 64 == 0 && aligned(a.out, 8) && has_matmul_vnm_sm90()) return launch_matmul_vnm_sm90(packed, stream);
@@ -158,7 +157,7 @@ cudaError_t run(const MatmulVnmArgs& args, cudaStream_t stream) {
     using T = decltype(type);
     if (whole && args.v % 64 == 0 && aligned(a.out, 8))
       return args.v % 128 == 0 ? launch_gathered<T, 128>(packed, stream) : launch_gathered<T, 64>(packed, stream);
-    const GatheredColumns columns = {args.columns, int(args.v), int(args.m)};
+    const GatheredColumns columns = {args.columns, int(args.v), args.grouping};
     if (args.v % 64 == 0) return launch_matmul_sp<T, 64, false, false>(a, columns, stream);
     return whole ? launch_matmul_sp<T, 16, false, true>(a, columns, stream)
                  : launch_matmul_sp<T, 16, false, false>(a, columns, stream);

@@ -305,7 +305,8 @@ class Execution:
             out = unscaled(out, *operands.scales).astype(dtype)
         else:
             fused = None if isinstance(left, PACKED) else bias
-            out = contract(left, right, a_axis, b_axis, decision=decision, bias=fused)
+            options = {"bias": fused, "strided": operands.strided}
+            out = contract(left, right, a_axis, b_axis, decision=decision, **options)
             bias = bias if fused is None else None
         if bias is not None:
             out = out + bias

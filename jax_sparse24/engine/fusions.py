@@ -15,7 +15,8 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
     SAMPLED_B1       B1 is computed only at the entries of a saved V:N:M Y2
     SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4
     SLOPE_MVUE       one pass over dY2 makes dY1 and packs its estimate for B4
-    SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form
+    SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form, and
+                     no pass moves the tokens of X and dY3
     GATED            gated activations, by a kernel in place of what XLA fuses
     GATED_BACKWARD   the gradients of gate and up, likewise
     GATED_MVUE       one pass makes these gradients and packs their estimates for wgrad"""
@@ -465,12 +466,12 @@ class SavedVNM:
     def run(
         self, decision: Decision, execution: Execution, name: str, packed: PackedVNM, dense_Td: jax.Array
     ) -> Operands:
-        """The operands of B2 (Y2 and dY3) or of B4 (dY1 and X)."""
+        """The operands of B2 (Y2 and dY3) or of B4 (dY1 and X), of which the dense one stays as it lies."""
         row = execution.plan.row(name)
         options = row.tokens, row.gather_features, row.by.exact
         along = repack_vnm(packed, *options, implementation=execution.implementation)
-        dense = regroup(dense_Td, row.tokens, row.by.group)
-        return Operands(*((along, dense) if name == "B2" else (dense, along)), decision)
+        operands = (along, dense_Td) if name == "B2" else (dense_Td, along)
+        return Operands(*operands, decision, strided=row.tokens == "strided")
 
 
 class Gated:

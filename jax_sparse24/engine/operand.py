@@ -78,7 +78,9 @@ class Request:
         return ACTIVATIONS[self.activation](x) if self.activation else x
 
 
-class Operands(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Operands:
     """The operands of one product, as it multiplies them.
 
     left, right: arrays, at most one of them packed.
@@ -88,7 +90,9 @@ class Operands(NamedTuple):
         the product.
     dense_features: (k, T), the features that stay dense, with tokens in the order of the product; None if
         they are yet to be gathered.
-    counts: see `Request.counts`."""
+    counts: see `Request.counts`.
+    strided: whether the groups of a `PackedVNM` are strided ones of the dense operand, see `contract`. It is
+        static."""
 
     left: Any
     right: Any
@@ -97,6 +101,7 @@ class Operands(NamedTuple):
     scales: tuple[jax.Array, ...] = ()
     dense_features: jax.Array | None = None
     counts: jax.Array | None = None
+    strided: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class Sparsifier:

@@ -14,6 +14,7 @@ from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
+from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24, check_packed, gather24
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, gather_vnm
 from jax_sparse24.ops.reference import matmul as reference
@@ -178,6 +179,7 @@ def contract(
     decision: Decision | None = None,
     bias=None,
     activation: str | None = None,
+    strided: bool = False,
 ) -> jax.Array:
     """The product of two matrices, summed over the named axis of each.
 
@@ -193,10 +195,18 @@ def contract(
         for XLA's dense product unless measurements say that packed is as fast.
     bias: as in `matmul`.
     activation: as in `matmul`.
+    strided: whether the groups of a PackedVNM are strided ones of the dense operand, see `regroup`: it is
+        multiplied as if its rows along the contracted axis were regrouped, and kernels gather them from where
+        they lie.
 
     Returns: (R, N) in that dtype.
-    Raises: TypeError (dtypes)."""
+    Raises: TypeError (dtypes; strided groups without a PackedVNM)."""
     dtype = common_dtype(a, b)
+    if strided and not (isinstance(a, PackedVNM) or isinstance(b, PackedVNM)):
+        raise TypeError(
+            f"matmul: strided=True is for the groups of a PackedVNM, got {type(a).__name__} and "
+            f"{type(b).__name__}. Call regroup on the dense operand."
+        )
     if out_dtype is None:
         out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
     out_dtype = jnp.dtype(out_dtype)
@@ -222,7 +232,8 @@ def contract(
     if decision is None:
         decision = decide(product, implementation=implementation, alternative="masked")
     if decision.runs == "dense":
-        a, b = (x.todense() if isinstance(x, PACKED) else x for x in (a, b))
+        moved = _in_groups(dense, packed.m, dense_k_last) if strided else dense
+        a, b = (x.todense() if isinstance(x, PACKED) else moved for x in (a, b))
         return _finish(contract(a, b, a_axis, b_axis, None, out_dtype), bias, activation, bias_axis)
     implementation, algorithm = None if decision.runs == "auto" else decision.runs, decision.algorithm
     if implementation != "cusparselt" and isinstance(packed, Compressed24):
@@ -248,11 +259,19 @@ def contract(
         values, operands = packed.values.astype(dtype), (dense.astype(dtype), last[0])
         options["implementation"] = implementation
         if isinstance(packed, PackedVNM):
-            positions, blocks = (packed.metadata, packed.columns), {"v": packed.v, "m": packed.m}
+            positions = packed.metadata, packed.columns
+            blocks = {"v": packed.v, "m": packed.m, "strided": strided}
             out = MATMUL_VNM(values, *positions, *operands, **blocks, **options)
         else:
             out = MATMUL(values, packed.metadata, *operands, **options)
     return out if fused else _finish(out, bias, activation, bias_axis)
+
+
+def _in_groups(dense: jax.Array, m: int, k_last: bool) -> jax.Array:
+    """A dense operand with the rows of a strided group of m side by side.
+
+    k_last: whether the contracted axis is the last one, and rows are columns."""
+    return regroup(dense.T, "strided", m).T if k_last else regroup(dense, "strided", m)
 
 
 def _whole_sums(multiply, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -319,7 +338,9 @@ def _layout(dense_k_last, out_packed_last, **_):
 
 MATMUL_KERNEL = Kernel("s24_matmul", _sums, _layout)
 MATMUL_VNM_KERNEL = Kernel(
-    "s24_vnm_matmul", _sums, lambda v, m, **options: {**_layout(**options), "v": v, "m": m}
+    "s24_vnm_matmul",
+    _sums,
+    lambda v, m, strided, **options: {**_layout(**options), "v": v, "m": m, "strided": strided},
 )
 
 
@@ -381,17 +402,21 @@ def _vnm_kernel(values, metadata, columns, dense, bias, *, out_dtype, dense_k_la
 
 
 def _vnm_reference(
-    values, metadata, columns, dense, bias, *, v, m, dense_k_last, out_packed_last, out_dtype, **_
+    values, metadata, columns, dense, bias, *, v, m, strided, dense_k_last, out_packed_last, out_dtype, **_
 ):
+    dense = _in_groups(dense, m, dense_k_last) if strided else dense
     p_RK = unpack_vnm(values, metadata, columns, v, m, -1)
     return reference.matmul(p_RK, dense, dense_k_last, out_packed_last, out_dtype)
 
 
-def _vnm_backward(saved, ct, *, implementation, v, m, **options):
+def _vnm_backward(saved, ct, *, implementation, v, m, strided, dense_k_last, **options):
     (*parts, dense, bias), out = saved
-    packed = PackedVNM(*parts, v, m, -1)
-    values, *gradients = _gradients(packed, dense, bias, out, ct, implementation, **options)
-    return values, None, None, *gradients
+    packed, put_back = PackedVNM(*parts, v, m, -1), lambda d_dense: (d_dense,)
+    if strided:
+        dense, put_back = jax.vjp(lambda dense: _in_groups(dense, m, dense_k_last), dense)
+    options["dense_k_last"] = dense_k_last
+    values, d_dense, d_bias = _gradients(packed, dense, bias, out, ct, implementation, **options)
+    return values, None, None, *put_back(d_dense), d_bias
 
 
 MATMUL_VNM = Operation("vnm_matmul", _vnm_reference, kernel=_vnm_kernel, vjp=Reverse(_saves, _vnm_backward))

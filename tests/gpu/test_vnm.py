@@ -19,6 +19,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jax_sparse24 as s24
 from jax_sparse24.measure import Oracle, Program, same_bits
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.order import regroup
 from tests.gpu.test_runtime import assert_same_with_graphs
 from tests.ops.cases import HALVES
 from tests.ops.data import adversarial, assert_same_bits
@@ -100,6 +101,33 @@ def test_products(v, axes, side, m, groups, cols, dtype):
     given = (packed, dense) if side == "left" else (dense, packed)
     got = jax.jit(lambda a, b: contract(a, b, *axes, "ffi"))(*given)
     assert Oracle(plain, right, unit=2.0**-24).excess(got if side == "left" else got.T) <= 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("v", "m", "rows", "groups", "cols"),
+    [
+        *(
+            (128, 16, 2048, 208, 2568),
+            (256, 8, 2048, 208, 264),
+            (64, 8, 8448, 208, 2568),
+            (64, 16, 192, 48, 264),
+        ),
+        *((64, 31, 64, 176, 136), (16, 16, 32, 16, 128), (32, 10, 64, 7, 33), (64, 10, 128, 7, 33)),
+    ],
+)
+def test_strided_groups(v, m, rows, groups, cols, transposed, dtype):
+    """The bits of the product of regrouped rows, in tiles of every kind and without them."""
+    packed, dense = operands(v, m, rows, m * groups, cols, dtype)
+
+    def strided(packed, dense):
+        given, axes = ((dense, packed), (-2, -1)) if transposed else ((packed, dense), (-1, -2))
+        return contract(*given, *axes, "ffi", strided=True)
+
+    moved = jax.jit(lambda dense: regroup(dense, "strided", m))(dense)
+    program = Program(strided, packed, dense)
+    assert_same_bits(program.result, jax.jit(lambda p, d: multiply(p, d, transposed))(packed, moved))
+    assert program.repeats_itself()
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -108,14 +108,14 @@ def _turned(shape, axis: int):
     return shape if axis == -1 else shape[::-1]
 
 
-def _calls_of_products(pack, dtype, R, K, N) -> Calls:
+def _calls_of_products(pack, dtype, R, K, N, **options) -> Calls:
     """Products of a packed matrix (R, K) in every layout, and sums in float32."""
     for axis, dense_axis, left in itertools.product((-1, -2), (-1, -2), (True, False)):
 
         def product(x, y, impl, axis=axis, dense_axis=dense_axis, left=left, out=None):
             a, b = (pack(x, axis, impl), axis), (y, dense_axis)
             (a, a_axis), (b, b_axis) = (a, b) if left else (b, a)
-            return contract(a, b, a_axis, b_axis, impl, out)
+            return contract(a, b, a_axis, b_axis, impl, out, **options)
 
         arrays = _arrays(dtype, _turned((R, K), axis), _turned((N, K), dense_axis))
         yield product, arrays
@@ -239,7 +239,8 @@ def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
     def pack(x, axis, impl):
         return s24.pack_vnm(x, v, m, axis=axis, implementation=impl)
 
-    return _calls_of_products(pack, dtype, blocks * v, groups * m, N)
+    for strided in (False, True):
+        yield from _calls_of_products(pack, dtype, blocks * v, groups * m, N, strided=strided)
 
 
 def _calls_of_sampled(dtype, blocks, v, groups, m, D) -> Calls:

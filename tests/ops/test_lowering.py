@@ -386,6 +386,35 @@ def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
         assert f"{name} = {value} : i64" in call
 
 
+@pytest.mark.parametrize("transposed", ["regrouped", "plain"])
+def test_weight_gradients_of_blocks_read_tokens_where_they_are(monkeypatch, transposed):
+    """B2 and B4 of Venom gather rows of dY3 and X themselves, also for strided groups: nothing moves them."""
+    monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    method, (T, d, f) = (
+        s24.methods.Venom(routing="none", weights="dense", transposed=transposed),
+        (256, 128, 1024),
+    )
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((T, d), (d, f), (f, d), (T, d))]
+
+    state = {w: method.state_shapes(x.shape, w) for w, x in zip(("w1", "w2"), arrays[1:3], strict=True)}
+
+    def block(x, w1, w2, dy, state):
+        y, vjp = jax.vjp(lambda *a: s24.sparse_ffn(*a, method, state, implementation="ffi"), x, w1, w2)
+        return y, *vjp(dy)
+
+    jax.clear_caches()
+    text = jax.jit(block).trace(*arrays, state).lower(lowering_platforms=("cuda",)).as_text()
+    strided = int(transposed == "regrouped")
+    calls = re.findall(
+        rf"@s24_vnm_matmul\(.*, (%\w+)\) .*strided = {strided} : .*-> tensor<(\w+)xbf16>", text
+    )
+    gradients = [dense for dense, shape in calls if shape in (f"{f}x{d}", f"{d}x{f}")]
+    assert gradients == ["%arg3", "%arg0"]  # dY3 and X, as they come
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cpu_calls_the_kernel(case):
     text = lowered(lambda x: case.call(x, "ffi" if case.sums else None), "cpu")

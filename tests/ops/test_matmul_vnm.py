@@ -1,6 +1,7 @@
 """matmul with a V:2:M operand, in every layout, against float64 products."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch.decision import named
 from jax_sparse24.ops.matmul import contract
+from jax_sparse24.ops.order import regroup
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 
@@ -60,18 +63,104 @@ def test_all_layouts(implementation, dtype, shape, rng):
             assert_within(got, want, bound(dtype))
 
 
-@pytest.mark.parametrize("isa", native.module("cpu").isas() if native.module("cpu") else [])
+ISAS = native.module("cpu").isas() if native.module("cpu") else []
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Kernels of the CPU are those of one instruction set."""
+    native.module("cpu").use_isa(request.param)
+    yield request.param
+    native.module("cpu").use_isa(ISAS[0])
+
+
 def test_products_on_every_instruction_set(isa, rng):
     p, d = operands(rng, *SHAPES[1], "float32")
     exact, bound = product(p, d, 7)
     packed = s24.pack_vnm(device(p), 16, 7)
-    native.module("cpu").use_isa(isa)
-    try:
-        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-            got = contract(packed, device(d.T), -1, -1, "ffi", dtype)
-            assert_within(got, exact, bound(np.dtype(dtype)))
-    finally:
-        native.module("cpu").use_isa(native.module("cpu").isas()[0])
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        got = contract(packed, device(d.T), -1, -1, "ffi", dtype)
+        assert_within(got, exact, bound(np.dtype(dtype)))
+
+
+# ---- strided groups
+
+
+def assert_same_as_regrouped(shape, dtype, implementation, rng):
+    """A dense operand in its first order gives the product of a regrouped one, in every layout: by kernels
+    its bits; XLA, which regroups, chooses the order of its sums anew."""
+    v, m = shape[3:]
+    p, d = (device(x) for x in operands(rng, *shape, dtype))
+    moved, packed = regroup(d, "strided", m), s24.pack_vnm(p, v, m)
+    exact, bound = product(p, moved, m)
+    for k_last, left in itertools.product((False, True), repeat=2):
+
+        def multiply(dense, strided, k_last=k_last, left=left):
+            (dense, axis), options = (dense.T, -1) if k_last else (dense, -2), {"strided": strided}
+            if left:
+                return contract(packed, dense, -1, axis, implementation, **options)
+            return contract(dense, packed, axis, -1, implementation, **options).T
+
+        got = multiply(d, True)
+        assert_within(got, exact, bound(dtype))
+        if implementation == "ffi":
+            assert_same_bits(got, multiply(moved, False))
+
+
+# Beside `SHAPES`: panels of which the last has few groups; runs longer than the stripe of a panel.
+STRIDED = [*SHAPES, (16, 32 * 129, 20, 16, 32), (16, 4 * 2049, 9, 16, 4), (32, 31 * 70, 66, 32, 31)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(s, "float32") for s in STRIDED] + [(s, d) for s in STRIDED[-3:] for d in ("bfloat16", "float16")],
+    ids=str,
+)
+def test_strided_groups_are_those_of_regrouped_rows(implementation, shape, dtype, rng):
+    assert_same_as_regrouped(shape, dtype, implementation, rng)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_strided_groups_on_every_instruction_set(isa, dtype, rng):
+    assert_same_as_regrouped(STRIDED[-3], dtype, "ffi", rng)
+
+
+@pytest.mark.parametrize("k_last", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_gradients_of_strided_groups(implementation, left, k_last, rng):
+    """Those of the product of the regrouped operand, in the order of the operand itself."""
+    (p, d), axis = operands(rng, 32, 48, 7, 16, 8, "float32"), -1 if k_last else -2
+    p, d, c = device(p), device(d.T if k_last else d), device(rng.normal(size=(32, 7)), "float32")
+
+    def loss(p, d, strided):
+        if not strided:
+            d = regroup(d.T, "strided", 8).T if k_last else regroup(d, "strided", 8)
+        packed, options = s24.pack_vnm(p, 16, 8), {"strided": strided}
+        if left:
+            return jnp.sum(c * contract(packed, d, -1, axis, implementation, **options))
+        return jnp.sum(c.T * contract(d, packed, axis, -1, implementation, **options))
+
+    got, want = (jax.grad(loss, (0, 1))(p, d, strided) for strided in (True, False))
+    assert np.asarray(want[1]).any()
+    assert_same_bits(got, want)
+
+
+def test_strided_groups_of_a_product_that_runs_dense(rng):
+    """Without a measurement no V:N:M product runs packed."""
+    p, d = (device(x) for x in operands(rng, 64, 128, 48, 64, 8, "float32"))
+    packed = s24.pack_vnm(p, 64, 8)
+    for k_last, axis in ((False, -2), (True, -1)):
+        got = contract(packed, d.T if k_last else d, -1, axis, decision=named("dense"), strided=True)
+        assert_within(got, p @ regroup(d, "strided", 8), 1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_strided_groups_are_those_of_blocks_alone(side):
+    x = jnp.ones((16, 16))
+    for other in (x, s24.pack24(x, -1)):
+        operands = (other, x) if side == "left" else (x, other)
+        with raises(TypeError, "strided=True", "PackedVNM", type(other).__name__, "regroup"):
+            contract(*operands, -1, -1, strided=True)
 
 
 def test_a_product_is_that_of_the_same_packing(implementation, rng):

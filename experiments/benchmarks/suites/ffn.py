@@ -325,8 +325,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         for name, dense in (("B2", dy3), ("B4", x)):
             if fusions.SAVED_VNM.matches(run, name, saved, decisions[name]):
                 again = partial(fusions.SAVED_VNM.run, decisions[name], run, name)
-                programs["producer", name] = Program(again, saved, dense)
-                made[name] = programs["producer", name].result
+                programs["producer", name] = Program(partial(_made_only, again), saved, dense)
+                made[name] = jax.jit(again)(saved, dense)
     for names, weight, dense in ((("F1", "B3"), "w1", (x, dy1)), (("F2", "B1"), "w2", (operands["y2"], dy3))):
         if fusions.BOTH_WAYS.matches(run, names, decisions):
             pack = partial(fusions.BOTH_WAYS.run, run, names, decisions=decisions)
@@ -352,14 +352,10 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         def cut(own, states, saved, name=name, decision=fusions.DENSE if part else decision):
             return fusions.operands_of(run, name, own, states, KEY, decision, saved)
 
-        def made_only(own, *rest, cut=cut):
-            done = cut(own, *rest)  # an operand that stays as it is would be copied to be a result
-            return [x for x in (done.left, done.right) if not any(x is given for given in own.values())]
-
         given = own, states, saved if name == "B3" else None
         done = made.get(name) or jax.jit(cut)(*given)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
-            programs["producer", name] = Program(made_only, *given)
+            programs["producer", name] = Program(partial(_made_only, cut), *given)
         if part:
             at_entries = partial(part.values, implementation=implementation)
             programs["product", name] = Program(at_entries, done.left, done.right, saved)
@@ -373,6 +369,12 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     for (kind, name), t in times.items():
         found[kind][name] = rows.ms(t.median)
     return found
+
+
+def _made_only(make, *given) -> list:
+    """The operands that `make(*given)` makes. One that stays as it is would be copied to be a result."""
+    done, own = make(*given), jax.tree.leaves(given)
+    return [x for x in (done.left, done.right) if not any(x is array for array in own)]
 
 
 def weight_bytes(method, operands, states) -> dict:

@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tile
   const MatmulArgs& a = args.product;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - S::kMultiplying, thread = 32 * warp + lane;
   const int pairs = int(a.depth) / 64, groups = int(a.depth) / 4, line = thread / 4, access = thread % 4;
-  const uint32_t line_bytes = uint32_t(a.cols * 2), m = uint32_t(args.m);
+  const uint32_t line_bytes = uint32_t(a.cols * 2);
   StagePlace<S::kStages> place;
   for (int tile = blockIdx.x; tile < tiles.count(); tile += blocks) {
     int64_t row0, own_col;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tile
           const uint32_t four = __shfl_sync(0xffffffffu, now, pair % 2 * 16 + group);
           S24_UNROLL
           for (int k = 0; k < 4; ++k) {
-            const uint32_t column = min_u32(four >> (8 * k) & 0xffu, m - 1u), row = uint32_t(pair * 16 + group) * m + column;
+            const uint32_t row = args.grouping.column(uint32_t(pair * 16 + group), four >> (8 * k) & 0xffu);
             const uint8_t* const from = dense + uint64_t(row) * line_bytes;
             S24_UNROLL
             for (int n = 0; n < S::kTilesAcross; ++n)

@@ -19,6 +19,7 @@ from experiments.config import Mesh
 from experiments.errors import UserError
 from jax_sparse24.engine import fusions
 from jax_sparse24.measure import Times, products, timing
+from jax_sparse24.ops.packed_vnm import PackedVNM
 
 pytestmark = pytest.mark.slow
 
@@ -539,6 +540,18 @@ def test_what_rounding_chooses_is_no_error_and_what_is_wrong_is_one(name):
     other = s24.methods.Venom(m=8, weights="soft" if name == "Venom" else "dense")
     y = jax.jit(ffn.block(other, None))(*args[:3], ffn.state_of(other, operands))
     assert ffn.verdict((y,), expected) == "wrong"
+
+
+def test_packing_along_tokens_is_timed_without_the_tokens(monkeypatch):
+    """B2 and B4 of Venom read dY3 and X where they lie; what returned them, too, would copy them."""
+    case, method, programs = Case(256, 128, 1024), METHODS["Venom"], {}
+    operands, take = ffn.data(case, "float32"), ffn.interleaved
+    monkeypatch.setattr(ffn, "interleaved", lambda p, *a, **k: programs.update(p) or take(p, *a, **k))
+    settings = Settings(repeats=1, seconds=1e-6)
+    found = ffn.parts(case, method, operands, ffn.state_of(method, operands), "ffi", settings)
+    for name in ("B2", "B4"):
+        assert [type(made) for made in programs["producer", name].result] == [PackedVNM]
+        assert found["product"][name] > 0
 
 
 def test_rows_of_a_block_choose_together():
