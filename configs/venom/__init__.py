@@ -11,6 +11,8 @@ BLOCKS = {
         for name in ("mid", "gpu", "pilot", "124m", "wide", "wide4096")
     },
 }
+# What configs/evidence/venom_recipe.py chose at the size pilot, for the sizes of the evidence.
+RECIPE = {"m": 8, "sparse_share": 0.25}
 
 
 def venom(size: Size, **fields) -> s24.methods.Venom:
