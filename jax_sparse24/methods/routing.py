@@ -18,7 +18,7 @@ from jax_sparse24.dispatch import shards
 from jax_sparse24.engine.operand import Route
 from jax_sparse24.engine.partition import Partition
 from jax_sparse24.engine.pieces import Axes, whole
-from jax_sparse24.ops.order import collect
+from jax_sparse24.ops.order import collect, stable_order
 
 Metric = Literal["cosine", "l2"]
 Layout = Literal["spread", "adjacent", "none"]
@@ -137,7 +137,7 @@ def sort_by_cluster(x_Td: jax.Array, centroids_dK: jax.Array) -> tuple[jax.Array
     Returns: int32 (T,), the tokens in the new order, and int32 (T,), their clusters in that order."""
     closeness = jnp.asarray(x_Td, jnp.float32) @ centroids_dK
     cluster = jnp.argmax(closeness, axis=1).astype(jnp.int32)
-    order = jnp.argsort(cluster, stable=True).astype(jnp.int32)
+    order = stable_order(cluster, centroids_dK.shape[1])
     return order, cluster[order]
 
 

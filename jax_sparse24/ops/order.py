@@ -1,5 +1,7 @@
 """The order of tokens and features: which of them make a group, and permutations."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,42 @@ def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
     if axis == -2:
         return collect(x.T, groups, -1).T
     return x.reshape(x.shape[0], groups, x.shape[1] // groups).swapaxes(1, 2).reshape(x.shape)
+
+
+COUNTED = 256  # neighbours that are counted by one small product
+
+
+def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
+    """The order that sorts small numbers; of equal ones the first stays first.
+
+    On CUDA it counts: how many of each number stand before a place is a product with a triangle of ones, and
+    sums over blocks of places. That takes a few small kernels, where a sort takes several passes.
+
+    numbers_T: int32 (T,), from 0 to count - 1.
+    count: how many numbers there are.
+
+    Returns: int32 (T,), `jnp.argsort(numbers_T, stable=True)`."""
+    sort = partial(jnp.argsort, stable=True)
+    counted = partial(counted_order, count=count)
+    # Counts are float32, which has all integers up to 2^24.
+    if numbers_T.size >= 2**24:
+        return sort(numbers_T).astype(jnp.int32)
+    return jax.lax.platform_dependent(numbers_T, cuda=counted, default=lambda x: sort(x).astype(jnp.int32))
+
+
+def counted_order(numbers_T: jax.Array, count: int) -> jax.Array:
+    """`stable_order` by counting. Arguments and result are the same."""
+    T = numbers_T.size
+    blocks_nb = jnp.pad(numbers_T, (0, -T % COUNTED), constant_values=count).reshape(-1, COUNTED)
+    is_nbk = (blocks_nb[..., None] == jnp.arange(count)).astype(jnp.float32)
+    before_bb = jnp.tri(COUNTED, k=-1, dtype=jnp.float32)
+    within_nbk = jnp.einsum("ij,njk->nik", before_bb, is_nbk)  # exact in any precision: zeros and ones
+    of_block_nk = is_nbk.sum(1)
+    until_nk = jnp.cumsum(of_block_nk, axis=0)
+    first_k = jnp.cumsum(until_nk[-1]) - until_nk[-1]
+    places_nbk = within_nbk + (first_k + until_nk - of_block_nk)[:, None]
+    places_T = jnp.where(is_nbk == 1, places_nbk, 0).sum(-1).astype(jnp.int32).reshape(-1)[:T]
+    return inverse_of(places_T, T)
 
 
 @jax.custom_vjp

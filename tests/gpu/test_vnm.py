@@ -19,7 +19,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jax_sparse24 as s24
 from jax_sparse24.measure import Oracle, Program, same_bits
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.order import regroup
+from jax_sparse24.ops.order import regroup, stable_order
 from tests.gpu.test_runtime import assert_same_with_graphs
 from tests.ops.cases import HALVES
 from tests.ops.data import adversarial, assert_same_bits
@@ -266,3 +266,10 @@ def test_vmap_and_repetition():
         assert_same_bits(pack(x), first)
     for i in range(3):
         assert_same_bits(jax.tree.map(lambda leaf, i=i: leaf[i], first), s24.pack_vnm(x[i], 64, 8))
+
+
+@pytest.mark.parametrize(("T", "count"), [(16384, 32), (32768, 64), (1000, 7)])
+def test_tokens_are_counted_into_the_order_of_their_clusters(T, count):
+    clusters = np.random.default_rng(T).integers(0, count, T).astype(np.int32)
+    order = jax.jit(stable_order, static_argnums=1)(clusters, count)
+    np.testing.assert_array_equal(order, np.argsort(clusters, kind="stable"))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.ops.order import collect, inverse_of, permute, regroup
+from jax_sparse24.ops.order import counted_order, collect, inverse_of, permute, regroup, stable_order
 
 T = 48
 
@@ -44,3 +44,16 @@ def test_a_permutation_is_undone_by_its_inverse(padding):
     np.testing.assert_array_equal(permute(there, inverse, order), x)
     ct = jnp.asarray(rng.normal(size=there.shape), jnp.float32)
     np.testing.assert_array_equal(jax.vjp(lambda x: permute(x, order, inverse), x)[1](ct)[0], ct[inverse])
+
+
+@pytest.mark.parametrize(("T", "count"), [(1, 1), (255, 3), (256, 64), (1000, 32), (4096, 7), (2048, 300)])
+@pytest.mark.parametrize("order", [counted_order, stable_order], ids=["counted", "as the platform has it"])
+def test_small_numbers_are_sorted_stably(order, T, count):
+    """Some numbers do not occur, and one occurs in most places."""
+    rng = np.random.default_rng(T)
+    numbers = np.where(rng.random(T) < 0.3, count // 2, rng.integers(0, max(1, count - 1), T)).astype(
+        np.int32
+    )
+    got = jax.jit(order, static_argnums=1)(jnp.asarray(numbers), count)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, np.argsort(numbers, kind="stable"))
