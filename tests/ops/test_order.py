@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_sparse24.ops.order import counted_order, collect, inverse_of, permute, regroup, stable_order
+from jax_sparse24.ops.order import collect, counted_order, inverse_of, permute, regroup, stable_order
 
 T = 48
 
