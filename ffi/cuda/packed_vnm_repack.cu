@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kBlock) vnm_repack(PackVnmArgs to, Source from
   }
   const Along<T> t(to, sizes, row_tile, blockIdx.y, 0);
   spread<kCollected>(t, from, group0, feature0);
-  pack_tile(t, kCollected ? int64_t(from.groups) : int64_t(t.v));
+  pack_tile<false>(t, kCollected ? int64_t(from.groups) : int64_t(t.v));
 }
 
 template <bool kCollected, class T>

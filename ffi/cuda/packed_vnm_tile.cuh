@@ -93,6 +93,16 @@ struct Tile {
       along_groups ? f(i >> log_groups, i & (groups - 1)) : f(i & (v - 1), i >> log_v);
   }
 
+  // f(tile, row, group) for two groups of a row at a time; neighbouring threads take what follows, and store whole lines.
+  template <class F>
+  __device__ __forceinline__ void for_pairs(F f) const {
+    const int log_pairs = log_groups - 1;
+    for (int i = threadIdx.x; i < 1 << (log_many + log_v + log_pairs); i += kThreads) {
+      const int line = i >> log_pairs;
+      f(line >> log_v, line & (v - 1), (i & ((1 << log_pairs) - 1)) * 2);
+    }
+  }
+
   __device__ __forceinline__ uint32_t* pair_at(int r, int g) const { return work + r * (groups + 1) + g; }
   // Of the V rows from row r on.
   __device__ __forceinline__ uint8_t* columns_at(int64_t r) const {
@@ -111,14 +121,31 @@ __device__ __forceinline__ uint32_t byte_of(uint32_t word, uint32_t i) { return 
 
 // Adds the magnitudes of eight elements that follow each other, and their bits to `any`, two columns a word.
 template <class T>
-__device__ __forceinline__ void add_eight(float (&sum)[kAccess], uint32_t (&any)[kAccess / 2], const uint16_t* x) {
-  const auto eight = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(x));
+__device__ __forceinline__ void add_eight(float (&sum)[kAccess], uint32_t (&any)[kAccess / 2], const Vector<uint32_t, 4>& x) {
   S24_UNROLL
   for (int i = 0; i < kAccess / 2; ++i) {
-    sum[2 * i] = add_magnitude(sum[2 * i], T::to_f32(uint16_t(eight.at[i])));
-    sum[2 * i + 1] = add_magnitude(sum[2 * i + 1], T::to_f32(uint16_t(eight.at[i] >> 16)));
-    any[i] |= eight.at[i];
+    sum[2 * i] = add_magnitude(sum[2 * i], T::to_f32(uint16_t(x.at[i])));
+    sum[2 * i + 1] = add_magnitude(sum[2 * i + 1], T::to_f32(uint16_t(x.at[i] >> 16)));
+    any[i] |= x.at[i];
   }
+}
+
+// The squared ReLU of eight elements, with the bits of squared_relu.
+template <class T>
+__device__ __forceinline__ Vector<uint32_t, 4> squares(const Vector<uint32_t, 4>& x) {
+  Vector<uint32_t, 4> y;
+  uint32_t special = 0;
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    y.at[i] = squared_relu_pair<T>(x.at[i]);
+    special |= y.at[i] + (0x8000u - T::kInf) * 0x00010001u;  // no square has a sign: from infinity on the top bit is set
+  }
+  if ((special & 0x80008000u) != 0) {  // a NaN keeps its bits
+    S24_UNROLL
+    for (int i = 0; i < 4; ++i)
+      y.at[i] = uint32_t(squared_relu<T>(uint16_t(x.at[i]))) | uint32_t(squared_relu<T>(uint16_t(x.at[i] >> 16))) << 16;
+  }
+  return y;
 }
 
 // The key of a column. Subnormals, of which `search` tells that there may be some, decide only where it holds nothing else.
@@ -131,8 +158,8 @@ __device__ __forceinline__ uint32_t key_of(int v, float sum, bool search, F elem
   return column_key(sum, largest);
 }
 
-// Leaves the keys of all columns in `work`.
-template <class T>
+// Leaves the keys of all columns in `work`; before, if kSquared, the elements' squared ReLU in their place.
+template <bool kSquared, class T>
 __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
   constexpr int kAcross = kWidth / kAccess;
   static_assert(kThreads == kVnmLanes * kAcross, "a thread for each partial sum of eight columns");
@@ -141,7 +168,12 @@ __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
   uint32_t any[kAccess / 2] = {};
   for (int r = lane; r < t.v; r += 4 * kVnmLanes) {  // V is a multiple of 64
     S24_UNROLL
-    for (int i = 0; i < 4; ++i) add_eight<T>(sum, any, t.x + (r + i * kVnmLanes) * t.stride + c0);
+    for (int i = 0; i < 4; ++i) {
+      auto* const at = reinterpret_cast<uint32_t*>(t.x + (r + i * kVnmLanes) * t.stride + c0);
+      auto x = load<uint32_t, 4>(at);
+      if constexpr (kSquared) store(at, x = squares<T>(x));
+      add_eight<T>(sum, any, x);
+    }
   }
   auto* const sums = reinterpret_cast<float*>(t.work);
   S24_UNROLL
@@ -159,7 +191,7 @@ __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
   t.work[threadIdx.x] = key_of<T>(t.v, whole, search, [&](int r) { return t.x[r * t.stride + int(threadIdx.x)]; });
 }
 
-template <class T, int kThreads>
+template <bool kSquared, class T, int kThreads>
 __device__ __forceinline__ void sum_columns(const Tile<T, false, kThreads>& t) {
   static_assert(kVnmLanes == 2 * kAccess && kThreads % (2 * kWidth) == 0, "two threads share the partial sums of a column");
   const int half = threadIdx.x % 2;
@@ -169,7 +201,8 @@ __device__ __forceinline__ void sum_columns(const Tile<T, false, kThreads>& t) {
     uint32_t any[kAccess / 2] = {};
     for (int r = half * kAccess; r < t.v; r += 4 * kVnmLanes) {  // V is a multiple of 64
       S24_UNROLL
-      for (int i = 0; i < 4; ++i) add_eight<T>(sum, any, column + r + i * kVnmLanes);
+      for (int i = 0; i < 4; ++i)
+        add_eight<T>(sum, any, load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(column + r + i * kVnmLanes)));
     }
     // The sums of add_lanes: l and l + 8, which neighbours hold, then 4, 2 and 1 apart.
     S24_UNROLL
@@ -214,9 +247,9 @@ __device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kThread
 }
 
 // Chooses the four columns of every group of the tiles in shared memory.
-template <class T, bool kDepthLast, int kThreads>
+template <bool kSquared, class T, bool kDepthLast, int kThreads>
 __device__ __forceinline__ void find_columns(const Tile<T, kDepthLast, kThreads>& t) {
-  sum_columns(t);
+  sum_columns<kSquared>(t);
   __syncthreads();
   if (int(threadIdx.x) < kWidth << t.log_many) choose_columns(t);
   __syncthreads();
@@ -243,42 +276,14 @@ __device__ __forceinline__ uint32_t word_of(const Pair<uint16_t>& pair) {
   return uint32_t(pair.at[0]) | uint32_t(pair.at[1]) << 16;
 }
 
-template <class T, bool kDepthLast>
-__device__ __forceinline__ void store_values(const Tile<T, kDepthLast>& t) {
-  t.for_groups(true, [&](int r, int g) { *t.values_at(r, g) = *t.pair_at(r, g); });
-}
-
-// Packs a tile that is in shared memory.
-template <class T>
-__device__ __forceinline__ void pack_tile(const Tile<T, true>& t) {
-  find_columns(t);
-  if (int(threadIdx.x) < 4 * t.groups) t.columns_at(0)[threadIdx.x] = t.columns[threadIdx.x];
-  t.for_groups(true, [&](int r, int g) {
-    Pair<uint16_t> pair;
-    const uint32_t nibble = encode<PackOp::kPlain, T>(in_columns(t, r, g, columns_of(t, g)), 0, 0, Draw<0>(), pair);
-    t.nibbles[(r << t.log_groups) + g] = uint8_t(nibble);
-    *t.pair_at(r, g) = word_of(pair);
-  });
-  __syncthreads();
-  store_values(t);
-  for (int i = threadIdx.x; i < t.v << t.log_groups >> 2; i += kThreads) {
-    const uint32_t four = reinterpret_cast<const uint32_t*>(t.nibbles)[i], two = four | four >> 4;
-    *reinterpret_cast<uint16_t*>(t.metadata_at(i >> (t.log_groups - 2), i << 2 & (t.groups - 1))) =
-        uint16_t((two & 0xffu) | (two >> 8 & 0xff00u));
-  }
-}
-
 // Packs tiles that are in shared memory, the rows of each `apart` rows behind those of the one before.
-template <class T, int kThreads>
-__device__ __forceinline__ void pack_tile(const Tile<T, false, kThreads>& t, int64_t apart = 0) {
-  find_columns(t);
+template <bool kSquared, class T, bool kDepthLast, int kThreads>
+__device__ __forceinline__ void pack_tile(const Tile<T, kDepthLast, kThreads>& t, int64_t apart = 0) {
+  find_columns<kSquared>(t);
   const int log_columns = t.log_groups + 2;
   for (int i = threadIdx.x; i < 1 << (t.log_many + log_columns); i += kThreads)
     t.columns_at((i >> log_columns) * apart)[i & ((1 << log_columns) - 1)] = t.columns[i];
-  // A thread takes two groups of a row, and its neighbours what follows, so that they store whole lines.
-  const int log_pairs = t.log_groups - 1;
-  for (int i = threadIdx.x; i < 1 << (t.log_many + t.log_v + log_pairs); i += kThreads) {
-    const int line = i >> log_pairs, r = line & (t.v - 1), tile = line >> t.log_v, g = (i & ((1 << log_pairs) - 1)) * 2;
+  t.for_pairs([&](int tile, int r, int g) {
     const auto fours = load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(t.columns) + (tile << t.log_groups) + g);
     Pair<uint16_t> pairs[2];
     uint32_t nibbles[2];
@@ -288,7 +293,7 @@ __device__ __forceinline__ void pack_tile(const Tile<T, false, kThreads>& t, int
     const int64_t row = tile * apart + r;
     store(t.values_at(row, g), Vector<uint32_t, 2>{{word_of(pairs[0]), word_of(pairs[1])}});
     *t.metadata_at(row, g) = uint8_t(nibbles[0] | nibbles[1] << 4);
-  }
+  });
 }
 
 }  // namespace cuda

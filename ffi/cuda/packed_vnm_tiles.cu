@@ -86,7 +86,7 @@ __device__ __forceinline__ void unpack(const Tile<T, kDepthLast>& t) {
 
 template <class T, bool kDepthLast>
 __device__ __forceinline__ void mask(const Tile<T, kDepthLast>& t) {
-  find_columns(t);
+  find_columns<false>(t);
   t.for_groups(kDepthLast, [&](int r, int g) {
     const uint32_t four = columns_of(t, g);
     Pair<uint16_t> pair;
@@ -114,29 +114,6 @@ __device__ __forceinline__ void mask(const Tile<T, kDepthLast>& t) {
   }
 }
 
-// Replaces the elements of the tile by their squared ReLU, with the bits of squared_relu.
-template <class T>
-__device__ __forceinline__ void square(const Tile<T, true>& t) {
-  t.template for_accesses<kAccess>([&](int line, int at) {
-    auto* const eight = reinterpret_cast<uint32_t*>(t.x + line * t.stride + at);
-    const auto x = load<uint32_t, 4>(eight);
-    Vector<uint32_t, 4> y;
-    uint32_t special = 0;
-    S24_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      y.at[i] = squared_relu_pair<T>(x.at[i]);
-      special |= y.at[i] + (0x8000u - T::kInf) * 0x00010001u;  // no square has a sign: from infinity on the top bit is set
-    }
-    if ((special & 0x80008000u) != 0) {  // a NaN keeps its bits
-      S24_UNROLL
-      for (int i = 0; i < 4; ++i)
-        y.at[i] = uint32_t(squared_relu<T>(uint16_t(x.at[i]))) | uint32_t(squared_relu<T>(uint16_t(x.at[i] >> 16))) << 16;
-    }
-    store(eight, y);
-  });
-  __syncthreads();
-}
-
 template <PackVnmOp op, bool kDepthLast, class T, bool kSquared = false>
 __global__ void __launch_bounds__(kThreads) vnm_tile(PackVnmArgs a, Sizes sizes) {
   const Place p = Place::of(kDepthLast);
@@ -153,18 +130,17 @@ __global__ void __launch_bounds__(kThreads) vnm_tile(PackVnmArgs a, Sizes sizes)
     t.columns[threadIdx.x] = uint8_t(min_u32(t.columns_at(0)[threadIdx.x], uint32_t(t.m) - 1u));
   wait_copies<0>();
   __syncthreads();
-  if constexpr (kSquared) square(t);
   if constexpr (op == PackVnmOp::kPack) {
-    pack_tile(t);
+    pack_tile<kSquared>(t);
   } else if constexpr (op == PackVnmOp::kGather) {
-    t.for_groups(kDepthLast, [&](int r, int g) {
-      const uint32_t nibble = *t.metadata_at(r, g) >> (g % 2 * 4) & 15u;
-      Pair<uint16_t> pair;
-      encode<PackOp::kGather, T>(in_columns(t, r, g, columns_of(t, g)), 0, nibble, Draw<0>(), pair);
-      *t.pair_at(r, g) = word_of(pair);
+    t.for_pairs([&](int, int r, int g) {
+      const uint32_t nibbles = *t.metadata_at(r, g);
+      Pair<uint16_t> pairs[2];
+      S24_UNROLL
+      for (int n = 0; n < 2; ++n)
+        encode<PackOp::kGather, T>(in_columns(t, r, g + n, columns_of(t, g + n)), 0, nibbles >> (4 * n) & 15u, Draw<0>(), pairs[n]);
+      store(t.values_at(r, g), Vector<uint32_t, 2>{{word_of(pairs[0]), word_of(pairs[1])}});
     });
-    __syncthreads();
-    store_values(t);
   } else {
     mask(t);
   }
@@ -194,7 +170,7 @@ cudaError_t select(const PackVnmArgs& a, cudaStream_t stream) {
 
 bool fits_pack_vnm_tiles(const PackVnmArgs& a) {
   const bool sizes = fits_a_tile(a.v, a.m) && a.depth % kWidth == 0;
-  const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 4) && aligned(a.metadata, 2) &&
+  const bool places = aligned(a.dense, 16) && aligned(a.mask, 16) && aligned(a.values, 8) && aligned(a.metadata, 2) &&
                       aligned(a.columns, 4);
   const dim3 grid = Place::grid(a);
   const bool launchable = grid.y <= kMostAlongY && a.outer <= kMostAlongY;
