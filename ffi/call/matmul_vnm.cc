@@ -13,7 +13,8 @@ struct MatmulVnmCall : Call {
   using Call::Call;
 
   static MatmulVnmCall of(const char* target, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last,
-                          int64_t strided, const VnmParts& parts, const ffi::AnyBuffer& dense, const ffi::AnyBuffer& out) {
+                          int64_t strided, int64_t collected, const VnmParts& parts, const ffi::AnyBuffer& dense,
+                          const ffi::AnyBuffer& out) {
     MatmulVnmCall c(target);
     Check check(target);
     MatmulArgs& p = c.args.product;
@@ -21,7 +22,8 @@ struct MatmulVnmCall : Call {
     p.out_dtype = check.dtype("the result", out);
     p.dense_k_last = check.flag("dense_k_last", dense_k_last);
     p.out_packed_last = check.flag("out_packed_last", out_packed_last);
-    const bool apart = check.flag("strided", strided);
+    const bool apart = check.flag("strided", strided), moved = check.flag("collected", collected);
+    check.require(!(moved && p.out_packed_last), "collected=1 is for rows of the result, which out_packed_last=1 makes columns");
     check.require(p.out_dtype == p.in || p.out_dtype == Dtype::kF32, "the result must have the dtype of values, or float32");
     const Dims d = dims_of(dense), values = dims_of(parts.values);
     check.require(values.size() >= 2 && d.size() >= 2, "operands need two dimensions");
@@ -41,11 +43,14 @@ struct MatmulVnmCall : Call {
     want.push_back(out_packed_last ? p.cols : p.rows);
     want.push_back(out_packed_last ? p.rows : p.cols);
     check.shape("the result", out, want);
+    check.require(!moved || p.rows % m == 0,
+                  "collected=1 needs rows in groups of m=" + std::to_string(m) + ", got " + std::to_string(p.rows));
     if (!check.ok()) return c.error = check.error(), c;
     c.batch = Batch(lead, {v_lead, m_lead, c_lead, d_lead}, lead.size());
     c.shape = s;
     c.args.v = v;
     c.args.grouping = Grouping::of(m, p.depth / m, apart);
+    p.collected = Collected::of(p.rows, m, moved);
     c.args.columns = static_cast<const uint8_t*>(parts.columns.untyped_data());
     p.values = parts.values.untyped_data();
     p.metadata = static_cast<const uint8_t*>(parts.metadata.untyped_data());
@@ -70,16 +75,16 @@ struct MatmulVnmCall : Call {
 };
 
 ffi::Error VnmMatmul(Device device, int64_t v, int64_t m, int64_t dense_k_last, int64_t out_packed_last, int64_t strided,
-                     ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns, ffi::AnyBuffer dense,
-                     ffi::Result<ffi::AnyBuffer> out) {
-  const MatmulVnmCall c = MatmulVnmCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last, strided,
+                     int64_t collected, ffi::AnyBuffer values, ffi::AnyBuffer metadata, ffi::AnyBuffer columns,
+                     ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
+  const MatmulVnmCall c = MatmulVnmCall::of("s24_vnm_matmul", v, m, dense_k_last, out_packed_last, strided, collected,
                                             {values, metadata, columns}, dense, *out);
   if (c.error.failure() || c.empty()) return c.error;
   if (c.args.product.depth == 0) return clear(c.target, device, c.args.product.out, c.batch.count() * c.out_bytes());
   return compute(device, c);
 }
 
-S24_TARGET("s24_vnm_matmul", VnmMatmul, "v", "m", "dense_k_last", "out_packed_last", "strided");
+S24_TARGET("s24_vnm_matmul", VnmMatmul, "v", "m", "dense_k_last", "out_packed_last", "strided", "collected");
 
 }  // namespace
 }  // namespace s24

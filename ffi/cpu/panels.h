@@ -172,7 +172,7 @@ template <class T>
 void write(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols) {
   auto* out = static_cast<typename T::Bits*>(a.out);
   if (!a.out_packed_last) {
-    for (int64_t r = 0; r < rows; ++r) narrow<T>(sums[r], cols, out + (row + r) * a.cols + col);
+    for (int64_t r = 0; r < rows; ++r) narrow<T>(sums[r], cols, out + a.collected.row(row + r) * a.cols + col);
     return;
   }
   float turned[kPanel][kChunk];

@@ -172,7 +172,7 @@ __device__ __forceinline__ void write_out(const MatmulArgs& a, Shared<kRows>& sh
     const int line = c / (width / 8), at = c % (width / 8) * 8;
     if (line0 + line >= lines) break;
     const float* from = shared.out + line * stride + at;
-    Bits* const to = out + (line0 + line) * length + at0 + at;
+    Bits* const to = out + a.collected.row(line0 + line) * length + at0 + at;
     const int64_t left = length - at0 - at;
     Vector<Bits, 8> v;
     S24_UNROLL

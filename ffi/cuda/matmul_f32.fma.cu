@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kThreads) matmul_f32(MatmulArgs a, Columns col
     S24_UNROLL
     for (int c = 0; c < kOwnCols; ++c) {
       const int64_t row = row0 + own_row + r, col = col0 + own_col + c;
-      if (row < a.rows && col < a.cols) out[a.out_packed_last ? col * a.rows + row : row * a.cols + col] = acc[r][c];
+      if (row < a.rows && col < a.cols)
+        out[a.out_packed_last ? col * a.rows + row : a.collected.row(row) * a.cols + col] = acc[r][c];
     }
   }
 }

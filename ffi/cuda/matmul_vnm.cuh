@@ -38,20 +38,23 @@ __device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, in
   using Bits = typename Out::Bits;
   const int lane = threadIdx.x % 32;
   auto* const out = static_cast<Bits*>(a.out);
+  Bits* lines[2 * kMatrices];  // of out
+  S24_UNROLL
+  for (int i = 0; i < 2 * kMatrices; ++i) lines[i] = out + a.collected.row(uint32_t(row0) + 8 * i + lane / 4) * a.cols;
   S24_UNROLL
   for (int n = 0; n < kColumnTiles; ++n) {
     const int64_t c = col0 + 8 * n + lane % 4 * 2;
     if (c >= a.cols) break;
     S24_UNROLL
     for (int i = 0; i < 2 * kMatrices; ++i) {
-      const int64_t r = row0 + 8 * i + lane / 4;
       const float* const two = acc[i / 2][n] + i % 2 * 2;
       const Vector<Bits, 2> v = {{round_number<Out>(bits_of(two[0])), round_number<Out>(bits_of(two[1]))}};
       if (a.out_packed_last) {
+        const int64_t r = row0 + 8 * i + lane / 4;
         out[c * a.rows + r] = v.at[0];
         out[(c + 1) * a.rows + r] = v.at[1];
       } else {
-        store(out + r * a.cols + c, v);
+        store(lines[i] + c, v);
       }
     }
   }

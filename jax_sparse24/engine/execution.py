@@ -18,6 +18,7 @@ from jax_sparse24.ops.compressed24 import Compressed24, compress
 from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
 from jax_sparse24.ops.order import collect, permute, regroup
+from jax_sparse24.ops.packed_vnm import PackedVNM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +275,7 @@ class Execution:
 
         Returns: int32 (k,), ascending."""
         # The number of non-zeros of a feature does not depend on the order of tokens.
-        x = x if row.rank == "density" else row.arranged(x)
+        x = x if row.rank == "density" else regroup(x, row.tokens, row.by.group)
         over = self.partition.tokens if self.partition else ()
         return densest(x, row.dense_share, row.rank, self.implementation, counts, over=over)
 
@@ -298,6 +299,8 @@ class Execution:
             return out if bias is None else out + bias
         (a, a_axis), (_, b_axis) = self.table[name]
         left, right, decision = operands.left, operands.right, operands.decision
+        row = self.plan.row(name)
+        collected = row is not None and row.gather_features and isinstance(left, PackedVNM)
         if operands.scales:
             dtype = operands.uncut.dtype
             sums = float8_sums(dtype)
@@ -305,15 +308,16 @@ class Execution:
             out = unscaled(out, *operands.scales).astype(dtype)
         else:
             fused = None if isinstance(left, PACKED) else bias
-            options = {"bias": fused, "strided": operands.strided}
+            options = {"bias": fused, "strided": operands.strided, "collected": collected}
             out = contract(left, right, a_axis, b_axis, decision=decision, **options)
             bias = bias if fused is None else None
         if bias is not None:
             out = out + bias
-        row = self.plan.row(name)
         if row is None:
             return out
         on_left = row.operand == a
+        if row.gather_features and not collected:
+            out = collect(out, row.by.group, -2 if on_left else -1)
         if row.dense_share:
             if features is None:
                 features = self.dense_features(row, operands.uncut)
@@ -329,7 +333,7 @@ class Execution:
                 out = out.at[features].set(contract(few, right, few_axis, b_axis), **ASCENDING)
             else:
                 out = set_columns(out, features, contract(left, few, a_axis, few_axis))
-        return collect(out, row.by.group, -2 if on_left else -1) if row.gather_features else out
+        return out
 
     def masked_gradient(self, name: str, out: jax.Array, state) -> jax.Array:
         """The result of a product, zero outside the plan's gradient mask if it is a weight's gradient.

@@ -14,7 +14,7 @@ from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
-from jax_sparse24.ops.order import regroup
+from jax_sparse24.ops.order import collect, regroup
 from jax_sparse24.ops.packed24 import Packed24, check_packed, gather24
 from jax_sparse24.ops.packed_vnm import PackedVNM, check_packed_vnm, gather_vnm
 from jax_sparse24.ops.reference import matmul as reference
@@ -180,6 +180,7 @@ def contract(
     bias=None,
     activation: str | None = None,
     strided: bool = False,
+    collected: bool = False,
 ) -> jax.Array:
     """The product of two matrices, summed over the named axis of each.
 
@@ -198,15 +199,26 @@ def contract(
     strided: whether the groups of a PackedVNM are strided ones of the dense operand, see `regroup`: it is
         multiplied as if its rows along the contracted axis were regrouped, and kernels gather them from where
         they lie.
+    collected: whether the rows of `a`, a PackedVNM, lie as `collect` moves them, the first ones of all groups
+        of m together, then the second ones, and so on. The result has them in their first order, as `bias`
+        does; kernels write them to where they belong.
 
     Returns: (R, N) in that dtype.
-    Raises: TypeError (dtypes; strided groups without a PackedVNM)."""
+    Raises: TypeError (dtypes; strided groups without a PackedVNM; collected rows of another `a`), ValueError
+        (collected rows that m does not divide)."""
     dtype = common_dtype(a, b)
     if strided and not (isinstance(a, PackedVNM) or isinstance(b, PackedVNM)):
         raise TypeError(
             f"matmul: strided=True is for the groups of a PackedVNM, got {type(a).__name__} and "
             f"{type(b).__name__}. Call regroup on the dense operand."
         )
+    if collected:
+        if not isinstance(a, PackedVNM):
+            raise TypeError(
+                f"matmul: collected=True is for the rows of a, a PackedVNM, got {type(a).__name__} and "
+                f"{type(b).__name__}. Call collect on the result."
+            )
+        patterns.check_divides("matmul", a.shape, -3 - a_axis, a.m, "a of collected rows")
     if out_dtype is None:
         out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
     out_dtype = jnp.dtype(out_dtype)
@@ -234,7 +246,8 @@ def contract(
     if decision.runs == "dense":
         moved = _in_groups(dense, packed.m, dense_k_last) if strided else dense
         a, b = (x.todense() if isinstance(x, PACKED) else moved for x in (a, b))
-        return _finish(contract(a, b, a_axis, b_axis, None, out_dtype), bias, activation, bias_axis)
+        out = contract(a, b, a_axis, b_axis, None, out_dtype)
+        return _finish(collect(out, packed.m, -2) if collected else out, bias, activation, bias_axis)
     implementation, algorithm = None if decision.runs == "auto" else decision.runs, decision.algorithm
     if implementation != "cusparselt" and isinstance(packed, Compressed24):
         packed = packed.plain
@@ -260,7 +273,7 @@ def contract(
         options["implementation"] = implementation
         if isinstance(packed, PackedVNM):
             positions = packed.metadata, packed.columns
-            blocks = {"v": packed.v, "m": packed.m, "strided": strided}
+            blocks = {"v": packed.v, "m": packed.m, "strided": strided, "collected": collected}
             out = MATMUL_VNM(values, *positions, *operands, **blocks, **options)
         else:
             out = MATMUL(values, packed.metadata, *operands, **options)
@@ -340,7 +353,13 @@ MATMUL_KERNEL = Kernel("s24_matmul", _sums, _layout)
 MATMUL_VNM_KERNEL = Kernel(
     "s24_vnm_matmul",
     _sums,
-    lambda v, m, strided, **options: {**_layout(**options), "v": v, "m": m, "strided": strided},
+    lambda v, m, strided, collected, **options: {
+        **_layout(**options),
+        "v": v,
+        "m": m,
+        "strided": strided,
+        "collected": collected,
+    },
 )
 
 
@@ -401,19 +420,20 @@ def _vnm_kernel(values, metadata, columns, dense, bias, *, out_dtype, dense_k_la
     return out.astype(out_dtype)
 
 
-def _vnm_reference(
-    values, metadata, columns, dense, bias, *, v, m, strided, dense_k_last, out_packed_last, out_dtype, **_
-):
+def _vnm_reference(*operands, v, m, strided, collected, dense_k_last, out_packed_last, out_dtype, **_):
+    *parts, dense, _ = operands
     dense = _in_groups(dense, m, dense_k_last) if strided else dense
-    p_RK = unpack_vnm(values, metadata, columns, v, m, -1)
-    return reference.matmul(p_RK, dense, dense_k_last, out_packed_last, out_dtype)
+    out = reference.matmul(unpack_vnm(*parts, v, m, -1), dense, dense_k_last, out_packed_last, out_dtype)
+    return collect(out, m, -2) if collected else out
 
 
-def _vnm_backward(saved, ct, *, implementation, v, m, strided, dense_k_last, **options):
+def _vnm_backward(saved, ct, *, implementation, v, m, strided, collected, dense_k_last, **options):
     (*parts, dense, bias), out = saved
     packed, put_back = PackedVNM(*parts, v, m, -1), lambda d_dense: (d_dense,)
     if strided:
         dense, put_back = jax.vjp(lambda dense: _in_groups(dense, m, dense_k_last), dense)
+    if collected:
+        ct = collect(ct, ct.shape[0] // m, -2)
     options["dense_k_last"] = dense_k_last
     values, d_dense, d_bias = _gradients(packed, dense, bias, out, ct, implementation, **options)
     return values, None, None, *put_back(d_dense), d_bias

@@ -19,7 +19,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jax_sparse24 as s24
 from jax_sparse24.measure import Oracle, Program, same_bits
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.order import regroup, stable_order
+from jax_sparse24.ops.order import collect, regroup, stable_order
 from tests.gpu.test_runtime import assert_same_with_graphs
 from tests.ops.cases import HALVES
 from tests.ops.data import adversarial, assert_same_bits
@@ -127,6 +127,30 @@ def test_strided_groups(v, m, rows, groups, cols, transposed, dtype):
     moved = jax.jit(lambda dense: regroup(dense, "strided", m))(dense)
     program = Program(strided, packed, dense)
     assert_same_bits(program.result, jax.jit(lambda p, d: multiply(p, d, transposed))(packed, moved))
+    assert program.repeats_itself()
+
+
+@pytest.mark.parametrize("out_dtype", [None, "float32"], ids=str)
+@pytest.mark.parametrize("dense_axis", [-1, -2])
+@pytest.mark.parametrize(
+    ("v", "m", "rows", "groups", "cols"),
+    [
+        *((128, 16, 2048, 208, 2568), (256, 8, 2048, 208, 264), (128, 12, 384, 48, 264)),
+        *((64, 8, 8448, 208, 2568), (64, 16, 192, 48, 264), (64, 31, 31 * 64, 176, 136)),
+        *((16, 16, 32, 16, 128), (32, 10, 320, 7, 33), (64, 12, 192, 7, 33)),
+    ],
+)
+def test_collected_rows(v, m, rows, groups, cols, dense_axis, out_dtype, dtype):
+    """The bits of the product whose rows are put back afterwards, in tiles of every kind and without them."""
+    packed, dense = operands(v, m, rows, m * groups, cols, dtype)
+    dense = dense if dense_axis == -2 else dense.T
+
+    def multiplied(packed, dense, **options):
+        return contract(packed, dense, -1, dense_axis, "ffi", out_dtype, strided=True, **options)
+
+    program = Program(lambda p, d: multiplied(p, d, collected=True), packed, dense)
+    want = jax.jit(lambda p, d: collect(multiplied(p, d), m, -2))(packed, dense)
+    assert_same_bits(program.result, want)
     assert program.repeats_itself()
 
 

@@ -154,6 +154,15 @@ def misplaced(right: Call, platform: str) -> Iterator[tuple[str, bool, Call]]:
         yield what, platform == "cpu", dataclasses.replace(right, misplaced=number)
 
 
+def turned(right: Call) -> Iterator[tuple[str, bool, Call]]:
+    """The transpose of a result whose rows are collected, which no product writes; as in `changed`."""
+    given = right.attributes
+    if given.get("collected") and "out_packed_last" in given:
+        results = {name: (shape[::-1], dtype) for name, (shape, dtype) in right.results.items()}
+        call = dataclasses.replace(right, results=results, attributes=given | {"out_packed_last": 1})
+        yield "collected and transposed", False, call
+
+
 def right_calls(template: Template, platform: str) -> Iterator[tuple[str, Call]]:
     """At the sizes, at those that a changed array would belong to, and empty ones."""
     sized, multiple = template.sized, multiples(template.sized, platform)
@@ -198,6 +207,7 @@ def calls(target: str, platform: str) -> list[tuple[str, bool, Call]]:
         wrong += [(f"{n}: {what}", right, call) for what, right, call in changed(template.base, legal)]
         wrong += [(f"{n}: {what}", False, call) for what, call in misfits(template, platform)]
         wrong += [(f"{n}: {what}", right, call) for what, right, call in misplaced(template.base, platform)]
+        wrong += [(f"{n}: {what}", right, call) for what, right, call in turned(template.base)]
     if target in BOTH_FORMS:
         wrong += [(what, False, call) for what, call in of_both_forms(target, platform).items()]
     for what, right, call in wrong:

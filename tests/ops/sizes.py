@@ -108,9 +108,10 @@ def _turned(shape, axis: int):
     return shape if axis == -1 else shape[::-1]
 
 
-def _calls_of_products(pack, dtype, R, K, N, **options) -> Calls:
-    """Products of a packed matrix (R, K) in every layout, and sums in float32."""
-    for axis, dense_axis, left in itertools.product((-1, -2), (-1, -2), (True, False)):
+def _calls_of_products(pack, dtype, R, K, N, sides=(True, False), **options) -> Calls:
+    """Products of a packed matrix (R, K) in every layout, and sums in float32. sides: of whether it is on the
+    left."""
+    for axis, dense_axis, left in itertools.product((-1, -2), (-1, -2), sides):
 
         def product(x, y, impl, axis=axis, dense_axis=dense_axis, left=left, out=None):
             a, b = (pack(x, axis, impl), axis), (y, dense_axis)
@@ -235,12 +236,15 @@ def _calls_of_blocks(dtype, blocks, v, groups, m, batch=(), **options) -> Calls:
 _calls_of_24_products = partial(_calls_of_products, lambda x, axis, impl: packed24(x, impl, axis))
 
 
-def _calls_of_block_products(dtype, blocks, v, groups, m, N) -> Calls:
+def _calls_of_block_products(dtype, blocks, v, groups, m, N, **options) -> Calls:
     def pack(x, axis, impl):
         return s24.pack_vnm(x, v, m, axis=axis, implementation=impl)
 
     for strided in (False, True):
-        yield from _calls_of_products(pack, dtype, blocks * v, groups * m, N, strided=strided)
+        yield from _calls_of_products(pack, dtype, blocks * v, groups * m, N, strided=strided, **options)
+
+
+_calls_of_collected_products = partial(_calls_of_block_products, sides=(True,), collected=True)
 
 
 def _calls_of_sampled(dtype, blocks, v, groups, m, D) -> Calls:
@@ -334,6 +338,29 @@ SIZED = [
         ),
         sums=True,
         **_VNM,
+    ),
+    Sized(
+        ("s24_vnm_matmul",),
+        _calls_of_collected_products,
+        _VNM_SIZES | {"N": 20},
+        more=partial(_calls_in_batches, _calls_of_collected_products),
+        most=200_000,
+        places=tuple(
+            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
+            for dtype, *sizes in (
+                ("bfloat16", 3, 128, 16, 12, 264),
+                ("float16", 5, 64, 16, 5, 136),
+                ("bfloat16", 1, 64, 32, 4, 1288),
+                ("bfloat16", 3, 64, 7, 12, 13),
+                ("float16", 7, 16, 32, 14, 136),
+                ("float32", 3, 16, 11, 6, 70),
+                ("float32", 5, 64, 11, 10, 9),
+            )
+        ),
+        sums=True,
+        # Rows are a multiple of m, too: 64 of these sizes, of which 5, 12 and 31 are no divisors.
+        forbidden=_UNFIT | {"m": (*_UNFIT["m"], 5, 12, 31)},
+        choices={"v": (32, 64, 128, 256), "m": (4, 8, 16, 32)},
     ),
     Sized(("s24_vnm_sampled",), _calls_of_sampled, _VNM_SIZES | {"D": 20}, only="cpu", sums=True, **_VNM),
     Sized(

@@ -387,8 +387,9 @@ def test_products_of_blocks_for_cuda(monkeypatch, side, dense_axis, dtype):
 
 
 @pytest.mark.parametrize("transposed", ["regrouped", "plain"])
-def test_weight_gradients_of_blocks_read_tokens_where_they_are(monkeypatch, transposed):
-    """B2 and B4 of Venom gather rows of dY3 and X themselves, also for strided groups: nothing moves them."""
+def test_weight_gradients_of_blocks_move_no_tokens(monkeypatch, transposed):
+    """B2 and B4 of Venom gather rows of dY3 and X themselves, also for strided groups, and B2 writes the rows
+    of its result, also of collected features, to their places: nothing moves them before or behind."""
     monkeypatch.setitem(native._loaded, "cuda", (object(), None))
     monkeypatch.setattr(decision, "platform", lambda: "cuda")
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
@@ -408,10 +409,14 @@ def test_weight_gradients_of_blocks_read_tokens_where_they_are(monkeypatch, tran
     text = jax.jit(block).trace(*arrays, state).lower(lowering_platforms=("cuda",)).as_text()
     strided = int(transposed == "regrouped")
     calls = re.findall(
-        rf"@s24_vnm_matmul\(.*, (%\w+)\) .*strided = {strided} : .*-> tensor<(\w+)xbf16>", text
+        r"(%\w+) = .*@s24_vnm_matmul\(.*, (%\w+)\) .*collected = (\d) : .*"
+        rf"strided = {strided} : .*-> tensor<(\w+)xbf16>",
+        text,
     )
-    gradients = [dense for dense, shape in calls if shape in (f"{f}x{d}", f"{d}x{f}")]
-    assert gradients == ["%arg3", "%arg0"]  # dY3 and X, as they come
+    (b2, *first), (_, *second) = (call for call in calls if call[3] in (f"{f}x{d}", f"{d}x{f}"))
+    assert first == ["%arg3", str(strided), f"{f}x{d}"]  # dY3, as it comes
+    assert second == ["%arg0", "0", f"{d}x{f}"]  # X
+    assert re.search(rf"return .*, {b2} : .*tensor<{f}x{d}xbf16>\n", text)
     jax.clear_caches()
 
 

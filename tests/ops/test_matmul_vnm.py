@@ -12,7 +12,7 @@ import jax_sparse24 as s24
 from jax_sparse24.dispatch import native
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.order import regroup
+from jax_sparse24.ops.order import collect, regroup
 from tests.ops import oracle, vnm_oracle
 from tests.ops.data import NUMPY, assert_same_bits, assert_within, device, unit_roundoff, words
 
@@ -161,6 +161,91 @@ def test_strided_groups_are_those_of_blocks_alone(side):
         operands = (other, x) if side == "left" else (x, other)
         with raises(TypeError, "strided=True", "PackedVNM", type(other).__name__, "regroup"):
             contract(*operands, -1, -1, strided=True)
+
+
+# ---- collected rows
+
+
+def assert_same_as_collected(shape, dtype, implementation, rng):
+    """The product whose rows are put back afterwards, bit for bit, in every layout and type of the result."""
+    v, m = shape[3:]
+    p, d = (device(x) for x in operands(rng, *shape, dtype))
+    packs = (s24.pack_vnm(p, v, m), -1), (s24.pack_vnm(p.T, v, m, axis=0), -2)
+    layouts = itertools.product(packs, ((d, -2), (d.T, -1)), (False, True), (None, "float32"))
+    for (packed, axis), (dense, dense_axis), strided, out_dtype in layouts:
+
+        def multiply(packed, dense, collected, axes=(axis, dense_axis), strided=strided, out_dtype=out_dtype):
+            options = {"strided": strided, "collected": collected}
+            return contract(packed, dense, *axes, implementation, out_dtype, **options)
+
+        want = jax.jit(lambda *a: collect(multiply(*a, False), m, -2))(packed, dense)
+        assert_same_bits(jax.jit(lambda *a: multiply(*a, True))(packed, dense), want)
+
+
+# Groups of rows within one block of V, of a few blocks, and across the blocks of a task.
+COLLECTED = [(16, 4, 1, 16, 4), (48, 72, 33, 16, 12), (1280, 80, 70, 64, 16), (496, 155, 66, 16, 31)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", COLLECTED, ids=str)
+def test_collected_rows_are_written_to_their_places(implementation, shape, dtype, rng):
+    assert_same_as_collected(shape, dtype, implementation, rng)
+
+
+def test_collected_rows_on_every_instruction_set(isa, rng):
+    assert_same_as_collected(COLLECTED[1], "bfloat16", "ffi", rng)
+
+
+@pytest.mark.parametrize("k_last", [False, True])
+def test_gradients_of_collected_rows(implementation, k_last, rng):
+    """Those of the product whose rows are put back before a bias is added."""
+    p, d = operands(rng, 48, 48, 7, 16, 8, "float32")
+    p, d, bias = device(p), device(d.T if k_last else d), device(rng.normal(size=48), "float32")
+    c = device(rng.normal(size=(48, 7)), "float32")
+
+    def loss(p, d, bias, collected):
+        options = {"strided": True, "collected": collected, "bias": bias if collected else None}
+        y = contract(s24.pack_vnm(p, 16, 8), d, -1, -1 if k_last else -2, implementation, **options)
+        return jnp.sum(c * (y if collected else collect(y, 8, -2) + bias[:, None]))
+
+    got, want = (jax.grad(loss, (0, 1, 2))(p, d, bias, collected) for collected in (True, False))
+    assert all(np.asarray(x).any() for x in want)
+    assert_same_bits(got, want)
+
+
+def test_collected_rows_of_a_product_that_runs_dense(rng):
+    p, d, bias = (device(rng.normal(size=shape), "float32") for shape in ((64, 128), (128, 48), 64))
+    packed, options = s24.pack_vnm(p, 64, 8), {"decision": named("dense"), "bias": bias}
+    got = contract(packed, d, -1, -2, collected=True, **options)
+    assert_within(got, collect(packed.todense() @ d, 8, -2) + bias[:, None], 1e-4)
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)])
+def test_collected_rows_in_batches(implementation, mapped, rng):
+    x, d = device(rng.normal(size=(3, 32, 24)), "float32"), device(rng.normal(size=(3, 24, 7)), "float32")
+    args = [a if axis == 0 else a[0] for a, axis in zip((x, d), mapped, strict=True)]
+
+    def multiply(x, d, collected):
+        packed = s24.pack_vnm(x, 16, 8)
+        y = contract(packed, d, -1, -2, implementation, collected=collected)
+        return y if collected else collect(y, 8, -2)
+
+    got, want = (jax.vmap(lambda *a: multiply(*a, collected), mapped)(*args) for collected in (True, False))  # noqa: B023
+    assert_within(got, want, 1e-5)
+
+
+def test_collected_rows_are_those_of_blocks_on_the_left():
+    x = jnp.ones((48, 48))
+    packed, others = s24.pack_vnm(x, 16, 8), (x, s24.pack24(x, -1))
+    for a, b in ((x, packed), *((other, x) for other in others)):
+        with raises(TypeError, "collected=True", "PackedVNM", type(a).__name__, type(b).__name__, "collect"):
+            contract(a, b, -1, -1, collected=True)
+    for packed, axis in (
+        (s24.pack_vnm(jnp.ones((48, 70)), 16, 7), -1),
+        (s24.pack_vnm(jnp.ones((70, 48)), 16, 7, axis=0), -2),
+    ):
+        with raises(ValueError, f"size 48 along axis {-3 - axis}", "multiple of 7", "42 or 49"):
+            contract(packed, jnp.ones((70, 5)), axis, -2, collected=True)
 
 
 def test_a_product_is_that_of_the_same_packing(implementation, rng):
