@@ -50,7 +50,7 @@ struct MatmulVnmCall : Call {
     c.shape = s;
     c.args.v = v;
     c.args.grouping = Grouping::of(m, p.depth / m, apart);
-    p.collected = Collected::of(p.rows, m, moved);
+    if (moved) c.args.collected = {p.rows / m, m};
     c.args.columns = static_cast<const uint8_t*>(parts.columns.untyped_data());
     p.values = parts.values.untyped_data();
     p.metadata = static_cast<const uint8_t*>(parts.metadata.untyped_data());

@@ -212,7 +212,7 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
         }
       }
       for (int64_t r = 0; r < a.v && g1 == groups; r += kChunk)
-        write_any(p, sums + r, row + r, a.v - r < kChunk ? a.v - r : kChunk, m.col0, cols);
+        write_any(p, sums + r, row + r, a.v - r < kChunk ? a.v - r : kChunk, m.col0, cols, a.collected);
     }
   }
 }

@@ -169,10 +169,11 @@ S24_HD void narrow(const float* from, int64_t n, typename T::Bits* to) {
 
 // Sums of one panel and one chunk of rows -> out[row.., col..], or its transpose.
 template <class T>
-void write(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols) {
+void write(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols,
+           const Collected& collected) {
   auto* out = static_cast<typename T::Bits*>(a.out);
   if (!a.out_packed_last) {
-    for (int64_t r = 0; r < rows; ++r) narrow<T>(sums[r], cols, out + a.collected.row(row + r) * a.cols + col);
+    for (int64_t r = 0; r < rows; ++r) narrow<T>(sums[r], cols, out + collected.row(row + r) * a.cols + col);
     return;
   }
   float turned[kPanel][kChunk];
@@ -181,11 +182,12 @@ void write(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_
   for (int64_t c = 0; c < cols; ++c) narrow<T>(turned[c], rows, out + (col + c) * a.rows + row);
 }
 
-inline void write_any(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols) {
+inline void write_any(const MatmulArgs& a, const float (*sums)[kPanel], int64_t row, int64_t rows, int64_t col, int64_t cols,
+                      const Collected& collected = {}) {
   switch (a.out_dtype) {
-    case Dtype::kF32: return write<F32>(a, sums, row, rows, col, cols);
-    case Dtype::kBF16: return write<BF16>(a, sums, row, rows, col, cols);
-    case Dtype::kF16: return write<F16>(a, sums, row, rows, col, cols);
+    case Dtype::kF32: return write<F32>(a, sums, row, rows, col, cols, collected);
+    case Dtype::kBF16: return write<BF16>(a, sums, row, rows, col, cols, collected);
+    case Dtype::kF16: return write<F16>(a, sums, row, rows, col, cols, collected);
   }
 }
 

@@ -40,12 +40,14 @@ union Shared {
   float out[(kRows + 4) * (kTile + 4)];
 };
 
-// Which row of D belongs to column k of P: itself; or what a table says, for a block of rows of P.
+// Which row of D belongs to column k of P, and which of the result to row r: the same; or what a table says, for a block of rows of
+// P, and Collected.
 struct EveryColumn {
   static constexpr bool kGathers = false;
   __device__ EveryColumn of_block(int64_t, int64_t) const { return *this; }
   __device__ int64_t operator()(int64_t k) const { return k; }
   __device__ int64_t depth(int64_t packed_depth) const { return packed_depth; }
+  __device__ int64_t row(int64_t r) const { return r; }
 };
 
 struct GatheredColumns {
@@ -53,9 +55,13 @@ struct GatheredColumns {
   const uint8_t* columns;
   int v;
   Grouping grouping;
-  __device__ GatheredColumns of_block(int64_t row, int64_t depth) const { return {columns + row / v * depth, v, grouping}; }
+  Collected collected;
+  __device__ GatheredColumns of_block(int64_t row, int64_t depth) const {
+    return {columns + row / v * depth, v, grouping, collected};
+  }
   __device__ int64_t operator()(int64_t k) const { return grouping.column(k / 4, columns[k]); }
   __device__ int64_t depth(int64_t packed_depth) const { return packed_depth / 4 * grouping.m; }  // of D
+  __device__ int64_t row(int64_t r) const { return collected.row(r); }
 };
 
 // kWhole: every 16 bytes of the operands are aligned and wholly inside or outside; else they are read one by one.
@@ -146,9 +152,10 @@ __device__ __forceinline__ void multiply(const Stage<kRows>& s, int warp_row, in
 }
 
 // The block's results leave through shared memory, so that whole lines of the result are written whichever way it lies.
-template <class Out, int kRows>
-__device__ __forceinline__ void write_out(const MatmulArgs& a, Shared<kRows>& shared, int64_t row0, int64_t col0,
-                                          int warp_row, int warp_col, const typename Warps<kRows>::Sums& acc, bool whole) {
+template <class Out, int kRows, class Columns>
+__device__ __forceinline__ void write_out(const MatmulArgs& a, const Columns& columns, Shared<kRows>& shared, int64_t row0,
+                                          int64_t col0, int warp_row, int warp_col,
+                                          const typename Warps<kRows>::Sums& acc, bool whole) {
   using Bits = typename Out::Bits;
   constexpr int kRowTiles = Warps<kRows>::kRowTiles, kColTiles = Warps<kRows>::kColTiles;
   const int lane = threadIdx.x % 32, height = a.out_packed_last ? kTile : kRows, width = a.out_packed_last ? kRows : kTile;
@@ -172,7 +179,7 @@ __device__ __forceinline__ void write_out(const MatmulArgs& a, Shared<kRows>& sh
     const int line = c / (width / 8), at = c % (width / 8) * 8;
     if (line0 + line >= lines) break;
     const float* from = shared.out + line * stride + at;
-    Bits* const to = out + a.collected.row(line0 + line) * length + at0 + at;
+    Bits* const to = out + columns.row(line0 + line) * length + at0 + at;
     const int64_t left = length - at0 - at;
     Vector<Bits, 8> v;
     S24_UNROLL
@@ -213,9 +220,9 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 2 : 1) matmul_sp(MatmulArgs
   wait_copies<0>();
   __syncthreads();
   if (a.out_dtype == Dtype::kF32)
-    write_out<F32, kRows>(a, shared, row0, col0, warp_row, warp_col, acc, whole_out);
+    write_out<F32, kRows>(a, columns, shared, row0, col0, warp_row, warp_col, acc, whole_out);
   else
-    write_out<T, kRows>(a, shared, row0, col0, warp_row, warp_col, acc, whole_out);
+    write_out<T, kRows>(a, columns, shared, row0, col0, warp_row, warp_col, acc, whole_out);
 }
 
 template <class T, int kRows, bool kDenseKLast, bool kWhole, class Columns>

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) matmul_f32(MatmulArgs a, Columns col
     for (int c = 0; c < kOwnCols; ++c) {
       const int64_t row = row0 + own_row + r, col = col0 + own_col + c;
       if (row < a.rows && col < a.cols)
-        out[a.out_packed_last ? col * a.rows + row : a.collected.row(row) * a.cols + col] = acc[r][c];
+        out[a.out_packed_last ? col * a.rows + row : column.row(row) * a.cols + col] = acc[r][c];
     }
   }
 }
@@ -86,7 +86,7 @@ cudaError_t launch_matmul_f32(const MatmulArgs& a, cudaStream_t stream) {
 cudaError_t launch_matmul_vnm_f32(const MatmulVnmArgs& args, cudaStream_t stream) {
   MatmulArgs a = args.product;
   a.depth = a.depth / args.grouping.m * 4;  // of P as it is stored
-  const GatheredColumns columns = {args.columns, int(args.v), args.grouping};
+  const GatheredColumns columns = {args.columns, int(args.v), args.grouping, args.collected};
   const bool tall = args.v % 64 == 0;
   const dim3 grid(blocks_for(a.rows, tall ? 64 : 16), blocks_for(a.cols, kCols));
   return start(tall ? matmul_f32<4, GatheredColumns> : matmul_f32<1, GatheredColumns>, grid, kThreads, 0, stream, a, columns);

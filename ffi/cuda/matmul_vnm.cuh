@@ -33,14 +33,15 @@ __device__ __forceinline__ uint32_t pair_words(const uint8_t* metadata) {
 
 // Each quad of lanes holds eight columns of a row, eight lanes hold eight rows of a column.
 template <class Out, int kMatrices, int kColumnTiles>
-__device__ __forceinline__ void write_tile(const MatmulArgs& a, int64_t row0, int64_t col0,
+__device__ __forceinline__ void write_tile(const MatmulVnmArgs& args, int64_t row0, int64_t col0,
                                            const float (&acc)[kMatrices][kColumnTiles][4]) {
   using Bits = typename Out::Bits;
+  const MatmulArgs& a = args.product;
   const int lane = threadIdx.x % 32;
   auto* const out = static_cast<Bits*>(a.out);
   Bits* lines[2 * kMatrices];  // of out
   S24_UNROLL
-  for (int i = 0; i < 2 * kMatrices; ++i) lines[i] = out + a.collected.row(uint32_t(row0) + 8 * i + lane / 4) * a.cols;
+  for (int i = 0; i < 2 * kMatrices; ++i) lines[i] = out + args.collected.row(uint32_t(row0) + 8 * i + lane / 4) * a.cols;
   S24_UNROLL
   for (int n = 0; n < kColumnTiles; ++n) {
     const int64_t c = col0 + 8 * n + lane % 4 * 2;

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(2 * kRows, 128 / kRows) matmul_gathered(Matmul
     do_step(step + 1, kSecond);
   }
   const int64_t r = row0 + warp_row, c = col0 + warp_col;
-  a.out_dtype == Dtype::kF32 ? write_tile<F32>(a, r, c, acc) : write_tile<T>(a, r, c, acc);
+  a.out_dtype == Dtype::kF32 ? write_tile<F32>(args, r, c, acc) : write_tile<T>(args, r, c, acc);
 }
 
 template <class T, int kRows>
@@ -157,7 +157,7 @@ cudaError_t run(const MatmulVnmArgs& args, cudaStream_t stream) {
     using T = decltype(type);
     if (whole && args.v % 64 == 0 && aligned(a.out, 8))
       return args.v % 128 == 0 ? launch_gathered<T, 128>(packed, stream) : launch_gathered<T, 64>(packed, stream);
-    const GatheredColumns columns = {args.columns, int(args.v), args.grouping};
+    const GatheredColumns columns = {args.columns, int(args.v), args.grouping, args.collected};
     if (args.v % 64 == 0) return launch_matmul_sp<T, 64, false, false>(a, columns, stream);
     return whole ? launch_matmul_sp<T, 16, false, true>(a, columns, stream)
                  : launch_matmul_sp<T, 16, false, false>(a, columns, stream);

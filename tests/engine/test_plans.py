@@ -10,10 +10,14 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from jax_sparse24 import patterns
+from jax_sparse24.dispatch.decision import Decision
+from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Sparsifier
 from jax_sparse24.engine.plan import FFN, LINEAR, Plan, Row, ffn_plan
-from jax_sparse24.engine.sparsifiers import MVUE, DenseValues, Masked, Top2
+from jax_sparse24.engine.sparsifiers import MVUE, Blocks, DenseValues, Masked, Top2
 from jax_sparse24.methods.base import Method
+from jax_sparse24.ops.features import densest
+from jax_sparse24.ops.order import collect
 from tests.engine import oracle
 from tests.engine.spy import Log, Spied
 
@@ -116,6 +120,26 @@ def test_sparse_activations_in_four_products_at_once(dtype):
         ("y", "dw2", "db1") if dtype == "bfloat16" else got
     ):  # rounding may change what is top-2 of dY1
         oracle.assert_close(got[name], want[name], dtype, K=f, roundings=16, name=name)
+
+
+@pytest.mark.parametrize("rank", ["density", "lost"])
+@pytest.mark.parametrize(("product", "operand"), [("B2", "y2"), ("B4", "dy1")])
+@pytest.mark.parametrize("by", [Top2(), Blocks(16, 8)], ids=str)
+def test_dense_features_beside_gathered_ones(by, product, operand, rank, implementation):
+    """Features stay dense wherever the cut moves them, and the result has all in their first order."""
+    x, dense = oracle.matrices(2, "float32", (32, 64), (32, d))
+    x, share = jnp.maximum(x, 0), 0.25
+    row = Row(operand, by, gather_features=True, dense_share=share, rank=rank)
+    execution = Execution("test", "ffn", Plan.of(FFN, **{product: row}), implementation, "squared_relu")
+    arrays = {name: x if name == operand else dense for name, _ in FFN[product]}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    decision = execution.decisions([product], shapes, x.dtype)[product]
+    got = execution.multiply(product, execution.cut(product, arrays, {}, None, decision))
+    cut = execution.cut(product, arrays, {}, None, Decision("dense", "for its values"))
+    cut = collect(cut.left if product == "B2" else cut.right, by.group, -1)
+    features = densest(x, share, rank)
+    want = cut.at[:, features].set(x[:, features]).T @ dense
+    np.testing.assert_allclose(got if product == "B2" else got.T, want, rtol=1e-5, atol=1e-5)
 
 
 def test_all_six_products_draw_their_own_noise():

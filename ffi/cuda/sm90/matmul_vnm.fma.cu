@@ -93,7 +93,8 @@ __device__ __forceinline__ void copy_tiles(const MatmulVnmArgs& args, const Tile
 
 // A warpgroup computes 64 x 256, a warp 16 x 256 of them.
 template <class S, class T>
-__device__ __forceinline__ void multiply_tiles(const MatmulArgs& a, const Tiles<S>& tiles, int blocks, Stages<S>& shared) {
+__device__ __forceinline__ void multiply_tiles(const MatmulVnmArgs& args, const Tiles<S>& tiles, int blocks, Stages<S>& shared) {
+  const MatmulArgs& a = args.product;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = int(a.depth) / 64;
   const int warp_row = warp / 4 % S::kTilesDown * 64 + warp % 4 * 16, across = warp / 4 / S::kTilesDown;
   StagePlace<S::kStages> place;
@@ -122,7 +123,7 @@ __device__ __forceinline__ void multiply_tiles(const MatmulArgs& a, const Tiles<
     int64_t row, column;
     tiles.at(tile, &row, &column);
     row += warp_row, column += across * kWgmmaCols;
-    a.out_dtype == Dtype::kF32 ? write_tile<F32>(a, row, column, acc) : write_tile<T>(a, row, column, acc);
+    a.out_dtype == Dtype::kF32 ? write_tile<F32>(args, row, column, acc) : write_tile<T>(args, row, column, acc);
   }
 }
 
@@ -133,7 +134,7 @@ __device__ __forceinline__ void multiply_gathered(const MatmulVnmArgs& args, con
   if (threadIdx.x >= 32 * S::kMultiplying)
     copy_tiles(args, tiles, blocks, shared);
   else
-    multiply_tiles<S, T>(args.product, tiles, blocks, shared);
+    multiply_tiles<S, T>(args, tiles, blocks, shared);
 }
 
 template <class S, class T>
