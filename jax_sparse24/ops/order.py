@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_sparse24.dispatch import shards
+
 
 def regroup(x_Tn: jax.Array, order: str, group: int = 4) -> jax.Array:
     """Tokens in the order in which they are cut, `group` after `group`.
@@ -55,16 +57,23 @@ def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
     count: how many numbers there are.
 
     Returns: int32 (T,), `jnp.argsort(numbers_T, stable=True)`."""
-    sort = partial(jnp.argsort, stable=True)
-    counted = partial(counted_order, count=count)
-    # Counts are float32, which has all integers up to 2^24.
-    if numbers_T.size >= 2**24:
-        return sort(numbers_T).astype(jnp.int32)
-    return jax.lax.platform_dependent(numbers_T, cuda=counted, default=lambda x: sort(x).astype(jnp.int32))
+
+    def sorted_order(numbers_T):
+        return shards.varying_as(jnp.argsort(numbers_T, stable=True).astype(jnp.int32), numbers_T)
+
+    if numbers_T.size >= 2**24:  # counts are float32, which has all integers up to there
+        return sorted_order(numbers_T)
+    return jax.lax.platform_dependent(
+        numbers_T, cuda=partial(counted_order, count=count), default=sorted_order
+    )
 
 
 def counted_order(numbers_T: jax.Array, count: int) -> jax.Array:
-    """`stable_order` by counting. Arguments and result are the same."""
+    """What `stable_order` computes on CUDA.
+
+    numbers_T, count: as in `stable_order`, T below 2^24.
+
+    Returns: int32 (T,), the same."""
     T = numbers_T.size
     blocks_nb = jnp.pad(numbers_T, (0, -T % COUNTED), constant_values=count).reshape(-1, COUNTED)
     is_nbk = (blocks_nb[..., None] == jnp.arange(count)).astype(jnp.float32)
@@ -75,7 +84,7 @@ def counted_order(numbers_T: jax.Array, count: int) -> jax.Array:
     first_k = jnp.cumsum(until_nk[-1]) - until_nk[-1]
     places_nbk = within_nbk + (first_k + until_nk - of_block_nk)[:, None]
     places_T = jnp.where(is_nbk == 1, places_nbk, 0).sum(-1).astype(jnp.int32).reshape(-1)[:T]
-    return inverse_of(places_T, T)
+    return shards.varying_as(inverse_of(places_T, T), numbers_T)
 
 
 @jax.custom_vjp
