@@ -125,22 +125,26 @@ def loss_of(recorded: list, paper: str, claim: str, arm: str) -> Change | None:
 
 
 def first(results: dict, recorded: list, here: str) -> str:
-    """README's first screen: what three methods give and cost, and the plot, on the GPU measured last."""
+    """README's first screen: what three methods give and cost, and the plot, on the GPU where all three were
+    measured in most places; of several such GPUs on the one measured last."""
+
+    def whole(suites):
+        return {
+            place: there
+            for place, there in of_methods(suites, "train-step").items()
+            if all(m in there and not stored.is_old(there[m]) for m in METHODS)
+        }
+
     measured = [
-        (max(source["began"] for source in suites["train-step"]["sources"]), name, suites)
+        (len(whole(suites)), max(source["began"] for source in suites["train-step"]["sources"]), name)
         for name, suites in gpus(results).items()
         if "train-step" in suites
     ]
     if not measured:
         return "Nothing was measured on a GPU."
-    _, name, suites = max(measured, key=lambda item: item[:2])
-    places = of_methods(suites, "train-step")
-    new = {
-        place: there
-        for place, there in places.items()
-        if all(m in there and not stored.is_old(there[m]) for m in METHODS)
-    }
-    places = new or places
+    _, _, name = max(measured)
+    suites = gpus(results)[name]
+    places = whole(suites) or of_methods(suites, "train-step")
     header = ["method", "what it makes sparse", *(f"step, d = {d}, f = {f}" for _, _, d, f in places)]
     lines = []
     for method, sparse in SPARSE.items():
