@@ -30,6 +30,16 @@ def generation() -> Generation | None:
     return CAPABILITIES.get(capability())
 
 
+def runs_code(code: str) -> bool:
+    """Whether the default device runs machine code that the build has made for one generation of GPUs.
+
+    Where CUDA_FORCE_PTX_JIT is 1 the driver compiles PTX in its place, which is of an older generation.
+
+    code: as nvcc names it, such as "sm_90a"."""
+    row = generation()
+    return row is not None and row.code == code and os.environ.get("CUDA_FORCE_PTX_JIT") != "1"
+
+
 def faster(operation: str, dtype, transposed: bool = False) -> bool:
     """Whether the kernel of an operation that XLA can fuse was measured to be faster than that here."""
     row = generation() if platform() == "cuda" else None

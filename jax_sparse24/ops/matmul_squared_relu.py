@@ -61,8 +61,8 @@ def _types(compressed, x_Td) -> jax.ShapeDtypeStruct:
 
 def _fits(_, x_Td, w, **__) -> bool:
     """Whether the kernel takes the operands, on a GPU that has it."""
-    (T, d), f, row = x_Td.shape, w.shape[1], hardware.generation()
-    if row is None or row.code != "sm_90a" or w.axis != -2:
+    (T, d), f = x_Td.shape, w.shape[1]
+    if not hardware.runs_code("sm_90a") or w.axis != -2:
         return False
     if {jnp.dtype(x_Td.dtype), jnp.dtype(w.dtype)} != {jnp.dtype(jnp.bfloat16)}:
         return False

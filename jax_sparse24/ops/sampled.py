@@ -69,8 +69,8 @@ def _fits(platform, a_RK, b_NK, *_, v, m) -> bool:
     """Whether the platform has a kernel that takes the operands."""
     if platform == "cpu":
         return True
-    row, (N, K) = hardware.generation(), b_NK.shape
-    if row is None or row.code != "sm_90a" or jnp.dtype(a_RK.dtype).itemsize != 2:
+    N, K = b_NK.shape
+    if not hardware.runs_code("sm_90a") or jnp.dtype(a_RK.dtype).itemsize != 2:
         return False
     return v % V == K % DEPTH == N // m % GROUPS == 0 and N * K <= MOST
 

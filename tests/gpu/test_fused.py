@@ -251,13 +251,20 @@ def test_our_kernels_take_it():
     assert "s24_matmul_squared_relu" in text[True] and "s24_matmul_squared_relu" not in text[False]
 
 
-def test_a_driver_that_compiles_ptx_is_told(tmp_path):
-    """It has no machine code for Hopper then."""
+def test_a_driver_that_compiles_ptx_takes_other_kernels(tmp_path):
+    """It has no machine code for Hopper then: F1 of FST, and B1 of Venom at entries, are done in steps."""
     program = (
         "import jax, jax.numpy as jnp, jax_sparse24 as s24\n"
         "from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu\n"
-        "x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((128, 64), jnp.bfloat16)\n"
-        "print(matmul_squared_relu(x, s24.pack24(w, -2), implementation='ffi'))\n"
+        "x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((128, 512), jnp.bfloat16)\n"
+        "y = matmul_squared_relu(x, s24.pack24(w, -2), implementation='ffi')\n"
+        "assert (y == 64 * 64).all(), y\n"
+        "method = s24.methods.Venom(clusters=4)\n"
+        "state = {'w1': method.init(w, 'w1'), 'w2': method.init(w.T, 'w2')}\n"
+        "def loss(x):\n"
+        "    y = s24.sparse_ffn(x, w, w.T, method, state, implementation='ffi')\n"
+        "    return y.astype('float32').sum()\n"
+        "print(jax.grad(loss)(x))\n"
     )
     environment = os.environ | {
         "CUDA_FORCE_PTX_JIT": "1",
@@ -265,5 +272,4 @@ def test_a_driver_that_compiles_ptx_is_told(tmp_path):
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode != 0, done.stdout
-    assert "s24_matmul_squared_relu: needs a GPU of compute capability 9.0" in done.stderr
+    assert done.returncode == 0, done.stderr

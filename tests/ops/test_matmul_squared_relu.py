@@ -111,6 +111,10 @@ def test_which_calls_take_one_pass(on_h200, monkeypatch):
     for row, runs in ((known, True), (HOPPER, False)):
         monkeypatch.setattr(hardware, "generation", lambda row=row: row)
         assert in_one_pass(implementation=None) == runs
+    monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "1")
+    assert not in_one_pass()
+    monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "0")
+    assert in_one_pass()
     for row in (AMPERE, BLACKWELL, None):
         monkeypatch.setattr(hardware, "generation", lambda row=row: row)
         assert not in_one_pass()
