@@ -183,7 +183,7 @@ def plan(argv: list[str]) -> str:
     return markdown(lines)
 
 
-def check(others: list[Path], folder: Path, argv: list[str]) -> None:
+def check(others: list[Path], folder: Path, argv: list[str], planned: bool = False) -> None:
     """UserError where no page could be made of records and of the runs that `python -m experiments.ablate`
     with these arguments would train.
 
@@ -195,17 +195,19 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     here, and with that of a run once it is prepared, before the run's folder is made and anything is compiled
     (`runs.check_beside`); its first batch and its loss there before the first step (`runs.check_alike`).
 
-    others: folders of records besides `folder`, into which is trained."""
+    others: folders of records besides `folder`, into which is trained.
+    planned: whether nothing is trained now. A machine without a GPU then plans what others train."""
     figures()
     args = ablate.parser().parse_intermixed_args(argv)
     (claim,) = ablate.claims_of(args)
     jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.kept]
     slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
-    here, planned = tuple(rundir.devices()) if not slots else (), []
+    here, members = tuple(rundir.devices()) if not slots else (), []
     for job in jobs:
         runs.check_place(job)
         devices = next((slot.devices for slot in slots if slot.takes(job)), here)
-        planned.append(together.Member(job.record, job.begun or job.config, devices))
+        elsewhere = planned and set(devices) == {"cpu"}
+        members.append(together.Member(job.record, job.begun or job.config, None if elsewhere else devices))
     for name, each in by_name(others).items():
         if name != folder.resolve().name:
             evidence.read(*each)
@@ -213,7 +215,7 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     stated = together.statements(args.beside)
     if not (folder / together.STATEMENT).exists():
         stated[args.config[0]] = claim.named.ablation.statement["hash"]
-    members = together.check(folder, [*together.records(args.beside), *planned], stated, arms)
+    members = together.check(folder, [*together.records(args.beside), *members], stated, arms)
     together.check_dense(folder, {member.arm for member in members})
     if not args.only:
         ablate.check_begun(claim, again=True)
@@ -261,8 +263,8 @@ def main(argv=None):
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="with --run: ask the same, and say what would be trained and what is in OUT/SIZE already; train "
-        "and write nothing",
+        help="with --run: ask the same, but for the devices where there is no GPU, and say what would be "
+        "trained and what is in OUT/SIZE already; train and write nothing",
     )
     args = parser.parse_args(argv)
     options = ("only", "seeds", "jobs", "any_speed", "plan")
@@ -276,7 +278,7 @@ def main(argv=None):
             words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
         for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
             words += ["--beside", str(other)]
-        check(args.studies, folder, words)
+        check(args.studies, folder, words, planned=args.plan)
         if args.plan:
             print(plan(words))
             return 0

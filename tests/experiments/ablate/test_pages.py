@@ -104,6 +104,14 @@ def test_a_pair_is_trained_and_shown_by_one_command(shared, tmp_path, capsys):
     capsys.readouterr()
     study.main([*argv, "--plan"])
     assert capsys.readouterr().out.count("done") == 2
+    for file in (tmp_path / "pair/smoke").glob("*/seed0.json"):  # a machine without a GPU plans for others
+        file.write_text(re.sub(r'"devices":\s*\["cpu"\]', '"devices": ["NVIDIA H200"]', file.read_text()))
+    more = [word.replace("ste/0", "ste/1") for word in argv]
+    assert study.main([*more, "--plan"]) == 0
+    assert capsys.readouterr().out.count("to be trained") == 1
+    with pytest.raises(SystemExit):
+        study.main(more)
+    assert "different devices: " in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         study.main([str(tmp_path / "pair/smoke"), "--only", "dense/0", "--out", str(tmp_path / "x")])
     assert stop.value.code == 2 and "--only needs --run CONFIG:SIZE" in capsys.readouterr().err
