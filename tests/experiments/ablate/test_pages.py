@@ -179,6 +179,8 @@ def test_records_that_do_not_fit_are_refused_before_a_run(
     """By the words that would be said of the page after it, and as it is planned."""
     monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
     changed(study.STORED / f"{arm}/seed0.json", tmp_path / "124m", change)
+    if change is of_toaster:  # a plan for other machines leaves devices out
+        monkeypatch.setattr(study.rundir, "devices", lambda: ["NVIDIA H100"])
     argv = [tmp_path / "124m", "--run", study.PLAN, "--only", only, "--out", tmp_path / "out", *plan]
     with pytest.raises(SystemExit):
         study.main([str(word) for word in argv])
@@ -199,6 +201,8 @@ def test_records_where_runs_would_be_must_fit_them(options, change, words, tmp_p
     """As they are planned, too."""
     monkeypatch.setattr(study.ablate, "main", lambda argv: pytest.fail("trained before the records fitted"))
     changed(study.STORED / "FST/seed0.json", tmp_path / "124m", change)
+    if change is of_toaster:
+        monkeypatch.setattr(study.rundir, "devices", lambda: ["NVIDIA H100"])
     held = sorted(tmp_path.rglob("*"))
     for plan in ([], ["--plan"]):
         with pytest.raises(SystemExit):

@@ -160,7 +160,7 @@ def without_rows(operands, multiply):
 
 
 def without_tokens(operands, multiply):
-    return multiply(operands._replace(left=operands.left.at[:64].set(0)))
+    return multiply(dataclasses.replace(operands, left=operands.left.at[:64].set(0)))
 
 
 @pytest.fixture(scope="module")
