@@ -80,8 +80,8 @@ def counted_order(numbers_T: jax.Array, count: int) -> jax.Array:
     before_bb = jnp.tri(COUNTED, k=-1, dtype=jnp.float32)
     within_nbk = jnp.einsum("ij,njk->nik", before_bb, is_nbk)  # exact in any precision: zeros and ones
     of_block_nk = is_nbk.sum(1)
-    until_nk = jnp.cumsum(of_block_nk, axis=0)
-    first_k = jnp.cumsum(until_nk[-1]) - until_nk[-1]
+    until_nk, all_k = jnp.cumsum(of_block_nk, axis=0), of_block_nk.sum(0)
+    first_k = jnp.cumsum(all_k) - all_k
     places_nbk = within_nbk + (first_k + until_nk - of_block_nk)[:, None]
     places_T = jnp.where(is_nbk == 1, places_nbk, 0).sum(-1).astype(jnp.int32).reshape(-1)[:T]
     return shards.varying_as(inverse_of(places_T, T), numbers_T)
