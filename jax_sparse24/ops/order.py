@@ -45,13 +45,16 @@ def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
 
 
 COUNTED = 256  # neighbours that are counted by one small product
+# Places times numbers, for each of which counting takes eight bytes; float32 has all integers up to there.
+MOST_COUNTED = 2**24
 
 
 def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
     """The order that sorts small numbers; of equal ones the first stays first.
 
-    On CUDA it counts: how many of each number stand before a place is a product with a triangle of ones, and
-    sums over blocks of places. That takes a few small kernels, where a sort takes several passes.
+    On CUDA it counts, unless that would take much memory: how many of each number stand before a place is a
+    product with a triangle of ones, and sums over blocks of places. That takes a few small kernels, where a
+    sort takes several passes.
 
     numbers_T: int32 (T,), from 0 to count - 1.
     count: how many numbers there are.
@@ -61,7 +64,7 @@ def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
     def sorted_order(numbers_T):
         return shards.varying_as(jnp.argsort(numbers_T, stable=True).astype(jnp.int32), numbers_T)
 
-    if numbers_T.size >= 2**24:  # counts are float32, which has all integers up to there
+    if numbers_T.size * count >= MOST_COUNTED:
         return sorted_order(numbers_T)
     return jax.lax.platform_dependent(
         numbers_T, cuda=partial(counted_order, count=count), default=sorted_order
