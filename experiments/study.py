@@ -30,9 +30,12 @@ WHOLE, TEXT = (904, 939), 167  # seconds, from that log: each run of the pair, a
 HEAD = """Loss and time of the methods beside dense training, the longest runs first. Written by
 `python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
+RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
 PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
-([log]({RATES}))."""
+([log]({RATES})).
+Its `Venom` has M = 16 and half of the steps after the warm-up sparse. From `124m` on the arm has M = 8 and a
+quarter of them, which ended nearer to dense training here ([log]({RECIPE}))."""
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
 arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;

@@ -45,13 +45,16 @@ def collect(x: jax.Array, groups: int, axis: int) -> jax.Array:
 
 
 COUNTED = 256  # neighbours that are counted by one small product
+# Places times numbers, for each of which counting takes eight bytes; float32 has all integers up to there.
+MOST_COUNTED = 2**24
 
 
 def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
     """The order that sorts small numbers; of equal ones the first stays first.
 
-    On CUDA it counts: how many of each number stand before a place is a product with a triangle of ones, and
-    sums over blocks of places. That takes a few small kernels, where a sort takes several passes.
+    On CUDA it counts, unless that would take much memory: how many of each number stand before a place is a
+    product with a triangle of ones, and sums over blocks of places. That takes a few small kernels, where a
+    sort takes several passes.
 
     numbers_T: int32 (T,), from 0 to count - 1.
     count: how many numbers there are.
@@ -61,7 +64,7 @@ def stable_order(numbers_T: jax.Array, count: int) -> jax.Array:
     def sorted_order(numbers_T):
         return shards.varying_as(jnp.argsort(numbers_T, stable=True).astype(jnp.int32), numbers_T)
 
-    if numbers_T.size >= 2**24:  # counts are float32, which has all integers up to there
+    if numbers_T.size * count >= MOST_COUNTED:
         return sorted_order(numbers_T)
     return jax.lax.platform_dependent(
         numbers_T, cuda=partial(counted_order, count=count), default=sorted_order
@@ -80,8 +83,8 @@ def counted_order(numbers_T: jax.Array, count: int) -> jax.Array:
     before_bb = jnp.tri(COUNTED, k=-1, dtype=jnp.float32)
     within_nbk = jnp.einsum("ij,njk->nik", before_bb, is_nbk)  # exact in any precision: zeros and ones
     of_block_nk = is_nbk.sum(1)
-    until_nk = jnp.cumsum(of_block_nk, axis=0)
-    first_k = jnp.cumsum(until_nk[-1]) - until_nk[-1]
+    until_nk, all_k = jnp.cumsum(of_block_nk, axis=0), of_block_nk.sum(0)
+    first_k = jnp.cumsum(all_k) - all_k
     places_nbk = within_nbk + (first_k + until_nk - of_block_nk)[:, None]
     places_T = jnp.where(is_nbk == 1, places_nbk, 0).sum(-1).astype(jnp.int32).reshape(-1)[:T]
     return shards.varying_as(inverse_of(places_T, T), numbers_T)

@@ -334,9 +334,10 @@ REPACKED = [
     for place in (
         *(((256, 1024), 64, 16), ((256, 2048), 64, 16), ((128, 2048), 128, 8), ((1152, 1024), 128, 8)),
         *(((128, 2048), 64, 32), ((128, 4096), 64, 32), ((512, 512), 256, 32)),
+        *(((256, 2048), 256, 8), ((128, 192), 64, 16), ((128, 384), 64, 16)),
     )
     for collected in (True, False)
-    if not (collected and place[1] == 256)
+    if not (collected and place[0][1] // place[2] % place[1])  # groups in whole blocks
 ]
 
 

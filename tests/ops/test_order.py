@@ -46,7 +46,9 @@ def test_a_permutation_is_undone_by_its_inverse(padding):
     np.testing.assert_array_equal(jax.vjp(lambda x: permute(x, order, inverse), x)[1](ct)[0], ct[inverse])
 
 
-@pytest.mark.parametrize(("T", "count"), [(1, 1), (255, 3), (256, 64), (1000, 32), (4096, 7), (2048, 300)])
+@pytest.mark.parametrize(
+    ("T", "count"), [(0, 3), (1, 1), (255, 3), (256, 64), (1000, 32), (4096, 7), (2048, 300)]
+)
 @pytest.mark.parametrize("order", [counted_order, stable_order], ids=["counted", "as the platform has it"])
 def test_small_numbers_are_sorted_stably(order, T, count):
     """Some numbers do not occur, and one occurs in most places."""
@@ -57,3 +59,13 @@ def test_small_numbers_are_sorted_stably(order, T, count):
     got = jax.jit(order, static_argnums=1)(jnp.asarray(numbers), count)
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, np.argsort(numbers, kind="stable"))
+
+
+@pytest.mark.parametrize(
+    ("T", "count", "sorts"), [(2**17, 64, False), (2**19, 64, True), (2**15, 1024, True)]
+)
+def test_what_would_take_much_memory_to_count_is_sorted(T, count, sorts):
+    """Temporaries have eight bytes for each place and number, and float32 has no larger integers."""
+    traced = jax.jit(stable_order, static_argnums=1).trace(jax.ShapeDtypeStruct((T,), jnp.int32), count)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("stablehlo.sort" in text, "stablehlo.dot_general" in text) == (sorts, not sorts)

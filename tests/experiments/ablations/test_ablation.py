@@ -328,3 +328,16 @@ def test_an_unfinished_run_has_no_outcome(evaluated):
 
 def test_limits_are_of_metrics():
     assert set(LIMITS) <= set(METRICS)
+
+
+def test_the_evidence_has_the_recipe_of_venom_that_the_pilot_has_beside_it():
+    """At the size pilot Venom is as it was; larger sizes have what was ahead there."""
+
+    def method(file, size, arm):
+        return ablations.load(f"configs/evidence/{file}.py:{size}").ablation.arms[arm].method
+
+    before, ahead = (method("venom_recipe", "pilot", arm) for arm in ("as it is", "smaller M, shorter"))
+    assert method("methods", "pilot", "Venom") == before != ahead
+    for size in ("124m", "wide", "wide4096"):
+        found = method("methods", size, "Venom")
+        assert dataclasses.replace(found, dense_warmup=ahead.dense_warmup) == ahead

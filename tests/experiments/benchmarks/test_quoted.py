@@ -62,6 +62,17 @@ def test_quoted_numbers_follow_the_results():
     assert quoted.first(results, [], "docs/").count("not measured") == 3
 
 
+def test_the_first_table_is_of_the_gpu_with_most_of_it():
+    """Of two GPUs the one with all three methods in more places; of equal ones the one measured last."""
+    found = {}
+    for kept in ({768, 2048, 4096}, {4096}, set()):
+        results = pages.load(Settings().folder)
+        h200 = quoted.gpus(results)["NVIDIA H200"]["train-step"]
+        h200["rows"] = [row for row in h200["rows"] if row["d"] in kept]
+        (found[len(kept)],) = re.findall(r"on an (NVIDIA .*) in bfloat16", quoted.first(results, [], ""))
+    assert found == {3: "NVIDIA H200", 1: "NVIDIA H100 80GB HBM3", 0: "NVIDIA H100 80GB HBM3"}
+
+
 def test_no_loss_is_missing_at_a_width_that_a_study_has():
     """The step of d = 768 has a loss by the study of larger models, those of wider models have none."""
     results, recorded = pages.load(Settings().folder), reproduction.recorded()
