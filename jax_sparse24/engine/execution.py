@@ -300,7 +300,8 @@ class Execution:
         (a, a_axis), (_, b_axis) = self.table[name]
         left, right, decision = operands.left, operands.right, operands.decision
         row = self.plan.row(name)
-        collected = row is not None and row.gather_features and isinstance(left, PackedVNM)
+        in_place = isinstance(left, PackedVNM) and not operands.scales  # the product puts its rows back
+        collected = in_place and row is not None and row.gather_features
         if operands.scales:
             dtype = operands.uncut.dtype
             sums = float8_sums(dtype)
