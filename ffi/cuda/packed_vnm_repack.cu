@@ -4,7 +4,7 @@
 // Steps: a block reads the packed rows of its tiles, which are few bytes because four of M features are stored, spreads them
 // over zeros in shared memory, and packs these along tokens (packed_vnm_tile.cuh).
 // Constraints: fits_repack_vnm: 16-bit floats in whole tiles. Where features are collected, every group of M features gives
-// one to each of M tiles of V rows; a block takes as many of these as shared memory holds, as each has to read all of them.
+// one to each of M tiles of V rows; a block makes several of these from one reading, as many as have 256 rows together.
 #include "packed_vnm_tile.cuh"
 
 namespace s24 {

@@ -1,6 +1,6 @@
 // A tile of a V:N:M array of bfloat16 or float16 in shared memory: V of 64, 128 or 256, M of 8, 16 or 32.
 //
-// A block of threads takes V rows x 128 columns. It copies them to shared memory, once and in whole lines, and finds there
+// A block of threads takes V rows x 128 columns, or several such tiles. It brings them to shared memory once and finds there
 // what packed_vnm.cu reads twice: the sums of columns, the four columns of each group, two of four in every row. Sizes are powers
 // of two, since a division would cost more than all that is done to an element.
 #pragma once
@@ -193,6 +193,7 @@ __device__ __forceinline__ void sum_columns(const Tile<T, true>& t) {
 
 template <bool kSquared, class T, int kThreads>
 __device__ __forceinline__ void sum_columns(const Tile<T, false, kThreads>& t) {
+  static_assert(!kSquared, "squares are packed along the last axis alone");
   static_assert(kVnmLanes == 2 * kAccess && kThreads % (2 * kWidth) == 0, "two threads share the partial sums of a column");
   const int half = threadIdx.x % 2;
   for (int c = threadIdx.x / 2; c < kWidth << t.log_many; c += kThreads / 2) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void choose_columns(const Tile<T, kDepthLast, kThread
   const uint32_t* const keys = t.work + (int(threadIdx.x) - of_group);
   const uint32_t key = keys[of_group];
   int larger = 0;
-  for (int j = 0; j < t.m; j += 8) {
+  for (int j = 0; j < t.m; j += 8) {  // M is a multiple of 8
     S24_UNROLL
     for (int h = 0; h < 8; h += 4) {
       const auto others = load<uint32_t, 4>(keys + j + h);

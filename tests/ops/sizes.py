@@ -223,6 +223,14 @@ _UNFIT = {"v": (0, 8, 48, 80, 96, 112, 192, 512), "m": (1, 2, 3, 33, 64)}
 _VNM_SIZES = {"blocks": 2, "v": 32, "groups": 6, "m": 8}
 _HEIGHTS = (16, 32, 64, 128, 256)
 _VNM = {"forbidden": _UNFIT, "choices": {"v": _HEIGHTS, "m": (8, 16, 32, *range(4, 33))}}
+
+
+def _placed(last: str, *places) -> tuple:
+    """(dtype, blocks, v, groups, m, and the size that is named) as places of a Sized."""
+    names = ("blocks", "v", "groups", "m", last)
+    return tuple((dtype, dict(zip(names, sizes, strict=True))) for dtype, *sizes in places)
+
+
 _IN_TILES = {"v": (64, 128, 256), "m": (8, 16, 32)}
 _PACK_VNM = ("s24_vnm_mask", "s24_vnm_pack", "s24_vnm_pack_masked", "s24_vnm_gather", "s24_vnm_unpack")
 
@@ -315,26 +323,24 @@ SIZED = [
         _VNM_SIZES | {"N": 20},
         more=partial(_calls_in_batches, _calls_of_block_products),
         most=200_000,
-        places=tuple(
-            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
-            for dtype, *sizes in (
-                ("bfloat16", 1, 128, 128, 8, 24),
-                ("bfloat16", 2, 64, 80, 16, 264),
-                ("bfloat16", 2, 128, 16, 8, 1288),
-                ("float16", 5, 64, 112, 4, 136),
-                # On Hopper, with the two multiprocessors of tests/native: fewer stages than a block holds, as
-                # many, and one block with one more tile than the others.
-                ("float16", 1, 128, 80, 4, 520),
-                ("float16", 1, 256, 32, 32, 264),
-                ("bfloat16", 5, 64, 16, 8, 136),
-                ("bfloat16", 1, 64, 32, 4, 1288),
-                ("bfloat16", 2, 64, 7, 10, 13),
-                ("float16", 2, 32, 32, 16, 136),
-                ("float32", 2, 16, 11, 5, 70),
-                ("float32", 1, 128, 11, 8, 9),
-                ("float32", 2, 16, 300, 8, 5),
-                ("bfloat16", 1, 64, 0, 8, 24),
-            )
+        places=_placed(
+            "N",
+            ("bfloat16", 1, 128, 128, 8, 24),
+            ("bfloat16", 2, 64, 80, 16, 264),
+            ("bfloat16", 2, 128, 16, 8, 1288),
+            ("float16", 5, 64, 112, 4, 136),
+            # On Hopper, with the two multiprocessors of tests/native: fewer stages than a block holds, as
+            # many, and one block with one more tile than the others.
+            ("float16", 1, 128, 80, 4, 520),
+            ("float16", 1, 256, 32, 32, 264),
+            ("bfloat16", 5, 64, 16, 8, 136),
+            ("bfloat16", 1, 64, 32, 4, 1288),
+            ("bfloat16", 2, 64, 7, 10, 13),
+            ("float16", 2, 32, 32, 16, 136),
+            ("float32", 2, 16, 11, 5, 70),
+            ("float32", 1, 128, 11, 8, 9),
+            ("float32", 2, 16, 300, 8, 5),
+            ("bfloat16", 1, 64, 0, 8, 24),
         ),
         sums=True,
         **_VNM,
@@ -345,17 +351,15 @@ SIZED = [
         _VNM_SIZES | {"N": 20},
         more=partial(_calls_in_batches, _calls_of_collected_products),
         most=200_000,
-        places=tuple(
-            (dtype, dict(zip(("blocks", "v", "groups", "m", "N"), sizes, strict=True)))
-            for dtype, *sizes in (
-                ("bfloat16", 3, 128, 16, 12, 264),
-                ("float16", 5, 64, 16, 5, 136),
-                ("bfloat16", 1, 64, 32, 4, 1288),
-                ("bfloat16", 3, 64, 7, 12, 13),
-                ("float16", 7, 16, 32, 14, 136),
-                ("float32", 3, 16, 11, 6, 70),
-                ("float32", 5, 64, 11, 10, 9),
-            )
+        places=_placed(
+            "N",
+            ("bfloat16", 3, 128, 16, 12, 264),
+            ("float16", 5, 64, 16, 5, 136),
+            ("bfloat16", 1, 64, 32, 4, 1288),
+            ("bfloat16", 3, 64, 7, 12, 13),
+            ("float16", 7, 16, 32, 14, 136),
+            ("float32", 3, 16, 11, 6, 70),
+            ("float32", 5, 64, 11, 10, 9),
         ),
         sums=True,
         # Rows are a multiple of m, too: 64 of these sizes, of which 5, 12 and 31 are no divisors.
@@ -374,15 +378,13 @@ SIZED = [
         most=200_000,
         # A tile and parts of one; fewer stages than a block holds, and more; with the two multiprocessors of
         # tests/native, one block with one more tile than the others.
-        places=tuple(
-            (dtype, dict(zip(("blocks", "v", "groups", "m", "D"), sizes, strict=True)))
-            for dtype, *sizes in (
-                ("bfloat16", 1, 64, 160, 4, 128),
-                ("float16", 3, 64, 128, 5, 320),
-                ("bfloat16", 5, 64, 96, 16, 64),
-                ("bfloat16", 1, 128, 96, 8, 576),
-                ("float16", 1, 256, 64, 32, 192),
-            )
+        places=_placed(
+            "D",
+            ("bfloat16", 1, 64, 160, 4, 128),
+            ("float16", 3, 64, 128, 5, 320),
+            ("bfloat16", 5, 64, 96, 16, 64),
+            ("bfloat16", 1, 128, 96, 8, 576),
+            ("float16", 1, 256, 64, 32, 192),
         ),
         forbidden=_UNFIT | {"v": (*_UNFIT["v"], 16, 32)},
         choices={"v": (64, 128, 256), "m": (8, 16, 32, *range(4, 33))},
