@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="FOLDER",
         help="records, ARM/seedN.json, with which the runs will be shown: one that does not fit them "
-        "(devices, text, config) is stopped before it is compiled; may be given several times",
+        "(text, config) is stopped before it is compiled; may be given several times",
     )
     p.add_argument("--record", action="store_true", help="also put the result into docs/reproduction")
     p.add_argument("--list", action="store_true", help="all claims with their last verdict")

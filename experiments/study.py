@@ -18,7 +18,6 @@ from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
 from experiments.errors import UserError, require
-from experiments.training import rundir
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -78,9 +77,10 @@ first batch and its dense loss there: with another batch than the other arms of 
 and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
 it is stopped. The same command again continues what was interrupted. Records of several hosts,
 `ARM/seedN.json`, are put into one folder, or their folders are given one name,
-`python -m experiments.study host1/124m host2/124m --out page`; they must be of one kind of GPU, one text, one
-statement and one config per arm. Of folders that are given beside `--run` that is asked before anything is
-trained, and by `--plan`, but for the text of a run, which is asked as soon as it is prepared.
+`python -m experiments.study host1/124m host2/124m --out page`; they must be of one text, one statement and
+one config per arm. GPUs may be of several kinds: losses are compared over all, times within each. Of folders
+that are given beside `--run` that is asked before anything is trained, and by `--plan`, but for the text of a
+run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
@@ -186,31 +186,26 @@ def plan(argv: list[str]) -> str:
     return markdown(lines)
 
 
-def check(others: list[Path], folder: Path, argv: list[str], planned: bool = False) -> None:
+def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     """UserError where no page could be made of records and of the runs that `python -m experiments.ablate`
     with these arguments would train.
 
     Before any run: that figures can be drawn; that there are records in each folder, complete and each of one
     machine; that studies of other names can be read; and of records and runs together, which are one study,
-    that the devices are of one kind and number, the statements before the runs one, configs those of the
-    ablation, that no run is made twice, and that there is an arm "dense"; and without --only, that runs of
-    this code go on with what is in the folder. Texts are compared among records
-    here, and with that of a run once it is prepared, before the run's folder is made and anything is compiled
-    (`runs.check_beside`); its first batch and its loss there before the first step (`runs.check_alike`).
+    that the statements before the runs are one, configs those of the ablation, that no run is made twice,
+    and that there is an arm "dense"; and without --only, that runs of this code go on with what is in the
+    folder. Texts are compared among records here, and with that of a run once it is prepared, before the
+    run's folder is made and anything is compiled (`runs.check_beside`); its first batch and its loss there
+    before the first step (`runs.check_alike`).
 
-    others: folders of records besides `folder`, into which is trained.
-    planned: whether nothing is trained now. A machine without a GPU then plans what others train."""
+    others: folders of records besides `folder`, into which is trained."""
     figures()
     args = ablate.parser().parse_intermixed_args(argv)
     (claim,) = ablate.claims_of(args)
     jobs = [job for job in ablate.chosen(args.only, [claim]) if not job.kept]
-    slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
-    here, members = tuple(rundir.devices()) if not slots else (), []
     for job in jobs:
         runs.check_place(job)
-        devices = next((slot.devices for slot in slots if slot.takes(job)), here)
-        elsewhere = planned and set(devices) == {"cpu"}
-        members.append(together.Member(job.record, job.begun or job.config, None if elsewhere else devices))
+    members = [together.Member(job.record, job.begun or job.config) for job in jobs]
     for name, each in by_name(others).items():
         if name != folder.resolve().name:
             evidence.read(*each)
@@ -256,7 +251,7 @@ def main(argv=None):
         metavar="CONFIG:SIZE",
         help="before, train runs of this ablation into OUT/SIZE, a study that the page then has; runs that "
         "are there are kept. Before any run it is asked whether a page can be made of records and runs: one "
-        "kind and number of devices, one statement, one config per arm, no run twice, an arm 'dense'. A run "
+        "statement, one config per arm, no run twice, an arm 'dense'. A run "
         "on another text than the records' is stopped when its text is prepared, before it is compiled. "
         "--only, --seeds, --jobs and --any-speed are those of experiments.ablate",
     )
@@ -266,8 +261,8 @@ def main(argv=None):
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="with --run: ask the same, but for the devices where there is no GPU, and say what would be "
-        "trained and what is in OUT/SIZE already; train and write nothing",
+        help="with --run: ask the same, and say what would be trained and what is in OUT/SIZE already; train "
+        "and write nothing",
     )
     args = parser.parse_args(argv)
     options = ("only", "seeds", "jobs", "any_speed", "plan")
@@ -281,7 +276,7 @@ def main(argv=None):
             words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
         for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
             words += ["--beside", str(other)]
-        check(args.studies, folder, words, planned=args.plan)
+        check(args.studies, folder, words)
         if args.plan:
             print(plan(words))
             return 0

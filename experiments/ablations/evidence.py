@@ -48,7 +48,7 @@ class Study:
 
     name: of the folder.
     arms: arm -> seed -> run; the first arm is what the others are compared with.
-    devices: what every run had, as `2 x NVIDIA H200`.
+    devices: what runs had, each kind once, as `NVIDIA H100 or 2 x NVIDIA H200`.
     built: of each run, by its path. Times are compared between runs that were built alike, and whose files
         were those of their commit.
     registered: what was stated before the first run; None where that is not known."""
@@ -147,9 +147,11 @@ class Study:
     def mfu(self, arm: str) -> list[float] | None:
         """Of the same means: the share of the peak of the devices that the products of the arm's model take,
         all of them counted as dense. None where the peak is not known."""
-        run = next(iter(self.arms[arm].values()))
-        each = share_per_token(run, list(self.built[run.out].devices))
-        return each and [each * tokens for tokens in self.tokens_per_second(arm)]
+        runs = self.arms[arm].values()
+        each = {run.out: share_per_token(run, list(self.built[run.out].devices)) for run in runs}
+        if None in each.values():
+            return None
+        return self.apart(arm, lambda run: each[run.out] * tokens_per_step(run) / pace(run))
 
     def _timed(self, arm: str) -> list[tuple[Run, Run]]:
         """Each run of an arm after one of the reference whose time compares: of its seed, if there is one."""
@@ -198,7 +200,7 @@ def read(*folders: Path) -> Study:
     return Study(
         folders[0].resolve().name,
         arms,
-        together.named(members[0].devices),
+        " or ".join(sorted({together.named(member.devices) for member in members})),
         {member.path: Built.of(member) for member in members},
         # Of several machines, what is true of all: that before which most runs were made.
         max(stated, key=lambda words: (words["runs before"], words["written"]), default=None),

@@ -278,7 +278,7 @@ def check_beside(job: Job, config: Config, corpus: Corpus) -> None:
         return
     known, folders = corpus.statistics, [*job.beside, job.out.parents[1]]
     second = known.get("second_digest", "none")
-    own = together.Member(job.record, config, tuple(rundir.devices()), together.text_of(known), second)
+    own = together.Member(job.record, config, text=together.text_of(known), second=second)
     stated = together.statements(folders)
     together.check(job.out.parents[1], [*together.records(folders, whole=False), own], stated)
 
@@ -467,8 +467,6 @@ class Slot:
     """which of the GPUs that are used, counted from 0"""
     gpus: int = 0
     """how many are used, over which arms rotate; 0 for none"""
-    devices: tuple[str, ...] = ()
-    """what those that a run sees are called"""
 
     def takes(self, job: Job) -> bool:
         """Whether a run is trained here."""
@@ -490,24 +488,18 @@ def slots(count: int, each: int = 0) -> list[Slot]:
         f"--jobs {count} with --cores {each} is more than the {len(cores)} cores of this machine.",
     )
     require(pinned or not each, "--cores needs Linux: this system gives processes no cores of their own.")
-    question = (
-        "import json, jax; found = [device.device_kind for device in jax.local_devices()]; "
-        "print(json.dumps([jax.default_backend(), found]))"
-    )
+    question = "import json, jax; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, cwd=REPOSITORY)
     require(asked.returncode == 0, f"jax found no device: {asked.stderr.strip()[-300:]}")
-    backend, kinds = json.loads(asked.stdout)
+    backend, devices = json.loads(asked.stdout)
     require(
         count or backend != "cpu", "--jobs 0 is one run per GPU, and jax finds no GPU here: give a number."
     )
     if backend != "cpu":
-        count, devices = count or len(kinds), len(kinds)
+        count = count or devices
         used = min(count, devices)
-        return [
-            Slot(environment, gpu=i % devices, gpus=used, devices=(kinds[i % devices],))
-            for i, environment in enumerate(shares(count, devices))
-        ]
-    return [Slot({}, tuple(cores[i * each : (i + 1) * each]), devices=tuple(kinds)) for i in range(count)]
+        return [Slot(one, gpu=i % devices, gpus=used) for i, one in enumerate(shares(count, devices))]
+    return [Slot({}, tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
 
 
 def shares(count: int, devices: int) -> list[dict]:

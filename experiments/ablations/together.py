@@ -1,5 +1,6 @@
-"""Which runs belong into one study: they have devices of one kind, one text and one statement, an arm has one
-config, and each run is made once.
+"""Which runs belong into one study: they have one text and one statement, an arm has one config, and each run
+is made once. Devices may be of several kinds, since those change a loss by the order of sums alone; times
+are compared within one kind (built.py).
 
 The same question is asked of records as they are read (evidence.py), and of runs before they begin, as far as
 it can be answered then (study.py, runs.py).
@@ -27,7 +28,7 @@ class Member:
 
     path: of its record, ARM/seedN.json.
     config: which it has.
-    devices: what they are called; None where that is not known yet.
+    devices: what they are called; none of a run that is to be trained.
     text: digests of its text and its tokenizer; None likewise.
     second: digest of its second text, "none" without one; None likewise.
     run: what its record says; None for one that is to be trained.
@@ -35,7 +36,7 @@ class Member:
 
     path: Path
     config: Config
-    devices: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
     text: str | None = None
     second: str | None = None
     run: Run | None = None
@@ -135,10 +136,9 @@ def check(
 
     Raises: UserError if two of them do not fit together."""
     known = list({member.path.resolve(): member for member in members}.values())
-    tables: dict[str, dict] = {"devices": {}, "texts": {}, "second texts": {}, "statements": {}}
+    tables: dict[str, dict] = {"texts": {}, "second texts": {}, "statements": {}}
     for member in known:
-        devices = None if member.devices is None else named(member.devices)
-        for what, value in (("devices", devices), ("texts", member.text), ("second texts", member.second)):
+        for what, value in (("texts", member.text), ("second texts", member.second)):
             if value is not None:
                 tables[what].setdefault(value, member.words)
     for where, value in stated.items():
