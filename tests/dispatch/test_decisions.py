@@ -478,6 +478,25 @@ def test_explain_shows_the_decision_and_its_numbers(folders, capsys):
     assert "XLA dense product" in lines["B1"] and "XLA dense product" in lines["B4"]
 
 
+@pytest.mark.parametrize(
+    ("method", "pattern", "expected"),
+    [
+        (s24.methods.Venom(v=16, m=8, clusters=2), "16:2:8", {"F2", "B2", "B3", "B4"}),
+        (s24.methods.Activation24(), "2:4", {"F2"}),
+    ],
+    ids=["Venom", "Activation24"],
+)
+def test_vnm_activations_are_compared_with_what_unpacks_them(folders, capsys, method, pattern, expected):
+    """Packed products are slower here than dense ones, and faster than those of unpacked operands."""
+    kinds = ("fwd", "left", (64, 128, 32)), ("wgrad", "left", (128, 64, 32)), ("dgrad", "left", (64, 128, 32))
+    kinds += (("wgrad", "right", (32, 64, 128)),)
+    store(folders[0], table(*(entry(*kind, packed=95.0, pattern=pattern) for kind in kinds)))
+    s24.explain(method, shape=(64, 32, 128))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "FB"]
+    assert {line[:2] for line in lines if "1.05x masked" in line and " packed " in line} == expected
+    assert {line[:2] for line in lines if "0.95x dense" in line} == {"B2", "B3", "B4"} - expected
+
+
 def test_explain_refuses_other_shapes():
     with pytest.raises(ValueError, match=r"\(T, d, f\)"):
         s24.explain(s24.methods.STE(), shape=(64, 32))
