@@ -38,15 +38,14 @@ def prepared(make: Callable[[], Builder], check: Callable[[], None] = lambda: No
     # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
     with quiet(), tempfile.TemporaryDirectory() as unused:
         builder = make()
-        if builder.is_prepared():
-            return builder
-        check()
-        folder = Path(builder.data_dir).parent
-        with alone(folder / ".lock"):
-            for left in folder.glob("incomplete.*"):
-                shutil.rmtree(left)
-            make().download_and_prepare(download_dir=unused)  # does nothing where another process has
-        # A builder reads its splits where it is made: one made before it was prepared has none.
+        if not builder.is_prepared():
+            check()
+            folder = Path(builder.data_dir).parent
+            with alone(folder / ".lock"):
+                for left in folder.glob("incomplete.*"):
+                    shutil.rmtree(left)
+                make().download_and_prepare(download_dir=unused)  # does nothing where another process has
+        # A builder reads its splits where it is made: one that another process prepares just then has none.
         return make()
 
 

@@ -349,7 +349,9 @@ def test_what_is_drawn_of_papers_is_said():
 def of_one_seed(size):
     """A stored study without its further seeds."""
     (found,) = [study for study in evidence.studies() if study.name == size]
-    return dataclasses.replace(found, arms={arm: {0: runs[0]} for arm, runs in found.arms.items()})
+    return dataclasses.replace(
+        found, arms={arm: {0: runs[0]} for arm, runs in found.arms.items() if 0 in runs}
+    )
 
 
 def test_the_share_of_the_peak_of_a_record():

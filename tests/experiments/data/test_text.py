@@ -122,6 +122,24 @@ def test_several_prepare_it_at_once(tmp_path):
     assert first and all(other == first for other in others)
 
 
+def test_another_prepares_it_as_it_is_looked_for(tmp_path, monkeypatch):
+    """Between a builder, which reads its splits as it is made, and the question whether there are some."""
+    (tmp_path / "text").mkdir()
+    for name in "abc":
+        (tmp_path / f"text/{name}.txt").write_text(f"{name}\n" * 4000)
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
+    made, first = corpora.LocalText.__init__, []
+
+    def late(builder, **options):
+        made(builder, **options)
+        if not first:
+            first.append(builder)
+            corpora.prepare(data)
+
+    monkeypatch.setattr(corpora.LocalText, "__init__", late)
+    assert set(corpora.prepare(data).info.splits) == {"train", "validation"}
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
