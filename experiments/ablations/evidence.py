@@ -274,15 +274,22 @@ def samples(study: Study) -> str:
     return "\n\n".join(text for prompt in prompts for own, text in parts if own == prompt)
 
 
-def curve(run: Run, over: str, products: str = "dense") -> tuple[np.ndarray, np.ndarray]:
-    """Bits per byte of evaluations. over: "tokens" (millions) or "minutes". products: "dense", every one, or
-    "sparse", those of the method, in its sparse phases alone."""
-    steps, losses = run.column("eval", products)
-    if products == "sparse":
-        spans = [(first, after) for first, after, phase in run.phases if phase.sparse]
-        within = np.array([any(first < step <= after for first, after in spans) for step in steps], bool)
-        steps, losses = steps[within], losses[within]
-    return places(run, over, steps), np.array([bits_per_byte(loss, run.bytes_per_token) for loss in losses])
+def curve(run: Run, over: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Evaluations by the products with which a run trained then: in its sparse phases those of the method.
+
+    over: "tokens" (millions) or "minutes".
+
+    Returns: their places; bits per byte; and whether each is the loss of a language model, which it is not
+        where the method's products tell tokens of later ones."""
+    spans = [(first, after) for first, after, phase in run.phases if phase.sparse]
+    found = []
+    for row in run.rows["eval"]:
+        products = "sparse" if any(first < row["step"] <= after for first, after in spans) else "dense"
+        if row.get(products) is not None:
+            bits = bits_per_byte(row[products], run.bytes_per_token)
+            found.append((row["step"], bits, products not in row.get("no_language_model_loss", ())))
+    steps, values, causal = map(np.array, zip(*found, strict=True))
+    return places(run, over, steps), values, causal
 
 
 def places(run: Run, over: str, steps) -> np.ndarray:

@@ -50,15 +50,11 @@ def _losses(study: Study, over: str, path: Path) -> str:
         for colour, arm in zip(colours(arms), arms, strict=True):
             _band(axes, [curve(run, over) for run in shown[arm]], colour, arm)
         axes.set_ylabel("bits per byte")
-    for colour, arm in zip(colours(arms), arms, strict=True):
-        values = [curve(run, over, "sparse") for run in shown[arm]]
-        if all(len(places) for places, _ in values):
-            mean = np.mean([np.interp(values[0][0], *one) for one in values], axis=0)
-            whole.plot(values[0][0], mean, color=colour, **DOTTED)
     whole.set(xlim=(0, last))
+    leaks = any(line.get_linestyle() == DOTTED["linestyle"] for line in whole.get_lines())
     whole.set_title(
-        f"{study.name}: validation loss, mean and range of seeds; every product dense,\n"
-        "dotted: by a method's sparse products, while it trains with them"
+        f"{study.name}: validation loss by the products, dense or sparse, of that step,\n"
+        f"mean and range of seeds{'; dotted: tokens know of later ones' if leaks else ''}"
     )
     whole.tick_params(labelbottom=False)
     end.set(xlim=((1 - END) * last, last), xlabel=UNITS[over])
@@ -127,10 +123,13 @@ def _phases(runs, arms, over: str, axes):
 
 
 def _band(axes, curves, colour, label):
-    """The mean of curves, and the band between the lowest and the highest, at the places of the first."""
-    places = curves[0][0]
-    values = np.array([np.interp(places, *one) for one in curves])
-    axes.plot(places, values.mean(0), color=colour, label=label)
+    """The mean of curves, and the band between the lowest and the highest, at the places of the first; dotted
+    where it is the loss of no language model."""
+    places, _, causal = curves[0]
+    values = np.array([np.interp(places, x, y) for x, y, _ in curves])
+    axes.plot(places, np.where(causal, values.mean(0), np.nan), color=colour, label=label)
+    if not causal.all():
+        axes.plot(places, values.mean(0), color=colour, **DOTTED)
     axes.fill_between(places, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import ablate, study
@@ -323,16 +324,19 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
-def test_a_sparse_curve_is_that_of_the_sparse_phases():
-    """By tokens of the records: FST ends dense, Activation24 begins so, dense training has none."""
+def test_a_curve_is_by_the_products_of_its_step():
+    """By the records: FST ends dense, Activation24 begins so, and in Venom's sparse steps tokens know of
+    later ones."""
     stored = evidence.read(REPOSITORY / "docs/evidence/124m")
-    fst, activations, dense = (stored.arms[name][0] for name in ("FST", "Activation24", "dense"))
-    places, values = evidence.curve(fst, "tokens", "sparse")
-    tokens = evidence.curve(fst, "tokens")[0]
-    assert len(places) == len(values) and (places == tokens[tokens <= 459 * 5 / 6]).all()
-    assert evidence.curve(activations, "tokens", "sparse")[0][-1] == tokens[-1]
-    assert evidence.curve(activations, "tokens", "sparse")[0][0] > 459 / 4
-    assert not len(evidence.curve(dense, "tokens", "sparse")[0])
+    for arm, ends, seed in (("FST", 5 / 6, 0), ("Activation24", 1, 0), ("Venom", 3063 / 7000, 2)):
+        run = stored.arms[arm][seed]
+        begins = 0 if arm == "FST" else 1 / 4
+        at, values, causal = evidence.curve(run, "tokens")
+        dense, sparse = (run.column("eval", name)[1] for name in ("dense", "sparse"))
+        inside = (at > 459 * begins) & (at <= 459 * ends)
+        expected = np.where(inside, sparse, dense) / run.bytes_per_token / np.log(2)
+        assert values == pytest.approx(expected) and inside.any()
+        assert (causal == (~inside if arm == "Venom" else True)).all()
 
 
 def test_what_is_drawn_of_papers_is_said():
