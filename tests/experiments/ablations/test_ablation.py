@@ -167,18 +167,22 @@ def test_arms_at_equal_time_may_differ_in_steps():
 
 
 @pytest.mark.parametrize(
-    ("file", "shape", "size"),
+    ("size", "shape", "files"),
     [
-        ("nvidia-h200_train-step_2026-11-22-d.json", (4096, 14336), "cpu"),
-        ("nvidia-h100-80gb-hbm3_train-step_20261123T135733Z.json", (2048, 8192), "wide"),
+        ("", (4096, 14336), ["2026-11-22-d"] * 3),
+        ("wide", (2048, 8192), ["20261126T135922Z", "20261123T171607Z", "20261126T135922Z"]),
+        ("wide4096", (4096, 14336), ["20261126T105011Z", "20261123T171607Z", "20261126T193104Z"]),
     ],
 )
 @pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
-def test_steps_at_equal_time_follow_from_the_measured_speed(name, file, shape, size):
+def test_steps_at_equal_time_follow_from_the_measured_speed(name, size, shape, files):
     """The speeds that the config names are those of the stored results; one more step would take longer."""
+    place, speeds = equal_time.SPEEDS[size]
+    file = f"nvidia-h200_train-step_{files[list(speeds).index(name)]}.json"
     results = json.loads((RESULTS / file).read_text())["rows"]
     (row,) = [r for r in results if (r["method"], r["d"], r["f"]) == (name, *shape)]
-    speed = equal_time.SPEEDS[f"{shape[0]}, {shape[1]}"][name]
+    assert place == ", ".join(map(str, shape))
+    speed, size = speeds[name], size or "cpu"
     assert speed == round(rows.ratio(row, "dense step", "step"), 2)
     arms = ablations.load(f"configs/fst/equal_time.py:{size}").ablation.arms
     config, dense = arms[name], arms["dense"].train.steps
