@@ -100,6 +100,7 @@ def how() -> str:
     memory = max(run.last("eval", "peak_bytes") for run in pair)
     joules = sum(evidence.joules_per_token(run) * tokens for run in pair)
     speeds = [f"{tokens / each / 1e3:.0f}" for each in seconds]
+    gpu = together.named(stored.built[pair[0].out].devices)
 
     def on(gpus: int) -> str:
         return f"{seconds[0] * math.ceil(runs / gpus) / 3600:.1f} on {gpus}"
@@ -107,7 +108,7 @@ def how() -> str:
     minutes = [f"{part / 60:.0f}" for part in (*WHOLE, TEXT, sum(WHOLE) + TEXT)]
     of_the_pair = (
         f"A run is {train.steps} steps of {of_a_step} tokens, {tokens / 1e6:.0f}M tokens. In the pair of "
-        f"seed 0 above, each on an {stored.devices}, dense training made {speeds[0]} thousand tokens per "
+        f"seed 0 above, each on an {gpu}, dense training made {speeds[0]} thousand tokens per "
         f"second and FST {speeds[1]} thousand. The steps of both took {sum(seconds) / 60:.0f} minutes and "
         f"{joules / 1e6:.1f} MJ ({joules / 3.6e6:.2f} kWh). With compiling and all evaluations they took "
         f"{minutes[0]} and {minutes[1]} minutes, and preparing the text {minutes[2]} more, once "

@@ -6,7 +6,8 @@ from experiments.ablations import together
 
 RULE = (
     "Times are compared between runs of one commit, trained with its own files, with the same versions of "
-    "jax and cuSPARSELt, the same XLA flags and the same kind of GPU, as far as these are recorded."
+    "jax and cuSPARSELt, the same XLA flags and the same kind and number of GPUs, as far as these are "
+    "recorded."
 )
 
 
@@ -46,9 +47,10 @@ class Built:
     def unlike(self, other: "Built") -> list[str]:
         """In what another differs, in words."""
         libraries = sorted({name for name, _ in set(self.libraries) ^ set(other.libraries)})
+        gpus = "another kind of GPU" if set(self.devices) != set(other.devices) else "another number of GPUs"
         return [
             *(["another commit"] if self.commit != other.commit else []),
             *(f"another version of {name}" for name in libraries),
             *(["other XLA flags"] if self.flags != other.flags else []),
-            *(["another kind of GPU"] if self.devices != other.devices else []),
+            *([gpus] if self.devices != other.devices else []),
         ]

@@ -189,11 +189,17 @@ def test_records_where_runs_would_be_must_be_of_their_commit(tmp_path, capsys, m
     assert sorted(tmp_path.rglob("*")) == held
 
 
-def test_losses_compare_over_kinds_of_gpu_and_times_within_each(tmp_path):
-    """And shares of the peak are those of the GPU of each run."""
-
+@pytest.mark.parametrize(
+    ("devices", "said", "why"),
+    [
+        (["NVIDIA H100 80GB HBM3"], "NVIDIA H100 80GB HBM3 or NVIDIA H200", "another kind of GPU"),
+        (["NVIDIA H200"] * 2, "2 x NVIDIA H200 or NVIDIA H200", "another number of GPUs"),
+    ],
+    ids=["kind", "number"],
+)
+def test_losses_compare_over_kinds_of_gpu_and_times_within_each(devices, said, why, tmp_path):
     def on_another(content):
-        content["environment"]["devices"] = ["NVIDIA H100 80GB HBM3"]
+        content["environment"]["devices"] = devices
 
     for arm in ("dense", "FST"):
         changed(study.STORED / f"{arm}/seed0.json", tmp_path / "124m", as_it_is)
@@ -201,8 +207,8 @@ def test_losses_compare_over_kinds_of_gpu_and_times_within_each(tmp_path):
     found = evidence.read(tmp_path / "124m")
     assert found.gap("half-width").n == found.gap("FST").n == 1
     assert found.run_speed("half-width").mean is None and found.run_speed("FST").mean is not None
-    assert found.left_out == {"of another kind of GPU than the unchanged runs beside": ["half-width/0"]}
-    assert "on NVIDIA H100 80GB HBM3 or NVIDIA H200." in evidence.about(found)
+    assert found.left_out == {f"of {why} than the unchanged runs beside": ["half-width/0"]}
+    assert f"on {said}." in evidence.about(found)
 
 
 def test_statements_that_differ_are_refused(tmp_path, capsys):
