@@ -36,7 +36,6 @@ TILE = re.compile(r"Tiles<.*?Shape<(\d+), (\d+)")
 NO_TILE = re.compile(r"P = [{<]s24::MatmulVnmArgs[}>]")
 OF_BLOCKS = "s24_vnm_matmul"  # in the name of a call
 AT_ENTRIES = "s24_vnm_sampled"
-EVERY = {"8.0": 3, "9.0": 1}  # of the products of blocks: hundreds, whose layouts and options repeat by twos
 Made = tuple[str, Callable, tuple]  # what a call is, a function of arrays and an implementation, and arrays
 # A GPU of each generation for whose cuSPARSELt kernels write metadata.
 WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
@@ -68,10 +67,12 @@ def array_for(sized: Sized, like: jax.ShapeDtypeStruct, rng: np.random.Generator
 
 
 def _calls() -> Iterator[Made]:
-    """The shared cases on arrays that are not large, and on arrays of other sizes."""
+    """The shared cases on arrays that are not large, the first shape in all dtypes and others in one, and on
+    arrays of other sizes."""
     for case in IDENTICAL:
-        for shape, dtype in case.places(gpu=True):
-            if np.prod(shape) <= MOST:
+        shapes = dict.fromkeys(shape for shape, _ in case.places(gpu=True))
+        for n, shape in enumerate(shape for shape in shapes if np.prod(shape) <= MOST):
+            for dtype in case.dtypes if n == 0 else (case.dtypes[n % len(case.dtypes)],):
                 yield f"{case} {shape} {dtype}", case.call, case.given(shape, dtype)
     for n, sized in enumerate(SIZED):
         if sized.only == "cpu" or sized.rounds:
@@ -141,8 +142,9 @@ def test_kernels_give_the_bits_of_other_platforms(caller, cuda_targets, fake_cus
 
 @pytest.fixture(scope="module")
 def products_of_blocks(caller) -> tuple[list[Made], list]:
-    """The calls, and what the CPU's kernels give for them, whatever GPU they are compared with."""
-    made = [call for call in calls() if OF_BLOCKS in call[0]]
+    """The calls, and what the CPU's kernels give for them, whatever GPU they are compared with. There are
+    hundreds, whose layouts and options repeat by twos, so that every third one has all of them."""
+    made = [call for call in calls() if OF_BLOCKS in call[0]][::3]
     return made, by_the_cpu(made, caller)
 
 
@@ -152,7 +154,7 @@ def products_of_blocks(caller) -> tuple[list[Made], list]:
 )
 def test_products_of_blocks(capability, tiles, products_of_blocks, caller, cuda_targets, fake_cusparselt):
     """On Hopper whole tiles have kernels of their own: of 128 rows, and of 64 rows by 512 or 256 columns."""
-    made, expected = (found[:: EVERY[capability]] for found in products_of_blocks)
+    made, expected = products_of_blocks
     launched(cuda_targets)
     compare(made, caller, targets_of(cuda_targets, fake_cusparselt, capability), expected=expected)
     ran = "\n".join(launched(cuda_targets))

@@ -70,7 +70,7 @@ def test_the_first_table_is_of_the_gpu_with_most_of_it():
         h200 = quoted.gpus(results)["NVIDIA H200"]["train-step"]
         h200["rows"] = [row for row in h200["rows"] if row["d"] in kept]
         (found[len(kept)],) = re.findall(r"on an (NVIDIA .*) in bfloat16", quoted.first(results, [], ""))
-    assert found == {3: "NVIDIA H200", 1: "NVIDIA H100 80GB HBM3", 0: "NVIDIA H100 80GB HBM3"}
+    assert found == {3: "NVIDIA H200", 1: "NVIDIA H200", 0: "NVIDIA H100 80GB HBM3"}
 
 
 def test_no_loss_is_missing_at_a_width_that_a_study_has():
