@@ -5,8 +5,9 @@ from configs.venom import venom
 from experiments.ablations.ablation import Ablation, Size
 from experiments.ablations.verdicts import all_of, no_worse
 
-# d, f, and dense time / time of a sparse training step there on an H200, by size; "" for sizes of which no
-# step was measured, whose runs are of the first such results. A test names the results.
+# By size: d, f, and dense time / time of a sparse training step at these widths on an H200. "" is for the
+# other sizes, which are smaller: their runs were made with these speeds, the first that were measured. A test
+# names the results.
 SPEEDS = {
     "": ("4096, 14336", {"FST": 1.19, "Activation24": 1.11, "Venom": 1.30}),
     "wide": ("2048, 8192", {"FST": 1.16, "Activation24": 1.08, "Venom": 1.29}),

@@ -279,8 +279,8 @@ def curve(run: Run, over: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     over: "tokens" (millions) or "minutes".
 
-    Returns: their places; bits per byte; and whether each is the loss of a language model, which it is not
-        where the method's products tell tokens of later ones."""
+    Returns: their places; bits per byte; and whether each is causal, which it is not where sparse products
+        let a token depend on later ones."""
     spans = [(first, after) for first, after, phase in run.phases if phase.sparse]
     found = []
     for row in run.rows["eval"]:

@@ -45,27 +45,27 @@ def _losses(study: Study, over: str, path: Path) -> str:
     grid = figure.add_gridspec(3, 2, height_ratios=heights)
     whole, end, pairs = (figure.add_subplot(place) for place in (grid[0, :], grid[2, 0], grid[2, 1]))
     phases = figure.add_subplot(grid[1, :], sharex=whole)
-    last = max(curve(run, over)[0][-1] for runs in shown.values() for run in runs)
+    curves = {arm: [curve(run, over) for run in shown[arm]] for arm in arms}
+    last = max(at[-1] for own in curves.values() for at, _, _ in own)
     for axes in (whole, end):
         for colour, arm in zip(colours(arms), arms, strict=True):
-            _band(axes, [curve(run, over) for run in shown[arm]], colour, arm)
+            _band(axes, curves[arm], colour, arm)
         axes.set_ylabel("bits per byte")
     whole.set(xlim=(0, last))
-    leaks = any(line.get_linestyle() == DOTTED["linestyle"] for line in whole.get_lines())
+    causal = all(one.all() for own in curves.values() for _, _, one in own)
     whole.set_title(
         f"{study.name}: validation loss by the products, dense or sparse, of that step,\n"
-        f"mean and range of seeds{'; dotted: tokens know of later ones' if leaks else ''}"
+        f"mean and range of seeds{'' if causal else '; dotted: not causal'}"
     )
     whole.tick_params(labelbottom=False)
     end.set(xlim=((1 - END) * last, last), xlabel=UNITS[over])
     end.set_title(f"the last {END:.0%}")
     for axes, first in ((whole, 0.1), (end, 1 - END)):
-        values = [
-            y for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if x >= first * last
-        ]
-        if values:
-            height = max(values) - min(values) or 0.01
-            axes.set_ylim(min(values) - 0.08 * height, max(values) + 0.08 * height)
+        values = [y[at >= first * last] for own in curves.values() for at, y, _ in own]
+        if any(map(len, values)):
+            low, high = np.min(np.concatenate(values)), np.max(np.concatenate(values))
+            height = high - low or 0.01
+            axes.set_ylim(low - 0.08 * height, high + 0.08 * height)
     _pairs(study, arms, pairs)
     _phases([shown[arm][0] for arm in arms], arms, over, phases)
     figure.canvas.draw()  # so that labels know the height of the axes
@@ -124,7 +124,7 @@ def _phases(runs, arms, over: str, axes):
 
 def _band(axes, curves, colour, label):
     """The mean of curves, and the band between the lowest and the highest, at the places of the first; dotted
-    where it is the loss of no language model."""
+    where it is not causal."""
     places, _, causal = curves[0]
     values = np.array([np.interp(places, x, y) for x, y, _ in curves])
     axes.plot(places, np.where(causal, values.mean(0), np.nan), color=colour, label=label)

@@ -1,6 +1,6 @@
 """Which runs belong into one study: they have one text and one statement, an arm has one config, and each run
-is made once. Devices may be of several kinds, since those change a loss by the order of sums alone; times
-are compared within one kind (built.py).
+is made once. Devices may be of several kinds, since those change a loss by rounding alone; times are
+compared within one kind (built.py).
 
 The same question is asked of records as they are read (evidence.py), and of runs before they begin, as far as
 it can be answered then (study.py, runs.py).

@@ -183,8 +183,8 @@ class Execution:
         side = "left" if row.operand == a else "right"
         product = Product((a_axis, b_axis), side, dtype, sizes, row.by.pattern)
         options = {"forms": row.by.forms, "eight_bits": row.eight_bits}
-        # Blocks of V:N:M are chosen anew for each axis: for a dense product of what is saved packed, or of a
-        # gradient at its entries, an operand is unpacked and masked. Other patterns are, for F2 alone.
+        # With V:N:M a dense product of Y2, which is saved packed, or of dY1, which is made at its entries,
+        # would unpack them and mask them anew along tokens. With 2:4 dY1 is dense, and F2 alone unpacks.
         unpacked = self.plan.save_packed and (name == "F2" or row.by.pattern != "2:4")
         alternative = "masked" if unpacked else "dense"
         return decide(product, implementation=self.implementation, alternative=alternative, **options)

@@ -142,8 +142,8 @@ def test_kernels_give_the_bits_of_other_platforms(caller, cuda_targets, fake_cus
 
 @pytest.fixture(scope="module")
 def products_of_blocks(caller) -> tuple[list[Made], list]:
-    """The calls, and what the CPU's kernels give for them, whatever GPU they are compared with. There are
-    hundreds, whose layouts and options repeat by twos, so that every third one has all of them."""
+    """The calls, and what the CPU's kernels give for them, whatever GPU they are compared with. Every
+    third of the hundreds launches all the kernels that they launch together."""
     made = [call for call in calls() if OF_BLOCKS in call[0]][::3]
     return made, by_the_cpu(made, caller)
 
