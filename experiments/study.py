@@ -39,9 +39,10 @@ COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per t
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
 arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;
 with the 95 % interval where there are seeds for one. *Of the second text*: bits per byte of text of another
-kind, at the end. *Sparse step* and *whole run*: dense time / time of a step, of sparse steps alone and of
-all. *MFU*: what the products of the arm's model come to at its speed, each counted once and as dense, as a
-share of the peak of the GPU's dense products."""
+kind, at the end. *Sparse step*: time of a dense step / of a sparse one of the same run, or beside dense
+training in an arm without dense steps, of the slowest and of the fastest run. *Whole run*: dense time / time
+of all steps. *MFU*: what the products of the arm's model come to at its speed, each counted once and as
+dense, as a share of the peak of the GPU's dense products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
 (`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4

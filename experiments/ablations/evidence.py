@@ -97,14 +97,16 @@ class Study:
         """Seconds per step of the reference's run over those of the arm's, everything but measurements."""
         return Interval.of([pace(first) / pace(run) for first, run in self._timed(arm)])
 
-    def step_speed(self, arm: str) -> float | None:
-        """The same of sparse steps alone, medians; None for an arm without."""
+    def step_speeds(self, arm: str) -> list[float]:
+        """Seconds of a dense step over those of a sparse one of the same run, medians: the lowest and the
+        highest of an arm's runs. A run without dense steps is compared with one of the reference."""
+        pairs = [(run, run) for run in self.arms[arm].values() if len(speeds(run, sparse=False))]
         ratios = [
-            np.median(speeds(run, sparse=True)) / np.median(speeds(first))
-            for first, run in self._timed(arm)
+            float(np.median(speeds(run, sparse=True)) / np.median(speeds(first, sparse=False)))
+            for first, run in pairs or self._timed(arm)
             if len(speeds(run, sparse=True))
         ]
-        return float(np.mean(ratios)) if ratios else None
+        return sorted({min(ratios), max(ratios)}) if ratios else []
 
     @property
     def groups(self) -> Counter:
@@ -227,11 +229,9 @@ def parameters(run: Run) -> int | None:
     return next((row["first"]["parameters"] for row in run.rows["event"] if "first" in row), None)
 
 
-def speeds(run: Run, sparse: bool | None = None):
-    """Steps per second of the rows that have them; sparse: only of phases that are, or are not."""
+def speeds(run: Run, sparse: bool) -> np.ndarray:
+    """Steps per second of the rows that have them, of sparse phases or of dense ones."""
     at, values = run.column("train", "steps_per_s")
-    if sparse is None:
-        return np.asarray(values)
     inside = [any(b <= step < e and phase.sparse == sparse for b, e, phase in run.phases) for step in at]
     return np.asarray(values)[np.asarray(inside, bool)]
 
@@ -325,7 +325,7 @@ def table(study: Study) -> str:
         energy = [joules_per_token(run) for run in runs.values()]
         memory = [peak for run in runs.values() if (peak := run.last("eval", "peak_bytes"))]
         second = [second_bits(run) for run in runs.values()]
-        step, shares = study.step_speed(arm), study.mfu(arm)
+        shares = study.mfu(arm)
         lines.append(
             [
                 arm,
@@ -336,7 +336,7 @@ def table(study: Study) -> str:
                 "-" if None in second else f"{np.mean(second):.4f}",
                 f"{mean(final('sparse')):.4f}",
                 "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
-                "-" if step is None else f"{step:.2f}x",
+                " to ".join(dict.fromkeys(f"{step:.2f}x" for step in study.step_speeds(arm))) or "-",
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
