@@ -16,8 +16,12 @@ from experiments.errors import UserError, require
 # A pass of XLA for CPUs. It takes the last operation of a sum's computation for the addition, and ends the
 # process where that is a copy, as in a `jax.shard_map` over some axes of a mesh (jaxlib 0.10.2 to 0.12.0.1).
 ABORTING_PASS = "all-reduce-promotion"
-# The option for XLA's scheduler that moves what is sent away from what waits for it.
-SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
+# XLA's options for the steps over `dp`: without its scheduler, which moves what is sent away from what waits
+# for it, and with up to so many bytes of gradients in one sum.
+OVER_DP = {
+    "xla_gpu_enable_latency_hiding_scheduler": False,
+    "xla_gpu_all_reduce_combine_threshold_bytes": 1 << 30,
+}
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
 
 
@@ -82,16 +86,18 @@ def compiler_options(mesh: jax.sharding.Mesh | AbstractMesh) -> dict:
 
     Over `dp` alone, on GPUs of one process, the scheduler is off, so that products stand where they do on one
     device. It would leave all products of weight gradients to the end of a step, beside sums that take
-    multiprocessors from them, and keep their operands until then (docs/scaling.md). Over `fsdp` it may bring
-    gathers forward, and between hosts it may hide longer sums; neither was measured, and there it stays on.
-    What `XLA_FLAGS` says of it stands, too."""
-    if isinstance(mesh, AbstractMesh) or SCHEDULER in os.environ.get("XLA_FLAGS", ""):
+    multiprocessors from them, and keep their operands until then. Gradients are then summed at once, behind
+    all products, since at each sum every GPU waits for the slowest (docs/scaling.md). Over `fsdp` the
+    scheduler may bring gathers forward, and between hosts it may hide longer sums; neither was measured, and
+    there XLA's defaults stay. What `XLA_FLAGS` says of an option stands, too."""
+    if isinstance(mesh, AbstractMesh):
         return {}
-    devices = mesh.devices.flat
+    devices, flags = mesh.devices.flat, os.environ.get("XLA_FLAGS", "")
     on_gpus = devices[0].platform in ("gpu", "cuda")
     of_one_process = len({device.process_index for device in devices}) == 1
     alone = mesh.size > 1 and mesh.shape["dp"] == mesh.size
-    return {SCHEDULER: False} if on_gpus and of_one_process and alone else {}
+    found = OVER_DP if on_gpus and of_one_process and alone else {}
+    return {name: value for name, value in found.items() if name not in flags}
 
 
 def shardings(tree, mesh: jax.sharding.Mesh):

@@ -87,18 +87,21 @@ def test_what_the_mesh_does_not_divide():
 
 
 @pytest.mark.parametrize(
-    ("shape", "platform", "processes", "flags", "off"),
+    ("shape", "platform", "processes", "flags", "set_by_us"),
     [
-        ((4, 1, 1), "gpu", 1, "", True),
-        ((1, 1, 1), "gpu", 1, "", False),
-        ((2, 2, 1), "gpu", 1, "", False),
-        ((2, 1, 2), "gpu", 1, "", False),
-        ((4, 1, 1), "gpu", 2, "", False),
-        ((4, 1, 1), "cpu", 1, "", False),
-        ((4, 1, 1), "gpu", 1, "--xla_gpu_enable_latency_hiding_scheduler=true", False),
+        ((4, 1, 1), "gpu", 1, "", list(meshes.OVER_DP)),
+        ((1, 1, 1), "gpu", 1, "", []),
+        ((2, 2, 1), "gpu", 1, "", []),
+        ((2, 1, 2), "gpu", 1, "", []),
+        ((4, 1, 1), "gpu", 2, "", []),
+        ((4, 1, 1), "cpu", 1, "", []),
+        *(
+            ((4, 1, 1), "gpu", 1, f"--{said}=1", [other for other in meshes.OVER_DP if other != said])
+            for said in meshes.OVER_DP
+        ),
     ],
 )
-def test_the_scheduler_is_off_over_dp_alone(shape, platform, processes, flags, off, monkeypatch):
+def test_xla_s_options_over_dp_alone(shape, platform, processes, flags, set_by_us, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     devices = [SimpleNamespace(platform=platform, process_index=n % processes) for n in range(np.prod(shape))]
     mesh = SimpleNamespace(
@@ -106,11 +109,11 @@ def test_the_scheduler_is_off_over_dp_alone(shape, platform, processes, flags, o
         shape=dict(zip(("dp", "fsdp", "tp"), shape, strict=True)),
         size=len(devices),
     )
-    assert meshes.compiler_options(mesh) == ({meshes.SCHEDULER: False} if off else {})
+    assert meshes.compiler_options(mesh) == {name: meshes.OVER_DP[name] for name in set_by_us}
 
 
-def test_xla_knows_the_option():
-    jax.jit(lambda x: x).lower(1.0).compile(compiler_options={meshes.SCHEDULER: False})
+def test_xla_knows_the_options():
+    jax.jit(lambda x: x).lower(1.0).compile(compiler_options=meshes.OVER_DP)
 
 
 def test_steps_are_compiled_with_the_options_of_their_mesh(monkeypatch):
