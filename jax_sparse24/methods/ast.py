@@ -1,6 +1,7 @@
 """AST: retraining a trained dense model to 2:4 weights (2407.20584)."""
 
 import dataclasses
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ class AST(Method):
 
     when = "A trained dense model is to become a 2:4 one for inference."
     tiles = (4, 1)
+    adapter_axes = MappingProxyType({"sums": (-2, -1), "projection": (-2, None)})
 
     decay: float = 1e-4
     decay_steps: int = 10_000

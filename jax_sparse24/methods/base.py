@@ -83,6 +83,7 @@ class Method:
     state_axes: for entries of the state whose shape is not the weight's, but has one of its sizes: with
         which axis of the weight, -2 or -1, each of their axes is cut over a mesh; None for an axis that the
         products need whole.
+    adapter_axes: the same of adapters: with which axis of the weight each of their axes is cut.
     positive: names of entries of the state whose numbers are finite and greater than 0, whatever the weight
         is. Layers that have others refuse to run, where they are known.
     token_blocks: into how many blocks of equal size the tokens of a call are cut. Tokens are sorted, and
@@ -101,6 +102,7 @@ class Method:
     router: ClassVar[Router | None] = None
     tiles: ClassVar[tuple[int, int] | None] = None
     state_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = MappingProxyType({})
+    adapter_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = MappingProxyType({})
     positive: ClassVar[tuple[str, ...]] = ()
 
     def linear_plan(self) -> Plan:

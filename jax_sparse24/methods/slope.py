@@ -1,6 +1,7 @@
 """SLoPe: static 2:4 weights, pruned twice for the backward pass, and late low-rank adapters (2405.16325)."""
 
 import dataclasses
+from types import MappingProxyType
 from typing import Literal
 
 import jax
@@ -47,6 +48,7 @@ class SLoPe(Method):
         "Masks must not change (no search, no flips) and the input gradient must be sparse without 4x4 tiles."
     )
     tiles = (4, 4)
+    adapter_axes = MappingProxyType({"left": (-2, None), "right": (None, -1)})
 
     mask: Literal["magnitude", "random"] = "magnitude"
     refresh_every: int = 100

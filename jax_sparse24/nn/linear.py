@@ -275,8 +275,19 @@ class Linear(nnx.Module):
         like: what it is added to, (..., out_features).
 
         Returns: (..., out_features), of the promoted dtype of x and adapters."""
-        adapt, own = self.method.adapt, jax.typeof(like).sharding
-        if own.mesh.explicit_axes:  # adapters are whole, and XLA cuts their products as it does elsewhere
+        own = jax.typeof(like).sharding
+
+        def adapt(x, adapters):
+            if self.axes is not None:  # else XLA may gather what it is cheaper to gather than to add up
+                axes = self.method.adapter_axes
+                names = {name: [axis and self.axes[axis] for axis in axes.get(name, ())] for name in adapters}
+                adapters = {
+                    name: sharding.in_products(value, self.tokens, *names[name])
+                    for name, value in adapters.items()
+                }
+            return self.method.adapt(x, adapters)
+
+        if own.mesh.explicit_axes:
             adapt = jax.sharding.auto_axes(adapt, axes=own.mesh.explicit_axes, out_sharding=own.spec)
         return adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
 

@@ -92,7 +92,7 @@ def _tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def check_named(*names: Name) -> None:
-    """Raises ValueError if an axis of the mesh in the context is named by no rule, and not by a layer either.
+    """Raises ValueError if no rule of an axis that layers have names an axis of the mesh in the context.
 
     Over it every device would compute the same, and what is cut over it would be gathered. A layer asks as it
     is made, and in each call, which may have another mesh.
@@ -101,18 +101,22 @@ def check_named(*names: Name) -> None:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return
-    rules = _rules(mesh)
-    named = {*rules, *(axis for axes in rules.values() for axis in _tuple(axes))}
-    named |= {one for name in names for one in _tuple(name)}
+    rules, own = _rules(mesh), {one for name in names for one in _tuple(name)}
+    layers = {name for name, _ in RULES} | own
+    told = {name: axes for name, axes in rules.items() if name in layers or name in mesh.axis_names}
+    named = {*told, *(axis for axes in told.values() for axis in _tuple(axes))} | own
     left = [a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in named and a not in mesh.manual_axes]
     if left:
         axis, sizes = left[0], ", ".join(f"{a} = {mesh.shape[a]}" for a in left)
-        told = ", ".join(f"({name!r}, {axes!r})" for name, axes in rules.items())
+        all_rules = ", ".join(f"({name!r}, {axes!r})" for name, axes in rules.items())
+        unknown = [name for name, axes in rules.items() if name not in told and axis in _tuple(axes)]
+        but = f", but for that of {unknown[0]!r}, an axis that no layer has" if unknown else ""
         raise ValueError(
-            f"sharding: the mesh in the context has {sizes}, which no rule names; the rules are {told}. Say "
-            f"what is cut over it, such as ('batch', {axis!r}) for tokens, in nnx.logical_axis_rules around "
-            f"the making of layers and their calls, or ({axis!r}, None) if all of its devices shall compute "
-            "the same."
+            f"sharding: the mesh in the context has {sizes}, which no rule names{but}; the rules are "
+            f"{all_rules}. Say what is cut over it, such as ('batch', {axis!r}) for tokens, in "
+            "nnx.logical_axis_rules around the making of layers and their calls; layers have "
+            f"{', '.join(map(repr, sorted(layers)))}. Add ({axis!r}, None) if all of its devices shall "
+            "compute the same, or if layers of your own are cut over it."
         )
 
 
@@ -229,6 +233,27 @@ def specs(tokens: str | None, **weights: tuple[Name, ...] | None) -> dict[str, P
         return None
     check_named(tokens, *(name for names in weights.values() for name in names or ()))
     return {"x": spec(tokens), **{weight: spec(*names) for weight, names in weights.items()}}
+
+
+def in_products(value: jax.Array, tokens: str | None, *names: Name) -> jax.Array:
+    """An array that products of tokens take, inside of jit cut as those tokens are along their features.
+
+    Sums over the axes that cut it are then added up, where XLA might gather the tokens. It stays whole along
+    mesh axes that cut tokens, which do not divide it, or over which a `jax.shard_map` runs.
+
+    value: with one axis for each name.
+    tokens: name of the first axis of the input; None if it is not cut.
+    names: of its logical axes; None for one that is whole. None at all leave the array as it is.
+
+    Returns: an array like `value`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not any(names) or mesh.empty or not isinstance(value, jax.core.Tracer):
+        return value
+    taken = {axis for axes in spec(tokens) or () for axis in _tuple(axes)} | set(mesh.manual_axes)
+    cuts = [tuple(a for a in _tuple(axes) if a not in taken) for axes in spec(*names) or ()]
+    shapes = [math.prod(mesh.shape[a] for a in axes) for axes in cuts]
+    whole = [axes if size % n == 0 else () for axes, size, n in zip(cuts, value.shape, shapes, strict=True)]
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(*(axes or None for axes in whole)))
 
 
 def by_tiles(

@@ -44,6 +44,14 @@ def test_rules_and_the_mesh_name_the_same_axes():
     whole = {"x": P(None), "w": P(None, "tp")}
     with nnx.logical_axis_rules((*rules, ("fsdp", None))):
         assert s24.sharding.specs("batch", w=("embed", "mlp")) == whole
+    mistyped = (*rules, ("embd", "fsdp"))
+    told = (
+        r"no rule names, but for that of 'embd', an axis that no layer has; .*layers have 'batch', 'embed', "
+    )
+    with nnx.logical_axis_rules(mistyped), pytest.raises(ValueError, match=told):
+        s24.sharding.specs("batch", w=("embed", "mlp"))
+    with nnx.logical_axis_rules(mistyped):  # a layer of one's own may have it
+        assert s24.sharding.specs("batch", w=("embd", "mlp"))["w"] == P("fsdp", "tp")
     with nnx.logical_axis_rules(rules):  # a layer may name it, too
         assert s24.sharding.specs("batch", w=("fsdp", "mlp"))["w"] == P("fsdp", "tp")
 

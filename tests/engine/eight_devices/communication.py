@@ -20,9 +20,11 @@ from tests.engine.eight_devices.common import (
     by_xla,
     collectives,
     d,
+    draw,
     f,
     mesh,
     on_one_device,
+    operands,
     partitioned,
     traffic,
 )
@@ -144,3 +146,31 @@ def check_the_page_on_several_devices_runs():
     exec("".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names)
     assert names["y"].shape == names["x"].shape and names["y"].sharding.spec == P("dp")
     assert names["state"]["up"]["kernel"].get_value().sharding.spec == P("fsdp", "tp")
+
+
+def check_a_flip_rate_sends_a_number():
+    """Of masks that are cut over a mesh, with both kinds of axes: what one device says."""
+    old, new = (w > 0 for w in draw(23, (d, f), (d, f)))
+    for explicit in (False, True):
+        with jax.set_mesh(mesh(4, 2, explicit=explicit)):
+            masks = jax.device_put((old, new), P("dp", "tp"))
+            run = jax.jit(s24.flip_rate).lower(*masks).compile()
+        assert run(*masks) == s24.flip_rate(old, new)
+        assert not collectives(run) and "all-reduce(" in run.as_text()
+
+
+def check_what_is_kept_for_the_backward_pass_is_cut():
+    """Over `fsdp`, of tokens and of weights: no device keeps a whole array that has an axis of the block."""
+    specs = {"x": P("fsdp"), "w1": P("fsdp"), "w2": P(None, "fsdp")}
+    for name in ("FST", "Activation24", "SRSTE"):
+        method = EXACT[name]
+        x, w1, w2, state = operands(method, 0, T)
+        options = {"specs": specs, "activation": "squared_relu", "implementation": KERNELS}
+        block = functools.partial(s24.sparse_ffn, method=method, key=KEY, **options)
+        kept = lambda state, *arrays, block=block: jax.vjp(functools.partial(block, state=state), *arrays)[1]  # noqa: E731
+        with jax.set_mesh(mesh(8, names=("fsdp",))):
+            places = {w: jax.tree.map(lambda _, w=w: specs[w], state[w]) for w in state}
+            arguments = jax.device_put([state, x, w1, w2], [places, *specs.values()])
+            arrays = [leaf for leaf in jax.tree.leaves(jax.jit(kept)(*arguments)) if leaf.size >= d * f // 8]
+        whole = [leaf.shape for leaf in arrays if leaf.sharding.is_fully_replicated]
+        assert arrays and not whole, (name, whole)

@@ -247,40 +247,55 @@ def check_linear_and_gated_layers_over_dp_and_tp():
 
 
 def check_transformations_of_a_partition():
-    """A scan over layers with remat, a vmap over experts, and a shard_map of the user around it."""
+    """A scan over layers with remat and a vmap over experts, with both kinds of axes, with masks in one of
+    them; and a shard_map of the user around it."""
     x, w1, w2 = draw(5, (T, d), (3, d, f), (3, f, d))
-    w1, w2, method = w1 / 8, w2 / 8, s24.methods.STE()
+    w1, w2 = w1 / 8, w2 / 8
     specs = {"x": P("dp"), "w1": P(None, "tp"), "w2": P("tp")}
+    masked = s24.methods.FST(mvue=None)
+    masks = jax.vmap(lambda w1, w2: {"w1": masked.init(w1, "w1"), "w2": masked.init(w2, "w2")})(w1, w2)
 
-    def ffn(x, w1, w2, specs):
-        return s24.sparse_ffn(x, w1, w2, method, implementation=KERNELS, activation="relu", specs=specs)
+    def ffn(method, x, w1, w2, state, specs):
+        options = {"implementation": KERNELS, "activation": "relu", "specs": specs}
+        return s24.sparse_ffn(x, w1, w2, method, state, **options)
 
-    def scanned(x, w1, w2, specs=None):
-        def layer(x, weights):
-            return x + ffn(x, *weights, specs), None
+    def scanned(method, state, x, w1, w2, specs=None):
+        def layer(x, layers):
+            return x + ffn(method, x, *layers, specs), None
 
-        return (jax.lax.scan(jax.checkpoint(layer), x, (w1, w2))[0] ** 2).mean()
+        return (jax.lax.scan(jax.checkpoint(layer), x, (w1, w2, state))[0] ** 2).mean()
 
-    def experts(x, w1, w2, specs=None):
-        return (jax.vmap(lambda w1, w2: ffn(x, w1, w2, specs))(w1, w2) ** 2).mean()
+    def experts(method, state, x, w1, w2, specs=None):
+        return (jax.vmap(lambda *layers: ffn(method, x, *layers, specs))(w1, w2, state) ** 2).mean()
 
-    def within(x, w1, w2, specs=None):
+    def within(method, state, x, w1, w2, specs=None):
         """Manual over `dp`, so that of the specs only `tp` is left."""
 
         def local(x, w1, w2):
-            return jax.lax.pmean((ffn(x, w1[0], w2[0], specs) ** 2).mean(), "dp")
+            return jax.lax.pmean((ffn(method, x, w1[0], w2[0], state, specs) ** 2).mean(), "dp")
 
         if specs is None:
-            return (ffn(x, w1[0], w2[0], None) ** 2).mean()
+            return (ffn(method, x, w1[0], w2[0], state, None) ** 2).mean()
         manual = {"in_specs": (P("dp"), P(), P()), "out_specs": P(), "axis_names": {"dp"}}
         return jax.shard_map(local, **manual)(x, w1, w2)
 
-    for function in (scanned, experts, within):
-        gradient = jax.grad(function, argnums=(0, 1, 2))
-        want = jax.jit(gradient)(x, w1, w2)
-        with jax.set_mesh(mesh(4, 2)):
-            run = jax.jit(jax.grad(lambda *a, f=function: f(*a, specs), argnums=(0, 1, 2)))
-            compiled = run.lower(x, w1, w2).compile()
-        assert_near(compiled(x, w1, w2), want, 1e-5)
+    plain = s24.methods.STE(), None
+    for function, (method, state), explicit in (
+        (scanned, plain, False),
+        (scanned, (masked, masks), True),
+        (experts, (masked, masks), False),
+        (experts, plain, True),
+        (within, plain, False),
+    ):
+        want = jax.jit(jax.grad(functools.partial(function, method, state), argnums=(0, 1, 2)))(x, w1, w2)
+        cut, arguments = mesh(4, 2, explicit=explicit), (x, w1, w2)
+        with jax.set_mesh(cut):
+            if explicit:
+                places = {weight: P(None, *specs[weight]) for weight in ("w1", "w2")}
+                arguments = tuple(map(jax.device_put, arguments, (specs["x"], *places.values())))
+                state = state and {w: jax.device_put(own, places[w]) for w, own in state.items()}
+            own = functools.partial(function, method, state, specs=specs)
+            compiled = jax.jit(jax.grad(own, argnums=(0, 1, 2))).lower(*arguments).compile()
+        assert_near(compiled(*arguments), want, 1e-5)
         gathers = [found for found in collectives(compiled) if found[0] != "all-reduce"]
-        assert not gathers, (function.__name__, gathers)
+        assert not gathers, (function.__name__, explicit, gathers)
