@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jax_sparse24.dispatch import cusparselt, decision, hardware, native
+from tests import contexts
 from tests.ops import library
 
 # Every operation's tests run against each of these; a new implementation is added here and nowhere else.
@@ -26,6 +27,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 PLAINLY = "jax_disable_most_optimizations"
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 gc.set_threshold(50_000, 20, 100)  # what tracing leaves behind is looked through less often
+contexts.share()
 
 
 def pytest_addoption(parser):

@@ -13,12 +13,14 @@ import traceback
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
+from tests import contexts
 from tests.engine.eight_devices import communication, every_method
 from tests.engine.eight_devices.checks import CHECKS
 
 
 def main(names) -> None:
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
+    contexts.share()
     if names == ["--write"]:
         communication.PAGE.write_text(communication.written(communication.PAGE.read_text()))
         return
