@@ -150,10 +150,16 @@ def _powers(
 
 
 def _templates_of(sized: Sized, make: Callable[..., Calls]) -> Iterator[Template]:
+    known: list[tuple[list, list]] = []  # of dtypes whose calls have the same sizes in the same places
     for dtype in sized.dtypes:
         base = _recorded(sized, make(dtype, **sized.sizes))
-        for powers, (target, call) in zip(_powers(sized, make, dtype, base), base, strict=True):
-            yield Template(target, sized, call, powers)
+        places = [(target, _places(call)) for target, call in base]
+        powers = next((powers for other, powers in known if other == places), None)
+        if powers is None:
+            powers = _powers(sized, make, dtype, base)
+            known.append((places, powers))
+        for own, (target, call) in zip(powers, base, strict=True):
+            yield Template(target, sized, call, own)
 
 
 @functools.cache
