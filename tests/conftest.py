@@ -37,10 +37,17 @@ def pytest_addoption(parser):
     parser.addoption("--record", help="file for the forty slowest tests of this session")
 
 
+def compile_plainly(plainly: bool) -> None:
+    """Whether LLVM leaves out what it can, here and in processes that are started from here."""
+    jax.config.update(PLAINLY, plainly)
+    os.environ[PLAINLY.upper()] = str(int(plainly))
+
+
 def pytest_configure(config):
     """What several tests or processes compile is compiled once, and quickly."""
     if "not optimised" in config.option.markexpr and jax.version.__version_info__ < (0, 11):  # gone since
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
+    compile_plainly(jax.default_backend() == "cpu")  # what modules compute on import, too
     if jax.default_backend() != "cpu":  # accelerators multiply float32 in fewer bits unless they are asked
         jax.config.update("jax_default_matmul_precision", "highest")
     config.pluginmanager.register(Durations(config), "durations of the slowest tests")
@@ -104,8 +111,7 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_runtest_setup(item):
     plainly = jax.default_backend() == "cpu" and item.get_closest_marker("optimised") is None
     if jax.config.read(PLAINLY) != plainly:
-        jax.config.update(PLAINLY, plainly)
-        os.environ[PLAINLY.upper()] = str(int(plainly))  # for processes that the test starts
+        compile_plainly(plainly)
         jax.clear_caches()
 
 
