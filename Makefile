@@ -1,5 +1,7 @@
 # `make demo` and `make test` are all a newcomer needs; both install into .venv first, once.
 PYTHON ?= python3
+# Python compiles what is imported, once; pip would compile all, which takes as long as unpacking it.
+export PIP_COMPILE := 0
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -15,13 +17,11 @@ help:
 	@echo "make wheels  build wheels and the sdist into dist/; make check-wheels  install and run them"
 	@echo "make clean  remove .venv and everything built"
 
-# Python compiles what is imported, once; pip would compile all, which takes as long as unpacking it.
 $(INSTALLED): pyproject.toml setup.py jax_sparse24/dispatch/generations.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  --editable ".[train,huggingface,plots,tensorboard,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,huggingface,plots,tensorboard,test]"
 	@touch $@
 
 demo: $(INSTALLED)
