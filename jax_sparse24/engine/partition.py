@@ -1,5 +1,7 @@
-"""How one call of an engine is cut over the axes of a mesh; no other file of the engines but `pieces` knows
-meshes.
+"""How one call of an engine is cut over the axes of a mesh.
+
+`pieces` packs and gathers what is cut, `tiles` refreshes state on the shards where weights rest; the other
+files of the engines know no mesh, but for the sums over axes that are handed to them.
 
 The differentiation rules of the engines take and return global arrays. Each runs its body in one
 `jax.shard_map`, in which every device sees its shards, and three rules say what is communicated:
@@ -369,7 +371,7 @@ def partition(
     unknown = sorted(specs.keys() - arrays.keys())
     if unknown:
         known = ", ".join(arrays)
-        raise ValueError(f"{op}: specs name {', '.join(unknown)}; the operands are {known}.")
+        raise ValueError(f"{op}: specs name {', '.join(unknown)}; name operands alone: {known}.")
     if mesh.empty and any(axes for spec in specs.values() for axes in spec):
         raise ValueError(
             f"{op}: the operands are cut over a mesh, but there is no mesh in the context; call it inside "
