@@ -392,6 +392,20 @@ class Loop:
                 f"Loop: the checkpoint is of step {step}, outside [0, {self.schedule.total_steps}]."
             )
         self._check_mode(state, step - 1)
+        self.check_values(state)
+        if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):
+            raise ValueError(
+                f"Loop: the checkpoint is of a sparse phase of {type(self.method).__name__}, but the neurons "
+                "were never arranged, so that no such run wrote it."
+            )
+        return state
+
+    def check_values(self, state: State) -> None:
+        """Compares the numbers of a state from a checkpoint with what methods can have made.
+
+        state: with the structure of `init`.
+
+        Raises: ValueError for a scale that is not finite and greater than 0."""
         for path, value in jax.tree_util.tree_leaves_with_path(state["sparse"]):
             *place, name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
             if "state" not in place:
@@ -400,12 +414,6 @@ class Loop:
             if name in self.view.method_of(".".join(map(str, layer))).positive:
                 what = f"Loop: state['sparse']{jax.tree_util.keystr(path)} of the checkpoint"
                 check_positive_state(what, value, "restore another checkpoint")
-        if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):
-            raise ValueError(
-                f"Loop: the checkpoint is of a sparse phase of {type(self.method).__name__}, but the neurons "
-                "were never arranged, so that no such run wrote it."
-            )
-        return state
 
     def _check_mode(self, state, step: int) -> None:
         if step < 0:

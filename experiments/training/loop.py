@@ -136,6 +136,7 @@ def _train_alone(
             if start == config.train.steps:
                 return Result(out, start, True, {})
             state = checkpoints.restore(start, program.abstract_state(), iterator)
+            program.check_values(state)
         rundir.truncate_metrics(out, start)
         if before != config and jax.process_index() == 0:
             configs.write(config, out / "config.json")

@@ -305,6 +305,13 @@ class Program:
             "warm-up, or of the run that made these weights.",
         )
 
+    def check_values(self, state):
+        """Raises UserError for a number of the state that no run of this method has written."""
+        try:
+            self.loop.check_values(state)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
     def batch(self, tokens):
         """int32 (A * B, L + 1), the same in every process, as a global array (A, B, L + 1)."""
         parts = self.config.train.accumulate

@@ -24,4 +24,6 @@ def load_state(out: Path, step: int | None = None, mesh: Mesh = Mesh()):  # noqa
         require(bool(steps), f"{out} has no complete checkpoint yet.")
         require(step is None or step in steps, f"{out} has no checkpoint of step {step}; it has {steps}.")
         step = checkpoints.latest if step is None else step
-        return config, program, step, checkpoints.restore(step, program.abstract_state())
+        state = checkpoints.restore(step, program.abstract_state())
+    program.check_values(state)
+    return config, program, step, state

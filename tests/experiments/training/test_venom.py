@@ -15,6 +15,7 @@ from experiments.analysis import comparison, runs
 from experiments.analysis.outcome import outcome
 from experiments.errors import UserError
 from experiments.training import evaluator, stored
+from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
 from experiments.training.step import Program
 
@@ -158,3 +159,25 @@ def test_a_sparse_phase_without_the_move_is_refused(whole, venom):
     blank = [(p, v.replace(np.zeros_like(v[...])) if p[-1] == "arranged" else v) for p, v in flat]
     with pytest.raises(UserError, match="the neurons were never arranged"):
         program.check_arranged(state | {"sparse": nnx.from_flat_state(blank)})
+
+
+def test_a_damaged_scale_is_refused(whole, venom, tmp_path, monkeypatch):
+    """By whatever reads the checkpoint; nothing of the run changes."""
+    out, restore = tmp_path / "run", Checkpoints.restore
+    shutil.copytree(whole, out)
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        for later in [step for step in checkpoints.manager.all_steps() if step > 6]:
+            checkpoints.manager.delete(later)
+
+    def damaged(*arguments):
+        state = restore(*arguments)
+        flat = nnx.to_flat_state(state["sparse"])
+        scaled = [(p, v.replace(-v[...]) if p[-1] == "scale" else v) for p, v in flat]
+        return state | {"sparse": nnx.from_flat_state(scaled)}
+
+    monkeypatch.setattr(Checkpoints, "restore", damaged)
+    metrics = (out / "metrics.jsonl").read_text()
+    for read in (lambda: checkpoint(out, 6), lambda: train(venom, out, resume=True, show=False)):
+        with pytest.raises(UserError, match=r"'scale'.* is -.*must be finite and greater than 0"):
+            read()
+    assert (out / "metrics.jsonl").read_text() == metrics
