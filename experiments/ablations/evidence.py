@@ -99,7 +99,7 @@ class Study:
 
     def step_speeds(self, arm: str) -> list[float]:
         """Seconds of a dense step over those of a sparse one of the same run, medians: the lowest and the
-        highest of an arm's runs. A run without dense steps is compared with one of the reference."""
+        highest of an arm's runs. Those without dense steps are compared with runs of the reference."""
         pairs = [(run, run) for run in self.arms[arm].values() if len(speeds(run, sparse=False))]
         ratios = [
             float(np.median(speeds(run, sparse=True)) / np.median(speeds(first, sparse=False)))
@@ -395,9 +395,10 @@ def summary(study: Study) -> str:
         side = "behind" if gap.mean > 0 else "ahead of"
         seeds = f"{gap.n} seed{'s' * (gap.n != 1)}"
         sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
+        fewer = f" ({speed.n} of them)" if 0 < speed.n < gap.n else ""
         said.append(
             f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
-            + ("" if speed.mean is None else f", its {what} {speed.mean:.2f} times as fast")
+            + ("" if speed.mean is None else f", its {what} {speed.mean:.2f} times as fast{fewer}")
         )
     if not said:
         return "No arm can be compared with dense training yet."

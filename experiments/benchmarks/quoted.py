@@ -180,10 +180,19 @@ def of_whole_runs(here: str) -> str:
     alt = f"Whole runs: nats per token behind dense training against the speed of the run. {said}"
     devices = " and ".join(sorted({study.devices for study in shown}))
     models = "; ".join(_model_of(study) for study in shown)
+    fewer = [
+        f"the speed of `{arm}` at `{study.name}` is that of {study.run_speed(arm).n} run of {study.gap(arm).n}"
+        for study in shown
+        for arm in study.others
+        if 0 < study.run_speed(arm).n < study.gap(arm).n
+    ]
+    speeds = f" Where times do not compare with a dense run's they are left out: {', '.join(fewer)}." * bool(
+        fewer
+    )
     named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
-Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.{named}
+Whole runs beside dense training, on {devices} ([evidence]({here}evidence.md)): {models}.{named}{speeds}
 Below 0 and right of 1 sparsity would win. Dashed: a speed that a paper states of whole runs, without a loss
 beside it.
 

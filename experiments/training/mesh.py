@@ -17,9 +17,10 @@ from experiments.errors import UserError, require
 # process where that is a copy, as in a `jax.shard_map` over some axes of a mesh (jaxlib 0.10.2 to 0.12.0.1).
 ABORTING_PASS = "all-reduce-promotion"
 # XLA's options for the steps over `dp`: without its scheduler, which moves what is sent away from what waits
-# for it, and with up to so many bytes of gradients in one sum.
+# for it, and with up to so many bytes of gradients in one sum, which leaves the scheduler nothing to hide.
+SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 OVER_DP = {
-    "xla_gpu_enable_latency_hiding_scheduler": False,
+    SCHEDULER: False,
     "xla_gpu_all_reduce_combine_threshold_bytes": 1 << 30,
 }
 TOKENS = ("dp", "fsdp")  # the mesh axes that cut a batch; an index along both is a data index
@@ -89,14 +90,15 @@ def compiler_options(mesh: jax.sharding.Mesh | AbstractMesh) -> dict:
     multiprocessors from them, and keep their operands until then. Gradients are then summed at once, behind
     all products, since at each sum every GPU waits for the slowest (docs/scaling.md). Over `fsdp` the
     scheduler may bring gathers forward, and between hosts it may hide longer sums; neither was measured, and
-    there XLA's defaults stay. What `XLA_FLAGS` says of an option stands, too."""
+    there XLA's defaults stay. What `XLA_FLAGS` says of an option stands, and if it names the scheduler, so do
+    all of XLA's defaults."""
     if isinstance(mesh, AbstractMesh):
         return {}
     devices, flags = mesh.devices.flat, os.environ.get("XLA_FLAGS", "")
     on_gpus = devices[0].platform in ("gpu", "cuda")
     of_one_process = len({device.process_index for device in devices}) == 1
     alone = mesh.size > 1 and mesh.shape["dp"] == mesh.size
-    found = OVER_DP if on_gpus and of_one_process and alone else {}
+    found = OVER_DP if on_gpus and of_one_process and alone and SCHEDULER not in flags else {}
     return {name: value for name, value in found.items() if name not in flags}
 
 

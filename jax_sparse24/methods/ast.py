@@ -1,7 +1,6 @@
 """AST: retraining a trained dense model to 2:4 weights (2407.20584)."""
 
 import dataclasses
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,6 @@ class AST(Method):
 
     when = "A trained dense model is to become a 2:4 one for inference."
     tiles = (4, 1)
-    adapter_axes = MappingProxyType({"sums": (-2, -1), "projection": (-2, None)})
 
     decay: float = 1e-4
     decay_steps: int = 10_000
@@ -107,6 +105,12 @@ class AST(Method):
     @property
     def trains_adapters(self) -> bool:
         return bool(self.slorb)
+
+    @property
+    def adapter_axes(self):
+        if self.train_projection:  # which sums over the shards of the inputs, so that its results are whole
+            return {"projection": (-2, None), "sums": (None, -1)}
+        return {"sums": (-2, -1)}
 
     def adapters(self, w, role="w"):
         if not self.slorb:

@@ -184,7 +184,7 @@ class Linear(nnx.Module):
         self.path = ""  # in the model, for messages, where a loop has told it
         self._take_axes()
         if self.axes is not None:
-            sharding.check_named(self.tokens, *self.axes)
+            sharding.check_named(self.tokens, *self.rests)
         weight = self.weight
         lead = weight.shape[:-2]
         kinds = dict.fromkeys(method.router.observed if method.router else (), Statistic)
@@ -280,7 +280,10 @@ class Linear(nnx.Module):
         def adapt(x, adapters):
             if self.axes is not None:  # else XLA may gather what it is cheaper to gather than to add up
                 axes = self.method.adapter_axes
-                names = {name: [axis and self.axes[axis] for axis in axes.get(name, ())] for name in adapters}
+                names = {
+                    name: [None if axis is None else self.axes[axis] for axis in axes.get(name, ())]
+                    for name in adapters
+                }
                 adapters = {
                     name: sharding.in_products(value, self.tokens, *names[name])
                     for name, value in adapters.items()

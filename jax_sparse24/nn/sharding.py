@@ -4,6 +4,7 @@ A layer that is told the names of its axes, such as `s24.nn.FFN(d, f, axes=("emb
 its products over the mesh in the context (`jax.set_mesh`), by the rules in force: those of
 `nnx.logical_axis_rules`, or `RULES` where none are."""
 
+import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,31 +93,35 @@ def _tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def check_named(*names: Name) -> None:
-    """Raises ValueError if no rule of an axis that layers have names an axis of the mesh in the context.
+    """Raises ValueError if no rule names an axis of the mesh in the context, and the layer does not either.
 
-    Over it every device would compute the same, and what is cut over it would be gathered. A layer asks as it
-    is made, and in each call, which may have another mesh.
+    Over it every device would compute the same, and what is cut over it would be gathered. A rule of an axis
+    that looks like a mistyped one of the layer does not count; those of others may be for other layers. A
+    layer asks as it is made, and in each call, which may have another mesh.
 
     names: the logical axes of the layer."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return
-    rules, own = _rules(mesh), {one for name in names for one in _tuple(name)}
-    layers = {name for name, _ in RULES} | own
-    told = {name: axes for name, axes in rules.items() if name in layers or name in mesh.axis_names}
+    own = {one for name in names for one in _tuple(name) if one is not None}
+    rules, known = _rules(mesh), {name for name, _ in RULES} | own
+    others = rules.keys() - known - set(mesh.axis_names)
+    mistyped = {
+        name: near[0] for name in others if (near := difflib.get_close_matches(name, sorted(known), 1))
+    }
+    told = {name: axes for name, axes in rules.items() if name not in mistyped}
     named = {*told, *(axis for axes in told.values() for axis in _tuple(axes))} | own
     left = [a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in named and a not in mesh.manual_axes]
     if left:
         axis, sizes = left[0], ", ".join(f"{a} = {mesh.shape[a]}" for a in left)
         all_rules = ", ".join(f"({name!r}, {axes!r})" for name, axes in rules.items())
-        unknown = [name for name, axes in rules.items() if name not in told and axis in _tuple(axes)]
-        but = f", but for that of {unknown[0]!r}, an axis that no layer has" if unknown else ""
+        meant = [f" {name!r} is no axis of this layer: is {near!r} meant?" for name, near in mistyped.items()]
         raise ValueError(
-            f"sharding: the mesh in the context has {sizes}, which no rule names{but}; the rules are "
-            f"{all_rules}. Say what is cut over it, such as ('batch', {axis!r}) for tokens, in "
-            "nnx.logical_axis_rules around the making of layers and their calls; layers have "
-            f"{', '.join(map(repr, sorted(layers)))}. Add ({axis!r}, None) if all of its devices shall "
-            "compute the same, or if layers of your own are cut over it."
+            f"sharding: the mesh in the context has {sizes}, which no rule names; the rules are {all_rules}."
+            f"{''.join(meant)} Say what is cut over it, such as ('batch', {axis!r}) for tokens, in "
+            "nnx.logical_axis_rules around the making of layers and their calls. Add "
+            f"({axis!r}, {axis!r}) if layers of your own are cut over it, or ({axis!r}, None) if all of its "
+            "devices shall compute the same."
         )
 
 
@@ -245,10 +250,16 @@ def in_products(value: jax.Array, tokens: str | None, *names: Name) -> jax.Array
     tokens: name of the first axis of the input; None if it is not cut.
     names: of its logical axes; None for one that is whole. None at all leave the array as it is.
 
-    Returns: an array like `value`."""
+    Returns: an array like `value`.
+    Raises: ValueError for names that are not as many as the axes of `value`."""
     mesh = jax.sharding.get_abstract_mesh()
     if not any(names) or mesh.empty or not isinstance(value, jax.core.Tracer):
         return value
+    if len(names) != value.ndim:
+        raise ValueError(
+            f"sharding: an array of shape {value.shape} has the axes {names}: name each of them, or None for "
+            "one that is whole (for adapters in `Method.adapter_axes`, by an axis of the weight, -2 or -1)."
+        )
     taken = {axis for axes in spec(tokens) or () for axis in _tuple(axes)} | set(mesh.manual_axes)
     cuts = [tuple(a for a in _tuple(axes) if a not in taken) for axes in spec(*names) or ()]
     shapes = [math.prod(mesh.shape[a] for a in axes) for axes in cuts]

@@ -45,11 +45,15 @@ def test_rules_and_the_mesh_name_the_same_axes():
     with nnx.logical_axis_rules((*rules, ("fsdp", None))):
         assert s24.sharding.specs("batch", w=("embed", "mlp")) == whole
     mistyped = (*rules, ("embd", "fsdp"))
-    told = (
-        r"no rule names, but for that of 'embd', an axis that no layer has; .*layers have 'batch', 'embed', "
-    )
+    told = r"no rule names; .*'embd' is no axis of this layer: is 'embed' meant\? Say .*\('fsdp', 'fsdp'\) if"
     with nnx.logical_axis_rules(mistyped), pytest.raises(ValueError, match=told):
         s24.sharding.specs("batch", w=("embed", "mlp"))
+    for other in (("seq", "fsdp"), ("fsdp", "fsdp")):  # of other layers
+        with nnx.logical_axis_rules((*rules, other)):
+            assert s24.sharding.specs("batch", w=("embed", "mlp")) == whole
+            assert s24.sharding.spec("fsdp") == P("fsdp")
+    with nnx.logical_axis_rules(rules), pytest.raises(ValueError, match=r"fsdp = 2, which no rule names"):
+        s24.sharding.check_named("batch", ("embed", None), "mlp")
     with nnx.logical_axis_rules(mistyped):  # a layer of one's own may have it
         assert s24.sharding.specs("batch", w=("embd", "mlp"))["w"] == P("fsdp", "tp")
     with nnx.logical_axis_rules(rules):  # a layer may name it, too

@@ -359,7 +359,8 @@ def check_state_is_made_anew_where_it_lies():
 def check_adapters_gather_no_activations():
     """What they contract is cut with the tokens' features and added up, with both kinds of axes."""
     (x,) = draw(17, (8, 31, d))
-    own, products = {s24.methods.SLoPe(rank=4): (4, 4), s24.methods.AST(slorb=4): (d, d // 4)}, (d, d)
+    products, own = (d, d), {s24.methods.SLoPe(rank=4): (4, 4), s24.methods.AST(slorb=4): (d, d // 4)}
+    own[s24.methods.AST(slorb=4, train_projection=True)] = f // 4, d // 4
     for (method, adapters), explicit in itertools.product(own.items(), (False, True)):
         layer = s24.nn.FFN(d, f, method=method, axes=("embed", "mlp"), rngs=nnx.Rngs(0))
         graph, params, rest = nnx.split(layer, nnx.Param, ...)

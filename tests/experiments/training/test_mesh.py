@@ -95,10 +95,8 @@ def test_what_the_mesh_does_not_divide():
         ((2, 1, 2), "gpu", 1, "", []),
         ((4, 1, 1), "gpu", 2, "", []),
         ((4, 1, 1), "cpu", 1, "", []),
-        *(
-            ((4, 1, 1), "gpu", 1, f"--{said}=1", [other for other in meshes.OVER_DP if other != said])
-            for said in meshes.OVER_DP
-        ),
+        ((4, 1, 1), "gpu", 1, f"--{meshes.SCHEDULER}=true", []),
+        ((4, 1, 1), "gpu", 1, "--xla_gpu_all_reduce_combine_threshold_bytes=1", [meshes.SCHEDULER]),
     ],
 )
 def test_xla_s_options_over_dp_alone(shape, platform, processes, flags, set_by_us, monkeypatch):
