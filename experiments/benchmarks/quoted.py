@@ -181,14 +181,12 @@ def of_whole_runs(here: str) -> str:
     devices = " and ".join(sorted({study.devices for study in shown}))
     models = "; ".join(_model_of(study) for study in shown)
     fewer = [
-        f"the speed of `{arm}` at `{study.name}` is that of {study.run_speed(arm).n} run of {study.gap(arm).n}"
+        f"the speed of `{arm}` at `{study.name}` is that of {speed.n} of {study.gap(arm).n} runs"
         for study in shown
-        for arm in study.others
-        if 0 < study.run_speed(arm).n < study.gap(arm).n
+        for arm, speed in ((arm, study.run_speed(arm)) for arm in study.others)
+        if 0 < speed.n < study.gap(arm).n
     ]
-    speeds = f" Where times do not compare with a dense run's they are left out: {', '.join(fewer)}." * bool(
-        fewer
-    )
+    speeds = f" Times that compare with no dense run's are left out: {', '.join(fewer)}." if fewer else ""
     named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
