@@ -277,17 +277,14 @@ class Linear(nnx.Module):
         Returns: (..., out_features), of the promoted dtype of x and adapters."""
         own = jax.typeof(like).sharding
 
+        def cut(name, value):  # XLA might gather tokens where that is cheaper than to add up products
+            axes = self.method.adapter_axes.get(name, ())
+            names = (None if axis is None else self.axes[axis] for axis in axes)
+            return sharding.in_products(value, self.tokens, *names)
+
         def adapt(x, adapters):
-            if self.axes is not None:  # else XLA may gather what it is cheaper to gather than to add up
-                axes = self.method.adapter_axes
-                names = {
-                    name: [None if axis is None else self.axes[axis] for axis in axes.get(name, ())]
-                    for name in adapters
-                }
-                adapters = {
-                    name: sharding.in_products(value, self.tokens, *names[name])
-                    for name, value in adapters.items()
-                }
+            if self.axes is not None:
+                adapters = {name: cut(name, value) for name, value in adapters.items()}
             return self.method.adapt(x, adapters)
 
         if own.mesh.explicit_axes:

@@ -248,7 +248,8 @@ def in_products(value: jax.Array, tokens: str | None, *names: Name) -> jax.Array
 
     value: with one axis for each name.
     tokens: name of the first axis of the input; None if it is not cut.
-    names: of its logical axes; None for one that is whole. None at all leave the array as it is.
+    names: of its logical axes; None for one that is whole. Without any name the array
+        is left as it is.
 
     Returns: an array like `value`.
     Raises: ValueError for names that are not as many as the axes of `value`."""
@@ -262,9 +263,9 @@ def in_products(value: jax.Array, tokens: str | None, *names: Name) -> jax.Array
         )
     taken = {axis for axes in spec(tokens) or () for axis in _tuple(axes)} | set(mesh.manual_axes)
     cuts = [tuple(a for a in _tuple(axes) if a not in taken) for axes in spec(*names) or ()]
-    shapes = [math.prod(mesh.shape[a] for a in axes) for axes in cuts]
-    whole = [axes if size % n == 0 else () for axes, size, n in zip(cuts, value.shape, shapes, strict=True)]
-    return jax.lax.with_sharding_constraint(value, PartitionSpec(*(axes or None for axes in whole)))
+    parts = [math.prod(mesh.shape[a] for a in axes) for axes in cuts]
+    cuts = [axes if size % n == 0 else () for axes, size, n in zip(cuts, value.shape, parts, strict=True)]
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(*(axes or None for axes in cuts)))
 
 
 def by_tiles(

@@ -69,7 +69,9 @@ def test_a_mistake_of_this_program_keeps_its_traceback():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", ["experiments.ablate --list", "experiments.evaluate --help"])
+@pytest.mark.parametrize(
+    "arguments", ["experiments.ablate --list", "experiments.launch --help", "experiments.evaluate --help"]
+)
 def test_a_reader_that_leaves_breaks_nothing(arguments):
     """As `| head` does, here before the first line."""
     process = subprocess.Popen(

@@ -120,7 +120,7 @@ def of_changed_files(environment):
 
 
 def test_sparse_steps_are_compared_with_the_dense_ones_of_their_run(tmp_path):
-    """Whatever else differs between runs; a run without dense steps, with dense training."""
+    """Whatever else differs between runs."""
     folder = stored_in(tmp_path, "FST", lambda content: of_another_commit(content["environment"]))
     record = folder / "FST/seed0.json"
     content = json.loads(record.read_text())
