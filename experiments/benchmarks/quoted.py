@@ -413,8 +413,10 @@ def over_meshes(results: dict, recorded: list, here: str) -> str:
         if models:
             files = own["mesh"]["sources"]
             links = (f"[{f['file'].split('_')[-1][:-5]}]({RESULTS_FROM_DOCS}/{f['file']})" for f in files)
-            flags = {f["file"].removesuffix(".json"): rows.show_flags(f) for f in files}
-            under = "".join(f" Measured with `{own}`: `{name}`." for name, own in flags.items() if own)
+            flags = {}
+            for file in files:
+                flags.setdefault(rows.show_flags(file), []).append(f"`{file['file'].removesuffix('.json')}`")
+            under = "".join(f" Measured with `{own}`: {', '.join(of)}." for own, of in flags.items() if own)
             parts.append(f"From {', '.join(links)}.{under} {uncommitted(files)}".rstrip())
     return "\n\n".join(parts) or "No steps were measured over several GPUs."
 

@@ -45,9 +45,10 @@ def gpu() -> str | None:
 
 
 def flags() -> dict[str, str]:
-    """The variables of the environment by which XLA and NCCL compile and send in another way."""
+    """The variables of the environment by which XLA and NCCL compile and send in another way. NCCL_VERSION,
+    which images of containers have, sets nothing."""
     names = sorted(name for name in os.environ if name == "XLA_FLAGS" or name.startswith("NCCL_"))
-    return {name: os.environ[name] for name in names}
+    return {name: os.environ[name] for name in names if name != "NCCL_VERSION"}
 
 
 def version(package: str) -> str | None:
