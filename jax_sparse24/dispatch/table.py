@@ -16,6 +16,7 @@ import jax
 from jax_sparse24.dispatch import cusparselt, table_file
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
+from jax_sparse24.patterns import BLOCK_ROWS
 
 SHIPPED = Path(__file__).parent.parent / "tuning"
 AS_FAST = 1.0  # time of the dense product over that of the packed one, from which packed runs
@@ -59,18 +60,28 @@ class Table:
     borrowed: bool = False
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
-        """The entry of this product whose shape is nearest; None if none is within `ABOVE` and `BELOW`."""
+        """The entry of this product whose shape is nearest; None if none is within `ABOVE` and `BELOW`. Where
+        there is none of its V:N:M, the next lower V speaks for it, whose kernels read more."""
         if 0 in product.shape:
             return None
-        best, distance = None, 1 + 1e-6
-        wanted = product.kind, product.side, str(product.dtype), product.pattern
-        for entry in self.content["products"]:
-            if (*(entry[k] for k in ("product", "sparse", "dtype")), table_file.pattern_of(entry)) != wanted:
-                continue
-            far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
-            if far < distance:
-                best, distance = entry, far
-        return best
+        wanted = product.kind, product.side, str(product.dtype)
+        patterns = _as_fast_as(product.pattern)
+        near = []
+        for i, entry in enumerate(self.content["products"]):
+            pattern = table_file.pattern_of(entry)
+            if pattern in patterns and tuple(entry[k] for k in ("product", "sparse", "dtype")) == wanted:
+                far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
+                if far < 1 + 1e-6:
+                    near.append((patterns.index(pattern), far, i))
+        return self.content["products"][min(near)[-1]] if near else None
+
+
+def _as_fast_as(pattern: str) -> tuple[str, ...]:
+    """A pattern, and those whose products are no faster, the fastest first: of V:N:M those of lower V."""
+    if pattern == "2:4":
+        return (pattern,)
+    v, rest = pattern.split(":", 1)
+    return tuple(f"{lower}:{rest}" for lower in sorted(BLOCK_ROWS, reverse=True) if lower <= int(v))
 
 
 def _distance(ratio: float) -> float:
@@ -195,7 +206,8 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
         )
     ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
-    reason = f"packed is {ratio:.2f}x {alternative} at {size}, {found.origin}{hint}"
+    lower = f" for {pattern}" if (pattern := table_file.pattern_of(entry)) != product.pattern else ""
+    reason = f"packed is {ratio:.2f}x {alternative}{lower} at {size}, {found.origin}{hint}"
     return Measured(ratio >= found.least, reason, entry)
 
 

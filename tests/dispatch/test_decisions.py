@@ -514,6 +514,18 @@ def test_a_measurement_speaks_for_four_times_its_size_and_for_half_of_it():
         assert measured.nearest(product(shape)) is None, shape
 
 
+def test_a_lower_v_speaks_for_a_higher_one_that_was_not_measured(monkeypatch):
+    """Its kernels read more; the other way round, and of another M, nothing is known."""
+    lower, higher = (entry(pattern=f"{v}:2:16") for v in (32, 64))
+    measured = tables.Table(table(lower, higher), "here")
+    product = partial(Product, (-1, -2), "right", jnp.dtype("float32"), (64, 32, 48))
+    speaks = {"16:2:16": None, "32:2:16": lower, "64:2:16": higher, "256:2:16": higher, "64:2:8": None}
+    assert {pattern: measured.nearest(product(pattern=pattern)) for pattern in speaks} == speaks
+    monkeypatch.setattr(tables, "tables", lambda: ((measured,), ""))
+    assert "x dense for 64:2:16 at " in tables.look_up(product(pattern="128:2:16")).reason
+    assert "x dense at " in tables.look_up(product(pattern="64:2:16")).reason
+
+
 def test_no_measurement_is_near_an_empty_product():
     measured = tables.Table(table(entry()), "here")
     product = partial(Product, (-1, -2), "right", jnp.dtype("float32"))
