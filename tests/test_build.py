@@ -198,6 +198,7 @@ def _adversarial_bits(dtype, shape):
 
 
 KEY = np.asarray([7, 24], np.uint32)
+SCALE = np.asarray(1.37, np.float32)
 
 
 @functools.cache
@@ -210,7 +211,7 @@ def _expected(shape, dtype):
         values, metadata = packed24.pack24(x, -2)
         return {
             "prune": select.prune24(x, -2),
-            "soft": soft.soft24(x, -2),
+            "soft": soft.soft24(x, SCALE.astype(x.dtype), -2),
             "mvue exact": mvue.mvue24(KEY, x, -2, True),
             "mvue sequential": mvue.mvue24(KEY, x, -2, False),
             "values": values,
@@ -235,7 +236,7 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
     values, metadata = native.call("s24_pack", packed_types, x, trailing=1)
     got = {
         "prune": native.call("s24_prune", like, x, trailing=1),
-        "soft": native.call("s24_soft", like, x, trailing=1),
+        "soft": native.call("s24_soft", like, x, SCALE.astype(x.dtype), trailing=1),
         "mvue exact": native.call("s24_mvue", like, KEY, x, trailing=1, exact=1),
         "mvue sequential": native.call("s24_mvue", like, KEY, x, trailing=1, exact=0),
         "values": values,

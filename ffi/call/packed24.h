@@ -15,7 +15,7 @@ struct PackCall : Call {
   // their own.
   int64_t rows = 0, depth = 0;
   bool strided = false;  // members of a group are a quarter of the axis apart, and not neighbours
-  Operand dense, mask, values, metadata, keys;
+  Operand dense, mask, scale, values, metadata, keys;
   Draws draws;
   using Call::Call;
 
@@ -70,6 +70,21 @@ struct PackCall : Call {
                  values.untyped_data(), metadata.untyped_data());
   }
 
+  // Of the soft threshold times a scale; scale (batch...), x (batch..., shape).
+  static PackCall soft(const char* target, int64_t trailing, const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale,
+                       const ffi::AnyBuffer& values, const ffi::AnyBuffer& metadata) {
+    PackCall c(target);
+    Check check(target);
+    const Dtype dtype = check.dtype("x", x);
+    check.require(scale.element_type() == x.element_type(), "scale must have the dtype of x");
+    const EntryBatch all = EntryBatch::of(check, "scale", dims_of(scale), x, trailing);
+    if (check.ok()) c.check_packed(check, all.group, all.lead, x, values, metadata);
+    if (!check.ok()) return c.error = check.error(), c;
+    c.scale = {scale.untyped_data(), 0};
+    c.dense = {x.untyped_data(), 1};
+    return c.set(PackOp::kSoft, dtype, all.group, all.batch, values.untyped_data(), metadata.untyped_data());
+  }
+
   static PackCall gather(const char* target, int64_t trailing, const ffi::AnyBuffer& x, const ffi::AnyBuffer& metadata,
                          const ffi::AnyBuffer& values) {
     PackCall c(target);
@@ -119,6 +134,7 @@ struct PackCall : Call {
                   reinterpret_cast<uint8_t*>(metadata.at(batch, b, bytes_step)),
                   groups,
                   draws,
+                  scale.at(batch, b, size),
                   strided};
     a.draws.words = keys.words(batch, b, draws);
     if (rows == 0 || op == PackOp::kUnpack) return a;

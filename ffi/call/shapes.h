@@ -158,29 +158,39 @@ class Batch {
   std::vector<Dims> strides_;
 };
 
-// key (batch..., 2), or (batch..., 5) of a shard, and x (batch..., shape); vmap gives both the same number of batch dimensions.
-struct KeyedBatch {
+// An operand that has one entry (batch...) for each array of x (batch..., shape); vmap gives both the same number of batch
+// dimensions. The entries are operand 0 of the batch, and x is operand 1.
+struct EntryBatch {
   GroupShape group;
   Dims lead;  // of the result
   Batch batch;
+
+  static EntryBatch of(Check& check, const std::string& name, Dims entries, const ffi::AnyBuffer& x, int64_t trailing) {
+    const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
+    const size_t batch = entries.size();
+    check.require(batch <= g.lead.size(), name + " has more batch dimensions than x has dimensions before the group axis");
+    if (!check.ok()) return {g, {}, Batch({}, {})};
+    entries.insert(entries.end(), g.lead.begin() + batch, g.lead.end());
+    const Dims lead = check.broadcast((name + " and x").c_str(), entries, g.lead);
+    if (!check.ok()) return {g, {}, Batch({}, {})};
+    return {g, lead, Batch(lead, {entries, g.lead}, batch)};
+  }
+};
+
+// key (batch..., 2), or (batch..., 5) of a shard, and x (batch..., shape).
+struct KeyedBatch : EntryBatch {
   Draws draws;  // of a batch element, without its words
 
   static KeyedBatch of(Check& check, const ffi::AnyBuffer& key, const ffi::AnyBuffer& x, int64_t trailing) {
     Dims key_dims = dims_of(key);
-    const GroupShape g = GroupShape::of(check, dims_of(x), trailing);
     const int64_t words = key_dims.empty() ? 0 : key_dims.back();
     check.require(words == kKeyWords || words == kShardWords,
                   "key must have shape (..., 2), or (..., 5) of a shard, got " + text(key_dims));
     if (!key_dims.empty()) key_dims.pop_back();
-    const size_t batch = key_dims.size();
-    check.require(batch <= g.lead.size(), "key has more batch dimensions than x has dimensions before the group axis");
-    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {}), {}};
-    key_dims.insert(key_dims.end(), g.lead.begin() + batch, g.lead.end());
-    const Dims lead = check.broadcast("key and x", key_dims, g.lead);
-    if (!check.ok()) return KeyedBatch{g, {}, Batch({}, {}), {}};
-    const Batch all(lead, {key_dims, g.lead}, batch);
+    const EntryBatch found = EntryBatch::of(check, "key", key_dims, x, trailing);
+    const GroupShape& g = found.group;
     const int64_t width = trailing == 0 ? g.len / 4 : g.inner_size();
-    return KeyedBatch{g, lead, all, {nullptr, words == kShardWords, width, all.rest() * (g.len / 4) * g.inner_size()}};
+    return {found, {nullptr, words == kShardWords, width, found.batch.rest() * (g.len / 4) * g.inner_size()}};
   }
 };
 

@@ -44,7 +44,7 @@ S24_HD void put_nibble(const B pair[2], B nibble, B x[4]) {
     x[i] = merge(mask_if<B>(second == B(i)), pair[1], B(pair[0] & mask_if<B>(first == B(i))));
 }
 
-enum class PackOp : int32_t { kPlain, kMasked, kSquaredRelu, kMvueExact, kMvueSequential, kGather, kUnpack };
+enum class PackOp : int32_t { kPlain, kMasked, kSquaredRelu, kMvueExact, kMvueSequential, kGather, kUnpack, kSoft };
 
 // dense (outer, len, inner) <-> values (outer, inner, len/2), metadata (outer, inner, ceil(len/8)). kUnpack writes dense and
 // reads both others; kGather reads dense and metadata and writes values; the other operations write values and metadata.
@@ -56,7 +56,8 @@ struct PackArgs {
   void* values;
   uint8_t* metadata;
   Groups groups;
-  Draws draws = {};  // of operations that draw
+  Draws draws = {};             // of operations that draw
+  const void* scale = nullptr;  // of kSoft: one element
   // Only on CUDA: whether members of a group are a quarter of the axis apart, and not neighbours; and unless behind is null,
   // where the metadata of a packed matrix (rows, depth) go too, in cuSPARSELt's order.
   bool strided = false;

@@ -76,7 +76,29 @@ S24_HD void soft24(const typename T::Bits x[4], typename T::Bits y[4]) {
   for (int i = 0; i < 4; ++i) y[i] = blend(Bits(special), Bits(x[i] & Bits(passes[i])), y[i]);
 }
 
-// kSoft.
-struct SoftArgs : GroupwiseArgs {};
+// A result times a scale, as float32. Subnormals count as zero, with their sign. A NaN is some NaN.
+S24_HD uint32_t scaled_number(uint32_t y, float scale) {
+  const uint32_t made = bits_of(float_of(y) * scale);
+  return made & (~kF32Magnitude | mask_if<uint32_t>((made & kF32Magnitude) >= kF32MinNormal));
+}
+
+template <class T>
+S24_HD float scale_of(typename T::Bits scale) {
+  return without_subnormals(float_of(T::to_f32(scale)));
+}
+
+// A result times a scale, rounded once. A NaN passes with its bits; another NaN has all bits set but the sign.
+template <class T>
+S24_HD typename T::Bits scaled(typename T::Bits y, typename T::Bits scale) {
+  using Bits = typename T::Bits;
+  const uint32_t made = scaled_number(T::to_f32(y), scale_of<T>(scale));
+  const Bits nan = blend(mask_if<Bits>(Bits(y & T::kMagnitude) > T::kInf), y, T::kMagnitude);
+  return blend(mask_if<Bits>((made & kF32Magnitude) > kF32Inf), nan, T::from_f32_number(made));
+}
+
+// kSoft. scale: one element.
+struct SoftArgs : GroupwiseArgs {
+  const void* scale = nullptr;
+};
 
 }  // namespace s24

@@ -27,13 +27,12 @@ struct EachGroup {
 };
 
 template <class T, class Op, bool kRows>
-void apply_groups(const GroupwiseArgs& a, int64_t begin, int64_t end) {
+void apply_groups(const GroupwiseArgs& a, int64_t begin, int64_t end, Op& op) {
   using Bits = typename T::Bits;
   using Out = typename Op::Out;
   constexpr int64_t kCount = kLanes<Bits>, kMember = kRows ? 4 : 1;
   const int64_t step = a.groups.inner;
   const Key key = read_key(a.draws);
-  Op op;
   Bits in[4 * kCount] = {};
   Out out[4 * kCount];
   for_blocks<kBlock, kRows>(a.groups, begin, end, [&](int64_t q, int64_t at, int64_t n) {
@@ -55,9 +54,9 @@ void apply_groups(const GroupwiseArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class T, class Op>
-void apply_either(const GroupwiseArgs& a, int64_t begin, int64_t end) {
-  if (a.groups.inner == 1) return apply_groups<T, Op, true>(a, begin, end);
-  apply_groups<T, Op, false>(a, begin, end);
+void apply_either(const GroupwiseArgs& a, int64_t begin, int64_t end, Op&& op = Op()) {
+  if (a.groups.inner == 1) return apply_groups<T, Op, true>(a, begin, end, op);
+  apply_groups<T, Op, false>(a, begin, end, op);
 }
 
 // kernel(type) for the type of the elements.

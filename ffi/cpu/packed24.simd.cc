@@ -2,6 +2,7 @@
 #include "mvue_lanes.h"
 #include "packed24_block.h"
 #include "packed24_tile.h"
+#include "soft_block.h"
 
 namespace s24 {
 namespace S24_ISA {
@@ -79,6 +80,9 @@ struct Packer {
   using Bits = typename T::Bits;
   static constexpr bool kExact = kOp == PackOp::kMvueExact, kRandom = kExact || kOp == PackOp::kMvueSequential;
 
+  explicit Packer(const PackArgs& a) {
+    if (kOp == PackOp::kSoft) scale = Scale<T>(a.scale);
+  }
   S24_HD void draw(const Key& key, int64_t first, int64_t n) {
     if (!kRandom) return;
     w0 = words0.draw(key, uint64_t(first), n, 0);
@@ -91,10 +95,17 @@ struct Packer {
     load_block<kRows, true>(from, step, in);
     if (kOp == PackOp::kMasked) load_mask<kRows>(mask, mask_step, other);
     if (kOp == PackOp::kSquaredRelu) return pack_squares<T>(in, out);
+    if (kOp == PackOp::kSoft) {
+      const bool finite = soft_block<T>(in, other);
+      pack_block<T, PackOp::kPlain>(other, other, out);
+      for (int k = 0; k < 2; ++k) scale.multiply(out.pairs[k], finite);
+      return;
+    }
     if (!kRandom) return pack_block<T, kOp>(in, other, out);
     mvue_block<T, kExact>(w0 + l, w1 + l, in, other);
     pack_block<T, PackOp::kPlain>(other, other, out);
   }
+  Scale<T> scale;
   DrawnWords<kPackTileLanes> words0, words1;
   const uint32_t *w0, *w1;
 };
@@ -127,7 +138,7 @@ void pack_rows(const PackArgs& a, int64_t begin, int64_t end) {
   using Bits = typename T::Bits;
   constexpr int kCount = kLanes<Bits>;
   const Key key = read_key(a.draws);
-  Packer<T, kOp> packer;
+  Packer<T, kOp> packer(a);
   for_row_runs(a.groups, begin, end, [&](int64_t q, int64_t byte, int64_t n) {
     Bits in[4 * kRow], pairs[2 * kRow];
     uint8_t some[4 * kRow], nibbles[kRow];
@@ -196,7 +207,7 @@ void pack_tiles(const PackArgs& a, int64_t begin, int64_t end) {
   constexpr int kCount = kLanes<Bits>;
   const int64_t groups = a.groups.len / 4, bytes = ceil_div(groups, 2), inner = a.groups.inner;
   const Key key = read_key(a.draws);
-  Packer<T, kOp> packer;
+  Packer<T, kOp> packer(a);
   Bits in[4 * kTile] = {};
   uint8_t some[4 * kTile] = {};
   PackedTile<Bits> packed;
@@ -292,6 +303,7 @@ void pack_typed(const PackArgs& a, int64_t begin, int64_t end) {
     case PackOp::kMvueSequential: return pack_either<T, PackOp::kMvueSequential>(a, begin, end);
     case PackOp::kGather: return pack_either<T, PackOp::kGather>(a, begin, end);
     case PackOp::kUnpack: return a.groups.inner == 1 ? unpack_rows<T>(a, begin, end) : unpack_tiles<T>(a, begin, end);
+    case PackOp::kSoft: return pack_either<T, PackOp::kSoft>(a, begin, end);
   }
 }
 

@@ -1,6 +1,7 @@
 // What packing does to one group, for both ways that groups lie.
 #pragma once
 #include "mvue.cuh"
+#include "simt/soft.h"
 
 namespace s24 {
 namespace cuda {
@@ -29,9 +30,10 @@ struct Group<F16> : Words {
   static __device__ __forceinline__ Group of(const uint16_t x[4]) { return {words_of(x)}; }
 };
 
-// The two kept elements of a group and their nibble. mask: of kMasked, a byte per element; nibble: what kGather is given.
+// The two kept elements of a group and their nibble. with: of kMasked, a byte per element, and of kSoft the scale; nibble: what
+// kGather is given.
 template <PackOp op, class T>
-__device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask, uint32_t nibble,
+__device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t with, uint32_t nibble,
                                            const Draw<kDraws<op>>& draw, Pair<typename T::Bits>& pair) {
   using Bits = typename T::Bits;
   if constexpr (sizeof(Bits) == 2) {
@@ -39,9 +41,11 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
     if constexpr (op == PackOp::kGather) {
       kept = take_nibble(group, nibble);
     } else if constexpr (op == PackOp::kMasked) {
-      kept = pack_by_mask<T>(group, mask);
+      kept = pack_by_mask<T>(group, with);
     } else if constexpr (op == PackOp::kSquaredRelu) {
       kept = pack_squared_relu<T>(group);
+    } else if constexpr (op == PackOp::kSoft) {
+      kept = pack_soft<T>(group, uint16_t(with));
     } else if constexpr (kDraws<op> > 0) {
       kept = pack_estimate<T, op == PackOp::kMvueExact>(group, draw.words[0], draw.words[1]);
     } else {
@@ -55,12 +59,14 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
   } else {
     Bits x[4] = {group.x[0], group.x[1], group.x[2], group.x[3]}, keep[4];
     if constexpr (op == PackOp::kMasked) {
-      const Bits allowed[4] = {mask & 0xff, mask >> 8 & 0xff, mask >> 16 & 0xff, mask >> 24};
+      const Bits allowed[4] = {with & 0xff, with >> 8 & 0xff, with >> 16 & 0xff, with >> 24};
       keep24_masked<T>(x, allowed, keep);
     } else {
       if constexpr (op == PackOp::kSquaredRelu) {
         S24_UNROLL
         for (int i = 0; i < 4; ++i) x[i] = squared_relu<T>(x[i]);
+      } else if constexpr (op == PackOp::kSoft) {
+        soft24<T>(group.x, x);
       } else if constexpr (kDraws<op> > 0) {
         Bits y[4];
         mvue24<T, op == PackOp::kMvueExact>(x, draw.words[0], draw.words[1], y);
@@ -70,6 +76,7 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t mask,
       keep24<T>(x, keep);
     }
     take_kept<Bits>(x, keep, pair.at);
+    if constexpr (op == PackOp::kSoft) pair = {scaled<T>(pair.at[0], Bits(with)), scaled<T>(pair.at[1], Bits(with))};
     return uint32_t(nibble_of<Bits>(keep)) & 15u;
   }
 }
@@ -125,6 +132,7 @@ cudaError_t for_pack(const PackArgs& a, cudaStream_t stream) {
       case PackOp::kMvueSequential: return Launch<PackOp::kMvueSequential, T>::run(a, stream);
       case PackOp::kGather: return Launch<PackOp::kGather, T>::run(a, stream);
       case PackOp::kUnpack: return Launch<PackOp::kUnpack, T>::run(a, stream);
+      case PackOp::kSoft: return Launch<PackOp::kSoft, T>::run(a, stream);
     }
     return cudaErrorInvalidValue;
   });

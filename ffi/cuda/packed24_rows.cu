@@ -1,7 +1,7 @@
 // Packing to 2:4, unpacking and gathering: groups of neighbours, and every case that fits no tile.
 //
 // Operands: dense (outer, len, inner) with groups along len; values (outer, inner, len / 2) and metadata (outer, inner,
-// ceil(len / 8)); a mask of the shape of dense, or the words of a key in device memory, where the operation takes one.
+// ceil(len / 8)); a mask of the shape of dense, a scale, or the words of a key in device memory, where the operation takes one.
 // Steps: a thread loads the two groups of a metadata byte, encodes or decodes them, and stores the result; estimates take two
 // bytes, so that four groups share a call of Philox.
 // Constraints: none. Long rows of whole bytes that are aligned take accesses of 16 bytes.
@@ -41,8 +41,10 @@ constexpr int kAccesses = 4;  // of one thread: bytes of metadata, two groups ea
 // Whole metadata bytes of one long row.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
-                                                      typename T::Bits* values, uint8_t* metadata, int64_t bytes) {
+                                                      const typename T::Bits* scale, typename T::Bits* values,
+                                                      uint8_t* metadata, int64_t bytes) {
   using Bits = typename T::Bits;
+  const Bits times = op == PackOp::kSoft ? *scale : Bits(0);
   const auto place = [](int i) { return (int64_t(blockIdx.x) * kAccesses + i) * kThreads + threadIdx.x; };
   Group<T> groups[kAccesses][2];
   Vector<Pair<Bits>, 2> kept[kAccesses];
@@ -70,7 +72,8 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
       if constexpr (op == PackOp::kUnpack)
         groups[i][j] = decode<T>(kept[i].at[j], nibble);
       else
-        made |= encode<op, T>(groups[i][j], allowed[i].at[j], nibble, {}, kept[i].at[j]) << (4 * j);
+        made |= encode<op, T>(groups[i][j], op == PackOp::kSoft ? uint32_t(times) : allowed[i].at[j], nibble, {}, kept[i].at[j])
+                << (4 * j);
     }
     if constexpr (op == PackOp::kUnpack) {
       store_groups<T>(dense + 8 * b, groups[i]);
@@ -127,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits
 // inner.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, const uint8_t* mask,
-                                                     typename T::Bits* values, uint8_t* metadata, Groups g,
-                                                     bool strided, Draws draws) {
+                                                     const typename T::Bits* scale, typename T::Bits* values,
+                                                     uint8_t* metadata, Groups g, bool strided, Draws draws) {
   using Bits = typename T::Bits;
   const int64_t bytes = ceil_div(g.len, 8), unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (unit >= g.outer * bytes * g.inner) return;
@@ -157,14 +160,14 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
       for (int j = 0; j < 4; ++j) dense[at + j * next] = member<T>(group, j);
     } else {
       Bits x[4];
-      uint32_t allowed = 0;
+      uint32_t with = op == PackOp::kSoft ? uint32_t(*scale) : 0u;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         x[j] = dense[at + j * next];
-        if constexpr (op == PackOp::kMasked) allowed |= uint32_t(mask[at + j * next]) << (8 * j);
+        if constexpr (op == PackOp::kMasked) with |= uint32_t(mask[at + j * next]) << (8 * j);
       }
       const int64_t number = key.number((o * (g.len / 4) + q) * g.inner + i);
-      made |= encode<op, T>(Group<T>::of(x), allowed, nibble, Draw<kDraws<op>>::of(key, number), pair) << (4 * n);
+      made |= encode<op, T>(Group<T>::of(x), with, nibble, Draw<kDraws<op>>::of(key, number), pair) << (4 * n);
       kept[2 * n] = pair.at[0];
       kept[2 * n + 1] = pair.at[1];
     }
@@ -177,6 +180,7 @@ struct LaunchRows {
   static cudaError_t run(const PackArgs& a, cudaStream_t stream) {
     using Bits = typename T::Bits;
     auto* dense = static_cast<Bits*>(a.dense);
+    const auto* scale = static_cast<const Bits*>(a.scale);
     auto* values = static_cast<Bits*>(a.values);
     const Groups& g = a.groups;
     const bool row = g.inner == 1 && !a.strided && g.len % 8 == 0;
@@ -190,10 +194,10 @@ struct LaunchRows {
       }
     } else if (whole) {
       const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
-      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, bytes);
+      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, scale, values, a.metadata, bytes);
     }
     const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
-    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, values, a.metadata, g, a.strided, a.draws);
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, scale, values, a.metadata, g, a.strided, a.draws);
   }
 };
 

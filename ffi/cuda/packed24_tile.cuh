@@ -47,11 +47,10 @@ struct Tile {
   }
   static __device__ __forceinline__ unsigned place(unsigned i, unsigned group) { return place(i / kLanes, i % kLanes, group); }
 
-  // Packs a thread's groups, whose numbers begin with those of `quartet`. mask(lane), given(lane): what encode takes of kMasked
-  // and kGather. made: the nibbles of four lanes in the low halves of four bytes.
+  // Packs a thread's groups, whose numbers begin with those of `quartet`. with(lane), given(lane): what encode takes. made: the nibbles of four lanes in the low halves of four bytes.
   template <PackOp op, class T, class M, class N>
   __device__ __forceinline__ void put(const FourRows& rows, unsigned vector, unsigned group, const Key& key, int64_t quartet,
-                                      M mask, N given, uint32_t (&made)[kLanes / 4]) {
+                                      M with, N given, uint32_t (&made)[kLanes / 4]) {
     QuartetDraw<kDraws<op>> draws[kLanes / 4];
     S24_UNROLL
     for (int n = 0; n < kLanes / 4; ++n) draws[n] = QuartetDraw<kDraws<op>>::of(key, quartet + n);
@@ -72,7 +71,7 @@ struct Tile {
         S24_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int l = 4 * n + i;
-          made[n] |= encode<op, T>(group_of<T>(rows, l), mask(l), given(l), draws[n].group[i], made_pairs[i]) << (8 * i);
+          made[n] |= encode<op, T>(group_of<T>(rows, l), with(l), given(l), draws[n].group[i], made_pairs[i]) << (8 * i);
         }
       }
       S24_UNROLL

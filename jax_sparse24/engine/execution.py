@@ -202,6 +202,7 @@ class Execution:
         counts: bool = False,
         saved: Packed | None = None,
         allowed: jax.Array | None = None,
+        dense: jax.Array | None = None,
     ) -> Operands:
         """The operands of a product, made sparse as its row of the plan says.
 
@@ -211,6 +212,7 @@ class Execution:
         decision: of `decisions`; None for a product without a row.
         activation, counts, saved, allowed: see `Request`.
         packed: whether the sparse operand is packed, whatever multiplies it.
+        dense: the other operand, if a rule has made it.
 
         Returns: `Operands`.
         Raises: ValueError if a sparsifier packed along another axis than the contracted one."""
@@ -220,11 +222,13 @@ class Execution:
             return Operands(whole(arrays[a]), whole(arrays[b]))
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        x, y = arrays[row.operand], regroup(whole(arrays[other]), row.tokens, row.by.group)
+        x, y = arrays[row.operand], dense
+        if dense is None:
+            y = regroup(whole(arrays[other]), row.tokens, row.by.group)
         if row.by.stochastic:
             key = self.draw_key(name, key)
         states = self.states(state)
-        if row.other is not None:
+        if row.other is not None and dense is None:
             y = row.other(y, other_axis, self.request(other, whole(self.state_of(other, row, state)), key))
         form = "packed" if packed and not decision.sparse else decision.form
         strided = row.strides and form != "dense"

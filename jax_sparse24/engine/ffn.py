@@ -108,7 +108,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            packed = ahead.operands("B1", arrays["dy3"])
+            packed = ahead.operands(execution, "B1", arrays, state, key)
             dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], operands=packed)
             if fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
                 arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
@@ -124,7 +124,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 
         found = {
             "w2": run("B2", features=features, operands=operands.get("B2")),
-            "x": run("B3", saved=dy1, operands=ahead.operands("B3", arrays["dy1"])),
+            "x": run("B3", saved=dy1, operands=ahead.operands(execution, "B3", arrays, state, key, dy1)),
             "w1": run("B4", features=features, operands=operands.get("B4")),
         }
         if "b1" in arrays:

@@ -8,6 +8,7 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
 
     EIGHT_BITS       fwd, dgrad, F1, F2, B1, B3: both operands are rounded to e4m3 and multiplied as such
     BOTH_WAYS        fwd and dgrad, F1 and B3, F2 and B1: a weight is packed for both of its products at once
+    UNPACKED         dgrad, B3, B1: dense values of a weight are unpacked from what the forward pass packed
     SQUARED          F1: its product gives the squared ReLU in place of Y1
     ACTIVATED        F2: what makes Y2 sparse applies the activation, too
     COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
@@ -34,7 +35,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.operand import Operands, Packed
 from jax_sparse24.engine.pieces import whole
 from jax_sparse24.engine.plan import Plan, Row
-from jax_sparse24.engine.sparsifiers import MVUE, Blocks, Masked, Top2
+from jax_sparse24.engine.sparsifiers import MVUE, Blocks, DenseValues, Masked, Top2
 from jax_sparse24.ops import gated
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
@@ -102,13 +103,17 @@ def forward(
     squared: whether the squared ReLU of the product is asked for, because `SQUARED` matches.
     Other arguments are those of `product`.
 
-    Returns: the product, and the weight packed for the other one, by its name, if `BOTH_WAYS` matches."""
+    Returns: the product, and the packed weight from which the other one gets its operand, by its name, if
+        `BOTH_WAYS` or `UNPACKED` matches."""
     operands, ahead = None, {}
     if BOTH_WAYS.matches(execution, names, decisions):
         x, w = (arrays[operand] for operand, _ in execution.table[names[0]])
         packed, ahead[names[1]] = BOTH_WAYS.run(execution, names, w, state, decisions)
         operands = Operands(x, packed, decisions[names[0]])
     decision = decisions[names[0]]
+    if UNPACKED.matches(execution, names, decisions):
+        operands = operands_of(execution, names[0], arrays, state, key, decision)
+        ahead[names[1]] = operands.right
     if squared:
         operands = operands or operands_of(execution, names[0], arrays, state, key, decision)
         return SQUARED.run(execution, operands), ahead
@@ -171,21 +176,29 @@ class Ahead(NamedTuple):
     """What the forward pass of a differentiation rule has made for the backward pass.
 
     decisions: of the products of the backward pass, by name.
-    weights: packed operands of these products, by name; a weight that is here is not needed otherwise.
+    weights: packed weights for these products, by name; a weight that is here is not needed otherwise.
     seen: see `Execution.seen`."""
 
     decisions: Mapping[str, Decision | None]
     weights: Mapping[str, Packed]
     seen: Mapping[str, jax.Array]
 
-    def operands(self, name: str, dy: jax.Array) -> Operands | None:
+    def operands(
+        self, execution: Execution, name: str, arrays, state, key, saved: Packed | None = None
+    ) -> Operands | None:
         """The operands of a product that gives the gradient of an input, if its weight is packed.
 
-        name: of the product.
-        dy: its other operand."""
+        Arguments are those of `product`."""
         if name not in self.weights:
             return None
-        return Operands(dy, self.weights[name], self.decisions[name])
+        (dy, _), (w, _) = execution.table[name]
+        packed, decision, row = self.weights[name], self.decisions[name], execution.plan.row(name)
+        if row.operand == w and decision.sparse:
+            return Operands(arrays[dy], packed, decision)
+        values = UNPACKED.run(execution, name, packed)
+        if row.operand == w:
+            return Operands(arrays[dy], values, decision)
+        return execution.cut(name, arrays, state, key, decision, saved=saved, dense=values)
 
 
 class BothWays:
@@ -221,6 +234,38 @@ class BothWays:
         own, form = execution.states(state)[row.operand], decisions[names[0]].form
         backward, forward = row.by.both_ways(w, execution.request(row.operand, own, None, form=form))
         return forward, backward
+
+
+class Unpacked:
+    """The gradient of an input multiplies the dense values that the product of the forward pass packs of its
+    weight. They are unpacked in the backward pass, which moves fewer bytes than to make them again, and the
+    packed weight is kept in place of the weight, as by `BothWays`."""
+
+    def matches(
+        self, execution: Execution, names: tuple[str, str], decisions: Mapping[str, Decision | None]
+    ) -> bool:
+        """Whether the second product multiplies the values of the first, which was decided to run with a
+        packed weight.
+
+        names: of the forward product and of that which gives the gradient of its input."""
+        first, second = (execution.plan.row(name) for name in names)
+        _, (w, axis) = execution.table[names[0]]
+        if not (first and second and first.operand == w and _only_cut(first)) or first.by.stochastic:
+            return False
+        if execution.partition is not None or not decisions.keys() >= set(names):
+            return False
+        by = second.by if second.operand == w else second.other
+        return by == DenseValues(first.by, axis) and decisions[names[0]].sparse
+
+    def run(self, execution: Execution, name: str, packed: Packed) -> jax.Array:
+        """The values of the weight of a product, in its shape.
+
+        Kernels of V:N:M read them with the contracted axis first in memory, and they are written so."""
+        row, (_, (w, axis)) = execution.plan.row(name), execution.table[name]
+        options = {"implementation": execution.implementation}
+        if axis == -1 and row.operand != w and row.by.pattern != "2:4":
+            return dataclasses.replace(packed, axis=-3 - packed.axis).todense(**options).T
+        return packed.todense(**options)
 
 
 class Squared:
@@ -666,6 +711,7 @@ def _dy1_at_saved(
 
 EIGHT_BITS = EightBits()
 BOTH_WAYS = BothWays()
+UNPACKED = Unpacked()
 SQUARED = Squared()
 ACTIVATED = Activated()
 COUNTS = Counts()

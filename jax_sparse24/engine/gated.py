@@ -158,7 +158,8 @@ def _bwd(execution, residuals, dy_Td):
                 decision = ahead[name].decisions[what]
                 return product(own, what, arrays_of, states[name], keys[name], decision, operands=operands)
 
-            return run("dgrad", ahead[name].operands("dgrad", dy)), run("wgrad", operands)
+            weight = ahead[name].operands(own, "dgrad", arrays_of, states[name], keys[name])
+            return run("dgrad", weight), run("wgrad", operands)
 
         dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"])
         hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")

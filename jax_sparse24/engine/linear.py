@@ -50,7 +50,7 @@ def _linear_bwd(execution, residuals, dy_Tf):
         found = {
             operand: product(
                 *(execution, name, arrays, state, key, ahead.decisions[name]),
-                operands=ahead.operands(name, arrays["dy"]),
+                operands=ahead.operands(execution, name, arrays, state, key),
             )
             for operand, name in (("x", "dgrad"), ("w", "wgrad"))
         }

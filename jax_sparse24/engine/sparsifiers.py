@@ -14,13 +14,12 @@ from jax_sparse24.engine.operand import Packed, Request, Sparsifier
 from jax_sparse24.engine.plan import Row
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.features import causal_mask24
-from jax_sparse24.ops.matmul import with_values
 from jax_sparse24.ops.mvue import mvue24, mvue_pack24, mvue_pack24_strided, random24
 from jax_sparse24.ops.packed24 import pack24, pack24_strided, squared_relu24
 from jax_sparse24.ops.packed_vnm import pack_vnm, squared_relu_vnm, vnm_mask
 from jax_sparse24.ops.saved import pack_counted
 from jax_sparse24.ops.select import mask_nm, prune24
-from jax_sparse24.ops.soft import soft24
+from jax_sparse24.ops.soft import scaled_soft24, soft_pack24
 from jax_sparse24.patterns import VNM
 
 # How the output gradient is made 2:4: "exact" is the unbiased estimate of least variance, "approximate" that
@@ -229,15 +228,11 @@ class Soft(GroupByGroup):
     forms: ClassVar = FORMS
 
     def __call__(self, x, axis, request: Request):
-        soft = soft24(x, axis, implementation=request.implementation)
         scale = request.state[self.entry].astype(x.dtype)
-        if not request.packed:
-            return soft * scale
         if request.form == "compressed":
-            packed = compressed24.pack(soft, axis)
-        else:
-            packed = pack24(soft, axis, implementation=request.implementation)
-        return with_values(packed, packed.values * scale)
+            return compressed24.soft_pack(x, scale, axis)
+        make = soft_pack24 if request.packed else scaled_soft24
+        return make(x, scale, axis, request.implementation)
 
     def __str__(self):
         return "soft threshold, scaled"

@@ -20,6 +20,7 @@ from jax_sparse24.ops.packed24 import (
     Packed24,
     PackedArray,
 )
+from jax_sparse24.ops.soft import SOFT_PACK24
 from jax_sparse24.patterns import FLOAT8
 
 
@@ -153,6 +154,15 @@ def squared_relu(x, axis: int) -> Compressed24:
 
     Returns: a Compressed24."""
     return Compressed24(*SQUARED_RELU24.kernel(x, axis=axis, types=Compressed24.types(x, axis)), axis)
+
+
+def soft_pack(x, scale, axis: int) -> Compressed24:
+    """Packs as `soft_pack24` does, by the same kernel.
+
+    x, scale, axis: as in `soft_pack24`, for one axis of a matrix.
+
+    Returns: a Compressed24."""
+    return Compressed24(*SOFT_PACK24.kernel(x, scale, axis=axis, types=Compressed24.types(x, axis)), axis)
 
 
 def mvue_pack(key, g, axis: int, exact: bool, *, strided: bool = False) -> Compressed24:

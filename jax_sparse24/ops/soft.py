@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jax_sparse24 import patterns
 from jax_sparse24.dispatch.operation import Kernel, Operation, like, trailing
+from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference import soft as reference
 from jax_sparse24.ops.reference.bits import join, key, rank_below_two, split
 
@@ -26,12 +27,32 @@ def soft24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = N
     Source: S-STE, 2409.09099."""
     x = patterns.as_array("soft24", "x", x)
     axis = patterns.check_grouped("soft24", x, axis)
-    return SOFT24(x, axis=axis, implementation=implementation)
+    return scaled_soft24(x, jnp.ones((), x.dtype), axis, implementation)
+
+
+def scaled_soft24(x, scale, axis: int, implementation: str | None = None) -> jax.Array:
+    """`soft24` times a scale, in one pass. Differentiable in `x`.
+
+    x, axis, implementation: as in `soft24`, the axis counted from the end.
+    scale: a scalar of x's dtype.
+
+    Returns: an array of x's shape and dtype."""
+    return SOFT24(x, scale, axis=axis, implementation=implementation)
+
+
+def soft_pack24(x, scale, axis: int, implementation: str | None = None) -> Packed24:
+    """`scaled_soft24`, packed in the same pass: of every four the two that the threshold leaves. It is not
+    differentiable.
+
+    x, scale, axis, implementation: as in `scaled_soft24`.
+
+    Returns: a Packed24."""
+    return Packed24(*SOFT_PACK24(x, scale, axis=axis, implementation=implementation), axis)
 
 
 def _soft_jvp(primals, tangents, *, axis, implementation):
-    (x,), (dx,) = primals, tangents
-    y = SOFT24(x, axis=axis, implementation=implementation)
+    (x, scale), (dx, _) = primals, tangents
+    y = SOFT24(x, scale, axis=axis, implementation=implementation)
     members, slopes = split(x, axis), split(dx, axis)
     slopes = [jnp.where(jnp.signbit(m), -s, s) for m, s in zip(members, slopes, strict=True)]  # of |x|
     # The threshold is the largest magnitude outside the top two; at zero it has no slope.
@@ -42,7 +63,12 @@ def _soft_jvp(primals, tangents, *, axis, implementation):
         top, threshold_slope = jnp.where(larger, key(m), top), jnp.where(larger, s, threshold_slope)
     slopes = [s - threshold_slope for s in slopes]
     slopes = [jnp.where(jnp.signbit(m), -s, s) for m, s in zip(members, slopes, strict=True)]
-    return y, jnp.where(y != 0, join(slopes, axis), jnp.zeros_like(dx))
+    return y, jnp.where(y != 0, join(slopes, axis) * scale, jnp.zeros_like(dx))
 
 
 SOFT24 = Operation("soft24", reference.soft24, kernel=Kernel("s24_soft", like, trailing), jvp=_soft_jvp)
+SOFT_PACK24 = Operation(
+    "soft24",
+    reference.soft_pack24,
+    kernel=Kernel("s24_soft_pack", lambda x, scale, axis: Packed24.types(x, axis), trailing),
+)

@@ -18,6 +18,7 @@ from jax_sparse24.ops.mvue import mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.saved import saved_backward
 from jax_sparse24.ops.slope import slope_mvue_pack24
+from jax_sparse24.ops.soft import soft_pack24
 from tests.ops import library
 from tests.ops.cases import KEY
 from tests.ops.data import adversarial, assert_same_bits, saved_operands
@@ -52,6 +53,10 @@ PRODUCERS = {
         for pack in (compressed24.pack, s24.pack24)
     ),
     "squared ReLU": (compressed24.squared_relu, s24.squared_relu24),
+    "soft threshold": tuple(
+        lambda x, axis, pack=pack: pack(x, jnp.asarray(1.37, x.dtype), axis)
+        for pack in (compressed24.soft_pack, soft_pack24)
+    ),
     "exact": tuple(
         lambda x, axis, pack=pack: pack(KEY, x, axis, True) for pack in (compressed24.mvue_pack, mvue_pack24)
     ),

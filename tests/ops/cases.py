@@ -30,6 +30,7 @@ from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
 from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.saved import pack_counted, saved_backward
 from jax_sparse24.ops.slope import slope_mvue_pack24
+from jax_sparse24.ops.soft import scaled_soft24, soft_pack24
 from tests.ops.data import adversarial, device, from_words, saved_operands, words
 
 KEY = jax.random.key(7)
@@ -63,6 +64,10 @@ class Case:
 
 def packed24(x, impl, axis=-1):
     return s24.pack24(x, axis, implementation=impl)
+
+
+def softened(op, x, axis, impl):
+    return op(x, jnp.asarray(1.37, x.dtype), axis, impl)
 
 
 def _gather(x, impl):
@@ -99,7 +104,8 @@ CASES = [
         "s24_prune_check",
         multiples=(4, 1),
     ),
-    Case("soft24", lambda x, impl: s24.soft24(x, -1, implementation=impl), "s24_soft"),
+    Case("soft24", lambda x, impl: s24.soft24(x, -1, implementation=impl), "s24_soft", legal=ONE_ROW),
+    Case("soft_pack24", lambda x, impl: softened(soft_pack24, x, -1, impl), "s24_soft_pack", legal=ONE_ROW),
     Case(
         "transposable_mask24",
         lambda x, impl: s24.transposable_mask24(x, implementation=impl),
@@ -240,6 +246,8 @@ PLACED = {
         name: lambda x, axis, impl, op=op: op(x, axis, implementation=impl)
         for name, op in ALONG_AN_AXIS.items()
     },
+    "scaled_soft24": lambda x, axis, impl: softened(scaled_soft24, x, axis, impl),
+    "soft_pack24": lambda x, axis, impl: softened(soft_pack24, x, axis, impl),
     "pack24 with mask": _by_flipped,
     "todense": lambda x, axis, impl: packed24(x, impl, axis).todense(implementation=impl),
     "gather24": _gathered,
@@ -571,6 +579,7 @@ def _compressed(x, _):
         yield packed
         yield packed.todense()
         yield compressed24.squared_relu(x, axis)
+        yield compressed24.soft_pack(x, jnp.asarray(1.37, x.dtype), axis)
         for exact in (True, False):
             yield compressed24.mvue_pack(KEY, x, axis, exact)
     for mask in (s24.transposable_mask24(x), s24.mask24(x, -1)):

@@ -1,9 +1,13 @@
 """soft24: sign(x) max(|x| - t, 0), t the second-smallest magnitude of each group."""
 
+from functools import partial
+
+import jax
 import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.ops.soft import scaled_soft24, soft_pack24
 from tests.ops import oracle
 from tests.ops.data import adversarial, assert_same_bits, device, from_words, special_words, words
 
@@ -62,3 +66,38 @@ def test_continuous_where_the_selection_flips(implementation):
     x = np.stack([np.full_like(steps, 3), steps, np.full_like(steps, 2), np.full_like(steps, 0.5)], axis=1)
     soft = np.asarray(s24.soft24(device(x), 1, implementation=implementation))
     assert np.abs(np.diff(soft, axis=0)).max() <= 1.01 * np.diff(steps).max()
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("scale", [1.37, -2.5, 0, 1e-30, 1e-39, 3e4, INF, NAN])
+def test_the_scale_is_multiplied_in_float32_and_the_product_rounded_once(implementation, dtype, scale, axis):
+    """In both forms; what is kept is chosen before."""
+    x = adversarial((64, 132), dtype, seed=21)
+    soft, factor = s24.soft24(device(x), axis, implementation=implementation), device(scale, dtype)
+    tiny, times = np.finfo(np.float32).tiny, np.asarray(factor, np.float32)
+    with np.errstate(all="ignore"):
+        wide = np.asarray(soft, np.float32) * (0 if np.abs(times) < tiny else times)
+    clear = np.abs(wide) != tiny  # what is rounded to the least normal number may count as subnormal
+    want = np.where(np.abs(wide) < tiny, np.copysign(np.float32(0), wide), wide)
+    got = scaled_soft24(device(x), factor, axis, implementation)
+    nan = np.isnan(want)
+    assert (np.isnan(np.asarray(got, np.float32)) == nan).all()
+    with np.errstate(all="ignore"):
+        words_of_numbers = np.where(nan | ~clear, 0, words(device(want, dtype)))
+    assert (np.where(nan | ~clear, 0, words(got)) == words_of_numbers).all()
+    plain = s24.pack24(soft, axis, implementation=implementation)
+    packed = soft_pack24(device(x), factor, axis, implementation)
+    assert_same_bits(packed.metadata, plain.metadata)
+    if np.isfinite(scale) and scale > 0:  # else what is not kept would not be zero
+        assert_same_bits(packed.todense(implementation=implementation), got)
+
+
+def test_each_array_of_a_batch_has_its_scale(implementation, dtype):
+    x, scales = adversarial((3, 24, 40), dtype, seed=22), device([1.37, 0.3, 2.0], dtype)
+    for op in (scaled_soft24, soft_pack24):
+        for axis in (-1, -2):
+            call = partial(op, axis=axis, implementation=implementation)
+            got = jax.jit(jax.vmap(call))(device(x), scales)
+            for n, scale in enumerate(scales):
+                want = call(device(x[n]), scale)
+                jax.tree.map(lambda all, one: assert_same_bits(np.asarray(all)[n], one), got, want)  # noqa: B023

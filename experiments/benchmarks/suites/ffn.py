@@ -311,7 +311,7 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
     the operands of several is counted at B3, one that packs a weight for two at the forward one, and one that
     makes dY1 and its estimate at B4."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation, "squared_relu")
-    saved, made, features, programs = None, {}, None, {}
+    saved, made, features, programs, weights = None, {}, None, {}, {}
     x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
     decisions = run.decisions(FFN, {name: operand.shape for name, operand in operands.items()}, x.dtype)
     if run.plan.save_packed:
@@ -333,6 +333,11 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             program = programs["producer", names[0]] = Program(pack, operands[weight], states)
             for name, left, right in zip(names, dense, program.result, strict=True):
                 made[name] = Operands(left, right, decisions[name])
+        if fusions.UNPACKED.matches(run, names, decisions):
+            own = {key: operands[key] for key, _ in FFN[names[0]]}
+            weights[names[1]] = fusions.operands_of(
+                run, names[0], own, states, KEY, decisions[names[0]]
+            ).right
     if fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
         one_pass = partial(fusions.SLOPE_MVUE.run, decisions["B4"], run, key=KEY)
 
@@ -349,10 +354,12 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         parts_of = (rule for rule in fusions.MEASURED if rule.name == name)
         part = next((rule for rule in parts_of if rule.matches(run, *own.values(), decision)), None)
 
-        def cut(own, states, saved, name=name, decision=fusions.DENSE if part else decision):
-            return fusions.operands_of(run, name, own, states, KEY, decision, saved)
+        def cut(own, states, saved, weights, name=name, decision=fusions.DENSE if part else decision):
+            done = fusions.Ahead(decisions, weights, {}).operands(run, name, own, states, KEY, saved)
+            return done or fusions.operands_of(run, name, own, states, KEY, decision, saved)
 
-        given = own, states, saved if name == "B3" else None
+        packed = {name: weights[name]} if name in weights else {}
+        given = own, states, saved if name == "B3" else None, packed
         done = made.get(name) or jax.jit(cut)(*given)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
             programs["producer", name] = Program(partial(_made_only, cut), *given)

@@ -8,6 +8,7 @@
 // element.
 #pragma once
 #include "../../core/soft.h"
+#include "select.h"
 
 namespace s24 {
 
@@ -84,6 +85,49 @@ S24_HD bool soft24_two(const uint32_t x[4], uint32_t y[4]) {
   const uint32_t finite = ((T::kInf - 1u) * kTwo | kSignsOfTwo) - largest_of_two<T>(high, other_high);
   const uint32_t normal = T::kInf == BF16::kInf ? (t | kSignsOfTwo) - 0x0480u * kTwo : kSignsOfTwo;
   return (finite & normal & kSignsOfTwo) == kSignsOfTwo;
+}
+
+// Two results in a word, none of which is NaN, times a scale. The product of two 16-bit floats is exact in float32 unless it is
+// subnormal, which counts as zero.
+template <class T>
+S24_HD uint32_t scaled_two(uint32_t y, uint16_t scale) {
+#if defined(__CUDA_ARCH__)
+  float a = low_number<T>(y), b;
+  if constexpr (T::kInf == BF16::kInf)
+    b = float_of(second_of(y));
+  else
+    b = high_number<T>(y);
+  const float s = low_number<T>(scale);
+  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(a) : "f"(s));
+  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(b) : "f"(s));
+  return converted_pair<T>(a, b);
+#else
+  return uint32_t(scaled<T>(uint16_t(y), scale)) | uint32_t(scaled<T>(uint16_t(y >> 16), scale)) << 16;
+#endif
+}
+
+// Packs a group of 16-bit floats after the threshold, times a scale.
+template <class T>
+S24_RARE PackedGroup pack_soft_by_definition(Words x, uint16_t scale) {
+  uint16_t group[4], y[4];
+  for (uint32_t i = 0; i < 4; ++i) group[i] = uint16_t(element(x, i));
+  soft24<T>(group, y);
+  PackedGroup kept = pack_largest<T>(words_of(y));
+  kept.bits = uint32_t(scaled<T>(uint16_t(kept.bits), scale)) | uint32_t(scaled<T>(uint16_t(kept.bits >> 16), scale)) << 16;
+  return kept;
+}
+
+template <class T>
+S24_HD PackedGroup pack_soft(Words x, uint16_t scale) {
+  // Both halves of a word hold the same element.
+  const uint32_t both[4] = {select_bytes(x.low, 0, 0x1010u), select_bytes(x.low, 0, 0x3232u), select_bytes(x.high, 0, 0x1010u),
+                            select_bytes(x.high, 0, 0x3232u)};
+  uint32_t y[4];
+  if (!soft24_two<T>(both, y)) return pack_soft_by_definition<T>(x, scale);
+  const Words made = {select_bytes(y[0], y[1], 0x5410u), select_bytes(y[2], y[3], 0x5410u)};
+  PackedGroup kept = two_largest(made).of(made);
+  kept.bits = scaled_two<T>(kept.bits, scale);
+  return kept;
 }
 
 }  // namespace s24

@@ -1,11 +1,13 @@
-"""Soft thresholds (S-STE, 2409.09099)."""
+"""Soft thresholds, times a scale (S-STE, 2409.09099)."""
 
 import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24.ops.reference.bits import (
+    FORMATS,
     GROUP,
     any_of,
+    bits,
     compute_format,
     flush,
     is_nan,
@@ -17,9 +19,35 @@ from jax_sparse24.ops.reference.bits import (
     split_floats,
     with_sign,
 )
+from jax_sparse24.ops.reference.packed24 import pack24
 
 
-def soft24(x, axis):
+def soft24(x, scale, axis):
+    return scaled(threshold24(x, axis), scale)
+
+
+def soft_pack24(x, scale, axis):
+    values, metadata = pack24(threshold24(x, axis), axis)
+    return scaled(values, scale), metadata
+
+
+def scaled(y, scale):
+    """Results times a scale. The product is computed in float32, in which subnormals count as zero, with its
+    sign, and rounded once. A NaN passes with its bits; another NaN has all bits set but the sign.
+
+    y: results of a soft threshold, any shape.
+    scale: a scalar of the same dtype.
+
+    Returns: an array of y's shape and dtype."""
+    fmt, own = compute_format(y.dtype), FORMATS[y.dtype]
+    made = y.astype(fmt.dtype) * flush(scale.astype(fmt.dtype))
+    small = magnitude_bits(made) < fmt.uint(1 << fmt.mantissa)
+    words = jnp.where(small, (bits(y) ^ bits(scale)) & own.uint(own.sign), bits(made.astype(y.dtype)))
+    other = jnp.where(is_nan(y), bits(y), own.uint(own.sign - 1))
+    return lax.bitcast_convert_type(jnp.where(is_nan(made), other, words), y.dtype)
+
+
+def threshold24(x, axis):
     fmt = compute_format(x.dtype)
     inputs = split_floats(x, axis)
     members = [m.astype(fmt.dtype) for m in inputs]
