@@ -209,9 +209,12 @@ def _expected(shape, dtype):
     @jax.jit
     def results(x):
         values, metadata = packed24.pack24(x, -2)
+        soft_values, soft_metadata = soft.soft_pack24(x, SCALE.astype(x.dtype), -2)
         return {
             "prune": select.prune24(x, -2),
             "soft": soft.soft24(x, SCALE.astype(x.dtype), -2),
+            "soft values": soft_values,
+            "soft metadata": soft_metadata,
             "mvue exact": mvue.mvue24(KEY, x, -2, True),
             "mvue sequential": mvue.mvue24(KEY, x, -2, False),
             "values": values,
@@ -234,9 +237,13 @@ def test_kernels_of_every_isa_agree(isa, shape, dtype):
     like = jax.ShapeDtypeStruct(shape, x.dtype)
     packed_types = [jax.ShapeDtypeStruct(want[k].shape, want[k].dtype) for k in ("values", "metadata")]
     values, metadata = native.call("s24_pack", packed_types, x, trailing=1)
+    scale = SCALE.astype(x.dtype)
+    soft_values, soft_metadata = native.call("s24_soft_pack", packed_types, x, scale, trailing=1)
     got = {
         "prune": native.call("s24_prune", like, x, trailing=1),
-        "soft": native.call("s24_soft", like, x, SCALE.astype(x.dtype), trailing=1),
+        "soft": native.call("s24_soft", like, x, scale, trailing=1),
+        "soft values": soft_values,
+        "soft metadata": soft_metadata,
         "mvue exact": native.call("s24_mvue", like, KEY, x, trailing=1, exact=1),
         "mvue sequential": native.call("s24_mvue", like, KEY, x, trailing=1, exact=0),
         "values": values,

@@ -7,7 +7,7 @@ namespace s24 {
 template <class Args>
 struct GroupwiseCall : Call {
   Args first{};
-  Operand x, keys;
+  Operand x, keys, scale;
   using Call::Call;
 
   static GroupwiseCall plain(const char* target, GroupwiseOp op, int64_t trailing, const ffi::AnyBuffer& x,
@@ -47,12 +47,30 @@ struct GroupwiseCall : Call {
     return c;
   }
 
+  // scale (batch...), x (batch..., shape).
+  static GroupwiseCall scaled(const char* target, GroupwiseOp op, int64_t trailing, const ffi::AnyBuffer& x,
+                              const ffi::AnyBuffer& scale, const ffi::AnyBuffer& out) {
+    GroupwiseCall c(target);
+    Check check(target);
+    const Dtype dtype = check.dtype("x", x);
+    check.require(out.element_type() == x.element_type(), "the result must have the dtype of x");
+    const EntryBatch all = EntryBatch::scaled(check, scale, x, trailing);
+    check.shape("the result", out, all.group.array(all.lead));
+    if (!check.ok()) return c.error = check.error(), c;
+    c.batch = all.batch;
+    c.scale = {scale.untyped_data(), 0};
+    c.x = {x.untyped_data(), 1};
+    c.first = {{op, dtype, nullptr, out.untyped_data(), {all.batch.rest(), all.group.len, all.group.inner_size()}}};
+    return c;
+  }
+
   Args at(int64_t b) const {
-    const int64_t bytes = first.groups.count() * 4 * size_of(first.dtype);
+    const int64_t size = size_of(first.dtype), bytes = first.groups.count() * 4 * size;
     Args a = first;
     a.x = x.at(batch, b, bytes);
     a.out = at_bytes(first.out, b * bytes);
     a.draws.words = keys.words(batch, b, first.draws);
+    a.scale = scale.at(batch, b, size);
     return a;
   }
 };

@@ -76,8 +76,7 @@ struct PackCall : Call {
     PackCall c(target);
     Check check(target);
     const Dtype dtype = check.dtype("x", x);
-    check.require(scale.element_type() == x.element_type(), "scale must have the dtype of x");
-    const EntryBatch all = EntryBatch::of(check, "scale", dims_of(scale), x, trailing);
+    const EntryBatch all = EntryBatch::scaled(check, scale, x, trailing);
     if (check.ok()) c.check_packed(check, all.group, all.lead, x, values, metadata);
     if (!check.ok()) return c.error = check.error(), c;
     c.scale = {scale.untyped_data(), 0};

@@ -175,6 +175,10 @@ struct EntryBatch {
     if (!check.ok()) return {g, {}, Batch({}, {})};
     return {g, lead, Batch(lead, {entries, g.lead}, batch)};
   }
+  static EntryBatch scaled(Check& check, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& x, int64_t trailing) {
+    check.require(scale.element_type() == x.element_type(), "scale must have the dtype of x");
+    return of(check, "scale", dims_of(scale), x, trailing);
+  }
 };
 
 // key (batch..., 2), or (batch..., 5) of a shard, and x (batch..., shape).

@@ -61,7 +61,8 @@ struct GroupwiseArgs {
   const void* x;
   void* out;
   Groups groups;
-  Draws draws = {};  // of operations that draw
+  Draws draws = {};             // of operations that draw
+  const void* scale = nullptr;  // of kSoft: one element
 };
 
 }  // namespace s24

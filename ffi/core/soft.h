@@ -83,22 +83,20 @@ S24_HD uint32_t scaled_number(uint32_t y, float scale) {
 }
 
 template <class T>
-S24_HD float scale_of(typename T::Bits scale) {
-  return without_subnormals(float_of(T::to_f32(scale)));
+S24_HD float scale_of(const void* scale) {
+  return without_subnormals(float_of(T::to_f32(*static_cast<const typename T::Bits*>(scale))));
 }
 
-// A result times a scale, rounded once. A NaN passes with its bits; another NaN has all bits set but the sign.
+// A result times what scale_of gives, rounded once. A NaN passes with its bits; another NaN has all bits set but the sign.
 template <class T>
-S24_HD typename T::Bits scaled(typename T::Bits y, typename T::Bits scale) {
+S24_HD typename T::Bits scaled(typename T::Bits y, float scale) {
   using Bits = typename T::Bits;
-  const uint32_t made = scaled_number(T::to_f32(y), scale_of<T>(scale));
+  const uint32_t made = scaled_number(T::to_f32(y), scale);
   const Bits nan = blend(mask_if<Bits>(Bits(y & T::kMagnitude) > T::kInf), y, T::kMagnitude);
   return blend(mask_if<Bits>((made & kF32Magnitude) > kF32Inf), nan, T::from_f32_number(made));
 }
 
-// kSoft. scale: one element.
-struct SoftArgs : GroupwiseArgs {
-  const void* scale = nullptr;
-};
+// kSoft.
+struct SoftArgs : GroupwiseArgs {};
 
 }  // namespace s24

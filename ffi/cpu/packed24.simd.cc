@@ -80,9 +80,7 @@ struct Packer {
   using Bits = typename T::Bits;
   static constexpr bool kExact = kOp == PackOp::kMvueExact, kRandom = kExact || kOp == PackOp::kMvueSequential;
 
-  explicit Packer(const PackArgs& a) {
-    if (kOp == PackOp::kSoft) scale = Scale<T>(a.scale);
-  }
+  explicit Packer(const PackArgs& a) : scale(kOp == PackOp::kSoft ? scale_of<T>(a.scale) : 1) {}
   S24_HD void draw(const Key& key, int64_t first, int64_t n) {
     if (!kRandom) return;
     w0 = words0.draw(key, uint64_t(first), n, 0);
@@ -98,14 +96,14 @@ struct Packer {
     if (kOp == PackOp::kSoft) {
       const bool finite = soft_block<T>(in, other);
       pack_block<T, PackOp::kPlain>(other, other, out);
-      for (int k = 0; k < 2; ++k) scale.multiply(out.pairs[k], finite);
+      for (int k = 0; k < 2; ++k) multiply<T>(out.pairs[k], scale, finite);
       return;
     }
     if (!kRandom) return pack_block<T, kOp>(in, other, out);
     mvue_block<T, kExact>(w0 + l, w1 + l, in, other);
     pack_block<T, PackOp::kPlain>(other, other, out);
   }
-  Scale<T> scale;
+  const float scale;
   DrawnWords<kPackTileLanes> words0, words1;
   const uint32_t *w0, *w1;
 };

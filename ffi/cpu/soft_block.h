@@ -1,4 +1,4 @@
-// Blocks of groups after the soft threshold, and their results times a scale.
+// Soft thresholds of blocks of groups, and results times a scale.
 #pragma once
 #include "../core/soft.h"
 #include "lanes.h"
@@ -49,33 +49,20 @@ S24_HD bool soft_block(const Quad<typename T::Bits>& in, Quad<typename T::Bits>&
   return false;
 }
 
-template <class T>
-struct Scale {
-  using B = typename T::Bits;
-  B bits = 0;
-  float number = 1;
-  bool finite = true;
-
-  Scale() = default;
-  explicit Scale(const void* scale) : bits(*static_cast<const B*>(scale)), number(scale_of<T>(bits)) {
-    finite = (bits & T::kMagnitude) < T::kInf;
+// Multiplies results by a scale. all_finite: whether none of the results is NaN or infinite.
+template <class T, int n>
+S24_HD void multiply(typename T::Bits (&y)[n], float scale, bool all_finite) {
+  if (scale == 1) return;
+  if (!all_finite || scale - scale != 0) {
+    for (int l = 0; l < n; ++l) y[l] = scaled<T>(y[l], scale);
+  } else if constexpr (T::kInf == BF16::kInf) {
+    for_words(y, y, y, [scale](uint32_t two, uint32_t) {
+      return round_two(scaled_number(first_of(two), scale), scaled_number(second_of(two), scale));
+    });
+  } else {
+    for (int l = 0; l < n; ++l) y[l] = T::from_f32_number(scaled_number(T::to_f32(y[l]), scale));
   }
-  // Multiplies results; all_finite: whether none is NaN or infinite.
-  template <int n>
-  S24_HD void multiply(B (&y)[n], bool all_finite) const {
-    if (number == 1) return;
-    if (!(finite && all_finite)) {
-      for (int l = 0; l < n; ++l) y[l] = scaled<T>(y[l], bits);
-    } else if constexpr (T::kInf == BF16::kInf) {
-      const float s = number;
-      for_words(y, y, y, [s](uint32_t two, uint32_t) {
-        return round_two(scaled_number(first_of(two), s), scaled_number(second_of(two), s));
-      });
-    } else {
-      for (int l = 0; l < n; ++l) y[l] = T::from_f32_number(scaled_number(T::to_f32(y[l]), number));
-    }
-  }
-};
+}
 
 }  // namespace S24_ISA
 }  // namespace s24

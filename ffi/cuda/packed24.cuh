@@ -30,8 +30,8 @@ struct Group<F16> : Words {
   static __device__ __forceinline__ Group of(const uint16_t x[4]) { return {words_of(x)}; }
 };
 
-// The two kept elements of a group and their nibble. with: of kMasked, a byte per element, and of kSoft the scale; nibble: what
-// kGather is given.
+// The two kept elements of a group and their nibble. with: of kMasked, a byte per element, and of kSoft the float32 bits of the
+// scale; nibble: what kGather is given.
 template <PackOp op, class T>
 __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t with, uint32_t nibble,
                                            const Draw<kDraws<op>>& draw, Pair<typename T::Bits>& pair) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t with,
     } else if constexpr (op == PackOp::kSquaredRelu) {
       kept = pack_squared_relu<T>(group);
     } else if constexpr (op == PackOp::kSoft) {
-      kept = pack_soft<T>(group, uint16_t(with));
+      kept = pack_soft<T>(group, float_of(with));
     } else if constexpr (kDraws<op> > 0) {
       kept = pack_estimate<T, op == PackOp::kMvueExact>(group, draw.words[0], draw.words[1]);
     } else {
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t with,
       keep24<T>(x, keep);
     }
     take_kept<Bits>(x, keep, pair.at);
-    if constexpr (op == PackOp::kSoft) pair = {scaled<T>(pair.at[0], Bits(with)), scaled<T>(pair.at[1], Bits(with))};
+    if constexpr (op == PackOp::kSoft) pair = {scaled<T>(pair.at[0], float_of(with)), scaled<T>(pair.at[1], float_of(with))};
     return uint32_t(nibble_of<Bits>(keep)) & 15u;
   }
 }

@@ -63,7 +63,7 @@ constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp:
 // A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads, kBlocks<op>)
-    pack_columns(typename T::Bits* dense, const uint8_t* mask, const typename T::Bits* scale, typename T::Bits* values,
+    pack_columns(typename T::Bits* dense, const uint8_t* mask, const void* scale, typename T::Bits* values,
                  uint8_t* metadata, Groups g, bool strided, unsigned rounds, Draws draws, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
   const bool inside = i0 < inner;
   const Key key = read_key<kDraws<op>>(draws);
-  const Bits times = op == PackOp::kSoft ? *scale : Bits(0);
+  const uint32_t times = op == PackOp::kSoft ? bits_of(scale_of<T>(scale)) : 0;
   const uint64_t step = strided ? uint64_t(len / 4) * inner : inner;  // from one member of a group to the next
   const auto first_at = [&](unsigned tile) {
     const unsigned q = tile * kTileGroups + group;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
       if constexpr (op == PackOp::kMasked && sizeof(Bits) == 2) {
         tile.template put_masked<T>(in.rows, in.allowed, vector, group, made);
       } else {
-        const auto with = [&](int l) { return op == PackOp::kSoft ? uint32_t(times) : in.mask_bytes(l); };
+        const auto with = [&](int l) { return op == PackOp::kSoft ? times : in.mask_bytes(l); };
         tile.template put<op, T>(in.rows, vector, group, key, quartet, with, given, made);
       }
     }
@@ -157,8 +157,8 @@ cudaError_t launch(const PackArgs& a, const RowsToo<typename T::Bits>& rows_too,
   const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
   const int rounds = rounds_for(tiles * columns * g.outer, 4);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
-  return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask,
-               static_cast<const Bits*>(a.scale), static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.draws, rows_too);
+  return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask, a.scale,
+               static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.draws, rows_too);
 }
 
 template <PackOp op, class T>

@@ -41,10 +41,10 @@ constexpr int kAccesses = 4;  // of one thread: bytes of metadata, two groups ea
 // Whole metadata bytes of one long row.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, const uint8_t* mask,
-                                                      const typename T::Bits* scale, typename T::Bits* values,
+                                                      const void* scale, typename T::Bits* values,
                                                       uint8_t* metadata, int64_t bytes) {
   using Bits = typename T::Bits;
-  const Bits times = op == PackOp::kSoft ? *scale : Bits(0);
+  const uint32_t times = op == PackOp::kSoft ? bits_of(scale_of<T>(scale)) : 0;
   const auto place = [](int i) { return (int64_t(blockIdx.x) * kAccesses + i) * kThreads + threadIdx.x; };
   Group<T> groups[kAccesses][2];
   Vector<Pair<Bits>, 2> kept[kAccesses];
@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kThreads) pack_rows(typename T::Bits* dense, c
       if constexpr (op == PackOp::kUnpack)
         groups[i][j] = decode<T>(kept[i].at[j], nibble);
       else
-        made |= encode<op, T>(groups[i][j], op == PackOp::kSoft ? uint32_t(times) : allowed[i].at[j], nibble, {}, kept[i].at[j])
-                << (4 * j);
+        made |= encode<op, T>(groups[i][j], op == PackOp::kSoft ? times : allowed[i].at[j], nibble, {}, kept[i].at[j]) << (4 * j);
     }
     if constexpr (op == PackOp::kUnpack) {
       store_groups<T>(dense + 8 * b, groups[i]);
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) estimate_rows(const typename T::Bits
 // inner.
 template <PackOp op, class T>
 __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, const uint8_t* mask,
-                                                     const typename T::Bits* scale, typename T::Bits* values,
+                                                     const void* scale, typename T::Bits* values,
                                                      uint8_t* metadata, Groups g, bool strided, Draws draws) {
   using Bits = typename T::Bits;
   const int64_t bytes = ceil_div(g.len, 8), unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) pack_any(typename T::Bits* dense, co
       for (int j = 0; j < 4; ++j) dense[at + j * next] = member<T>(group, j);
     } else {
       Bits x[4];
-      uint32_t with = op == PackOp::kSoft ? uint32_t(*scale) : 0u;
+      uint32_t with = op == PackOp::kSoft ? bits_of(scale_of<T>(scale)) : 0;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
         x[j] = dense[at + j * next];
@@ -180,7 +179,6 @@ struct LaunchRows {
   static cudaError_t run(const PackArgs& a, cudaStream_t stream) {
     using Bits = typename T::Bits;
     auto* dense = static_cast<Bits*>(a.dense);
-    const auto* scale = static_cast<const Bits*>(a.scale);
     auto* values = static_cast<Bits*>(a.values);
     const Groups& g = a.groups;
     const bool row = g.inner == 1 && !a.strided && g.len % 8 == 0;
@@ -194,10 +192,10 @@ struct LaunchRows {
       }
     } else if (whole) {
       const dim3 grid(blocks_for(bytes, kThreads * kAccesses));
-      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, scale, values, a.metadata, bytes);
+      return start(pack_rows<op, T>, grid, kThreads, 0, stream, dense, a.mask, a.scale, values, a.metadata, bytes);
     }
     const dim3 grid(blocks_for(g.outer * ceil_div(g.len, 8) * g.inner, kThreads));
-    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, scale, values, a.metadata, g, a.strided, a.draws);
+    return start(pack_any<op, T>, grid, kThreads, 0, stream, dense, a.mask, a.scale, values, a.metadata, g, a.strided, a.draws);
   }
 };
 

@@ -47,7 +47,8 @@ struct Tile {
   }
   static __device__ __forceinline__ unsigned place(unsigned i, unsigned group) { return place(i / kLanes, i % kLanes, group); }
 
-  // Packs a thread's groups, whose numbers begin with those of `quartet`. with(lane), given(lane): what encode takes. made: the nibbles of four lanes in the low halves of four bytes.
+  // Packs a thread's groups, whose numbers begin with those of `quartet`. with(lane), given(lane): what encode takes. made: the
+  // nibbles of four lanes in the low halves of four bytes.
   template <PackOp op, class T, class M, class N>
   __device__ __forceinline__ void put(const FourRows& rows, unsigned vector, unsigned group, const Key& key, int64_t quartet,
                                       M with, N given, uint32_t (&made)[kLanes / 4]) {

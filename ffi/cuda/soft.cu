@@ -15,7 +15,7 @@ namespace {
 
 // Two groups of 16-bit floats in the halves of four words. Never inlined: rare.
 template <class T>
-__device__ __noinline__ Vector<uint32_t, 4> soft_by_definition(Vector<uint32_t, 4> x, uint16_t scale) {
+__device__ __noinline__ Vector<uint32_t, 4> soft_by_definition(Vector<uint32_t, 4> x, float scale) {
   Vector<uint32_t, 4> y = {};
 #pragma unroll 1
   for (int n = 0; n < 32; n += 16) {
@@ -30,7 +30,7 @@ __device__ __noinline__ Vector<uint32_t, 4> soft_by_definition(Vector<uint32_t, 
 }
 
 template <class T>
-__device__ __forceinline__ Vector<uint32_t, 4> soft_two(const Vector<uint32_t, 4>& x, uint16_t scale) {
+__device__ __forceinline__ Vector<uint32_t, 4> soft_two(const Vector<uint32_t, 4>& x, float scale) {
   Vector<uint32_t, 4> y;
   if (!soft24_two<T>(x.at, y.at)) return soft_by_definition<T>(x, scale);
   S24_UNROLL
@@ -40,10 +40,10 @@ __device__ __forceinline__ Vector<uint32_t, 4> soft_two(const Vector<uint32_t, 4
 
 // The soft threshold of 16-bit floats: a unit is two groups, 16 bytes.
 template <class T>
-__global__ void __launch_bounds__(kThreads) soft_rows(const uint32_t* x, const uint16_t* scale, uint32_t* y,
+__global__ void __launch_bounds__(kThreads) soft_rows(const uint32_t* x, const void* scale, uint32_t* y,
                                                       int64_t units) {
   constexpr int kAccesses = 4;
-  const uint16_t times = *scale;
+  const float times = scale_of<T>(scale);
   const int64_t first = int64_t(blockIdx.x) * kThreads * kAccesses + threadIdx.x;
   Vector<uint32_t, 4> in[kAccesses];
   S24_UNROLL
@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(kThreads) soft_rows(const uint32_t* x, const u
 
 // The same across rows: eight neighbours of four rows. `row`: words of a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) soft_columns(const uint32_t* x, const uint16_t* scale, uint32_t* y,
+__global__ void __launch_bounds__(kThreads) soft_columns(const uint32_t* x, const void* scale, uint32_t* y,
                                                          int64_t units, int64_t row) {
   const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (unit >= units) return;
-  const uint16_t times = *scale;
+  const float times = scale_of<T>(scale);
   int64_t place;
   const int64_t group_row = divide(unit, row / 4, &place), at = 4 * (group_row * row + place);
   Vector<uint32_t, 4> in[4], out[4];
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) soft_columns(const uint32_t* x, cons
 
 // Any array: a thread takes one group. Neighbouring threads are neighbours along inner.
 template <class T, bool kRows>
-__global__ void __launch_bounds__(kThreads) soft_groups(const typename T::Bits* x, const typename T::Bits* scale,
+__global__ void __launch_bounds__(kThreads) soft_groups(const typename T::Bits* x, const void* scale,
                                                         typename T::Bits* y, Groups g) {
   using Bits = typename T::Bits;
   const int64_t unit = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) soft_groups(const typename T::Bits* 
   }
   soft24<T>(in.at, out.at);
   S24_UNROLL
-  for (int j = 0; j < 4; ++j) out.at[j] = scaled<T>(out.at[j], *scale);
+  for (int j = 0; j < 4; ++j) out.at[j] = scaled<T>(out.at[j], scale_of<T>(scale));
   if constexpr (kRows) {
     store(y + at, out);
   } else {
@@ -116,7 +116,6 @@ __global__ void __launch_bounds__(kThreads) soft_groups(const typename T::Bits* 
 template <class T>
 cudaError_t launch(const SoftArgs& a, cudaStream_t stream) {
   using Bits = typename T::Bits;
-  const auto* scale = static_cast<const Bits*>(a.scale);
   const int64_t groups = a.groups.count();
   const dim3 grid(blocks_for(groups, kThreads));
   if constexpr (sizeof(Bits) == 2) {
@@ -124,16 +123,16 @@ cudaError_t launch(const SoftArgs& a, cudaStream_t stream) {
     auto* to = static_cast<uint32_t*>(a.out);
     const bool whole = aligned(from, 16) && aligned(to, 16);
     if (whole && groups % 2 == 0 && a.groups.inner == 1)
-      return start(soft_rows<T>, dim3(blocks_for(groups / 2, 4 * kThreads)), kThreads, 0, stream, from, scale, to, groups / 2);
+      return start(soft_rows<T>, dim3(blocks_for(groups / 2, 4 * kThreads)), kThreads, 0, stream, from, a.scale, to, groups / 2);
     if (whole && a.groups.inner % 8 == 0)
-      return start(soft_columns<T>, dim3(blocks_for(groups / 8, kThreads)), kThreads, 0, stream, from, scale, to, groups / 8,
+      return start(soft_columns<T>, dim3(blocks_for(groups / 8, kThreads)), kThreads, 0, stream, from, a.scale, to, groups / 8,
                    a.groups.inner / 2);
   }
   const auto* from = static_cast<const Bits*>(a.x);
   auto* to = static_cast<Bits*>(a.out);
   // Four elements of a row begin at a multiple of their size, as arrays do.
-  if (a.groups.inner == 1) return start(soft_groups<T, true>, grid, kThreads, 0, stream, from, scale, to, a.groups);
-  return start(soft_groups<T, false>, grid, kThreads, 0, stream, from, scale, to, a.groups);
+  if (a.groups.inner == 1) return start(soft_groups<T, true>, grid, kThreads, 0, stream, from, a.scale, to, a.groups);
+  return start(soft_groups<T, false>, grid, kThreads, 0, stream, from, a.scale, to, a.groups);
 }
 
 }  // namespace

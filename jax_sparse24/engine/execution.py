@@ -202,17 +202,16 @@ class Execution:
         counts: bool = False,
         saved: Packed | None = None,
         allowed: jax.Array | None = None,
-        dense: jax.Array | None = None,
     ) -> Operands:
         """The operands of a product, made sparse as its row of the plan says.
 
         name: of the product.
-        arrays: its operands (2-D arrays, or `Pieces` of weights) by name.
+        arrays: its operands by name: 2-D arrays, `Pieces` of weights, or weights packed in the forward pass,
+            which are multiplied as they are if that is along the contracted axis, else unpacked.
         state, key: of the call.
         decision: of `decisions`; None for a product without a row.
         activation, counts, saved, allowed: see `Request`.
         packed: whether the sparse operand is packed, whatever multiplies it.
-        dense: the other operand, if a rule has made it.
 
         Returns: `Operands`.
         Raises: ValueError if a sparsifier packed along another axis than the contracted one."""
@@ -222,14 +221,19 @@ class Execution:
             return Operands(whole(arrays[a]), whole(arrays[b]))
         on_left = row.operand == a
         axis, other, other_axis = (a_axis, b, b_axis) if on_left else (b_axis, a, a_axis)
-        x, y = arrays[row.operand], dense
-        if dense is None:
-            y = regroup(whole(arrays[other]), row.tokens, row.by.group)
+        x, y, states = arrays[row.operand], arrays[other], self.states(state)
         if row.by.stochastic:
             key = self.draw_key(name, key)
-        states = self.states(state)
-        if row.other is not None and dense is None:
-            y = row.other(y, other_axis, self.request(other, whole(self.state_of(other, row, state)), key))
+        if isinstance(y, PACKED):
+            y = self._unpacked(y, row)
+        else:
+            y = regroup(whole(y), row.tokens, row.by.group)
+            if row.other is not None:
+                own = whole(self.state_of(other, row, state))
+                y = row.other(y, other_axis, self.request(other, own, key))
+        if isinstance(x, PACKED):
+            sparse = x if x.axis == axis else x.todense(implementation=self.implementation)
+            return Operands(*((sparse, y) if on_left else (y, sparse)), decision)
         form = "packed" if packed and not decision.sparse else decision.form
         strided = row.strides and form != "dense"
         if isinstance(x, Pieces) and row.by.piecewise(x.piece.shape, axis):
@@ -260,6 +264,15 @@ class Execution:
                 f"{sparse.axis}; the product contracts axis {axis}."
             )
         return Operands(*((sparse, y) if on_left else (y, sparse)), decision, x, counts=found)
+
+    def _unpacked(self, packed: Packed, row: Row) -> jax.Array:
+        """The values of a packed weight, which the sparse operand of a row is multiplied by.
+
+        Kernels of V:N:M read them with the contracted axis, the last one, first in memory."""
+        options = {"implementation": self.implementation}
+        if row.by.pattern == "2:4":
+            return packed.todense(**options)
+        return dataclasses.replace(packed, axis=-3 - packed.axis).todense(**options).T
 
     def request(self, operand: str, state, key, **options) -> Request:
         """What a sparsifier is asked to make of an operand, whose other pieces are gathered where it rests in

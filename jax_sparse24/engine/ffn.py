@@ -86,7 +86,7 @@ def ffn_fwd(execution, x_Td, w1_df, w2_fd, b1_f, allowed_Tf, state, key):
 
     operands = {"x": x_Td, "w1": w1_df, "w2": w2_fd, "b1": b1_f, "allowed": allowed_Tf}
     found, (saved, ahead) = execution.run(body, operands, state, key, results=["y3"])
-    w1_df, w2_fd = (None if name in ahead.weights else w for name, w in (("B3", w1_df), ("B1", w2_fd)))
+    w1_df, w2_fd = (None if name in ahead.weights else operands[name] for name in ("w1", "w2"))
     return found["y3"], (x_Td, saved, ahead, w1_df, w2_fd, b1_f, state, key)
 
 
@@ -95,7 +95,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 
     def body(arrays, state, key, saved):
         saved, ahead = saved
-        decisions = ahead.decisions
+        decisions, arrays = ahead.decisions, arrays | ahead.weights
         if execution.plan.save_packed:
             dy1, operands, features, counts_f = fusions.from_saved(
                 execution, saved, arrays, state, key, decisions
@@ -108,8 +108,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            packed = ahead.operands(execution, "B1", arrays, state, key)
-            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"], operands=packed)
+            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"])
             if fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
                 arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
                     decisions["B4"], execution, saved, dy2_Tf, arrays["x"], key
@@ -124,7 +123,7 @@ def _ffn_bwd(execution, residuals, dy3_Td):
 
         found = {
             "w2": run("B2", features=features, operands=operands.get("B2")),
-            "x": run("B3", saved=dy1, operands=ahead.operands(execution, "B3", arrays, state, key, dy1)),
+            "x": run("B3", saved=dy1),
             "w1": run("B4", features=features, operands=operands.get("B4")),
         }
         if "b1" in arrays:

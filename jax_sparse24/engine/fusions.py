@@ -103,19 +103,18 @@ def forward(
     squared: whether the squared ReLU of the product is asked for, because `SQUARED` matches.
     Other arguments are those of `product`.
 
-    Returns: the product, and the packed weight from which the other one gets its operand, by its name, if
-        `BOTH_WAYS` or `UNPACKED` matches."""
-    operands, ahead = None, {}
+    Returns: the product, and by its name the packed weight that takes the place of the weight in the other
+        one, if `BOTH_WAYS` or `UNPACKED` matches."""
+    (x, _), (w, _) = execution.table[names[0]]
+    decision, ahead = decisions[names[0]], {}
     if BOTH_WAYS.matches(execution, names, decisions):
-        x, w = (arrays[operand] for operand, _ in execution.table[names[0]])
-        packed, ahead[names[1]] = BOTH_WAYS.run(execution, names, w, state, decisions)
-        operands = Operands(x, packed, decisions[names[0]])
-    decision = decisions[names[0]]
-    if UNPACKED.matches(execution, names, decisions):
+        packed, ahead[w] = BOTH_WAYS.run(execution, names, arrays[w], state, decisions)
+        operands = Operands(arrays[x], packed, decision)
+    else:
         operands = operands_of(execution, names[0], arrays, state, key, decision)
-        ahead[names[1]] = operands.right
+    if UNPACKED.matches(execution, names, decisions):
+        ahead[w] = operands.right
     if squared:
-        operands = operands or operands_of(execution, names[0], arrays, state, key, decision)
         return SQUARED.run(execution, operands), ahead
     return product(execution, names[0], arrays, state, key, decision, bias=bias, operands=operands), ahead
 
@@ -176,29 +175,12 @@ class Ahead(NamedTuple):
     """What the forward pass of a differentiation rule has made for the backward pass.
 
     decisions: of the products of the backward pass, by name.
-    weights: packed weights for these products, by name; a weight that is here is not needed otherwise.
+    weights: packed weights that take the place of the weights in these products, by name.
     seen: see `Execution.seen`."""
 
     decisions: Mapping[str, Decision | None]
     weights: Mapping[str, Packed]
     seen: Mapping[str, jax.Array]
-
-    def operands(
-        self, execution: Execution, name: str, arrays, state, key, saved: Packed | None = None
-    ) -> Operands | None:
-        """The operands of a product that gives the gradient of an input, if its weight is packed.
-
-        Arguments are those of `product`."""
-        if name not in self.weights:
-            return None
-        (dy, _), (w, _) = execution.table[name]
-        packed, decision, row = self.weights[name], self.decisions[name], execution.plan.row(name)
-        if row.operand == w and decision.sparse:
-            return Operands(arrays[dy], packed, decision)
-        values = UNPACKED.run(execution, name, packed)
-        if row.operand == w:
-            return Operands(arrays[dy], values, decision)
-        return execution.cut(name, arrays, state, key, decision, saved=saved, dense=values)
 
 
 class BothWays:
@@ -237,9 +219,10 @@ class BothWays:
 
 
 class Unpacked:
-    """The gradient of an input multiplies the dense values that the product of the forward pass packs of its
-    weight. They are unpacked in the backward pass, which moves fewer bytes than to make them again, and the
-    packed weight is kept in place of the weight, as by `BothWays`."""
+    """The gradient of an input multiplies the dense values of the weight that the forward pass has packed.
+
+    To unpack them in the backward pass moves fewer bytes than to make them again. The packed weight is kept
+    in place of the weight, as by `BothWays`, and `Execution.cut` unpacks it."""
 
     def matches(
         self, execution: Execution, names: tuple[str, str], decisions: Mapping[str, Decision | None]
@@ -256,16 +239,6 @@ class Unpacked:
             return False
         by = second.by if second.operand == w else second.other
         return by == DenseValues(first.by, axis) and decisions[names[0]].sparse
-
-    def run(self, execution: Execution, name: str, packed: Packed) -> jax.Array:
-        """The values of the weight of a product, in its shape.
-
-        Kernels of V:N:M read them with the contracted axis first in memory, and they are written so."""
-        row, (_, (w, axis)) = execution.plan.row(name), execution.table[name]
-        options = {"implementation": execution.implementation}
-        if axis == -1 and row.operand != w and row.by.pattern != "2:4":
-            return dataclasses.replace(packed, axis=-3 - packed.axis).todense(**options).T
-        return packed.todense(**options)
 
 
 class Squared:

@@ -151,15 +151,14 @@ def _bwd(execution, residuals, dy_Td):
         x_Td, (gate_Tf, up_Tf, z_Tf, ahead) = arrays["x_gate"], saved
 
         def gradients(name, x, dy, operands=None, joined=()):
-            arrays_of = {"x": x, "w": arrays.get(name), "dy": dy}
+            arrays_of = {"x": x, "w": arrays.get(name), "dy": dy} | ahead[name].weights
             own = dataclasses.replace(execution.layer(name), joined=joined)
 
-            def run(what, operands):
+            def run(what, operands=None):
                 decision = ahead[name].decisions[what]
                 return product(own, what, arrays_of, states[name], keys[name], decision, operands=operands)
 
-            weight = ahead[name].operands(own, "dgrad", arrays_of, states[name], keys[name])
-            return run("dgrad", weight), run("wgrad", operands)
+            return run("dgrad"), run("wgrad", operands)
 
         dz_Tf, d_down = gradients("down", z_Tf, arrays["dy"])
         hidden, packed, first = (gate_Tf, up_Tf, dz_Tf), (None, None), execution.layer("gate")

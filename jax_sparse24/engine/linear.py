@@ -40,18 +40,16 @@ def _forward(execution, products, x_Td, w_df, bias_f, state, key):
 
 def _linear_fwd(execution, x_Td, w_df, bias_f, state, key):
     y_Tf, ahead = _forward(execution, LINEAR, x_Td, w_df, bias_f, state, key)
-    return y_Tf, (x_Td, None if "dgrad" in ahead.weights else w_df, bias_f, state, key, ahead)
+    return y_Tf, (x_Td, None if "w" in ahead.weights else w_df, bias_f, state, key, ahead)
 
 
 def _linear_bwd(execution, residuals, dy_Tf):
     x_Td, w_df, bias_f, state, key, ahead = residuals
 
     def body(arrays, state, key, ahead):
+        arrays = arrays | ahead.weights
         found = {
-            operand: product(
-                *(execution, name, arrays, state, key, ahead.decisions[name]),
-                operands=ahead.operands(execution, name, arrays, state, key),
-            )
+            operand: product(execution, name, arrays, state, key, ahead.decisions[name])
             for operand, name in (("x", "dgrad"), ("w", "wgrad"))
         }
         if "bias" in arrays:

@@ -1,5 +1,5 @@
-"""Weights under one mask are packed for the product of the forward pass and for the gradient of its input at
-once: how often, with which bits, and what is kept for the backward pass."""
+"""Weights that the forward pass packs for the gradient of its input, too: how often those under one mask are
+packed, with which bits of results, and what is kept for the backward pass."""
 
 import re
 from functools import partial
@@ -12,7 +12,7 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
-from jax_sparse24.engine.fusions import BothWays
+from jax_sparse24.engine.fusions import BothWays, Unpacked
 from jax_sparse24.engine.gated import Weight, gated_ffn
 from tests.ops.data import assert_same_bits
 
@@ -105,6 +105,19 @@ def test_bits_are_those_of_two_passes(block, dtype, implementation, monkeypatch)
     assert_same_bits(at_once, found())
 
 
+@pytest.mark.parametrize("block", [linear, ffn, gated])
+def test_bits_are_those_of_values_that_are_made_again(block, implementation, monkeypatch):
+    """Of a method whose gradient of the input multiplies the values of the forward pass."""
+
+    def found():
+        run, args = block(s24.methods.SSTE(), "bfloat16", implementation)
+        return [jax.jit(partial(gradients, function))(*args) for function in (run, jax.checkpoint(run))]
+
+    unpacked = found()
+    monkeypatch.setattr(Unpacked, "matches", lambda *_: False)
+    assert_same_bits(unpacked, found())
+
+
 def test_packed_weights_are_kept_in_place_of_weights():
     x, w1, w2, _ = arrays("bfloat16")
     method = s24.methods.FST()
@@ -121,6 +134,6 @@ def test_packed_weights_are_kept_in_place_of_weights():
     packed, weights = kept("reference")
     assert weights == [None, None]
     sizes = {name: sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(p)) for name, p in packed.items()}
-    assert sizes == dict.fromkeys(("B1", "B3"), 2 * D * F * 9 // 16)
+    assert sizes == dict.fromkeys(("w1", "w2"), 2 * D * F * 9 // 16)
     packed, weights = kept(None)  # without measurements products run masked dense
     assert packed == {} and [w.shape for w in weights] == [(D, F), (F, D)]

@@ -9,10 +9,12 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.engine import fusions
-from jax_sparse24.methods import SSTE, Activation24, Venom
+from jax_sparse24.methods import AST, SSTE, STE, Activation24, Venom
 from tests.ops.data import assert_same_bits
 
 METHODS = {
+    "STE": STE(),
+    "AST": AST(),
     "S-STE": SSTE(),
     "S-STE without estimates": SSTE(mvue=None),
     "Activation24": Activation24(soft_weights=True, dense_share=0.25),
@@ -61,8 +63,6 @@ def test_one_pass_over_a_weight_makes_its_packed_values(name, unpacked, monkeypa
     softened = {(target, out) for target, _, out in found if target.startswith("s24_soft")}
     of_w1 = {target for target, operands, _ in found if f"tensor<{D}x{F}xbf16>, tensor<bf16>" in operands}
     assert of_w1 == {"s24_soft_pack"}, softened
+    packed = f"tensor<{F}x{D // 2}x", f"tensor<{D}x{F // 2}x"
     values = {operands for target, operands, _ in found if target == "s24_unpack"}
-    assert (
-        len([v for v in values if v.startswith((f"tensor<{F}x{D // 2}x", f"tensor<{D}x{F // 2}x"))])
-        == unpacked
-    )
+    assert len([v for v in values if v.startswith(packed)]) == unpacked

@@ -71,33 +71,32 @@ def test_continuous_where_the_selection_flips(implementation):
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("scale", [1.37, -2.5, 0, 1e-30, 1e-39, 3e4, INF, NAN])
 def test_the_scale_is_multiplied_in_float32_and_the_product_rounded_once(implementation, dtype, scale, axis):
-    """In both forms; what is kept is chosen before."""
-    x = adversarial((64, 132), dtype, seed=21)
-    soft, factor = s24.soft24(device(x), axis, implementation=implementation), device(scale, dtype)
-    tiny, times = np.finfo(np.float32).tiny, np.asarray(factor, np.float32)
+    """In both forms; what is kept is chosen before. Subnormals of float32 count as zero with their sign."""
+    x, factor = device(adversarial((64, 132), dtype, seed=21)), device(scale, dtype)
+    soft = s24.soft24(x, axis, implementation=implementation)
+    got = scaled_soft24(x, factor, axis, implementation)
+    values, times, tiny = np.asarray(soft, np.float32), np.float32(factor), np.finfo(np.float32).tiny
     with np.errstate(all="ignore"):
-        wide = np.asarray(soft, np.float32) * (0 if np.abs(times) < tiny else times)
-    clear = np.abs(wide) != tiny  # what is rounded to the least normal number may count as subnormal
-    want = np.where(np.abs(wide) < tiny, np.copysign(np.float32(0), wide), wide)
-    got = scaled_soft24(device(x), factor, axis, implementation)
-    nan = np.isnan(want)
-    assert (np.isnan(np.asarray(got, np.float32)) == nan).all()
-    with np.errstate(all="ignore"):
-        words_of_numbers = np.where(nan | ~clear, 0, words(device(want, dtype)))
-    assert (np.where(nan | ~clear, 0, words(got)) == words_of_numbers).all()
-    plain = s24.pack24(soft, axis, implementation=implementation)
-    packed = soft_pack24(device(x), factor, axis, implementation)
-    assert_same_bits(packed.metadata, plain.metadata)
-    if np.isfinite(scale) and scale > 0:  # else what is not kept would not be zero
+        wide = values * (0 if abs(times) < tiny else times)
+        want = words(device(np.where(abs(wide) < tiny, np.copysign(np.float32(0), wide), wide), dtype))
+    nan = np.isnan(wide)
+    want = np.where(nan, np.where(np.isnan(values), words(soft), np.iinfo(want.dtype).max >> 1), want)
+    clear = abs(wide) != tiny  # what is rounded to the least normal number may count as subnormal
+    assert (words(got)[clear] == want[clear]).all()
+    packed = soft_pack24(x, factor, axis, implementation)
+    assert_same_bits(packed.metadata, s24.pack24(soft, axis, implementation=implementation).metadata)
+    if 0 < scale < INF:  # else what is not kept would not be +0
         assert_same_bits(packed.todense(implementation=implementation), got)
 
 
-def test_each_array_of_a_batch_has_its_scale(implementation, dtype):
-    x, scales = adversarial((3, 24, 40), dtype, seed=22), device([1.37, 0.3, 2.0], dtype)
-    for op in (scaled_soft24, soft_pack24):
-        for axis in (-1, -2):
-            call = partial(op, axis=axis, implementation=implementation)
-            got = jax.jit(jax.vmap(call))(device(x), scales)
-            for n, scale in enumerate(scales):
-                want = call(device(x[n]), scale)
-                jax.tree.map(lambda all, one: assert_same_bits(np.asarray(all)[n], one), got, want)  # noqa: B023
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("op", [scaled_soft24, soft_pack24])
+def test_each_array_of_a_batch_has_its_scale(implementation, dtype, op, axis, in_axes):
+    xs, scales = device(adversarial((3, 24, 40), dtype, seed=22)), device([1.37, 0.3, 2.0], dtype)
+    operands = [x if batched == 0 else x[1] for x, batched in zip((xs, scales), in_axes, strict=True)]
+    call = partial(op, axis=axis, implementation=implementation)
+    got = jax.jit(jax.vmap(call, in_axes))(*operands)
+    for n in range(3):
+        one = [x[n] if batched == 0 else x for x, batched in zip(operands, in_axes, strict=True)]
+        assert_same_bits(jax.tree.map(lambda all: all[n], got), call(*one))  # noqa: B023

@@ -335,9 +335,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
                 made[name] = Operands(left, right, decisions[name])
         if fusions.UNPACKED.matches(run, names, decisions):
             own = {key: operands[key] for key, _ in FFN[names[0]]}
-            weights[names[1]] = fusions.operands_of(
-                run, names[0], own, states, KEY, decisions[names[0]]
-            ).right
+            done = fusions.operands_of(run, names[0], own, states, KEY, decisions[names[0]])
+            weights[names[1]] = {weight: done.right}
     if fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
         one_pass = partial(fusions.SLOPE_MVUE.run, decisions["B4"], run, key=KEY)
 
@@ -349,17 +348,15 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
         programs["producer", "B4"] = Program(dy1_and_estimate, *given)
         _, made["B4"] = jax.jit(one_pass)(*given)
     for name, ((a, _), (b, _)) in FFN.items():
-        own = {key: operands[key] for key in (a, b)}
+        own = {key: operands[key] for key in (a, b)} | weights.get(name, {})
         decision = decisions[name]
         parts_of = (rule for rule in fusions.MEASURED if rule.name == name)
         part = next((rule for rule in parts_of if rule.matches(run, *own.values(), decision)), None)
 
-        def cut(own, states, saved, weights, name=name, decision=fusions.DENSE if part else decision):
-            done = fusions.Ahead(decisions, weights, {}).operands(run, name, own, states, KEY, saved)
-            return done or fusions.operands_of(run, name, own, states, KEY, decision, saved)
+        def cut(own, states, saved, name=name, decision=fusions.DENSE if part else decision):
+            return fusions.operands_of(run, name, own, states, KEY, decision, saved)
 
-        packed = {name: weights[name]} if name in weights else {}
-        given = own, states, saved if name == "B3" else None, packed
+        given = own, states, saved if name == "B3" else None
         done = made.get(name) or jax.jit(cut)(*given)
         if run.plan.row(name) is not None and name not in made and ("producer", name) not in programs:
             programs["producer", name] = Program(partial(_made_only, cut), *given)

@@ -90,16 +90,15 @@ S24_HD bool soft24_two(const uint32_t x[4], uint32_t y[4]) {
 // Two results in a word, none of which is NaN, times a scale. The product of two 16-bit floats is exact in float32 unless it is
 // subnormal, which counts as zero.
 template <class T>
-S24_HD uint32_t scaled_two(uint32_t y, uint16_t scale) {
+S24_HD uint32_t scaled_two(uint32_t y, float scale) {
 #if defined(__CUDA_ARCH__)
   float a = low_number<T>(y), b;
   if constexpr (T::kInf == BF16::kInf)
     b = float_of(second_of(y));
   else
     b = high_number<T>(y);
-  const float s = low_number<T>(scale);
-  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(a) : "f"(s));
-  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(b) : "f"(s));
+  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(a) : "f"(scale));
+  asm("mul.rn.ftz.f32 %0, %0, %1;" : "+f"(b) : "f"(scale));
   return converted_pair<T>(a, b);
 #else
   return uint32_t(scaled<T>(uint16_t(y), scale)) | uint32_t(scaled<T>(uint16_t(y >> 16), scale)) << 16;
@@ -108,7 +107,7 @@ S24_HD uint32_t scaled_two(uint32_t y, uint16_t scale) {
 
 // Packs a group of 16-bit floats after the threshold, times a scale.
 template <class T>
-S24_RARE PackedGroup pack_soft_by_definition(Words x, uint16_t scale) {
+S24_RARE PackedGroup pack_soft_by_definition(Words x, float scale) {
   uint16_t group[4], y[4];
   for (uint32_t i = 0; i < 4; ++i) group[i] = uint16_t(element(x, i));
   soft24<T>(group, y);
@@ -118,7 +117,7 @@ S24_RARE PackedGroup pack_soft_by_definition(Words x, uint16_t scale) {
 }
 
 template <class T>
-S24_HD PackedGroup pack_soft(Words x, uint16_t scale) {
+S24_HD PackedGroup pack_soft(Words x, float scale) {
   // Both halves of a word hold the same element.
   const uint32_t both[4] = {select_bytes(x.low, 0, 0x1010u), select_bytes(x.low, 0, 0x3232u), select_bytes(x.high, 0, 0x1010u),
                             select_bytes(x.high, 0, 0x3232u)};
