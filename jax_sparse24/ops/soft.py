@@ -31,7 +31,7 @@ def soft24(x: jax.typing.ArrayLike, axis: int, *, implementation: str | None = N
 
 
 def scaled_soft24(x, scale, axis: int, implementation: str | None = None) -> jax.Array:
-    """`soft24` times a scale, in one pass. Differentiable in `x`.
+    """`soft24` times a scale, in one pass. Differentiable in `x`; the scale is a constant.
 
     x, axis, implementation: as in `soft24`, the axis counted from the end.
     scale: a scalar of x's dtype.
