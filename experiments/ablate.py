@@ -24,9 +24,9 @@ ROOT = Path("runs/ablate")
 ROUND = 3  # seeds of every ablation that are trained before more of any
 DESCRIPTION = """Trains every arm with every seed, and the replicate that gives the noise floor, then writes
 report.md, curves.png, metrics.csv and result.json, with the verdict on the claim
-(experiments/ablations/verdicts.py). Sizes: smoke, cpu, mid, gpu, pilot, 124m, wide, wide4096. --resume
-continues what was interrupted; finished runs are kept. A finished run leaves ARM/seedN.json: such files of
-several machines, put into one folder with statement.json, are reported by --resume."""
+(experiments/ablations/verdicts.py). Sizes: smoke, cpu, mid, gpu, pilot, 124m, widepilot, wide, wide4096.
+--resume continues what was interrupted; finished runs are kept. A finished run leaves ARM/seedN.json: such
+files of several machines, put into one folder with statement.json, are reported by --resume."""
 STATUS = """Exit status: 0 when all is done, or the time of --minutes or --until is over; 75 when a signal
 (SIGTERM, Ctrl-C) stopped it: what was trained is kept, and --resume continues it; 1 when a run with --jobs
 failed: its log says why; 2 for a mistake or a full disk: one sentence says which."""

@@ -6,7 +6,8 @@ import jax_sparse24 as s24
 from experiments.ablations.ablation import Ablation, Size
 from experiments.ablations.verdicts import all_of, less, no_worse, within
 
-LARGE = ("pilot", "124m", "wide", "wide4096")  # of which a run takes long: one seed each
+# Of these a run takes long: one seed each.
+LARGE = ("pilot", "124m", "widepilot", "wide", "wide4096")
 
 
 def ablation(size: Size) -> Ablation:

@@ -47,3 +47,8 @@ def ablation(size: Size) -> Ablation:
 def fst_pilot() -> Config:
     """The arm FST at the size pilot, whose decay `experiments.search_decay` looks for."""
     return ablation(SIZES["pilot"]).arms["FST"]
+
+
+def fst_widepilot() -> Config:
+    """The same at the size widepilot."""
+    return ablation(SIZES["widepilot"]).arms["FST"]

@@ -36,8 +36,9 @@ def ablation(size: Size) -> Ablation:
         "Venom": venom(size),
     }
     steps = size.base.train.steps
-    wide = size.name in SPEEDS
-    place, speeds = SPEEDS.get(size.name, SPEEDS[""])
+    of = size.name.removesuffix("pilot")
+    wide = of in SPEEDS
+    place, speeds = SPEEDS.get(of, SPEEDS[""])
     longer = {name: in_the_time_of(steps, method, speeds[name]) for name, method in methods.items()}
     fst, activation24, venoms = (f"{speed:.2f}" for speed in speeds.values())
     return Ablation(
@@ -51,11 +52,14 @@ def ablation(size: Size) -> Ablation:
             **{name: size.arm(method, steps=longer[name]) for name, method in methods.items()},
         },
         verdict=all_of(*(no_worse(name, "dense", 0.01, metric="val_dense") for name in methods)),
-        seeds=size.seeds(wide=2, wide4096=2),
+        seeds=size.seeds(widepilot=1, wide=2, wide4096=2),
         expects="500 steps are an eighth of those at the size wide, and losses still fall fast: 6 to 15 % "
         "more steps win 0.02 to 0.1 nats per token, so that each method ends level with dense training or "
         "ahead of it but Venom, which ends 0.05 behind. What this size is for is the time of whole runs."
         if size.name == "wide4096"
+        else "At the size widepilot, an eighth of the size wide, 5 to 15 % more steps win 0.02 to 0.1 "
+        "nats per token. It shows how fast the steps of these models are, and whether their rate suits."
+        if size.name == "widepilot"
         else "At the size wide 5 to 15 % more steps win 0.01 to 0.03 nats per token: Activation24 ends "
         "level with dense training, FST (0.04 behind at equal steps) 0.02 and Venom 0.03 behind it."
         if wide

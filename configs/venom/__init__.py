@@ -8,7 +8,7 @@ BLOCKS = {
     "cpu": {"v": 64, "m": 16, "clusters": 16},
     **{
         name: {"v": 64, "m": 16, "clusters": 64}
-        for name in ("mid", "gpu", "pilot", "124m", "wide", "wide4096")
+        for name in ("mid", "gpu", "pilot", "124m", "widepilot", "wide", "wide4096")
     },
 }
 # What configs/evidence/venom_recipe.py chose at the size pilot, for the sizes of the evidence.

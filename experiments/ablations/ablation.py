@@ -6,8 +6,8 @@ two cores, `mid` is a model of 3M parameters that sees 16M bytes (32 and 20 time
 enough for many runs on one GPU at a time, `gpu` one of 25M parameters that sees as many. `124m` (the shape of
 GPT-2's 124M, and 110.1M parameters, since the vocabulary has 32768 tokens and not 50257) and `wide` (268M in
 four wide blocks) see 459M and 262M tokens of the Linux source, a quarter of an hour or more a run on an H100;
-`pilot` is an eighth of `124m`, for recipes that are chosen before it, `wide4096` (0.9B in four blocks, 33M
-tokens) a short one for the time that steps take.
+`pilot` and `widepilot` are an eighth of them, for recipes that are chosen before, `wide4096` (0.9B in four
+blocks, 33M tokens) is a short one for the time that steps take.
 """
 
 import dataclasses
@@ -97,15 +97,22 @@ def _on_bytes(
 
 
 def _on_linux(
-    name: str, steps: int, least_speed: int, warmup: int = 500, accumulate: int = 1, **model: int
+    name: str,
+    steps: int,
+    least_speed: int,
+    warmup: int = 500,
+    accumulate: int = 1,
+    lr: float = 1.2e-3,
+    **model: int,
 ) -> Size:
-    """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step."""
+    """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step. The rate is that of
+    configs/evidence/learning_rate.py for a model width of 768."""
     return _size(
         name,
         2e-5,
         model=decoder.Config(**model, dtype="bfloat16", attention="cudnn"),
         data=linux.Config(seq=1024, batch=64, tokenizer="train:32768"),
-        optim=Optim(lr=1.2e-3, warmup=warmup),
+        optim=Optim(lr=lr, warmup=warmup),
         train=Train(
             steps=steps,
             log_every=20,
@@ -123,6 +130,8 @@ def _on_linux(
     )
 
 
+WIDE = {"layers": 4, "d": 2048, "f": 8192, "heads": 16}
+WIDER = {"layers": 4, "d": 4096, "f": 14336, "heads": 32}
 SIZES = {
     size.name: size
     for size in (
@@ -162,8 +171,9 @@ SIZES = {
         _on_bytes("gpu", 6e-5, layers=8, d=512, f=2048, heads=8, seq=512, batch=32, lr=1e-3, log_every=5),
         _on_linux("pilot", 875, 350_000, warmup=125, layers=12, d=768, f=3072, heads=12),
         _on_linux("124m", 7000, 350_000, layers=12, d=768, f=3072, heads=12),
-        _on_linux("wide", 4000, 150_000, layers=4, d=2048, f=8192, heads=16),
-        _on_linux("wide4096", 500, 40_000, warmup=100, accumulate=4, layers=4, d=4096, f=14336, heads=32),
+        _on_linux("widepilot", 500, 150_000, warmup=100, lr=6e-4, **WIDE),
+        _on_linux("wide", 4000, 150_000, lr=6e-4, **WIDE),
+        _on_linux("wide4096", 500, 40_000, warmup=100, accumulate=4, lr=4e-4, **WIDER),
     )
 }
 

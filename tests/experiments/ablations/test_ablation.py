@@ -27,6 +27,7 @@ ARMS = {"dense": SIZE.arm(s24.methods.Dense()), "fst": SIZE.arm(s24.methods.FST(
 LONG = (
     "pilot",
     "124m",
+    "widepilot",
     "wide",
     "wide4096",
 )  # runs take long: some claims have fewer seeds
@@ -144,7 +145,7 @@ def test_a_statement_changes_with_the_predicate_and_the_expectation_only():
         ({"seeds": (0, -1)}, "must not be negative, got -1"),
         (
             {"found": {"gpus": "Little."}},
-            "by size: smoke, cpu, mid, gpu, pilot, 124m, wide, wide4096; got 'gpus'",
+            "by size: smoke, cpu, mid, gpu, pilot, 124m, widepilot, wide, wide4096; got 'gpus'",
         ),
         (
             {"arms": {**ARMS, "fst": dataclasses.replace(ARMS["fst"], data=text.Config(seq=16))}},
@@ -200,7 +201,7 @@ def test_steps_at_equal_time_follow_from_the_measured_speed(name, size, shape, f
         ("configs/fst/decay_gird.py", ["Did you mean configs/fst/decay_grid.py?"]),
         (
             "configs/fst/decay_grid.py:cpus",
-            ["'cpus'", "smoke, cpu, mid, gpu, pilot, 124m, wide, wide4096", "decay_grid.py:cpu?"],
+            ["'cpus'", "smoke, cpu, mid, gpu, pilot, 124m, widepilot, wide, wide4096", "decay_grid.py:cpu?"],
         ),
         ("configs/demo.py", ["defines no ablation(size)", "configs/fst/decay_grid.py"]),
     ],
