@@ -292,6 +292,7 @@ def main(argv=None):
     if studies:
         drawn.mkdir(parents=True, exist_ok=True)
     parts = ["# Evidence", *evidence.losing(studies), HEAD, *trade(studies, drawn)]
+    parts += [said] if (said := evidence.over_tokens(studies)) else []
     parts += [
         *(section(study, drawn) for study in studies),
         *([COLUMNS] if studies else []),

@@ -4,6 +4,7 @@ A study is a folder with the records of an ablation's runs, ARM/seedN.json (reco
 one name.
 """
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,12 @@ class Paper:
     speed: tuple[float, float]
 
 
-CLAIMS = ("configs/evidence/methods.py", "configs/fst/equal_time.py")  # of which runs are shown as studies
+CLAIMS = (  # of which runs are shown as studies
+    "configs/evidence/methods.py",
+    "configs/evidence/tokens.py",
+    "configs/evidence/controls.py",
+    "configs/fst/equal_time.py",
+)
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (Paper("Venom", "arXiv 2602.06183", (1.4, 1.7)),)
 
@@ -405,6 +411,33 @@ def summary(study: Study) -> str:
     return " ".join(["; ".join(said) + ".", *_beaten(study)])
 
 
+def over_tokens(studies: list[Study]) -> str:
+    """How far each arm ends from dense training of one model after so many tokens; "" where no arm was
+    trained with several numbers of them."""
+    found: dict[tuple[str, str, str], dict[int, Interval]] = {}
+    for study in studies:
+        for arm in () if study.equal_time else study.others:
+            config, gap = next(iter(study.arms[arm].values())).config, study.gap(arm)
+            method = config.method  # whose dense warm-up is a share of the steps
+            method = (
+                dataclasses.replace(method, dense_warmup=0) if hasattr(method, "dense_warmup") else method
+            )
+            at = found.setdefault((arm, repr(config.model), repr(method)), {})
+            at[tokens_of_a_run(study)] = max(gap, at.get(tokens_of_a_run(study), gap), key=lambda one: one.n)
+    said = []
+    for (arm, _, _), at in found.items():
+        gaps = [(tokens, gap) for tokens, gap in sorted(at.items()) if gap.mean is not None]
+        if len(gaps) > 1:
+            each = [
+                f"{gap.mean:+.3f} after {tokens / 1e6:.0f}M ({gap.n} seed{'s' * (gap.n != 1)})"
+                for tokens, gap in gaps
+            ]
+            said.append(f"{arm} {', '.join(each)}")
+    if not said:
+        return ""
+    return f"Nats per token behind dense training of the same model, by tokens: {'; '.join(said)}."
+
+
 def brief(study: Study) -> str:
     """The numbers of the last figure in words: `124m: FST +0.023 at 1.00x`."""
     at = [(arm, study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others]
@@ -453,7 +486,7 @@ def claim(study: Study) -> str:
 
 def _claim_of(study: Study) -> Named | None:
     """The claim whose runs these are: the one that was stated before them, else the one with these arms."""
-    sizes = [size for size in ablation.SIZES if size in study.name]
+    sizes = sorted((size for size in ablation.SIZES if size in study.name), key=len)
     known = [ablation.load(f"{file}:{size}") for size in sizes[-1:] for file in CLAIMS]
     hash_of = (study.registered or {}).get("hash")
     stated = [named for named in known if named.ablation.statement["hash"] == hash_of]

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments import study
-from experiments.ablations import evidence
+from experiments.ablations import ablation, evidence
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
 
@@ -224,6 +224,38 @@ def test_a_claim_is_shown_for_its_own_arms_only(pilot):
     assert "At equal steps FST ends" in evidence.claim(unknown)
     other = dataclasses.replace(unknown, arms=pilot.arms | {"warm-up 0": pilot.arms["FST"]})
     assert evidence.claim(other) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("configs/evidence/tokens.py:124m", "124m-tokens"),
+        ("configs/evidence/controls.py:124m", "124m-controls"),
+        ("configs/fst/equal_time.py:widepilot", "widepilot"),
+        ("configs/fst/equal_time.py:wide4096", "wide4096"),
+    ],
+)
+def test_a_study_has_the_claim_that_was_stated_before_it(spec, name, pilot):
+    named = ablation.load(spec)
+    stated = dataclasses.replace(pilot, name=name, registered=named.ablation.statement)
+    assert evidence._claim_of(stated) == named
+
+
+def test_gaps_of_one_model_and_method_stand_beside_each_other_by_tokens(tmp_path, pilot):
+    longer = evidence.read(stored_in(tmp_path / "124m", "", None))
+    said = evidence.over_tokens([longer, pilot])
+    fst = [
+        f"{study.gap('FST').mean:+.3f} after {tokens}M (1 seed)"
+        for study, tokens in ((pilot, 57), (longer, 459))
+    ]
+    assert f"FST {', '.join(fst)}" in said and "half-width" in said
+    assert "Venom" not in said, "it has another recipe, and no run here"
+    assert evidence.over_tokens([longer]) == evidence.over_tokens([]) == ""
+    wider = dataclasses.replace(
+        longer.arms["FST"][0].config, model=dataclasses.replace(longer.arms["FST"][0].config.model, f=4096)
+    )
+    other = longer.arms | {"FST": {0: dataclasses.replace(longer.arms["FST"][0], config=wider)}}
+    assert "FST" not in evidence.over_tokens([dataclasses.replace(longer, arms=other), pilot])
 
 
 def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
