@@ -1,4 +1,5 @@
-"""Dense training at three learning rates: the recipe of the evidence, chosen at `pilot` and `widepilot`."""
+"""Dense training at three learning rates: the recipe of the evidence, which the size `pilot` chose, and which
+`widepilot` is to check for wide models."""
 
 import dataclasses
 
@@ -20,7 +21,8 @@ def ablation(size: Size) -> Ablation:
 
     return Ablation(
         claim="Dense training ends lowest at the learning rate of its size, and not at half or twice that.",
-        source="none for this text and batch; the model has the shape of the GPT-2 124M of arXiv 2404.01847",
+        source="none for this text and batch; the models of pilot and 124m have the shape of the GPT-2 124M "
+        "of arXiv 2404.01847",
         arms={f"{factor:g}x": arm(factor) for factor in FACTORS},
         verdict=lowest("1x", ("0.5x", "2x"), effect=0.01, metric="val_dense"),
         seeds=(0,) if size.name in ("pilot", "widepilot") else size.seeds(),

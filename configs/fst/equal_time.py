@@ -37,7 +37,7 @@ def ablation(size: Size) -> Ablation:
     }
     steps = size.base.train.steps
     of = size.name.removesuffix("pilot")
-    wide = of in SPEEDS
+    wide = bool(of) and of in SPEEDS
     place, speeds = SPEEDS.get(of, SPEEDS[""])
     longer = {name: in_the_time_of(steps, method, speeds[name]) for name, method in methods.items()}
     fst, activation24, venoms = (f"{speed:.2f}" for speed in speeds.values())

@@ -105,8 +105,8 @@ def _on_linux(
     lr: float = 1.2e-3,
     **model: int,
 ) -> Size:
-    """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step. The rate is that of
-    configs/evidence/learning_rate.py for a model width of 768."""
+    """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step. The rate was chosen for a model
+    width of 768; those of wider models are guesses, which the size widepilot is to check."""
     return _size(
         name,
         2e-5,

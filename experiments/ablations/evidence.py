@@ -412,9 +412,9 @@ def summary(study: Study) -> str:
 
 
 def over_tokens(studies: list[Study]) -> str:
-    """How far each arm ends from dense training of one model after so many tokens; "" where no arm was
-    trained with several numbers of them."""
-    found: dict[tuple[str, str, str], dict[int, Interval]] = {}
+    """How far each arm ends from dense training after so many tokens, as one recipe on one text; "" where no
+    arm was trained with several numbers of them."""
+    found: dict[tuple[str, ...], dict[int, Interval]] = {}
     for study in studies:
         for arm in () if study.equal_time else study.others:
             config, gap = next(iter(study.arms[arm].values())).config, study.gap(arm)
@@ -422,10 +422,12 @@ def over_tokens(studies: list[Study]) -> str:
             method = (
                 dataclasses.replace(method, dense_warmup=0) if hasattr(method, "dense_warmup") else method
             )
-            at = found.setdefault((arm, repr(config.model), repr(method)), {})
+            optim = dataclasses.replace(config.optim, warmup=0)
+            alike = (arm, *map(repr, (config.model, method, optim, config.data)))
+            at = found.setdefault(alike, {})
             at[tokens_of_a_run(study)] = max(gap, at.get(tokens_of_a_run(study), gap), key=lambda one: one.n)
     said = []
-    for (arm, _, _), at in found.items():
+    for (arm, *_), at in found.items():
         gaps = [(tokens, gap) for tokens, gap in sorted(at.items()) if gap.mean is not None]
         if len(gaps) > 1:
             each = [
@@ -435,7 +437,7 @@ def over_tokens(studies: list[Study]) -> str:
             said.append(f"{arm} {', '.join(each)}")
     if not said:
         return ""
-    return f"Nats per token behind dense training of the same model, by tokens: {'; '.join(said)}."
+    return f"Nats per token behind dense training, by tokens: {'; '.join(said)}."
 
 
 def brief(study: Study) -> str:
@@ -485,14 +487,16 @@ def claim(study: Study) -> str:
 
 
 def _claim_of(study: Study) -> Named | None:
-    """The claim whose runs these are: the one that was stated before them, else the one with these arms."""
+    """The claim whose runs these are: the one that was stated before them, else that with these arms and the
+    fewest others."""
     sizes = sorted((size for size in ablation.SIZES if size in study.name), key=len)
     known = [ablation.load(f"{file}:{size}") for size in sizes[-1:] for file in CLAIMS]
     hash_of = (study.registered or {}).get("hash")
     stated = [named for named in known if named.ablation.statement["hash"] == hash_of]
     alike = [named for named in known if (named.ablation.equal == "time") == study.equal_time]
     arms = [{ablation.folder_of(arm) for arm in named.ablation.all_arms} for named in alike]
-    fitting = [named for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
+    fitting = [(len(own), named) for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
+    fitting = [named for _, named in sorted(fitting, key=lambda one: one[0])]
     return next(iter([*stated, *fitting]), None)
 
 

@@ -147,8 +147,13 @@ def show_ms(row: dict, name: str) -> str:
 
 
 def show_flags(result: dict) -> str:
-    """`XLA_FLAGS=--xla_...`, in front of a result's command; empty where no flag is known."""
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in result.get("flags", {}).items())
+    """`XLA_FLAGS=--xla_...`, in front of a result's command; empty where no flag is known. NCCL_VERSION,
+    which images of containers have, sets nothing."""
+    return " ".join(
+        f"{name}={shlex.quote(value)}"
+        for name, value in result.get("flags", {}).items()
+        if name != "NCCL_VERSION"
+    )
 
 
 def any_in_8_bits(found: list[dict]) -> bool:

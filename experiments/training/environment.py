@@ -45,10 +45,9 @@ def gpu() -> str | None:
 
 
 def flags() -> dict[str, str]:
-    """The variables of the environment by which XLA and NCCL compile and send in another way. NCCL_VERSION,
-    which images of containers have, sets nothing."""
+    """The variables of the environment by which XLA and NCCL compile and send in another way."""
     names = sorted(name for name in os.environ if name == "XLA_FLAGS" or name.startswith("NCCL_"))
-    return {name: os.environ[name] for name in names if name != "NCCL_VERSION"}
+    return {name: os.environ[name] for name in names}
 
 
 def version(package: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jax_sparse24.dispatch import cusparselt, table_file
+from jax_sparse24.dispatch.generations import HOPPER
 from jax_sparse24.dispatch.hardware import Hardware, hardware
 from jax_sparse24.dispatch.product import Product
 from jax_sparse24.patterns import BLOCK_ROWS
@@ -60,28 +61,18 @@ class Table:
     borrowed: bool = False
 
     def nearest(self, product: Product) -> Mapping[str, Any] | None:
-        """The entry of this product whose shape is nearest; None if none is within `ABOVE` and `BELOW`. Where
-        there is none of its V:N:M, the next lower V speaks for it, whose kernels read more."""
+        """The entry of this product whose shape is nearest; None if none is within `ABOVE` and `BELOW`."""
         if 0 in product.shape:
             return None
-        wanted = product.kind, product.side, str(product.dtype)
-        patterns = _as_fast_as(product.pattern)
-        near = []
-        for i, entry in enumerate(self.content["products"]):
-            pattern = table_file.pattern_of(entry)
-            if pattern in patterns and tuple(entry[k] for k in ("product", "sparse", "dtype")) == wanted:
-                far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
-                if far < 1 + 1e-6:
-                    near.append((patterns.index(pattern), far, i))
-        return self.content["products"][min(near)[-1]] if near else None
-
-
-def _as_fast_as(pattern: str) -> tuple[str, ...]:
-    """A pattern, and those whose products are no faster, the fastest first: of V:N:M those of lower V."""
-    if pattern == "2:4":
-        return (pattern,)
-    v, rest = pattern.split(":", 1)
-    return tuple(f"{lower}:{rest}" for lower in sorted(BLOCK_ROWS, reverse=True) if lower <= int(v))
+        best, distance = None, 1 + 1e-6
+        wanted = product.kind, product.side, str(product.dtype), product.pattern
+        for entry in self.content["products"]:
+            if (*(entry[k] for k in ("product", "sparse", "dtype")), table_file.pattern_of(entry)) != wanted:
+                continue
+            far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
+            if far < distance:
+                best, distance = entry, far
+        return best
 
 
 def _distance(ratio: float) -> float:
@@ -161,6 +152,20 @@ def find(product: Product) -> tuple[Table, Mapping[str, Any]] | None:
     return None
 
 
+def _of_lower_v(product: Product) -> tuple[Table, Mapping[str, Any]] | None:
+    """As `find`, for the next lower V of a product with V:N:M for which there is one.
+
+    Kernels read less the higher V is, and were faster, on Hopper and on a CPU with AVX-512
+    (experiments/benchmarks/results/probe/: nvidia-h200_venom_m8_2026-11-26.md, cpu-kernels_2026-11-23.md).
+    On GPUs with `mma.sp` they were slower, so that nothing is concluded there."""
+    if product.pattern == "2:4" or hardware().capability not in ("", *HOPPER.capabilities):
+        return None
+    v, rest = product.pattern.split(":", 1)
+    lower = [f"{rows}:{rest}" for rows in sorted(BLOCK_ROWS, reverse=True) if rows < int(v)]
+    found = (find(dataclasses.replace(product, pattern=pattern)) for pattern in lower)
+    return next(filter(None, found), None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """What the tables say about a product.
@@ -177,7 +182,8 @@ class Measured:
 def look_up(product: Product, alternative: str = "dense") -> Measured:
     """Looks up whether the packed product is at least as fast as XLA's dense product of the same values.
 
-    product: its shape may be one that was never measured; the nearest measured shape speaks for it.
+    product: its shape may be one that was never measured; the nearest measured shape speaks for it. So may
+        its V, for which the next lower one speaks where its own was measured nowhere near.
     alternative: "dense" while the operand is yet to be made in either form, "masked" for an operand that is
         packed and would be unpacked."""
     if math.prod(product.shape) == 0:
@@ -190,7 +196,7 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
             f"no measurements for {hardware().description}, so dense, at the cost of what is cut; "
             f"run s24.tune(){hint}",
         )
-    near = find(product)
+    near = find(product) or _of_lower_v(product)
     if near is None:
         blocks = "" if product.pattern == "2:4" else f" for {product.pattern}"
         return Measured(

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch.operation import Kernel, Operation, like, trailing
-from jax_sparse24.ops.packed24 import Packed24
+from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse, like, trailing
+from jax_sparse24.ops.packed24 import UNPACK24, Packed24
 from jax_sparse24.ops.reference import soft as reference
 from jax_sparse24.ops.reference.bits import join, key, rank_below_two, split
 
@@ -41,8 +41,8 @@ def scaled_soft24(x, scale, axis: int, implementation: str | None = None) -> jax
 
 
 def soft_pack24(x, scale, axis: int, implementation: str | None = None) -> Packed24:
-    """`scaled_soft24`, packed in the same pass: of every four the two that the threshold leaves. It is not
-    differentiable.
+    """`scaled_soft24`, packed in the same pass: of every four the two that the threshold leaves.
+    Differentiable in reverse mode in `x`; the scale is a constant.
 
     x, scale, axis, implementation: as in `scaled_soft24`.
 
@@ -66,9 +66,17 @@ def _soft_jvp(primals, tangents, *, axis, implementation):
     return y, jnp.where(y != 0, join(slopes, axis) * scale, jnp.zeros_like(dx))
 
 
+def _soft_pack_backward(saved, cotangents, *, axis, implementation):
+    x, scale, metadata = saved
+    options = {"axis": axis, "implementation": implementation}
+    _, soft_vjp = jax.vjp(lambda x: SOFT24(x, scale, **options), x)
+    return *soft_vjp(UNPACK24(cotangents[0], metadata, **options)), None
+
+
 SOFT24 = Operation("soft24", reference.soft24, kernel=Kernel("s24_soft", like, trailing), jvp=_soft_jvp)
 SOFT_PACK24 = Operation(
     "soft24",
     reference.soft_pack24,
     kernel=Kernel("s24_soft_pack", lambda x, scale, axis: Packed24.types(x, axis), trailing),
+    vjp=Reverse(lambda operands, results, **_: (*operands, results[1]), _soft_pack_backward),
 )

@@ -1,5 +1,6 @@
 """`implementation=None` decides by what `s24.tune` measured; a wrong or unsteady product is never chosen."""
 
+import dataclasses
 import shutil
 from functools import partial
 from pathlib import Path
@@ -515,15 +516,25 @@ def test_a_measurement_speaks_for_four_times_its_size_and_for_half_of_it():
 
 
 def test_a_lower_v_speaks_for_a_higher_one_that_was_not_measured(monkeypatch):
-    """Its kernels read more; the other way round, and of another M, nothing is known."""
-    lower, higher = (entry(pattern=f"{v}:2:16") for v in (32, 64))
-    measured = tables.Table(table(lower, higher), "here")
+    """Its kernels read more; the other way round, and of another M, nothing is known. A product's own V
+    speaks first, in any table, and `s24.ensure` measures a V of which there is none."""
+    own, shipped = (
+        tables.Table(table(*(entry(pattern=f"{v}:2:16", packed=us) for v, us in times.items())), "here")
+        for times in ({16: 150.0, 32: 60.0}, {64: 50.0, 256: 40.0})
+    )
+    monkeypatch.setattr(tables, "tables", lambda: ((own, shipped), ""))
     product = partial(Product, (-1, -2), "right", jnp.dtype("float32"), (64, 32, 48))
-    speaks = {"16:2:16": None, "32:2:16": lower, "64:2:16": higher, "256:2:16": higher, "64:2:8": None}
-    assert {pattern: measured.nearest(product(pattern=pattern)) for pattern in speaks} == speaks
-    monkeypatch.setattr(tables, "tables", lambda: ((measured,), ""))
-    assert "x dense for 64:2:16 at " in tables.look_up(product(pattern="128:2:16")).reason
-    assert "x dense at " in tables.look_up(product(pattern="64:2:16")).reason
+    said = {
+        pattern: tables.look_up(product(pattern=pattern)) for pattern in ("32:2:16", "64:2:16", "128:2:16")
+    }
+    assert [found.entry["packed_us"] for found in said.values()] == [60.0, 50.0, 50.0]
+    assert "x dense for 64:2:16 at " in said["128:2:16"].reason and "x dense at " in said["64:2:16"].reason
+    assert tables.find(product(pattern="128:2:16")) is None
+    for pattern in "128:2:8", "8:2:16":
+        assert tables.look_up(product(pattern=pattern)).entry is None
+    ampere = dataclasses.replace(tables.hardware(), capability="8.0")
+    monkeypatch.setattr(tables, "hardware", lambda: ampere)
+    assert tables.look_up(product(pattern="128:2:16")).entry is None, "mma.sp was slower at a higher V"
 
 
 def test_no_measurement_is_near_an_empty_product():

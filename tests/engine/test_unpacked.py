@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch import table
 from jax_sparse24.engine import fusions
 from jax_sparse24.methods import AST, SSTE, STE, Activation24, Venom
 from tests.ops.data import assert_same_bits
@@ -51,6 +52,25 @@ def test_results_are_those_of_values_that_are_made_again(implementation, name, d
     got = jax.jit(_step(method, implementation))(*operands, state)
     monkeypatch.setattr(fusions.Unpacked, "matches", lambda *_: False)
     assert_same_bits(got, jax.jit(_step(method, implementation))(*operands, state))
+
+
+@pytest.mark.parametrize("name", ["STE", "S-STE without estimates"])
+def test_gradients_of_gradients_flow_through_packed_weights(implementation, name, monkeypatch):
+    """As through the dense values of a product that no table says to pack."""
+    method, (x, w1, w2, dy3) = METHODS[name], _operands("float32")
+    state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
+
+    def twice(implementation):
+        def loss(w1, x):
+            y3 = s24.sparse_ffn(x, w1, w2, method, state, implementation=implementation)
+            return jnp.sum(y3 * y3 * dy3)
+
+        return jax.jit(jax.grad(lambda w1: jnp.sum(jax.grad(loss, 1)(w1, x) ** 2)))(w1)
+
+    monkeypatch.setattr(table, "tables", lambda: ((), ""))
+    want = np.asarray(twice(None))
+    assert want.any()
+    np.testing.assert_allclose(twice(implementation), want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize(("name", "unpacked"), [("S-STE", 2), ("Activation24", 1), ("Venom", 1)])

@@ -7,6 +7,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24.ops.packed24 import gather24
+from jax_sparse24.ops.soft import soft_pack24
 from tests.ops import oracle
 from tests.ops.data import NUMPY, assert_same_bits, device, words
 
@@ -45,6 +46,10 @@ REVERSE = {
     "todense": lambda x, impl: s24.Packed24(x, jnp.full((4, 1), 0xD9, jnp.uint8), -1).todense(
         implementation=impl
     ),
+    "soft_pack24-rows": lambda x, impl: soft_pack24(x, jnp.full((), 2, x.dtype), -1, impl).todense(
+        implementation=impl
+    ),
+    "soft_pack24-columns": lambda x, impl: soft_pack24(x, jnp.full((), 2, x.dtype), -2, impl).values,
     "squared_relu24": lambda x, impl: s24.squared_relu24(x, 0, implementation=impl).todense(
         implementation=impl
     ),

@@ -236,9 +236,23 @@ def test_a_claim_is_shown_for_its_own_arms_only(pilot):
     ],
 )
 def test_a_study_has_the_claim_that_was_stated_before_it(spec, name, pilot):
+    """Where nothing was stated, that of its arms: of those which have them the one with the fewest others."""
     named = ablation.load(spec)
     stated = dataclasses.replace(pilot, name=name, registered=named.ablation.statement)
     assert evidence._claim_of(stated) == named
+    some = next(iter(pilot.arms.values()))
+    steps = {arm: config.train.steps for arm, config in named.ablation.arms.items()}
+    runs = {
+        ablation.folder_of(arm): {
+            0: dataclasses.replace(
+                run,
+                config=dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, steps=n)),
+            )
+        }
+        for run in some.values()
+        for arm, n in steps.items()
+    }
+    assert evidence._claim_of(dataclasses.replace(pilot, name=name, arms=runs, registered=None)) == named
 
 
 def test_gaps_of_one_model_and_method_stand_beside_each_other_by_tokens(tmp_path, pilot):
@@ -251,11 +265,13 @@ def test_gaps_of_one_model_and_method_stand_beside_each_other_by_tokens(tmp_path
     assert f"FST {', '.join(fst)}" in said and "half-width" in said
     assert "Venom" not in said, "it has another recipe, and no run here"
     assert evidence.over_tokens([longer]) == evidence.over_tokens([]) == ""
-    wider = dataclasses.replace(
-        longer.arms["FST"][0].config, model=dataclasses.replace(longer.arms["FST"][0].config.model, f=4096)
-    )
-    other = longer.arms | {"FST": {0: dataclasses.replace(longer.arms["FST"][0], config=wider)}}
-    assert "FST" not in evidence.over_tokens([dataclasses.replace(longer, arms=other), pilot])
+    run = longer.arms["FST"][0]
+    for part, changed in (("model", {"f": 4096}), ("optim", {"lr": 9e-3}), ("data", {"seq": 512})):
+        config = dataclasses.replace(
+            run.config, **{part: dataclasses.replace(getattr(run.config, part), **changed)}
+        )
+        other = longer.arms | {"FST": {0: dataclasses.replace(run, config=config)}}
+        assert "FST" not in evidence.over_tokens([dataclasses.replace(longer, arms=other), pilot]), part
 
 
 def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
