@@ -130,6 +130,7 @@ def _on_linux(
     )
 
 
+# Models of four wide blocks.
 WIDE = {"layers": 4, "d": 2048, "f": 8192, "heads": 16}
 WIDER = {"layers": 4, "d": 4096, "f": 14336, "heads": 32}
 SIZES = {

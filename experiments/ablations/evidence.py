@@ -417,15 +417,13 @@ def over_tokens(studies: list[Study]) -> str:
     found: dict[tuple[str, ...], dict[int, Interval]] = {}
     for study in studies:
         for arm in () if study.equal_time else study.others:
-            config, gap = next(iter(study.arms[arm].values())).config, study.gap(arm)
-            method = config.method  # whose dense warm-up is a share of the steps
-            method = (
-                dataclasses.replace(method, dense_warmup=0) if hasattr(method, "dense_warmup") else method
-            )
-            optim = dataclasses.replace(config.optim, warmup=0)
-            alike = (arm, *map(repr, (config.model, method, optim, config.data)))
-            at = found.setdefault(alike, {})
-            at[tokens_of_a_run(study)] = max(gap, at.get(tokens_of_a_run(study), gap), key=lambda one: one.n)
+            config = next(iter(study.arms[arm].values())).config
+            method, optim = config.method, dataclasses.replace(config.optim, warmup=0)
+            if hasattr(method, "dense_warmup"):  # a share of the steps
+                method = dataclasses.replace(method, dense_warmup=0)
+            at = found.setdefault((arm, *map(repr, (config.model, method, optim, config.data))), {})
+            tokens, gap = tokens_of_a_run(study), study.gap(arm)
+            at[tokens] = max(gap, at.get(tokens, gap), key=lambda one: one.n)
     said = []
     for (arm, *_), at in found.items():
         gaps = [(tokens, gap) for tokens, gap in sorted(at.items()) if gap.mean is not None]
@@ -495,8 +493,8 @@ def _claim_of(study: Study) -> Named | None:
     stated = [named for named in known if named.ablation.statement["hash"] == hash_of]
     alike = [named for named in known if (named.ablation.equal == "time") == study.equal_time]
     arms = [{ablation.folder_of(arm) for arm in named.ablation.all_arms} for named in alike]
-    fitting = [(len(own), named) for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
-    fitting = [named for _, named in sorted(fitting, key=lambda one: one[0])]
+    fitting = [named for named, own in zip(alike, arms, strict=True) if own >= set(study.arms)]
+    fitting.sort(key=lambda named: len(named.ablation.all_arms))
     return next(iter([*stated, *fitting]), None)
 
 

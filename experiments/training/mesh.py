@@ -88,10 +88,10 @@ def compiler_options(mesh: jax.sharding.Mesh | AbstractMesh) -> dict:
     Over `dp` alone, on GPUs of one process, the scheduler is off, so that products stand where they do on one
     device. It would leave all products of weight gradients to the end of a step, beside sums that take
     multiprocessors from them, and keep their operands until then. Gradients are then summed at once, behind
-    all products, since at each sum every GPU waits for the slowest (docs/scaling.md). Over `fsdp` the
-    scheduler may bring gathers forward, and between hosts it may hide longer sums; neither was measured, and
-    there XLA's defaults stay. What `XLA_FLAGS` says of an option stands, and if it names the scheduler, so do
-    all of XLA's defaults."""
+    all products, since at each sum every GPU waits for the slowest (docs/scaling.md). Over `fsdp` steps
+    were as fast with the scheduler, which may bring gathers forward, and between hosts, where it may hide
+    longer sums, nothing was measured: there XLA's defaults stay. What `XLA_FLAGS` says of an option stands,
+    and if it names the scheduler, so do all of XLA's defaults."""
     if isinstance(mesh, AbstractMesh):
         return {}
     devices, flags = mesh.devices.flat, os.environ.get("XLA_FLAGS", "")
