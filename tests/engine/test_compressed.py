@@ -83,7 +83,7 @@ def test_products_read_what_kernels_pack(method, packed, products):
     assert packed <= made
     read = [operands.split(", ")[0] for target, operands, _ in found if target == "s24_cusparselt_matmul"]
     assert len(read) == products
-    assert set(read) <= {matrix for target, matrix in made if "cusparselt" not in target}
+    assert set(read) <= {part for target, part in made if "cusparselt" not in target}
     assert "s24_cusparselt_compress" not in {target for target, *_ in found}
     # Y2, and dY1 at its places; the weights of S-STE, whose values dgrad multiplies.
     unpacked = {operands for target, operands, _ in found if target == "s24_unpack"}

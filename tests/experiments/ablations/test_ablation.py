@@ -11,6 +11,7 @@ import pytest
 import jax_sparse24 as s24
 from configs.fst import equal_time
 from experiments.ablations import ablation as ablations
+from experiments.ablations import evidence
 from experiments.ablations.ablation import SIZES, Ablation
 from experiments.ablations.verdicts import all_of, less
 from experiments.analysis.outcome import LIMITS, METRICS, outcome
@@ -171,20 +172,32 @@ def test_arms_at_equal_time_may_differ_in_steps():
     ("size", "shape", "files"),
     [
         ("", (4096, 14336), ["2026-11-22-d"] * 3),
-        ("wide", (2048, 8192), ["20261126T135922Z", "20261123T171607Z", "20261126T135922Z"]),
+        ("widepilot", (2048, 8192), ["20261126T135922Z", "20261123T171607Z", "20261126T135922Z"]),
         ("wide4096", (4096, 14336), ["20261126T105011Z", "20261123T171607Z", "20261126T193104Z"]),
     ],
 )
 @pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
 def test_steps_at_equal_time_follow_from_the_measured_speed(name, size, shape, files):
-    """The speeds that the config names are those of the stored results; one more step would take longer."""
+    """The speeds that the config names are those of the stored results."""
     place, speeds = equal_time.SPEEDS[size]
     file = f"nvidia-h200_train-step_{files[list(speeds).index(name)]}.json"
     results = json.loads((RESULTS / file).read_text())["rows"]
     (row,) = [r for r in results if (r["method"], r["d"], r["f"]) == (name, *shape)]
     assert place == ", ".join(map(str, shape))
-    speed, size = speeds[name], size or "cpu"
-    assert speed == round(rows.ratio(row, "dense step", "step"), 2)
+    assert speeds[name] == round(rows.ratio(row, "dense step", "step"), 2)
+    check_steps(name, size or "cpu", speeds[name])
+
+
+@pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
+def test_steps_of_wide_models_follow_from_their_own_runs(name):
+    speed = equal_time.SPEEDS["wide"][1][name]
+    pilot = evidence.read(REPOSITORY / "docs/evidence/widepilot")
+    assert [speed] == [round(found, 2) for found in pilot.step_speeds(name)]
+    check_steps(name, "wide", speed)
+
+
+def check_steps(name, size, speed):
+    """One more step would take longer than dense training."""
     arms = ablations.load(f"configs/fst/equal_time.py:{size}").ablation.arms
     config, dense = arms[name], arms["dense"].train.steps
 
