@@ -1,7 +1,6 @@
 """Weights that the forward pass packs for the gradient of its input, too: how often those under one mask are
 packed, with which bits of results, and what is kept for the backward pass."""
 
-import re
 from functools import partial
 
 import jax
@@ -14,6 +13,7 @@ from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.ffn import ffn_fwd
 from jax_sparse24.engine.fusions import BothWays, Unpacked
 from jax_sparse24.engine.gated import Weight, gated_ffn
+from tests.native.derived import native_calls
 from tests.ops.data import assert_same_bits
 
 T, D, F = 64, 32, 48
@@ -69,8 +69,8 @@ def gradients(run, *args):
 
 def packs(run, *args) -> tuple[int, int]:
     """How many calls of kernels in a program pack one way, and both ways, by a mask."""
-    text = str(jax.make_jaxpr(run)(*args))
-    return tuple(len(re.findall(rf"target_name=s24_pack_masked{end}\b", text)) for end in ("", "_both"))
+    targets = [call.params["target_name"] for call in native_calls(jax.make_jaxpr(run)(*args))]
+    return targets.count("s24_pack_masked"), targets.count("s24_pack_masked_both")
 
 
 @pytest.mark.parametrize(("block", "weights"), [(linear, 1), (ffn, 2), (gated, 3)])

@@ -71,14 +71,14 @@ def on_platform(name: str, call: Callable, capability: str = CAPABILITY):
     jax.clear_caches()
 
 
-def _native_calls(jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
+def native_calls(jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
     """Those of a program and of the programs inside of it, in their order."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "ffi_call":
             yield equation
         for inner in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
             if hasattr(inner, "eqns"):
-                yield from _native_calls(inner)
+                yield from native_calls(inner)
 
 
 def _recorded(sized: Sized, made: Calls) -> list[tuple[str, Call]]:
@@ -86,7 +86,7 @@ def _recorded(sized: Sized, made: Calls) -> list[tuple[str, Call]]:
     found = []
     for function, arrays in made:
         jaxpr = jax.make_jaxpr(lambda *a, function=function: function(*a, "ffi"))(*arrays)
-        for equation in _native_calls(jaxpr):
+        for equation in native_calls(jaxpr):
             target, attributes = equation.params["target_name"], dict(equation.params["attributes"])
             operands, results = (
                 {f"{side} {i}": (x.aval.shape, str(x.aval.dtype)) for i, x in enumerate(arrays)}
