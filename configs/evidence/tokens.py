@@ -24,11 +24,11 @@ def ablation(size: Size) -> Ablation:
         expects="At the size 124m FST 0.015 to 0.03 nats per token behind dense training: after 57M tokens "
         "it was 0.083, after 459M 0.023. The text, of 267M tokens, is read four times.",
         found={
-            "124m": "FST ends 0.024 nats per token behind dense training, one seed each, over two H200s each; "
-            "after 459M tokens the gap was 0.020. Measured with its own sparse products it stays 0.03 behind "
-            "from 300M tokens on, until its dense steps begin. Its whole run was 0.97 times as fast: its GPUs "
-            "took dense steps, too, at 0.92 of the speed of the other arm's, its sparse steps are 1.06 times "
-            "as fast as its own dense ones.",
+            "124m": "FST ends 0.024 nats per token behind dense training, one seed each, over two H200s "
+            "each; after 459M tokens the gap was 0.020. With its own sparse products it stays 0.03 behind "
+            "from 300M tokens on, until its dense steps begin. Its whole run was 0.97 times as fast: on its "
+            "GPUs dense steps, too, ran at 0.92 of the speed of the other arm's. Its sparse steps are 1.06 "
+            "times as fast as its own dense ones.",
         },
         differs="Source code, read four times, in place of OpenWebText; one seed at the size 124m.",
     )

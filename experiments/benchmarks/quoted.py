@@ -172,7 +172,7 @@ and range of seeds, of small models in short runs.{models}{equal_time(recorded, 
 
 def of_whole_runs(here: str) -> str:
     """The plot of what whole runs lose and gain, with its sentences; nothing without their records."""
-    shown = [study for study in evidence.studies() if not study.equal_time]
+    shown = studies_at_equal_steps()
     if not shown:
         return ""
     shown.sort(key=evidence.tokens_of_a_run, reverse=True)
@@ -195,6 +195,10 @@ Below 0 and right of 1 sparsity would win. Dashed: a speed that a paper states o
 beside it.
 
 """
+
+
+def studies_at_equal_steps() -> list[evidence.Study]:
+    return [study for study in evidence.studies() if not study.equal_time]
 
 
 def _model_of(study: evidence.Study) -> str:
@@ -317,7 +321,7 @@ def at_what_loss(results: dict, recorded: list, here: str) -> str:
 def of_studies(here: str) -> str:
     """What methods cost in loss in larger models, a sentence for each study."""
     sentences = []
-    for study in evidence.studies():
+    for study in studies_at_equal_steps():
         config = next(iter(study.arms[study.reference].values())).config
         tokens = config.train.steps * config.data.batch * config.data.seq
         gaps = {method: study.gap(method) for method in METHODS if method in study.arms}
@@ -333,9 +337,13 @@ def without_loss(results: dict, recorded: list) -> str:
     """A sentence that names the widths of whole steps at which no loss was measured."""
     widths = {d for suites in gpus(results).values() for _, _, d, _ in of_methods(suites, "train-step")}
     widths -= {result["config"]["model"]["d"] for _, result in recorded}
-    for study in evidence.studies():
+    for study in studies_at_equal_steps():
         widths -= {run.config.model.d for seeds in study.arms.values() for run in seeds.values()}
-    return f"No loss was measured at d = {' or '.join(map(str, sorted(widths)))}." if widths else ""
+    return (
+        f"No loss was measured at equal steps at d = {' or '.join(map(str, sorted(widths)))}."
+        if widths
+        else ""
+    )
 
 
 def blocks(results: dict, recorded: list, here: str) -> str:

@@ -131,9 +131,7 @@ def test_of_blocks(watch, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "model"), [("FST", {}), ("FST", {"attention_method": "FST"}), ("Venom", {})]
-)
+@pytest.mark.parametrize(("name", "model"), [("FST", {"attention_method": "FST"}), ("Venom", {})])
 def test_of_scanned_blocks_are_those_of_unrolled_ones(name, model):
     """Loss and gradient norm of two steps."""
     config = train_step.config_of(CASE, "float32", METHODS[name], 2, **model)

@@ -69,7 +69,7 @@ def test_methods_in_8_bits_are_compared_with_dense_products_in_8_bits(small, mon
     assert list(small.methods) == ["Dense", "STE"]
     settings = dataclasses.replace(small, method=("STE", "FST-e4m3"), parts=False)
     assert list(settings.methods) == ["Dense", "Dense-e4m3", "STE", "FST-e4m3"]
-    for suite, part in ((ffn, "both"), (train_step, "step")):
+    for suite, part in ((ffn, "both"), (train_step, "step"))[: 1 + hopper]:
         found = {row["method"]: row for row in suite.measure_case(Case(64, 64, 128), "float32", settings)}
         own, rival, ste = found["FST-e4m3"]["ms"], found["Dense-e4m3"]["ms"], found["STE"]["ms"]
         assert own[f"e4m3 dense {part}"] == rival[part] and own[f"dense {part}"] == ste[f"dense {part}"]
