@@ -24,7 +24,9 @@ from experiments.errors import require
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
 AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=32)  # records: some batches of long sequences
 COMPRESSED_BYTES = 8 * 10**6  # more than this, a compressor of xz's kind does not look back
-BATCHES_AHEAD = 4  # packed while the device computes
+# Packed while the device computes: more than a window of batches of 64 sequences, since a window comes all at
+# once, after a pause in which it is read.
+BATCHES_AHEAD = 40
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Corpora and batches."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -89,6 +91,31 @@ def test_position_can_be_saved(data, read):
     take(fresh, 2)
     fresh.set_state(state)
     assert equal(take(fresh, 30), expected)
+
+
+class Counting:
+    """Records of one sequence each, and how many were read."""
+
+    read = 0
+
+    def __len__(self):
+        return 10**5
+
+    def __getitem__(self, index):
+        self.read += 1
+        return {"tokens": np.full(9, index, np.int32)}
+
+
+def test_the_next_window_is_read_while_batches_of_this_one_are_taken():
+    """Else steps that take less time than reading a window wait for it."""
+    source, data = Counting(), corpora.Config(seq=8, batch=64)
+    corpus = datas.Corpus("counted", source, source, data.vocabulary, {})
+    with contextlib.closing(datas.train_batches(corpus, data, 0)) as batches:
+        next(batches)
+        end = time.monotonic() + 60
+        while source.read < 2 * datas.SHUFFLE_WINDOW and time.monotonic() < end:
+            time.sleep(0.02)
+    assert source.read >= 2 * datas.SHUFFLE_WINDOW
 
 
 def test_prepared_once_and_anew_when_files_change(tmp_path):
