@@ -30,11 +30,18 @@ HEAD = """Loss and time of the methods beside dense training, the longest runs f
 `python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
-PILOT = f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
+WIDE_RATES = f"{PROBES}/nvidia-h200_wide_rate_2026-11-27.md"
+PILOTS = {  # sizes that choose recipes, and what is said of their runs in place of a claim
+    "pilot": f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES})).
 Its `Venom` has M = 16 and half of the steps after the warm-up sparse. From `124m` on the arm has M = 8 and a
-quarter of them, which ended nearer to dense training here ([log]({RECIPE}))."""
+quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
+    "widepilot": f"""The size `widepilot` is an eighth of `wide`: it chooses recipes and decides no claim.
+Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its sparse
+arms took more time than dense training, since their numbers of steps came from layers alone. `wide` has the
+speeds of these runs ([log]({WIDE_RATES})).""",
+}
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
 arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;
@@ -153,9 +160,9 @@ def section(study: evidence.Study, folder: Path) -> str:
     """The part of the page about a study, whose figures go into a folder."""
     parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
     drawn = figures().write(study, folder)
-    parts += [said] if study.name != "pilot" and (said := evidence.claim(study)) else []
+    parts += [said] if study.name not in PILOTS and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
-    parts += [PILOT] if study.name == "pilot" else []
+    parts += [PILOTS[study.name]] if study.name in PILOTS else []
     if said := evidence.samples(study):
         parts += ["### What they write", SAMPLES, said]
     return "\n\n".join(parts)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.ablations import evidence, reproduction
+from experiments.ablations import reproduction
 from experiments.benchmarks import pages, quoted, session
 from experiments.benchmarks.settings import Settings
 
@@ -76,7 +76,8 @@ def test_the_first_table_is_of_the_gpu_with_most_of_it():
 def test_no_loss_is_missing_at_a_width_that_a_study_has():
     """The step of d = 768 has a loss by the study of larger models, those of wider models have none."""
     results, recorded = pages.load(Settings().folder), reproduction.recorded()
-    studied = {run.config.model.d for study in evidence.studies() for run in study.arms["dense"].values()}
+    studies = quoted.studies_at_equal_steps()
+    studied = {run.config.model.d for study in studies for run in study.arms["dense"].values()}
     sentence = quoted.without_loss(results, recorded)
     widths = {int(d) for d in re.findall(r"\d+", sentence)}
     assert 768 in studied and sentence.startswith("No loss was measured at equal steps at d = ")
