@@ -190,8 +190,10 @@ def test_steps_at_equal_time_follow_from_the_measured_speed(name, size, shape, f
 
 @pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
 def test_steps_of_wide_models_follow_from_their_own_runs(name):
-    speed = equal_time.SPEEDS["wide"][1][name]
-    pilot = evidence.read(REPOSITORY / "docs/evidence/widepilot")
+    place, speeds = equal_time.SPEEDS["wide"]
+    speed, pilot = speeds[name], evidence.read(REPOSITORY / "docs/evidence/widepilot")
+    model = pilot.arms[name][0].config.model
+    assert place == f"{model.d}, {model.f}" and model == SIZES["wide"].base.model
     assert [speed] == [round(found, 2) for found in pilot.step_speeds(name)]
     check_steps(name, "wide", speed)
 
