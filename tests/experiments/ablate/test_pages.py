@@ -326,7 +326,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert page.startswith("# Evidence\n\n**Sparsity loses at the size `124m-tokens`**")
     assert "**Sparsity shows no gain at the size `124m`**" in page
     assert "corrected for 6 comparisons" in page
-    assert page.count("### The claim") == 2  # pilots decide none
+    assert page.count("### The claim") == 3  # pilots decide none
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 

@@ -188,7 +188,7 @@ def test_steps_at_equal_time_follow_from_the_measured_speed(name, size, shape, f
     check_steps(name, size or "cpu", speeds[name])
 
 
-@pytest.mark.parametrize("name", ["FST", "Activation24", "Venom"])
+@pytest.mark.parametrize("name", ["FST", "Activation24"])
 def test_steps_of_wide_models_follow_from_their_own_runs(name):
     place, speeds = equal_time.SPEEDS["wide"]
     speed, pilot = speeds[name], evidence.read(REPOSITORY / "docs/evidence/widepilot")
@@ -196,6 +196,21 @@ def test_steps_of_wide_models_follow_from_their_own_runs(name):
     assert place == f"{model.d}, {model.f}" and model == SIZES["wide"].base.model
     assert [speed] == [round(found, 2) for found in pilot.step_speeds(name)]
     check_steps(name, "wide", speed)
+
+
+def test_wide_venom_with_small_blocks_has_the_speed_of_its_products():
+    """No whole model was timed with them. The table has the products of both layers at this width."""
+    path = REPOSITORY / "jax_sparse24/tuning/nvidia-h200.json"
+    width = {SIZES["wide"].base.model.d, SIZES["wide"].base.model.f}
+    entries = [
+        entry
+        for entry in json.loads(path.read_text())["products"]
+        if entry["pattern"] == "64:2:8" and width < set(entry["shape"])
+    ]
+    assert len({(entry["product"], entry["sparse"]) for entry in entries}) >= 5
+    ratio = sum(e["dense_us"] for e in entries) / sum(e["packed_us"] for e in entries)
+    assert equal_time.SPEEDS["wide"][1]["Venom"] == 1.0 and ratio == pytest.approx(1, abs=0.05)
+    check_steps("Venom", "wide", 1.0)
 
 
 def check_steps(name, size, speed):
@@ -351,13 +366,14 @@ def test_limits_are_of_metrics():
 
 
 def test_the_evidence_has_the_recipe_of_venom_that_the_pilot_has_beside_it():
-    """At the size pilot Venom is as it was; larger sizes have what was ahead there."""
+    """At the size pilot Venom is as it was; larger sizes have what was ahead there, also at equal time."""
 
-    def method(file, size, arm):
-        return ablations.load(f"configs/evidence/{file}.py:{size}").ablation.arms[arm].method
+    def method(spec, arm):
+        return ablations.load(f"configs/{spec}").ablation.arms[arm].method
 
-    before, ahead = (method("venom_recipe", "pilot", arm) for arm in ("as it is", "smaller M, shorter"))
-    assert method("methods", "pilot", "Venom") == before != ahead
-    for size in ("124m", "wide", "wide4096"):
-        found = method("methods", size, "Venom")
+    recipes = "evidence/venom_recipe.py:pilot"
+    before, ahead = (method(recipes, arm) for arm in ("as it is", "smaller M, shorter"))
+    assert method("evidence/methods.py:pilot", "Venom") == before != ahead
+    for spec in ("evidence/methods.py:124m", "evidence/methods.py:wide", "fst/equal_time.py:wide"):
+        found = method(spec, "Venom")
         assert dataclasses.replace(found, dense_warmup=ahead.dense_warmup) == ahead
