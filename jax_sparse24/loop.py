@@ -455,13 +455,17 @@ class Loop:
                 "Loop: neurons are not in the order that the method asks for; see s24.nn.arrange."
             )
 
-    def model(self, state: State, sparse: bool = False) -> Any:
+    def model(self, state: State, sparse: bool | None = None) -> Any:
         """The model with the values of a state, for generation or export.
 
         state: as in `advance`.
-        sparse: whether products run as the method says, with masks computed for the weights as they are.
+        sparse: whether products run as the method says, with masks computed for the weights as they are. None
+            for dense products, but where weights are sparse in the last phase, as those of `STE`: there no
+            step trains dense products of the kernels.
 
         Returns: what the loss gets."""
+        if sparse is None:
+            sparse = self.method.sparse_weights and self.schedule.phases[-1].sparse
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:

@@ -19,7 +19,7 @@ from jax_sparse24.nn import fitting
 from jax_sparse24.nn.adapters import add_something
 from jax_sparse24.nn.fitting import Unfit, replaced_block
 from jax_sparse24.nn.linear import Linear, check_method
-from jax_sparse24.nn.state import equinox_of
+from jax_sparse24.nn.state import equinox_of, sparse_layers
 from jax_sparse24.ops.mvue import key_words
 
 # Layers after which no matrix product of the model follows, or whose result chooses experts.
@@ -179,7 +179,9 @@ def densify(model: Any) -> Any:
 
     Parameters stay the very `nnx.Param` objects, or arrays, of dense values; masks and noise keys are gone.
     Of a method that puts neurons into an order (`Venom`) they stay in that order, in which the model computes
-    the same.
+    the same. Layers in sparse mode whose products multiply sparse weights, as those of `STE` do to the end,
+    are warned of: a plain layer computes something else than they do. `s24.nn.merge_adapters(model)` writes
+    the sparse weights into the kernels of an NNX module before.
 
     model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
 
@@ -204,6 +206,17 @@ def densify(model: Any) -> Any:
             found[path] = old
     if not found:
         raise ValueError("densify: the model holds no layer that s24.sparsify made.")
+    layers = [layer for _, layer in sparse_layers(model if library is fitting else library.products(model))]
+    cut = [layer for layer in layers if layer.active and layer.method.sparse_weights]
+    if cut:
+        names = ", ".join(sorted({type(layer.method).__name__ for layer in cut}))
+        before = " Before it, s24.nn.merge_adapters(model) writes the sparse weights into the kernels."
+        warnings.warn(
+            f"densify: {len(cut)} layers of {names} multiply sparse weights in their present mode; plain "
+            "layers multiply the kernels that these were made of, so that the model computes something else."
+            + (before if library is fitting else ""),
+            stacklevel=2,
+        )
     return library.replaced(model, found)
 
 

@@ -117,6 +117,12 @@ class Method:
         Returns: a `Plan`, made by `Plan.of(FFN, ...)`; by default both matrices follow `linear_plan`."""
         return ffn_plan(self.linear_plan())
 
+    @property
+    def sparse_weights(self) -> bool:
+        """Whether a single layer's output is by a sparse weight, in sparse steps."""
+        row = self.linear_plan().row("fwd")
+        return row is not None and row.operand == "w"
+
     def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """The initial state of a weight.
 
