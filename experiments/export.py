@@ -19,8 +19,9 @@ from experiments.training import rundir
 from experiments.training.stored import load_state
 
 
-def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dtype="float32") -> dict:
-    """Export a checkpoint of a run; the shapes of the tensors. Raises UserError where that cannot be done."""
+def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype="float32") -> dict:
+    """Export a checkpoint of a run; the shapes of the tensors. weights: as `--weights`; None for its default.
+    Raises UserError where that cannot be done."""
     rundir.open_run(run)
     try:
         from jax_sparse24.huggingface import export
@@ -33,15 +34,16 @@ def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dty
         isinstance(model, decoder.Config),
         f"Only decoders are exported (experiments.models.decoder), not {type(model).__module__}.",
     )
+    weights = weights or ("sparse" if config.ends_sparse else "dense")
     require(
         weights == "dense" or bool(config.method.ffn_plan().rows),
         f"The run was trained by {type(config.method).__name__}, so it has no sparse weights. "
         "Write --weights dense.",
     )
-    if weights == "dense" and ends_sparse(config):
+    if weights == "dense" and config.ends_sparse:
         print(
             f"warning: {type(config.method).__name__} kept weights sparse to the end of this run, so the "
-            "trained model is what its sparse products multiply: export with --weights sparse.",
+            "trained model is what its sparse products multiply: leave --weights out.",
             file=sys.stderr,
         )
     rows = state["params"]["embedding"]["embedding"].shape[0]
@@ -71,12 +73,6 @@ def write(run: Path, out: Path, *, step: int | None = None, weights="dense", dty
     )
 
 
-def ends_sparse(config) -> bool:
-    """Whether a whole run ends with products of sparse weights, which its kernels alone do not tell."""
-    row = config.method.linear_plan().row("fwd")
-    return config.schedule.phases[-1].sparse and row is not None and row.operand == "w"
-
-
 def _end_of(vocabulary) -> str | None:
     """The name of the token that ends a record, where the tokenizer has one."""
     added = json.loads(vocabulary.text)["added_tokens"]
@@ -95,16 +91,19 @@ def main(argv=None):
     parser.add_argument(
         "--weights",
         choices=("dense", "sparse"),
-        default="dense",
         help="dense: the kernels as they are; sparse: what the method's forward products multiply, "
-        "such as kernels cut to 2:4, the model of a run that ends sparse (default: %(default)s)",
+        "such as kernels cut to 2:4 (default: sparse where a run ends with sparse weights)",
     )
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     args = parser.parse_args(argv)
     out = args.out or args.run / "export"
     shapes = write(args.run, out, step=args.step, weights=args.weights, dtype=args.dtype)
-    kind = json.loads((out / "config.json").read_text())["architectures"][0]
-    print(f"{out}: {kind}, {len(shapes)} tensors, {args.weights} weights in {args.dtype}")
+    described = json.loads((out / "config.json").read_text())
+    kind, weights = (
+        described["architectures"][0],
+        described.get("jax_sparse24", {"weights": "dense"})["weights"],
+    )
+    print(f"{out}: {kind}, {len(shapes)} tensors, {weights} weights in {args.dtype}")
     print(f"Load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 

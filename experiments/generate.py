@@ -43,7 +43,10 @@ def main(argv=None):
         "--to-end", action="store_true", help="stop where the model ends a document, before all tokens"
     )
     parser.add_argument(
-        "--sparse", action="store_true", help="use the sparse products with the run's stored masks"
+        "--sparse",
+        action=argparse.BooleanOptionalAction,
+        help="use the sparse products with the run's stored masks, or dense ones (default: sparse where a "
+        "run ends with sparse weights)",
     )
     args = parser.parse_args(argv)
     require(args.tokens > 0, f"--tokens must be positive, got {args.tokens}.")

@@ -92,9 +92,7 @@ run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
-SAMPLES = (
-    "Continuations of fixed prompts by the dense weights of the lowest seed, the likeliest token each time."
-)
+SAMPLES = "Continuations of prompts by the lowest seed as its run ends, the likeliest token each time."
 
 
 def how() -> str:

@@ -28,7 +28,7 @@ def export(
     *,
     config: dict,
     rename: Callable[[dict], dict] = dict,
-    weights: str = "dense",
+    weights: str | None = None,
     dtype: str = "float32",
     others: dict[str, str] | None = None,
 ) -> dict[str, tuple[int, ...]]:
@@ -37,22 +37,25 @@ def export(
     Adapters are folded into the kernels beside which they stand, so that the folder holds an ordinary dense
     model. Tensors of more than 5 GB together are in several files, with an index.
 
-    model: any NNX module; it stays as it is. Blocks must be unrolled where weights is "sparse".
+    model: any NNX module; it stays as it is. Blocks must be unrolled where weights are sparse.
     folder: a path that does not exist yet.
     config: the content of config.json, which says what model this is.
     rename: from parameters by their paths, such as "blocks.0.ffn.up.kernel", arrays as they are in the model
         (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
         default both are the same.
     weights: "dense" for the kernels as they are, which the model has in a dense phase; "sparse" for what its
-        sparse products multiply in the forward pass, with masks computed for these kernels.
+        sparse products multiply in the forward pass, with masks computed for these kernels; None for what
+        each layer multiplies in its present mode (see `s24.nn.set_sparse`).
     dtype: "float32", "float16" or "bfloat16", of all tensors.
     others: texts of more files by their names, such as {"tokenizer.json": ...}.
 
     Returns: the shapes of the tensors by their names.
     Raises: FileExistsError if the folder exists, ValueError for unknown weights or dtype, TypeError if
         `model` is no NNX module."""
-    if weights not in WEIGHTS:
-        raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
+    if weights not in (None, *WEIGHTS):
+        raise ValueError(
+            f'export: weights are "dense" or "sparse", or None for those of the present mode, got {weights!r}.'
+        )
     if dtype not in DTYPES:
         raise ValueError(f"export: dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     if not isinstance(model, nnx.Module):
@@ -61,9 +64,10 @@ def export(
     if folder.exists():
         raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
     model = nnx.merge(*nnx.split(model))  # other variables with the same arrays
-    if sparse_layers(model):
-        set_sparse(model, weights == "sparse")
-        if weights == "sparse":
+    if layers := sparse_layers(model):
+        if weights is not None:
+            set_sparse(model, weights == "sparse")
+        if any(layer.active for _, layer in layers):
             refresh(model)
         merge_adapters(model)
     params = nnx.to_flat_state(nnx.state(model, nnx.Param))

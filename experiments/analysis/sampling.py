@@ -89,12 +89,13 @@ def generate(graphdef, params, sparse, prompt: bytes, **options) -> bytes:
 
 
 class Sampler:
-    """Samples from the newest checkpoint of a run. sparse: with its sparse products and stored masks."""
+    """Samples from the newest checkpoint of a run. sparse: with its sparse products and stored masks; None if
+    its weights are sparse to the end."""
 
-    def __init__(self, run: Path, sparse: bool = False):
+    def __init__(self, run: Path, sparse: bool | None = None):
         self.config, program, _, self.state = load_state(run)
-        self.vocabulary, self.sparse = rundir.vocabulary(run), sparse
-        self.graphdef = program.graphdefs[sparse]
+        self.sparse = self.config.ends_sparse if sparse is None else sparse
+        self.vocabulary, self.graphdef = rundir.vocabulary(run), program.graphdefs[self.sparse]
 
     def __call__(self, prompt: str, **options) -> Iterator[str]:
         """Text that follows a prompt, in parts; bytes that are no UTF-8 become replacement characters.

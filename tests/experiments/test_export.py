@@ -15,10 +15,12 @@ import jax_sparse24 as s24
 from configs import dense
 from experiments import export as exporting
 from experiments import import_model, launch
+from experiments.analysis.sampling import Sampler
 from experiments.data import vocabulary
 from experiments.errors import UserError
 from experiments.models import decoder, huggingface
 from experiments.training import rundir, stored
+from experiments.training.loop import train
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import save_file
@@ -105,7 +107,7 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
     before = flat(scanned)
     model = decoder.unrolled(scanned)
     written(model, tmp_path / "sparse", weights="sparse", dtype="bfloat16")
-    written(model, tmp_path / "dense")
+    written(model, tmp_path / "dense", weights="dense")
     sparse, dense = (
         huggingface.params_of(model.model, read_tensors(tmp_path / name), flat(model))
         for name in ("sparse", "dense")
@@ -119,7 +121,7 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
 
 def test_runs_that_end_with_sparse_weights_are_known():
     ends = {
-        name: exporting.ends_sparse(dataclasses.replace(dense.config(), method=getattr(s24.methods, name)()))
+        name: dataclasses.replace(dense.config(), method=getattr(s24.methods, name)()).ends_sparse
         for name in ("Dense", "FST", "Activation24", "STE", "SLoPe", "AST")
     }
     assert [name for name, sparse in ends.items() if sparse] == ["STE", "SLoPe", "AST"]
@@ -159,6 +161,28 @@ def test_a_run_there_and_back(finished, tmp_path, capsys):
     before = stored.load_state(finished)[3]["params"]
     jax.tree.map(np.testing.assert_array_equal, before, state["params"])
     assert rundir.vocabulary(tmp_path / "run").tokens == config.model.vocabulary == 257
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_with_sparse_weights_is_exported_and_sampled_with_them(
+    config, finished, tmp_path, capsys
+):
+    short = dataclasses.replace(config.train, steps=4, monitor_every=0, probe_every=0)
+    train(dataclasses.replace(config, method=s24.methods.STE(), train=short), tmp_path / "run", show=False)
+    capsys.readouterr()
+    exporting.main([str(tmp_path / "run"), "--out", str(tmp_path / "sparse")])
+    said = capsys.readouterr()
+    assert "sparse weights in float32" in said.out and not said.err
+    exporting.main([str(tmp_path / "run"), "--out", str(tmp_path / "dense"), "--weights", "dense"])
+    said = capsys.readouterr()
+    assert "dense weights" in said.out and "STE kept weights sparse to the end" in said.err
+    zeros = {
+        name: [np.mean(value == 0) for key, value in read_tensors(tmp_path / name).items() if "mlp" in key]
+        for name in ("sparse", "dense")
+    }
+    assert zeros == {"sparse": [0.5, 0.5], "dense": [0, 0]}
+    assert [Sampler(run).sparse for run in (tmp_path / "run", finished)] == [True, False]
+    assert not Sampler(tmp_path / "run", sparse=False).sparse
 
 
 @pytest.mark.parametrize(
@@ -326,7 +350,7 @@ def test_a_model_without_a_class_and_missing_tensors():
 
 def test_what_export_refuses(tmp_path):
     model = built(MODELS["arcee"])
-    with pytest.raises(ValueError, match='"dense" or "sparse", got \'masked\''):
+    with pytest.raises(ValueError, match="of the present mode, got 'masked'"):
         s24.export(model, tmp_path / "out", config={}, weights="masked")
     with pytest.raises(ValueError, match="one of float32, float16, bfloat16"):
         s24.export(model, tmp_path / "out", config={}, dtype="int8")
