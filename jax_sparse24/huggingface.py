@@ -54,7 +54,7 @@ def export(
         `model` is no NNX module."""
     if weights not in (None, *WEIGHTS):
         raise ValueError(
-            f'export: weights are "dense" or "sparse", or None for those of the present mode, got {weights!r}.'
+            f'export: weights are "dense", "sparse" or None (as in the present mode), got {weights!r}.'
         )
     if dtype not in DTYPES:
         raise ValueError(f"export: dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
