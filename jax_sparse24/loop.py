@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import TOKENS
 from jax_sparse24.methods.base import Method, check_positive_state
+from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import permute_moments, settled
@@ -98,6 +100,7 @@ class Loop:
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
         self._steps: dict[tuple[bool, bool], Callable] = {}
         self._refreshes: dict[frozenset[Method], Callable] = {}
+        self._ran: set[str] = set()  # paths of sparse layers, in functions that were traced
 
     # ---- what a step consists of
 
@@ -254,7 +257,11 @@ class Loop:
 
             def objective(params, seen):
                 model = view.model(params, view.join(seen, noise), sparse, adapters)
-                return self.loss(model, batch, **extra)
+                with noting(self._ran):
+                    loss = self.loss(model, batch, **extra)
+                if sparse:
+                    self._warn_of_idle_layers()
+                return loss
 
             return jax.value_and_grad(objective, (0, 1))(params, seen)
 
@@ -313,6 +320,18 @@ class Loop:
 
         return step
 
+    def _warn_of_idle_layers(self) -> None:
+        """Of a step that was just traced, once: layers that it did not call, whose products are dense."""
+        idle = [path or "the model" for path in self.view.paths if path not in self._ran]
+        self._ran.update(self.view.paths)
+        if idle:
+            warnings.warn(
+                f"Loop: {len(idle)} sparse layers did not run in the loss: {', '.join(idle)}. The model "
+                "multiplies their kernels itself, and then densely, or does not use them. Let it call each "
+                "layer, as in layer(x), or leave them out, by s24.Rule(path, None).",
+                stacklevel=2,
+            )
+
     def micro_batches(self, batch: Any) -> Any:
         """Splits a batch into micro-batches.
 
@@ -355,7 +374,8 @@ class Loop:
                 if sparse:
                     own = self.view.refresh(state["params"], own, None, sparse=True, due=True)
                 extra = {name: value for name, value in state.items() if name not in OWN}
-                return loss(self.view.model(state["params"], own, sparse, True), batch, **extra)
+                with noting(self._ran):
+                    return loss(self.view.model(state["params"], own, sparse, True), batch, **extra)
 
             found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
         batches = list(batches)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -222,6 +223,37 @@ def test_an_error_of_a_call_names_the_layer(rows, place):
     loop = s24.Loop(Wrapped(), cut, tx_of(METHODS["FST"]), STEPS)
     with pytest.raises(ValueError, match=rf"^{place}: .*\(30, 16\)"):
         loop.advance(loop.init(), batch(0), 0)
+
+
+class Reader(Wrapped):
+    """Multiplies by a kernel itself."""
+
+    def __call__(self, x):
+        return self.block[0](x) @ self.last.kernel[...]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_sparse_layers_that_the_loss_does_not_call_are_warned_of_once(accumulate):
+    def mean(model, batch):
+        return model(batch["x"]).mean()
+
+    loop = s24.Loop(Reader(), mean, tx_of(METHODS["FST"]), STEPS, accumulate=accumulate)
+    with pytest.warns(UserWarning, match=r"1 sparse layers did not run in the loss: last\. .*layer\(x\)"):
+        state, _ = loop.advance(loop.init(), batch(0), 0)
+    with warnings.catch_warnings(action="error"):
+        loop.advance(state, batch(1), 1)
+        right = s24.Loop(Wrapped(), mean, tx_of(METHODS["FST"]), STEPS, accumulate=accumulate)
+        right.advance(right.init(), batch(0), 0)
+
+
+def test_a_function_that_is_traced_once_for_all_is_no_idle_layer():
+    """jax.jit keeps what it traced in an evaluation."""
+    mean = jax.jit(lambda model, batch: model(batch["x"]).mean())
+    loop = s24.Loop(Wrapped(), mean, tx_of(METHODS["FST"]), STEPS)
+    state = loop.init()
+    loop.evaluate(state, [batch(0)])
+    with warnings.catch_warnings(action="error"):
+        loop.advance(state, batch(0), 0)
 
 
 def test_a_finished_state_is_written_to_module_and_optimizer():

@@ -1,7 +1,9 @@
 """The sparse linear layer."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -40,6 +42,22 @@ class Statistic(SparseState):
 
 class History(Statistic):
     """What the last steps have seen of an operand of a product, for how many steps more it is remembered."""
+
+
+# Where the paths of sparse layers that run are noted, by a loop that looks for those which do not.
+RAN: ContextVar[set[str] | None] = ContextVar("RAN", default=None)
+
+
+@contextlib.contextmanager
+def noting(ran: set[str]):
+    """Inside, the paths of sparse layers that run, or are traced, are added to a set.
+
+    ran: the set."""
+    before = RAN.set(ran)
+    try:
+        yield
+    finally:
+        RAN.reset(before)
 
 
 def naming_its_layer(call: _Call) -> _Call:
@@ -449,6 +467,8 @@ class Linear(nnx.Module):
         Under jit, where the state is not known, nothing is checked."""
         if not self.active:
             return
+        if (ran := RAN.get()) is not None:
+            ran.add(self.path)
         self.check_mode()
         self.check_arranged()
         self.check_values()

@@ -26,10 +26,12 @@ class View(Protocol):
     them, and leave them as they are.
 
     method: that whose phases and order of neurons the loop follows.
-    methods: those of all sparse layers."""
+    methods: those of all sparse layers.
+    paths: of the sparse layers that the model has to call."""
 
     method: Method
     methods: tuple[Method, ...]
+    paths: tuple[str, ...] = ()
 
     def split(self) -> tuple[Any, Any]:
         """Takes the model apart.
@@ -146,6 +148,7 @@ class Modules(View):
         if any(other.router for other in self.methods if other != self.method):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
+        self.paths = tuple(self._methods)
         places = {(layer.sparse, layer.adapting): path for path, layer in reversed(found)}
         if len(places) > 1:
             one, other, *_ = places.values()

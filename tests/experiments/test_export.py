@@ -350,7 +350,7 @@ def test_a_model_without_a_class_and_missing_tensors():
 
 def test_what_export_refuses(tmp_path):
     model = built(MODELS["arcee"])
-    with pytest.raises(ValueError, match="as in the present mode.*got 'masked'"):
+    with pytest.raises(ValueError, match=r"as in the present mode.*got 'masked'"):
         s24.export(model, tmp_path / "out", config={}, weights="masked")
     with pytest.raises(ValueError, match="one of float32, float16, bfloat16"):
         s24.export(model, tmp_path / "out", config={}, dtype="int8")
