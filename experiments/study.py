@@ -48,7 +48,8 @@ arm's seeds. *Behind dense*: paired by seed, hence no difference of these means 
 with the 95 % interval where there are seeds for one. *Of the second text*: bits per byte of text of another
 kind, at the end. *Sparse step*: time of a dense step / of a sparse one of the same run, or beside dense
 training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*: dense time / time
-of all steps. *MFU*: what the products of the arm's model come to at its speed, each counted once and as
+of all steps, both in dense steps of their own run where it has any of one model, since GPUs of one host are
+not equally fast. *MFU*: what the products of the arm's model come to at its speed, each counted once and as
 dense, as a share of the peak of the GPU's dense products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast

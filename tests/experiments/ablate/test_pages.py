@@ -323,8 +323,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     page = (tmp_path / "evidence.md").read_text()
     assert page == (REPOSITORY / "docs/evidence.md").read_text()
     assert page.index("## 124m") < page.index("## pilot")
-    assert page.startswith("# Evidence\n\n**Sparsity loses at the size `124m-tokens`**")
-    assert "**Sparsity shows no gain at the size `124m`**" in page
+    assert page.startswith("# Evidence\n\n**Sparsity shows no gain at the size `124m`**")
     assert "corrected for 6 comparisons" in page
     assert page.count("### The claim") == 3  # pilots decide none
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page

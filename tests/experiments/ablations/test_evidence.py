@@ -132,6 +132,17 @@ def test_sparse_steps_are_compared_with_the_dense_ones_of_their_run(tmp_path):
     assert "1.50x" in evidence.table(study)
 
 
+@pytest.mark.parametrize(("arm", "corrected"), [("FST", True), ("half-width", False)])
+def test_a_slower_gpu_makes_no_run_slower_that_has_dense_steps_of_the_model(tmp_path, arm, corrected):
+    def slow(content):
+        train = content["rows"]["train"]
+        train["steps_per_s"] = [value and value / 2 for value in train["steps_per_s"]]
+
+    before = evidence.read(stored_in(tmp_path / "before", "", None)).run_speed(arm).mean
+    after = evidence.read(stored_in(tmp_path / "after", arm, slow)).run_speed(arm).mean
+    assert after == pytest.approx(before if corrected else before / 2)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
