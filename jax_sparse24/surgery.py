@@ -181,7 +181,7 @@ def densify(model: Any) -> Any:
     Of a method that puts neurons into an order (`Venom`) they stay in that order, in which the model computes
     the same. Layers in sparse mode whose products multiply sparse weights, as those of `STE` do to the end,
     are warned of: a plain layer computes something else than they do. `s24.nn.merge_adapters(model)` writes
-    the sparse weights into the kernels of an NNX module before.
+    the sparse weights into the kernels before.
 
     model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
 
@@ -210,11 +210,10 @@ def densify(model: Any) -> Any:
     cut = [layer for layer in layers if layer.active and layer.method.sparse_weights]
     if cut:
         names = ", ".join(sorted({type(layer.method).__name__ for layer in cut}))
-        before = " Before it, s24.nn.merge_adapters(model) writes the sparse weights into the kernels."
         warnings.warn(
             f"densify: {len(cut)} layers of {names} multiply sparse weights in their present mode; plain "
-            "layers multiply the kernels that these were made of, so that the model computes something else."
-            + (before if library is fitting else ""),
+            "layers multiply the kernels that these were made of, so that the model computes something else. "
+            "Before it, model = s24.nn.merge_adapters(model) writes the sparse weights into the kernels.",
             stacklevel=2,
         )
     return library.replaced(model, found)

@@ -1,13 +1,17 @@
 """Low-rank adapters beside sparse weights: they are switched on and off, and merged into one dense weight."""
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.engine.linear import weight_in
 from jax_sparse24.nn.linear import Linear
-from jax_sparse24.nn.state import layers_of
+from jax_sparse24.nn.state import equinox_of, layers_of
 from jax_sparse24.patterns import check_flag
+
+_Model = TypeVar("_Model")
 
 
 def set_adapting(model: nnx.Module, adapting: bool) -> None:
@@ -27,7 +31,7 @@ def set_adapting(model: nnx.Module, adapting: bool) -> None:
         layer.adapting = bool(adapting)
 
 
-def merge_adapters(model: nnx.Module) -> None:
+def merge_adapters(model: _Model) -> _Model:
     """Folds each layer's sparse weight and adapters into its kernel and makes the layer dense, in place.
 
     Outputs do not change but for rounding. Afterwards the parameters are those of an ordinary linear layer.
@@ -35,10 +39,14 @@ def merge_adapters(model: nnx.Module) -> None:
     that are off (`set_adapting`) are left out. A method that makes no weight sparse in the forward pass
     leaves its kernel as it is. The state records the dense mode, as `s24.nn.set_sparse` does.
 
-    model: any NNX module.
+    model: any NNX module; or an Equinox module of `s24.sparsify`, which stays as it is.
 
-    Raises: TypeError if `model` is no NNX module; ValueError if it has no layer of `s24.nn`, or, outside of
+    Returns: the model; of Equinox a copy, to be used in place of it.
+    Raises: TypeError if `model` is no such module; ValueError if it has no layer of `s24.nn`, or, outside of
         jit, a layer in sparse mode has the state of another kernel or phase, as in a call."""
+    if library := equinox_of(model):
+        merged = merge_adapters(library.products(model))
+        return library.with_kernels(library.with_products(model, merged), merged)
     layers = [layer for _, layer in layers_of("merge_adapters", model)]
     for layer in layers:  # all of them before any is merged
         layer.check_current()
@@ -51,6 +59,7 @@ def merge_adapters(model: nnx.Module) -> None:
         layer.set_sparse(False)  # before the kernel moves, so that masks are due in another sparse phase
         layer.kernel[...] = layer.like_kernel(weight)
         layer.adapters = nnx.Dict()
+    return model
 
 
 def add_something(layer: Linear) -> bool:

@@ -271,6 +271,20 @@ def with_products(model: eqx.Module, made: nnx.Dict) -> eqx.Module:
     return replaced(model, {path: with_product(layer, made[path]) for path, layer in layers(model).items()})
 
 
+def with_kernels(model: eqx.Module, made: nnx.Dict) -> eqx.Module:
+    """A copy of a model whose sparse layers have the kernels of products.
+
+    model: an Equinox module.
+    made: as `products` returned them, maybe changed.
+
+    Returns: an Equinox module."""
+    new = {
+        path: eqx.tree_at(lambda l: l.weight, layer, made[path].kernel[...].swapaxes(-1, -2))
+        for path, layer in layers(model).items()
+    }
+    return replaced(model, new)
+
+
 def kernels(model: eqx.Module) -> nnx.State:
     """The parameters of `products`.
 

@@ -2,6 +2,7 @@
 them."""
 
 import io
+import warnings
 from pathlib import Path
 
 import jax
@@ -135,6 +136,34 @@ def test_an_optimiser_of_its_own_takes_masks(method):
     own, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (model, loop.model(of_loop, False)))
     for a, b in zip(own, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [s24.methods.STE(), s24.methods.SSTE()], ids=["STE", "SSTE"])
+def test_weights_that_are_sparse_to_the_end_are_written_into_the_arrays(method):
+    x = jax.random.normal(jax.random.key(1), (T, d))
+    loop = s24.Loop(
+        s24.sparsify(MODEL.mlp, method),
+        lambda model, x: jnp.mean((jax.vmap(model)(x) - 1) ** 2),
+        s24.optim.for_method(method, 1e-2, 4),
+        4,
+    )
+    state = loop.init()
+    for step in range(4):
+        state, _ = loop.advance(state, x, step)
+    trained = loop.model(state)
+    with pytest.warns(
+        UserWarning, match=r"2 layers of S\w*TE multiply sparse weights.*merge_adapters\(model\)"
+    ):
+        wrong = s24.densify(trained)
+    merged = s24.nn.merge_adapters(trained)
+    assert jax.tree.structure(trained) != jax.tree.structure(merged), "the other is in sparse mode"
+    with warnings.catch_warnings(action="error"):
+        plain = s24.densify(merged)
+    assert jax.tree.structure(plain) == jax.tree.structure(MODEL.mlp)
+    want, got, other = (np.asarray(jax.vmap(model)(x)) for model in (trained, plain, wrong))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert np.abs(other - want).max() > 0.1
+    assert all((np.asarray(layer.weight) == 0).mean() >= 0.5 for layer in plain.layers)
 
 
 def test_a_loop_of_its_own_refreshes_a_copy():
