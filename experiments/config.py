@@ -105,7 +105,7 @@ class Train:
     """a text of another kind, on whose held-out part the run is evaluated too as it ends: `stdlib` (the
     Python standard library's own source files) or a folder of text files; "" for none"""
     prompts: tuple[str, ...] = ()
-    """texts that the dense weights continue as a run of an ablation ends: its record holds, for each, the
+    """texts that the trained model continues as a run of an ablation ends: its record holds, for each, the
     tokens that are likeliest in turn"""
     tensorboard: bool = False
     """also write TensorBoard events (needs tensorboardX)"""
@@ -222,11 +222,6 @@ class Config:
             f"data.tokenizer {self.data.tokenizer}. Write 0 for as many as it needs.",
         )
         return self.model.create(self.method, self.model.vocabulary or tokens.size, rngs=rngs)
-
-    @property
-    def ends_sparse(self) -> bool:
-        """Whether the last steps are by sparse weights, and dense products of the kernels are not trained."""
-        return self.schedule.phases[-1].sparse and self.method.sparse_weights
 
     @property
     def schedule(self) -> s24.Schedule:

@@ -28,22 +28,23 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
     except ModuleNotFoundError as error:
         raise UserError("Exporting needs safetensors: pip install -e '.[huggingface]'.") from error
     require(not out.exists(), f"{out} exists already. Name another folder with --out.")
-    config, program, _, state = load_state(run, step)
+    config, program, step, state = load_state(run, step)
     model, vocabulary = config.model, rundir.vocabulary(run)
     require(
         isinstance(model, decoder.Config),
         f"Only decoders are exported (experiments.models.decoder), not {type(model).__module__}.",
     )
-    weights = weights or ("sparse" if config.ends_sparse else "dense")
+    sparse = program.loop.by_sparse_weights(step)
+    weights = weights or ("sparse" if sparse else "dense")
     require(
         weights == "dense" or bool(config.method.ffn_plan().rows),
         f"The run was trained by {type(config.method).__name__}, so it has no sparse weights. "
         "Write --weights dense.",
     )
-    if weights == "dense" and config.ends_sparse:
+    if weights == "dense" and sparse:
         print(
-            f"warning: {type(config.method).__name__} kept weights sparse to the end of this run, so the "
-            "trained model is what its sparse products multiply: leave --weights out.",
+            f"warning: step {step} of this run, by {type(config.method).__name__}, was by sparse weights, so "
+            "that they are the trained model and the kernels are not: leave --weights out.",
             file=sys.stderr,
         )
     rows = state["params"]["embedding"]["embedding"].shape[0]
@@ -92,7 +93,7 @@ def main(argv=None):
         "--weights",
         choices=("dense", "sparse"),
         help="dense: the kernels as they are; sparse: what the method's forward products multiply, "
-        "such as kernels cut to 2:4 (default: sparse where a run ends with sparse weights)",
+        "such as kernels cut to 2:4 (default: sparse where the last step was by sparse weights)",
     )
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     args = parser.parse_args(argv)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,15 +38,15 @@ def export(
     Adapters are folded into the kernels beside which they stand, so that the folder holds an ordinary dense
     model. Tensors of more than 5 GB together are in several files, with an index.
 
-    model: any NNX module; it stays as it is. Blocks must be unrolled where weights are sparse.
+    model: any NNX module; it stays as it is. Blocks must be unrolled where weights is "sparse".
     folder: a path that does not exist yet.
     config: the content of config.json, which says what model this is.
     rename: from parameters by their paths, such as "blocks.0.ffn.up.kernel", arrays as they are in the model
         (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
         default both are the same.
     weights: "dense" for the kernels as they are, which the model has in a dense phase; "sparse" for what its
-        sparse products multiply in the forward pass, with masks computed for these kernels; None for what
-        each layer multiplies in its present mode (see `s24.nn.set_sparse`).
+        sparse products multiply in the forward pass, with masks computed for these kernels. None for dense,
+        with a warning where trained layers in sparse mode multiply sparse weights.
     dtype: "float32", "float16" or "bfloat16", of all tensors.
     others: texts of more files by their names, such as {"tokenizer.json": ...}.
 
@@ -53,9 +54,7 @@ def export(
     Raises: FileExistsError if the folder exists, ValueError for unknown weights or dtype, TypeError if
         `model` is no NNX module."""
     if weights not in (None, *WEIGHTS):
-        raise ValueError(
-            f'export: weights are "dense", "sparse" or None (as in the present mode), got {weights!r}.'
-        )
+        raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
     if dtype not in DTYPES:
         raise ValueError(f"export: dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     if not isinstance(model, nnx.Module):
@@ -65,9 +64,14 @@ def export(
         raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
     model = nnx.merge(*nnx.split(model))  # other variables with the same arrays
     if layers := sparse_layers(model):
-        if weights is not None:
-            set_sparse(model, weights == "sparse")
-        if any(layer.active for _, layer in layers):
+        if weights is None and any(layer.trained_sparse for _, layer in layers):
+            warnings.warn(
+                "export: writes the kernels as they are, but the layers multiply sparse weights in their "
+                'present mode. Say weights="sparse" for these, or weights="dense".',
+                stacklevel=2,
+            )
+        set_sparse(model, weights == "sparse")
+        if weights == "sparse":
             refresh(model)
         merge_adapters(model)
     params = nnx.to_flat_state(nnx.state(model, nnx.Param))

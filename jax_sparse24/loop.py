@@ -4,6 +4,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -100,7 +101,6 @@ class Loop:
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
         self._steps: dict[tuple[bool, bool], Callable] = {}
         self._refreshes: dict[frozenset[Method], Callable] = {}
-        self._ran: set[str] = set()  # paths of sparse layers, in functions that were traced
 
     # ---- what a step consists of
 
@@ -257,10 +257,11 @@ class Loop:
 
             def objective(params, seen):
                 model = view.model(params, view.join(seen, noise), sparse, adapters)
-                with noting(self._ran):
+                if not sparse or view.ran is None:
+                    return self.loss(model, batch, **extra)
+                with noting(view.ran):
                     loss = self.loss(model, batch, **extra)
-                if sparse:
-                    self._warn_of_idle_layers()
+                self._warn_of_idle_layers()
                 return loss
 
             return jax.value_and_grad(objective, (0, 1))(params, seen)
@@ -322,12 +323,12 @@ class Loop:
 
     def _warn_of_idle_layers(self) -> None:
         """Of a step that was just traced, once: layers that it did not call, whose products are dense."""
-        idle = [path or "the model" for path in self.view.paths if path not in self._ran]
-        self._ran.update(self.view.paths)
+        idle = [path for path in self.view.paths if path not in self.view.ran]
+        self.view.ran.update(idle)
         if idle:
             warnings.warn(
                 f"Loop: {len(idle)} sparse layers did not run in the loss: {', '.join(idle)}. The model "
-                "multiplies their kernels itself, and then densely, or does not use them. Let it call each "
+                "multiplies their kernels itself, in dense products, or does not use them. Let it call each "
                 "layer, as in layer(x), or leave them out, by s24.Rule(path, None).",
                 stacklevel=2,
             )
@@ -374,8 +375,9 @@ class Loop:
                 if sparse:
                     own = self.view.refresh(state["params"], own, None, sparse=True, due=True)
                 extra = {name: value for name, value in state.items() if name not in OWN}
-                with noting(self._ran):
-                    return loss(self.view.model(state["params"], own, sparse, True), batch, **extra)
+                model = self.view.model(state["params"], own, sparse, True)
+                with noting(self.view.ran) if loss is self.loss else nullcontext():
+                    return loss(model, batch, **extra)
 
             found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
         batches = list(batches)
@@ -480,12 +482,12 @@ class Loop:
 
         state: as in `advance`.
         sparse: whether products run as the method says, with masks computed for the weights as they are. None
-            for dense products, but where weights are sparse in the last phase, as those of `STE`: there no
-            step trains dense products of the kernels.
+            for dense products, but where the last step was by sparse weights, as those of `STE` are to the
+            end: dense products of their kernels would be another model.
 
         Returns: what the loss gets."""
         if sparse is None:
-            sparse = self.method.sparse_weights and self.schedule.phases[-1].sparse
+            sparse = self.by_sparse_weights(int(state["step"]))
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
@@ -493,6 +495,15 @@ class Loop:
                 state["params"], state["sparse"], state["step"], sparse=True, due=True
             )
         return self.view.model(state["params"], state["sparse"], sparse, True)
+
+    def by_sparse_weights(self, step: int) -> bool:
+        """Whether the last of some optimiser steps was by sparse weights.
+
+        step: how many steps were made.
+
+        Returns: False before the first step."""
+        sparse = step > 0 and self.schedule.phase_at(step - 1).sparse
+        return sparse and any(method.sparse_weights for method in self.view.methods)
 
     def write(self, state: State, model: nnx.Module, optimizer: nnx.Optimizer | None = None) -> None:
         """Gives the values of a state to the module, and to the `nnx.Optimizer`, that the loop was made with.

@@ -179,9 +179,9 @@ def densify(model: Any) -> Any:
 
     Parameters stay the very `nnx.Param` objects, or arrays, of dense values; masks and noise keys are gone.
     Of a method that puts neurons into an order (`Venom`) they stay in that order, in which the model computes
-    the same. Layers in sparse mode whose products multiply sparse weights, as those of `STE` do to the end,
-    are warned of: a plain layer computes something else than they do. `s24.nn.merge_adapters(model)` writes
-    the sparse weights into the kernels before.
+    the same. Trained layers in sparse mode whose products multiply sparse weights, as those of `STE` do to
+    the end, are warned of: a plain layer computes something else than they do.
+    `s24.nn.merge_adapters(model)` writes the sparse weights into the kernels before.
 
     model: as `s24.sparsify` returned it, or a copy of it, such as that of `Loop.model`.
 
@@ -207,13 +207,13 @@ def densify(model: Any) -> Any:
     if not found:
         raise ValueError("densify: the model holds no layer that s24.sparsify made.")
     layers = [layer for _, layer in sparse_layers(model if library is fitting else library.products(model))]
-    cut = [layer for layer in layers if layer.active and layer.method.sparse_weights]
+    cut = [layer for layer in layers if layer.trained_sparse]
     if cut:
         names = ", ".join(sorted({type(layer.method).__name__ for layer in cut}))
         warnings.warn(
             f"densify: {len(cut)} layers of {names} multiply sparse weights in their present mode; plain "
-            "layers multiply the kernels that these were made of, so that the model computes something else. "
-            "Before it, model = s24.nn.merge_adapters(model) writes the sparse weights into the kernels.",
+            "layers multiply the dense kernels, which no sparse step has trained for that. "
+            "model = s24.nn.merge_adapters(model) before it writes the sparse weights into the kernels.",
             stacklevel=2,
         )
     return library.replaced(model, found)

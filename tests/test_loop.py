@@ -237,7 +237,8 @@ def test_sparse_layers_that_the_loss_does_not_call_are_warned_of_once(accumulate
     def mean(model, batch):
         return model(batch["x"]).mean()
 
-    loop = s24.Loop(Reader(), mean, tx_of(METHODS["FST"]), STEPS, accumulate=accumulate)
+    kind = type("Reader", (Reader,), {})  # one that no loop has had
+    loop = s24.Loop(kind(), mean, tx_of(METHODS["FST"]), STEPS, accumulate=accumulate)
     with pytest.warns(UserWarning, match=r"1 sparse layers did not run in the loss: last\. .*layer\(x\)"):
         state, _ = loop.advance(loop.init(), batch(0), 0)
     with warnings.catch_warnings(action="error"):
@@ -247,13 +248,64 @@ def test_sparse_layers_that_the_loss_does_not_call_are_warned_of_once(accumulate
 
 
 def test_a_function_that_is_traced_once_for_all_is_no_idle_layer():
-    """jax.jit keeps what it traced in an evaluation."""
+    """jax.jit keeps what it traced in an evaluation, and for another loop."""
     mean = jax.jit(lambda model, batch: model(batch["x"]).mean())
-    loop = s24.Loop(Wrapped(), mean, tx_of(METHODS["FST"]), STEPS)
-    state = loop.init()
-    loop.evaluate(state, [batch(0)])
+    for evaluated in (True, False):
+        loop = s24.Loop(Wrapped(), mean, tx_of(METHODS["FST"]), STEPS)
+        state = loop.init()
+        if evaluated:
+            loop.evaluate(state, [batch(0)])
+        with warnings.catch_warnings(action="error"):
+            loop.advance(state, batch(0), 0)
+
+
+@pytest.mark.parametrize("method", [s24.methods.STE(), s24.methods.FST()])
+def test_a_model_that_is_a_layer_itself_runs(method):
+    model = s24.nn.Linear(d, d, method=method, rngs=nnx.Rngs(0))
+    loop = s24.Loop(model, lambda model, batch: model(batch["x"]).mean(), tx_of(method), STEPS)
     with warnings.catch_warnings(action="error"):
-        loop.advance(state, batch(0), 0)
+        loop.advance(loop.init(), batch(0), 0)
+
+
+SOFT = s24.methods.Activation24(soft_weights=True, dense_warmup=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "by_sparse"),
+    [
+        (s24.methods.STE(), [False, True, True]),
+        (s24.methods.FST(dense_fraction=0.5), [False, True, False]),
+        (s24.methods.Activation24(dense_warmup=2), [False, False, False]),
+        (SOFT, [False, False, True]),
+    ],
+    ids=["STE", "FST", "Activation24", "soft weights"],
+)
+def test_the_model_of_a_state_has_the_weights_that_its_last_step_multiplied(method, by_sparse):
+    loop = s24.Loop(ffn(method), loss, tx_of(method), STEPS)
+    state, found = loop.init(), [loop.model(loop.init()).up.sparse]
+    for step in range(STEPS):
+        state, _ = loop.advance(state, batch(step), step)
+        if step in (1, STEPS - 1):
+            found.append(loop.model(state).up.sparse)
+    assert found == by_sparse
+
+
+def test_soft_weights_of_a_block_are_merged_into_its_kernels():
+    loop = s24.Loop(ffn(SOFT), loss, tx_of(SOFT), STEPS)
+    state = loop.init()
+    for step in range(STEPS):
+        state, _ = loop.advance(state, batch(step), step)
+    model, x = loop.model(state), batch(0)["x"]
+    up, down = model.up, model.down
+    want = [
+        np.asarray(layer.state["scale"][...]) * s24.soft24(layer.kernel[...], axis)
+        for layer, axis in ((up, -2), (down, -1))
+    ]
+    s24.nn.merge_adapters(model)
+    for layer, kernel in zip((up, down), want, strict=True):
+        assert (kernel == 0).mean() >= 0.5 and not layer.sparse
+        np.testing.assert_allclose(layer.kernel[...], kernel, rtol=1e-5)
+    assert np.isfinite(model(x)).all()
 
 
 def test_a_finished_state_is_written_to_module_and_optimizer():
@@ -269,8 +321,8 @@ def test_a_finished_state_is_written_to_module_and_optimizer():
         np.testing.assert_array_equal(arrays(model)[path], value)
     x = batch(0)["x"]
     dense = nnx.merge(loop.view.graphdef(False), state["params"], state["sparse"])
-    np.testing.assert_array_equal(loop.model(state)(x), dense(x))
-    assert not np.array_equal(loop.model(state, sparse=True)(x), dense(x))
+    np.testing.assert_array_equal(loop.model(state, sparse=False)(x), dense(x))
+    assert not np.array_equal(loop.model(state)(x), dense(x))
 
 
 class Dropped(nnx.Module):

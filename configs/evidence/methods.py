@@ -3,7 +3,7 @@
 The size 124m has 110.1M parameters (experiments/ablations/ablation.py)."""
 
 import jax_sparse24 as s24
-from configs.venom import venom
+from configs.venom import RECIPE, venom
 from experiments.ablations.ablation import SIZES, Ablation, Size
 from experiments.ablations.verdicts import all_of, less, no_worse
 from experiments.config import Config
@@ -12,6 +12,7 @@ from experiments.config import Config
 def ablation(size: Size) -> Ablation:
     """Dense, half width, and the three methods; all end, and are compared, dense."""
     half = {"f": size.base.model.f // 2}
+    recipe = RECIPE if size.name in ("124m", "wide", "wide4096") else {}
     return Ablation(
         claim="At equal steps FST ends within 0.05 nats per token of dense training, Activation24 within "
         "0.02 and Venom within 0.05, and each ahead of a dense model of half the FFN width.",
@@ -23,7 +24,7 @@ def ablation(size: Size) -> Ablation:
             "half-width": size.arm(s24.methods.Dense(), half),
             "FST": size.arm(s24.methods.FST(decay=size.decay)),
             "Activation24": size.arm(s24.methods.Activation24(dense_warmup=size.warmup)),
-            "Venom": size.arm(venom(size)),
+            "Venom": size.arm(venom(size, **recipe)),
         },
         verdict=all_of(
             no_worse("FST", "dense", 0.05, metric="val_dense"),

@@ -1,7 +1,7 @@
 """FST, Activation24 and Venom given the time of dense training, at the speed of steps of wide layers."""
 
 import jax_sparse24 as s24
-from configs.venom import venom
+from configs.venom import RECIPE, venom
 from experiments.ablations.ablation import Ablation, Size
 from experiments.ablations.verdicts import all_of, no_worse
 
@@ -36,7 +36,7 @@ def ablation(size: Size) -> Ablation:
     methods = {
         "FST": s24.methods.FST(decay=size.decay),
         "Activation24": s24.methods.Activation24(dense_warmup=size.warmup),
-        "Venom": venom(size),
+        "Venom": venom(size, **(RECIPE if size.name == "wide" else {})),
     }
     steps = size.base.train.steps
     wide = size.name in SPEEDS

@@ -277,7 +277,7 @@ def second_bits(run: Run) -> float | None:
 
 
 def samples(study: Study) -> str:
-    """What the dense weights of each arm make of the prompts, with the lowest seed, as Markdown."""
+    """What each arm, as it ends, makes of the prompts, with the lowest seed, as Markdown."""
     parts = []
     for arm, runs in study.arms.items():
         for row in runs[min(runs)].rows.get("sample", []) if arm != REPLICATE else ():

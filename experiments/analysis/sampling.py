@@ -90,11 +90,11 @@ def generate(graphdef, params, sparse, prompt: bytes, **options) -> bytes:
 
 class Sampler:
     """Samples from the newest checkpoint of a run. sparse: with its sparse products and stored masks; None if
-    its weights are sparse to the end."""
+    its last step was by sparse weights."""
 
     def __init__(self, run: Path, sparse: bool | None = None):
-        self.config, program, _, self.state = load_state(run)
-        self.sparse = self.config.ends_sparse if sparse is None else sparse
+        self.config, program, step, self.state = load_state(run)
+        self.sparse = program.loop.by_sparse_weights(step) if sparse is None else sparse
         self.vocabulary, self.graphdef = rundir.vocabulary(run), program.graphdefs[self.sparse]
 
     def __call__(self, prompt: str, **options) -> Iterator[str]:

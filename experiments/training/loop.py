@@ -339,7 +339,7 @@ class Loop:
             marks = self._marks("loss") if phase.sparse else {}
             speeds = {"steps_per_s": rate, "tokens_per_s": tokens_per_s}
             more = {"mfu": share, "joules_per_step": joules}
-            speeds |= {name: value for name, value in more.items() if value}
+            speeds |= {name: value for name, value in more.items() if value is not None}
             said = f"{phase.name} (no language-model loss)" if marks else phase.name
             if logged:
                 self.writer.write("train", step, {**row, **speeds, **marks})
@@ -371,8 +371,7 @@ class Loop:
 
 def in_flight() -> int:
     """Steps that are dispatched before the oldest of them is waited for. While a window of text is read,
-    for 0.3 s, steps of 0.06 s are done sooner than the next ones are dispatched. A CPU does a step while it
-    is dispatched."""
+    for 0.3 s, steps of 0.06 s are done sooner than the next ones are dispatched. A CPU has no use for it."""
     return 1 if jax.default_backend() == "cpu" else IN_FLIGHT
 
 

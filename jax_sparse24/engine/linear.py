@@ -14,7 +14,7 @@ from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.fusions import product
 from jax_sparse24.engine.operand import Request
-from jax_sparse24.engine.plan import LINEAR
+from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -81,19 +81,24 @@ def over_tokens(dy_Tf, bias_f):
     return dy_Tf.sum(0, dtype=sums).astype(bias_f.dtype)
 
 
-def weight_in(product: str, w: jax.Array, method, state) -> jax.Array:
-    """The weight by which a product of `sparse_dot` multiplies: `w` made sparse by its method, with zeros.
+def weight_in(product: str, w: jax.Array, method, state, role: str = "w") -> jax.Array:
+    """The weight by which a product multiplies: `w` made sparse by its method, with zeros.
 
     product: "fwd" or "dgrad".
     w: (..., in, out).
     method: from `s24.methods`.
     state: of the method, by name.
+    role: the weight's name in the plan: "w" alone, "w1" or "w2" in an FFN.
 
     Returns: an array like w; w itself if the method leaves it dense in this product."""
-    row = method.linear_plan().row(product)
-    if row is None or row.operand != "w":
-        return w
-    return row.by(w, dict(LINEAR[product])["w"], Request(state, None, "reference"))
+    if role == "w":
+        plan, axes = method.linear_plan(), LINEAR[product]
+    else:
+        product = LINEAR_IN_FFN[role][product]
+        plan, axes = method.ffn_plan(), FFN[product]
+    row = plan.row(product)
+    by = None if row is None else row.by if row.operand == role else row.other
+    return w if by is None else by(w, dict(axes)[role], Request(state, None, "reference"))
 
 
 def sparse_dot(

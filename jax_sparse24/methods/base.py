@@ -119,9 +119,9 @@ class Method:
 
     @property
     def sparse_weights(self) -> bool:
-        """Whether a single layer's output is by a sparse weight, in sparse steps."""
-        row = self.linear_plan().row("fwd")
-        return row is not None and row.operand == "w"
+        """Whether, in sparse steps, the forward pass multiplies sparse weights."""
+        row = self.ffn_plan().row("F1")
+        return row is not None and row.operand == "w1"
 
     def init(self, w: jax.Array, role: str = "w") -> dict[str, jax.Array]:
         """The initial state of a weight.

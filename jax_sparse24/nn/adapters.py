@@ -34,7 +34,8 @@ def set_adapting(model: nnx.Module, adapting: bool) -> None:
 def merge_adapters(model: _Model) -> _Model:
     """Folds each layer's sparse weight and adapters into its kernel and makes the layer dense, in place.
 
-    Outputs do not change but for rounding. Afterwards the parameters are those of an ordinary linear layer.
+    Outputs do not change but for rounding, and where a method makes activations sparse, too. Afterwards the
+    parameters are those of an ordinary linear layer.
     The sparse weight is that of the layer's present state, so refresh first what is out of date. Adapters
     that are off (`set_adapting`) are left out. A method that makes no weight sparse in the forward pass
     leaves its kernel as it is. The state records the dense mode, as `s24.nn.set_sparse` does.
@@ -53,7 +54,7 @@ def merge_adapters(model: _Model) -> _Model:
     for layer in layers:
         weight = layer.weight
         if layer.active:
-            weight = weight_in("fwd", weight, layer.method, layer.method_state())
+            weight = weight_in("fwd", weight, layer.method, layer.method_state(), layer.role)
         if layer.adapted:
             weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
         layer.set_sparse(False)  # before the kernel moves, so that masks are due in another sparse phase

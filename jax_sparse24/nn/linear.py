@@ -49,10 +49,10 @@ RAN: ContextVar[set[str] | None] = ContextVar("RAN", default=None)
 
 
 @contextlib.contextmanager
-def noting(ran: set[str]):
+def noting(ran: set[str] | None):
     """Inside, the paths of sparse layers that run, or are traced, are added to a set.
 
-    ran: the set."""
+    ran: the set; None to note nothing."""
     before = RAN.set(ran)
     try:
         yield
@@ -276,6 +276,11 @@ class Linear(nnx.Module):
         return self.sparse and bool(self.method.ffn_plan().rows)
 
     @property
+    def trained_sparse(self) -> bool:
+        """Whether the layer, which has seen more than one step, multiplies a sparse weight in its mode."""
+        return self.active and self.method.sparse_weights and bool(self.step[...].any())
+
+    @property
     def ages(self) -> bool:
         """Whether the layer has state that the method refreshes."""
         return bool(self.method.refresh_every and self.state)
@@ -331,6 +336,7 @@ class Linear(nnx.Module):
         """What the method keeps for this layer.
 
         Returns: a dict of arrays, by name."""
+        self._note()
         return {name: value[...] for name, value in self.state.items()}
 
     def mask(self) -> jax.Array | None:
@@ -467,8 +473,7 @@ class Linear(nnx.Module):
         Under jit, where the state is not known, nothing is checked."""
         if not self.active:
             return
-        if (ran := RAN.get()) is not None:
-            ran.add(self.path)
+        self._note()
         self.check_mode()
         self.check_arranged()
         self.check_values()
@@ -486,6 +491,10 @@ class Linear(nnx.Module):
                 "another kernel: weights were loaded, or trained in dense mode, since they were computed. "
                 "Call s24.refresh(model) first."
             )
+
+    def _note(self) -> None:
+        if (ran := RAN.get()) is not None:
+            ran.add(self.path)
 
     def check_arranged(self, path: str = "") -> None:
         """Raises ValueError outside of jit if the method routes tokens, but the neurons have no order yet.

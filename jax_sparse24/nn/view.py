@@ -18,6 +18,9 @@ from jax_sparse24.nn.arrange import Move, arrange, new_order
 from jax_sparse24.nn.linear import DUE, SparseState, Statistic
 from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh, sparse_layers
 
+# Paths of the layers that ran, by the structure of models: JAX traces a function once for all of one.
+RAN_IN: dict[nnx.GraphDef, set[str]] = {}
+
 
 class View(Protocol):
     """What `s24.Loop` needs to know about a kind of model.
@@ -27,11 +30,14 @@ class View(Protocol):
 
     method: that whose phases and order of neurons the loop follows.
     methods: those of all sparse layers.
-    paths: of the sparse layers that the model has to call."""
+    paths: of the sparse layers that the model has to call.
+    ran: those of them that ran in a function that was traced, for this model or another one of its structure;
+        None for a model without layers."""
 
     method: Method
     methods: tuple[Method, ...]
     paths: tuple[str, ...] = ()
+    ran: set[str] | None = None
 
     def split(self) -> tuple[Any, Any]:
         """Takes the model apart.
@@ -148,7 +154,6 @@ class Modules(View):
         if any(other.router for other in self.methods if other != self.method):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
-        self.paths = tuple(self._methods)
         places = {(layer.sparse, layer.adapting): path for path, layer in reversed(found)}
         if len(places) > 1:
             one, other, *_ = places.values()
@@ -160,6 +165,8 @@ class Modules(View):
         self.module = module
         modes = [(sparse, adapters) for sparse in (False, True) for adapters in (False, True)]
         self._graphdefs = {mode: self._graphdef(found, *mode) for mode in modes}
+        self.paths = tuple(path for path, _ in found)
+        self.ran = RAN_IN.setdefault(self.graphdef(True), set())
         _, _, _, rest = nnx.split(module, nnx.Param, SparseState, ...)
         if kinds := {type(v).__name__ for _, v in nnx.to_flat_state(rest)}:
             raise ValueError(

@@ -82,7 +82,7 @@ def kept_like(masks):
 def test_the_code_of_the_page_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     (code,) = [code.text for code in pages.blocks(page) if code.title == "needs Equinox"]
-    fst = s24.methods.FST(refresh_every=4, dense_fraction=0)
+    fst = s24.methods.FST(refresh_every=4)
     scope = {
         "jax": jax,
         "jnp": jnp,

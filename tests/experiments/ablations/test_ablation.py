@@ -366,7 +366,7 @@ def test_limits_are_of_metrics():
 
 
 def test_the_evidence_has_the_recipe_of_venom_that_the_pilot_has_beside_it():
-    """At the size pilot Venom is as it was; larger sizes have what was ahead there, also at equal time."""
+    """At the size pilot Venom is as it was; larger sizes have what was ahead there."""
 
     def method(spec, arm):
         return ablations.load(f"configs/{spec}").ablation.arms[arm].method
@@ -374,6 +374,7 @@ def test_the_evidence_has_the_recipe_of_venom_that_the_pilot_has_beside_it():
     recipes = "evidence/venom_recipe.py:pilot"
     before, ahead = (method(recipes, arm) for arm in ("as it is", "smaller M, shorter"))
     assert method("evidence/methods.py:pilot", "Venom") == before != ahead
-    for spec in ("evidence/methods.py:124m", "evidence/methods.py:wide", "fst/equal_time.py:wide"):
+    equal_steps = [f"evidence/methods.py:{size}" for size in ("124m", "wide", "wide4096")]
+    for spec in (*equal_steps, "fst/equal_time.py:wide"):
         found = method(spec, "Venom")
         assert dataclasses.replace(found, dense_warmup=ahead.dense_warmup) == ahead
