@@ -224,6 +224,11 @@ class Config:
         return self.model.create(self.method, self.model.vocabulary or tokens.size, rngs=rngs)
 
     @property
+    def ends_sparse(self) -> bool:
+        """Whether the last steps are by sparse weights, which dense products of the kernels do not tell."""
+        return self.schedule.phases[-1].sparse and self.method.sparse_weights
+
+    @property
     def schedule(self) -> s24.Schedule:
         """The phases of the run: `train.dense_first`, then those of the method."""
         dense = round(self.train.dense_first * self.train.steps)

@@ -44,9 +44,10 @@ with a small vocabulary. Those of `wide` follow from the speed of these runs ([l
 }
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
-arm's seeds. *Behind dense*: paired by seed, hence no difference of these means where arms have other seeds;
-with the 95 % interval where there are seeds for one. *Of the second text*: bits per byte of text of another
-kind, at the end. *Sparse step*: time of a dense step / of a sparse one of the same run, or beside dense
+arm's seeds. *Bits per byte*, *of the second text* (text of another kind, at the end) and *behind dense* are
+of an arm as it ends, by sparse products where its weights are sparse to the end. *Behind dense* is paired by
+seed, hence no difference of these means where arms have other seeds; with the 95 % interval where there are
+seeds for one. *Sparse step*: time of a dense step / of a sparse one of the same run, or beside dense
 training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*: dense time / time
 of all steps, both in dense steps of their own run where it has any of one model, since GPUs of one host are
 not equally fast. *MFU*: what the products of the arm's model come to at its speed, each counted once and as

@@ -96,8 +96,8 @@ class Study:
         return [value(own[seed]) - value(first[seed]) for seed in own if seed in first]
 
     def gap(self, arm: str) -> Interval:
-        """Final loss with every product dense, less that of the reference, nats per token."""
-        return Interval.of(self.paired(arm, final("dense")))
+        """Loss of an arm as it ends, less that of the reference, nats per token."""
+        return Interval.of(self.paired(arm, last_loss))
 
     def run_speed(self, arm: str) -> Interval:
         """Seconds per step of the reference's run over those of the arm's, everything but measurements. A run
@@ -270,9 +270,19 @@ def final(kind: str):
     return lambda run: run.last("eval", kind)
 
 
+def as_it_ends(run: Run) -> str:
+    """The products with which a run ends: sparse where its weights are."""
+    return "sparse" if run.config.ends_sparse else "dense"
+
+
+def last_loss(run: Run) -> float:
+    """The last loss of a run as it ends, nats per token."""
+    return final(as_it_ends(run))(run)
+
+
 def second_bits(run: Run) -> float | None:
-    """Bits per byte of the second text at the end, every product dense; None where there is none."""
-    loss, size = (run.last("second", name) for name in ("dense", "bytes_per_token"))
+    """Bits per byte of the second text as a run ends; None where there is none."""
+    loss, size = (run.last("second", name) for name in (as_it_ends(run), "bytes_per_token"))
     return None if loss is None else bits_per_byte(loss, size)
 
 
@@ -345,7 +355,7 @@ def table(study: Study) -> str:
                 str(len(runs)),
                 str(some.config.train.steps),
                 f"{mean(final('dense')):.4f}",
-                f"{mean(lambda run: bits_per_byte(final('dense')(run), run.bytes_per_token)):.4f}",
+                f"{mean(lambda run: bits_per_byte(last_loss(run), run.bytes_per_token)):.4f}",
                 "-" if None in second else f"{np.mean(second):.4f}",
                 f"{mean(final('sparse')):.4f}",
                 "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),

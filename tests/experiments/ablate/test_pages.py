@@ -30,7 +30,8 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     study.main([str(copy), "--out", str(tmp_path / "page")])
     page = (tmp_path / "page/evidence.md").read_text()
     found = json.loads((out / "result.json").read_text())["metrics"]
-    losses = [[found[arm][seed]["val_dense"] for seed in "01"] for arm in ("ste", "dense")]
+    kinds = {"ste": "val_sparse", "dense": "val_dense"}  # each as it ends
+    losses = [[found[arm][seed][kind] for seed in "01"] for arm, kind in kinds.items()]
     gap = sum(ste - dense for ste, dense in zip(*losses, strict=True)) / 2
     side = "behind" if gap > 0 else "ahead of"
     assert f"ste ends {abs(gap):.3f} nats per token {side} dense training (2 seeds" in page

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import jax_sparse24 as s24
 from experiments import study
 from experiments.ablations import ablation, evidence
 from experiments.config import REPOSITORY
@@ -130,6 +131,18 @@ def test_sparse_steps_are_compared_with_the_dense_ones_of_their_run(tmp_path):
     study = evidence.read(folder)
     assert study.step_speeds("FST") == [1.5] and study.step_speeds("dense") == []
     assert "1.50x" in evidence.table(study)
+
+
+def test_an_arm_whose_weights_are_sparse_to_the_end_is_compared_by_sparse_products(pilot):
+    """Dense products of its kernels were never trained."""
+    run = next(iter(pilot.arms["FST"].values()))
+    last = {name: run.last("eval", name) for name in ("dense", "sparse")}
+    assert last["sparse"] > last["dense"] and evidence.last_loss(run) == last["dense"]
+    ste = dataclasses.replace(run, config=dataclasses.replace(run.config, method=s24.methods.STE()))
+    assert evidence.last_loss(ste) == last["sparse"] and evidence.second_bits(ste) > evidence.second_bits(run)
+    with_ste = dataclasses.replace(pilot, arms=pilot.arms | {"FST": {run.config.seed: ste}})
+    moved = with_ste.gap("FST").mean - pilot.gap("FST").mean
+    assert moved == pytest.approx(last["sparse"] - last["dense"])
 
 
 @pytest.mark.parametrize(("arm", "corrected"), [("FST", True), ("half-width", False)])
