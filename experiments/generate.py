@@ -45,8 +45,8 @@ def main(argv=None):
     parser.add_argument(
         "--sparse",
         action=argparse.BooleanOptionalAction,
-        help="use the sparse products with the run's stored masks, or dense ones (default: sparse where the "
-        "last step was by sparse weights)",
+        help="use the sparse products, with masks of the weights as they are, or dense ones (default: sparse "
+        "where the last step was by sparse weights)",
     )
     args = parser.parse_args(argv)
     require(args.tokens > 0, f"--tokens must be positive, got {args.tokens}.")

@@ -89,13 +89,17 @@ def generate(graphdef, params, sparse, prompt: bytes, **options) -> bytes:
 
 
 class Sampler:
-    """Samples from the newest checkpoint of a run. sparse: with its sparse products and stored masks; None if
-    its last step was by sparse weights."""
+    """Samples from the newest checkpoint of a run. sparse: with its sparse products, and masks of the weights
+    as they are, as in evaluations and exports; None if its last step was by sparse weights."""
 
     def __init__(self, run: Path, sparse: bool | None = None):
         self.config, program, step, self.state = load_state(run)
         self.sparse = program.loop.by_sparse_weights(step) if sparse is None else sparse
         self.vocabulary, self.graphdef = rundir.vocabulary(run), program.graphdefs[self.sparse]
+        if self.sparse:
+            params, own, at = (self.state[name] for name in ("params", "sparse", "step"))
+            refresh = partial(program.loop.view.refresh, sparse=True, due=True)
+            self.state = self.state | {"sparse": jax.jit(refresh)(params, own, at)}
 
     def __call__(self, prompt: str, **options) -> Iterator[str]:
         """Text that follows a prompt, in parts; bytes that are no UTF-8 become replacement characters.

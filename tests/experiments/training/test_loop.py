@@ -396,6 +396,20 @@ def _bytes(sampler, to_end: bool):
     return sampling.stream(sampler.graphdef, *state, b"abc", **options, to_end=to_end)
 
 
+def test_sparse_samples_are_by_masks_of_the_weights_as_they_are(finished, monkeypatch):
+    """As evaluations are, and not by those of the last refresh."""
+    *known, state = stored.load_state(finished)
+    older = jax.tree.map(lambda x: ~x if x.dtype == bool else x, state["sparse"])
+    monkeypatch.setattr(sampling, "load_state", lambda run: (*known, state | {"sparse": older}))
+    sampler = sampling.Sampler(finished, sparse=True)
+    params = dict(nnx.to_flat_state(sampler.state["params"]))
+    masks = {path: v[...] for path, v in nnx.to_flat_state(sampler.state["sparse"]) if path[-1] == "mask"}
+    assert len(masks) == 2
+    for path, mask in masks.items():
+        (kernel,) = (v[...] for at, v in params.items() if at == (*path[:-2], "kernel"))
+        np.testing.assert_array_equal(mask, s24.transposable_mask24(kernel))
+
+
 def test_greedy_generation_is_that_of_the_model_without_a_cache(finished):
     """Greedy bytes are the likeliest of the model without a cache."""
     config, program, _, state = stored.load_state(finished)
