@@ -31,7 +31,7 @@ HEAD = """Loss and time of the methods beside dense training, the longest runs f
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
 WIDE_RATES = f"{PROBES}/nvidia-h200_wide_rate_2026-11-27.md"
-PILOTS = {  # sizes that choose recipes, and what is said of their runs in place of a claim
+OF_PILOTS = {  # what is said of the runs of `evidence.PILOTS` in place of a claim
     "pilot": f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES})).
@@ -160,9 +160,9 @@ def section(study: evidence.Study, folder: Path) -> str:
     """The part of the page about a study, whose figures go into a folder."""
     parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
     drawn = figures().write(study, folder)
-    parts += [said] if study.name not in PILOTS and (said := evidence.claim(study)) else []
+    parts += [said] if not study.is_pilot and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
-    parts += [PILOTS[study.name]] if study.name in PILOTS else []
+    parts += [OF_PILOTS[study.name]] if study.is_pilot else []
     if said := evidence.samples(study):
         parts += ["### What they write", SAMPLES, said]
     return "\n\n".join(parts)

@@ -26,9 +26,8 @@ def ablation(size: Size) -> Ablation:
         found={
             "124m": "FST ends 0.024 nats per token behind dense training, one seed each, over two H200s "
             "each; after 459M tokens the gap was 0.020. With its own sparse products it stays 0.03 behind "
-            "from 300M tokens on, until its dense steps begin. Its whole run was 0.97 times as fast, which "
-            "says little: on its GPUs dense steps, too, ran at 0.92 of the speed of the other arm's, and "
-            "both arms waited for text, about a twelfth of their time.",
+            "from 300M tokens on, until its dense steps begin. Both arms waited for text, about a twelfth of "
+            "their time.",
         },
         differs="Source code, read four times, in place of OpenWebText; one seed at the size 124m.",
     )

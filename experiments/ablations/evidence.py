@@ -44,6 +44,7 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/evidence/controls.py",
     "configs/fst/equal_time.py",
 )
+PILOTS = ("pilot", "widepilot")  # sizes that choose recipes, and decide no claim
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (Paper("Venom", "arXiv 2602.06183", (1.4, 1.7)),)
 
@@ -64,6 +65,10 @@ class Study:
     devices: str
     built: dict[Path, Built]
     registered: dict | None = None
+
+    @property
+    def is_pilot(self) -> bool:
+        return self.name in PILOTS
 
     @property
     def equal_time(self) -> bool:
@@ -497,6 +502,8 @@ def claim(study: Study) -> str:
         "difference. "
         + ("One seed decides nothing, and shows no such deviation. " if seeds == 1 else "")
         + text.statement(found),
+        f"Expected before the runs: {(study.registered or {}).get('expects') or named.ablation.expects}",
+        *([f"Found: {named.found}"] if named.found else []),
     ]
     return "\n\n".join(parts)
 

@@ -227,6 +227,23 @@ def equal_time(recorded: list, here: str) -> str:
         f"\n\nWith as much time as dense training has, small models (d = {width}) end at: {losses}."
         f"\nThe claim that each ends at the loss of dense training or below: "
         f"[{result['verdict']}]({here}reproduction.md)."
+        + "".join(
+            f"\n{_at_equal_time(study, here)}"
+            for study in evidence.studies()
+            if study.equal_time and not study.is_pilot
+        )
+    )
+
+
+def _at_equal_time(study: evidence.Study, here: str) -> str:
+    """A sentence on the arms of a study that have the time of dense training."""
+    gaps = {arm: study.gap(arm) for arm in study.others}
+    seeds = " to ".join(map(str, sorted({gap.n for gap in gaps.values()})))
+    losses = ", ".join(f"`{arm}` {gap.mean:+.3f}" for arm, gap in gaps.items())
+    run = next(iter(study.arms[study.reference].values()))
+    return (
+        f"A model of {evidence.parameters(run) / 1e6:.0f}M parameters (d = {run.config.model.d}, {seeds} "
+        f"seed{'s' * (seeds != '1')}) ends at, in nats per token: {losses} ([evidence]({here}evidence.md))."
     )
 
 
