@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     def run(folder):
-        command = [sys.executable, "-m", "tests.engine.eight_devices"]
+        warned = ["-W", "error:Loop:UserWarning"]  # such as one of layers that the loss does not call
+        command = [sys.executable, *warned, "-m", "tests.engine.eight_devices"]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         options = {"cwd": Path(__file__).parents[2], "env": environment, "timeout": 600}
         done = subprocess.run(command, capture_output=True, text=True, **options)
