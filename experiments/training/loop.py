@@ -370,8 +370,9 @@ class Loop:
 
 
 def in_flight() -> int:
-    """Steps that are dispatched before the oldest of them is waited for. While a window of text is read,
-    for 0.3 s, steps of 0.06 s are done sooner than the next ones are dispatched. A CPU has no use for it."""
+    """Steps that are dispatched before the oldest of them is waited for. With one, steps of 0.06 s over two
+    GPUs were slower for the 0.3 s that reading a window of text takes: the next step, presumably, was
+    dispatched too late. A CPU has no use for more."""
     return 1 if jax.default_backend() == "cpu" else IN_FLIGHT
 
 
