@@ -225,8 +225,8 @@ class Config:
 
     @property
     def ends_sparse(self) -> bool:
-        """Whether the last steps are by sparse weights, which dense products of the kernels do not tell."""
-        return self.schedule.phases[-1].sparse and self.method.sparse_weights
+        """Whether the last step is by sparse weights, and the kernels alone are another model."""
+        return self.schedule.phase_at(self.train.steps - 1).sparse and self.method.sparse_weights
 
     @property
     def schedule(self) -> s24.Schedule:

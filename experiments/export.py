@@ -100,10 +100,7 @@ def main(argv=None):
     out = args.out or args.run / "export"
     shapes = write(args.run, out, step=args.step, weights=args.weights, dtype=args.dtype)
     described = json.loads((out / "config.json").read_text())
-    kind, weights = (
-        described["architectures"][0],
-        described.get("jax_sparse24", {"weights": "dense"})["weights"],
-    )
+    (kind,), weights = described["architectures"], described.get("jax_sparse24", {}).get("weights", "dense")
     print(f"{out}: {kind}, {len(shapes)} tensors, {weights} weights in {args.dtype}")
     print(f"Load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 

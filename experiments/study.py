@@ -45,13 +45,14 @@ with a small vocabulary. Those of `wide` follow from the speed of these runs ([l
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
 arm's seeds. *Bits per byte*, *of the second text* (text of another kind, at the end) and *behind dense* are
-of an arm as it ends, by sparse products where its weights are sparse to the end. *Behind dense* is paired by
-seed, hence no difference of these means where arms have other seeds; with the 95 % interval where there are
-seeds for one. *Sparse step*: time of a dense step / of a sparse one of the same run, or beside dense
-training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*: dense time / time
-of all steps, both in dense steps of their own run where it has any of one model, since GPUs of one host are
-not equally fast. *MFU*: what the products of the arm's model come to at its speed, each counted once and as
-dense, as a share of the peak of the GPU's dense products."""
+of the trained model: by sparse products where weights are sparse to the end, else by dense ones. *Behind
+dense* is paired by seed, hence no difference of these means where arms have other seeds; with the 95 %
+interval where there are seeds for one. *Sparse step*: time of a dense step / of a sparse one of the same run,
+or beside dense training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*:
+dense time / time of all steps; where both runs have dense steps of the same model, each time is divided by
+that of its own dense steps, since GPUs of one host are not equally fast. *MFU*: what the products of the
+arm's model come to at its speed, each counted once and as dense, as a share of the peak of the GPU's dense
+products."""
 TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
 (`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
@@ -94,7 +95,7 @@ run, which is asked as soon as it is prepared.
 Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
 `runs/pair/124m`, a run on another text is stopped before its first step.
 This page is made of records in `docs/evidence/SIZE`."""
-SAMPLES = "Continuations of prompts by the lowest seed as its run ends, the likeliest token each time."
+SAMPLES = "Continuations of prompts by the trained model of the lowest seed, the likeliest token each time."
 
 
 def how() -> str:

@@ -485,8 +485,11 @@ class Loop:
             for dense products, but where the last step was by sparse weights, as those of `STE` are to the
             end: dense products of their kernels would be another model.
 
-        Returns: what the loss gets."""
+        Returns: what the loss gets.
+        Raises: TypeError if `sparse` is None inside of jit, where the number of steps is not known."""
         if sparse is None:
+            if isinstance(state["step"], jax.core.Tracer):
+                raise TypeError("Loop.model: inside of jit say sparse=True or sparse=False, not None.")
             sparse = self.by_sparse_weights(int(state["step"]))
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)

@@ -290,6 +290,14 @@ def test_the_model_of_a_state_has_the_weights_that_its_last_step_multiplied(meth
     assert found == by_sparse
 
 
+def test_inside_of_jit_the_model_of_a_state_needs_its_mode():
+    loop = s24.Loop(ffn(SOFT), loss, tx_of(SOFT), STEPS)
+    x = batch(0)["x"]
+    assert jax.jit(lambda state: loop.model(state, sparse=True)(x))(loop.init()).shape == x.shape
+    with pytest.raises(TypeError, match=r"Loop\.model: inside of jit say sparse=True or sparse=False"):
+        jax.jit(lambda state: loop.model(state)(x))(loop.init())
+
+
 def test_soft_weights_of_a_block_are_merged_into_its_kernels():
     loop = s24.Loop(ffn(SOFT), loss, tx_of(SOFT), STEPS)
     state = loop.init()

@@ -101,12 +101,13 @@ class Study:
         return [value(own[seed]) - value(first[seed]) for seed in own if seed in first]
 
     def gap(self, arm: str) -> Interval:
-        """Loss of an arm as it ends, less that of the reference, nats per token."""
+        """Loss of an arm's trained model, less that of the reference, nats per token."""
         return Interval.of(self.paired(arm, last_loss))
 
     def run_speed(self, arm: str) -> Interval:
-        """Seconds per step of the reference's run over those of the arm's, everything but measurements. A run
-        that has dense steps of the same model counts in these: GPUs of one host differ by up to 8 %."""
+        """Seconds per step of the reference's run over those of the arm's, everything but measurements. Where
+        both have dense steps of one model, each is divided by the time of its own: GPUs of one host differ by
+        up to 8 %."""
 
         def ratio(first, run):
             dense = [np.median(found) for r in (first, run) if len(found := speeds(r, sparse=False))]
@@ -275,24 +276,24 @@ def final(kind: str):
     return lambda run: run.last("eval", kind)
 
 
-def as_it_ends(run: Run) -> str:
-    """The products with which a run ends: sparse where its weights are."""
+def trained_products(run: Run) -> str:
+    """The products of the trained model: sparse where its weights are sparse to the end, else dense."""
     return "sparse" if run.config.ends_sparse else "dense"
 
 
 def last_loss(run: Run) -> float:
-    """The last loss of a run as it ends, nats per token."""
-    return final(as_it_ends(run))(run)
+    """The last loss of the trained model, nats per token."""
+    return final(trained_products(run))(run)
 
 
 def second_bits(run: Run) -> float | None:
-    """Bits per byte of the second text as a run ends; None where there is none."""
-    loss, size = (run.last("second", name) for name in (as_it_ends(run), "bytes_per_token"))
+    """Bits per byte of the second text by the trained model; None where there is none."""
+    loss, size = (run.last("second", name) for name in (trained_products(run), "bytes_per_token"))
     return None if loss is None else bits_per_byte(loss, size)
 
 
 def samples(study: Study) -> str:
-    """What each arm, as it ends, makes of the prompts, with the lowest seed, as Markdown."""
+    """What the trained model of each arm makes of the prompts, with the lowest seed, as Markdown."""
     parts = []
     for arm, runs in study.arms.items():
         for row in runs[min(runs)].rows.get("sample", []) if arm != REPLICATE else ():

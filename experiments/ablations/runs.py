@@ -367,7 +367,7 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
 
 
 def write_samples(job: Job) -> None:
-    """Add to the rows of a finished run what its weights, as they end, make of `train.prompts`."""
+    """Add to the rows of a finished run what its trained model makes of `train.prompts`."""
     rows = job.rows
     if not job.config.train.prompts or any(row["kind"] == "sample" for row in rows):
         return

@@ -277,8 +277,12 @@ class Linear(nnx.Module):
 
     @property
     def trained_sparse(self) -> bool:
-        """Whether the layer, which has seen more than one step, multiplies a sparse weight in its mode."""
-        return self.active and self.method.sparse_weights and bool(self.step[...].any())
+        """Whether the layer multiplies a sparse weight in its present mode, and was trained: its last step is
+        not the first one, as far as that is known."""
+        if not (self.active and self.method.sparse_weights):
+            return False
+        step = self.step[...]
+        return isinstance(step, jax.core.Tracer) or bool(step.any())
 
     @property
     def ages(self) -> bool:
