@@ -145,8 +145,8 @@ def figures():
 
 
 def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
-    """The figure of all studies whose arms have equal steps; nothing without one."""
-    shown = [study for study in studies if not study.equal_time]
+    """The figure of what whole runs lose and gain, with its words; nothing without such runs."""
+    shown = evidence.of_whole_runs(studies)
     if not shown:
         return []
     name = figures().trade(shown, folder)
@@ -296,7 +296,10 @@ def main(argv=None):
         args.studies.append(folder)
     drawn = args.out / FIGURES
     studies = [evidence.read(*folders) for folders in by_name(args.studies).values()]
-    studies.sort(key=evidence.tokens_of_a_run, reverse=True)
+    # Of equally long runs, what has more of them comes first: main runs before their controls.
+    studies.sort(
+        key=lambda study: (evidence.tokens_of_a_run(study), sum(map(len, study.arms.values()))), reverse=True
+    )
     if studies:
         drawn.mkdir(parents=True, exist_ok=True)
     parts = ["# Evidence", *evidence.losing(studies), HEAD, *trade(studies, drawn)]

@@ -139,12 +139,15 @@ class Study:
 
     def apart(self, arm: str, value) -> list[float]:
         """The means of those runs of an arm whose times compare: the lowest, and the highest if there are
-        several.
+        several; [] where a run has no such number. Runs that are left out count where there are no others.
 
-        value: what makes the number of a Run."""
+        value: what makes the number of a Run, or None."""
+        runs, out = self.arms[arm], {label for labels in self.left_out.values() for label in labels}
         found = {}
-        for run in self.arms[arm].values():
+        for run in [run for seed, run in runs.items() if f"{arm}/{seed}" not in out] or runs.values():
             found.setdefault(self._comparing(run), []).append(value(run))
+        if any(None in values for values in found.values()):
+            return []
         means = [float(np.mean(values)) for values in found.values()]
         return sorted({min(means), max(means)})
 
@@ -165,14 +168,15 @@ class Study:
                     found.setdefault(why, []).append(f"{arm}/{seed}")
         return found
 
-    def mfu(self, arm: str) -> list[float] | None:
+    def mfu(self, arm: str) -> list[float]:
         """Of the same means: the share of the peak of the devices that the products of the arm's model take,
-        all of them counted as dense. None where the peak is not known."""
-        runs = self.arms[arm].values()
-        each = {run.out: share_per_token(run, list(self.built[run.out].devices)) for run in runs}
-        if None in each.values():
-            return None
-        return self.apart(arm, lambda run: each[run.out] * tokens_per_step(run) / pace(run))
+        all of them counted as dense. [] where the peak is not known."""
+
+        def share(run):
+            one = share_per_token(run, list(self.built[run.out].devices))
+            return one and one * tokens_per_step(run) / pace(run)
+
+        return self.apart(arm, share)
 
     def _timed(self, arm: str) -> list[tuple[Run, Run]]:
         """Each run of an arm after one of the reference whose time compares: of its seed, if there is one."""
@@ -231,6 +235,26 @@ def read(*folders: Path) -> Study:
 def studies() -> list[Study]:
     """Those whose records are in the repository, docs/evidence/SIZE."""
     return [read(folder) for folder in sorted((REPOSITORY / "docs/evidence").iterdir()) if folder.is_dir()]
+
+
+def unrepeated(studies: list[Study]) -> list[Study]:
+    """Each study without the arms whose runs an earlier one has, too, but with its reference."""
+    known, found = [], []
+    for study in studies:
+        own = {
+            arm: runs
+            for arm, runs in study.arms.items()
+            if arm == study.reference or any(run.rows not in known for run in runs.values())
+        }
+        known += [run.rows for runs in own.values() for run in runs.values()]
+        found.append(dataclasses.replace(study, arms=own))
+    return found
+
+
+def of_whole_runs(studies: list[Study]) -> list[Study]:
+    """The studies at equal steps of which an arm's loss and speed, both beside dense training, are known."""
+    equal = unrepeated([study for study in studies if not study.equal_time])
+    return [study for study in equal if any(study.run_speed(arm).n for arm in study.others)]
 
 
 def tokens_per_step(run: Run) -> int:
@@ -351,10 +375,9 @@ def table(study: Study) -> str:
     for arm, runs in study.arms.items():
         some = next(iter(runs.values()))
         mean = lambda value, runs=runs: float(np.mean([value(run) for run in runs.values()]))  # noqa: E731
-        energy = [joules_per_token(run) for run in runs.values()]
         memory = [peak for run in runs.values() if (peak := run.last("eval", "peak_bytes"))]
         second = [second_bits(run) for run in runs.values()]
-        shares = study.mfu(arm)
+        energy = study.apart(arm, joules_per_token)
         lines.append(
             [
                 arm,
@@ -368,10 +391,8 @@ def table(study: Study) -> str:
                 " to ".join(dict.fromkeys(f"{step:.2f}x" for step in study.step_speeds(arm))) or "-",
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
-                "-" if shares is None else " to ".join(f"{share:.1%}" for share in shares),
-                "not measured"
-                if None in energy
-                else " to ".join(f"{1e3 * one:.2f}" for one in study.apart(arm, joules_per_token)),
+                " to ".join(f"{share:.1%}" for share in study.mfu(arm)) or "-",
+                " to ".join(f"{1e3 * one:.2f}" for one in energy) or "not measured",
                 f"{max(memory) / 1e9:.1f}" if memory else "not measured",
             ]
         )
@@ -403,7 +424,8 @@ def about(study: Study) -> str:
             verb, whose = ("are", "Their") if sum(map(len, left_out.values())) > 1 else ("is", "Its")
             names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
             said.append(
-                f"Left out {verb} {names}. {whose} speed and energy in the table compare with no others."
+                f"Left out {verb} {names}. {whose} speed and energy compare with no others, and are in the "
+                "table only where an arm has no other run."
             )
         if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
             said.append(f"The figure over minutes lacks {_listed(lacking)}.")

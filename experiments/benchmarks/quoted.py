@@ -172,13 +172,13 @@ and range of seeds, of small models in short runs.{models}{equal_time(recorded, 
 
 def of_whole_runs(here: str) -> str:
     """The plot of what whole runs lose and gain, with its sentences; nothing without their records."""
-    shown = studies_at_equal_steps()
+    shown = evidence.of_whole_runs(evidence.studies())
     if not shown:
         return ""
     shown.sort(key=evidence.tokens_of_a_run, reverse=True)
     said = "; ".join(evidence.brief(study) for study in shown)
     alt = f"Whole runs: nats per token behind dense training against the speed of the run. {said}"
-    devices = " and ".join(sorted({study.devices for study in shown}))
+    devices = " and ".join(sorted({one for study in shown for one in study.devices.split(" or ")}))
     models = "; ".join(_model_of(study) for study in shown)
     fewer = [
         f"the speed of `{arm}` at `{study.name}` is that of {speed.n} of {study.gap(arm).n} runs"
@@ -198,7 +198,7 @@ beside it.
 
 
 def studies_at_equal_steps() -> list[evidence.Study]:
-    return [study for study in evidence.studies() if not study.equal_time]
+    return evidence.unrepeated([study for study in evidence.studies() if not study.equal_time])
 
 
 def _model_of(study: evidence.Study) -> str:
@@ -341,7 +341,7 @@ def of_studies(here: str) -> str:
     for study in studies_at_equal_steps():
         config = next(iter(study.arms[study.reference].values())).config
         tokens = config.train.steps * config.data.batch * config.data.seq
-        gaps = {method: study.gap(method) for method in METHODS if method in study.arms}
+        gaps = {arm: study.gap(arm) for arm in study.others if study.is_sparse(arm)}
         losses = (f"`{m}` {gap.mean:+.3f} ({gap.n} seed{'s' * (gap.n != 1)})" for m, gap in gaps.items())
         sentences.append(
             f"In nats per token, with d = {config.model.d}, {config.model.layers} blocks and "
