@@ -157,7 +157,7 @@ def first(results: dict, recorded: list, here: str) -> str:
         )
         lines.append([f"`{method}`", sparse, *cells, loss])
     old = any(stored.is_old(there[m]) for there in places.values() for m in METHODS if m in there)
-    blocks = ", ".join(sorted({str(layers) for layers, *_ in places}))
+    blocks = " or ".join(map(str, sorted({layers for layers, *_ in places})))
     plot = f"bench-{hardware(suites)['name']}-lead.png"
     models = loss_models(recorded)
     table, older = rows.table([*header, "loss at equal steps"], lines), " (* older)" if old else ""

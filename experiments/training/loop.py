@@ -6,7 +6,6 @@ import hashlib
 import math
 import statistics
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +37,6 @@ from experiments.training.processes import first_process_first, wait_for_all
 from experiments.training.start import check_start, initial_state
 from experiments.training.step import Program
 
-IN_FLIGHT = 4  # steps that a GPU has still to do before the oldest of them is waited for
 SPEEDS = 5  # rows of speed, from the first on, whose median must reach train.least_speed
 
 
@@ -205,7 +203,7 @@ class Loop:
         peak = speed.peak(config)
         self.share_per_token = peak and speed.flops_per_token(config) / peak  # of a second of all devices
         self.rate = learning_rate(config.optim, config.train.steps)
-        self.pending, self.in_flight = deque(), in_flight()  # steps that were dispatched and are to be logged
+        self.pending = None  # the step just dispatched, logged after the next one is dispatched
         self.unlogged, self.speeds = 0, []
 
     def run(self, start: int, state):
@@ -242,9 +240,8 @@ class Loop:
                     self._first(state, tokens)
             batch = self.program.batch(tokens)
             state, metrics = self.program.step(phase.sparse, phase.adapters)(state, batch)
-            self.pending.append((step, phase, metrics, tokens))
-            while len(self.pending) > self.in_flight:
-                self._log(*self.pending.popleft())
+            previous, self.pending = self.pending, (step, phase, metrics, tokens)
+            self._log(previous)
             done = step + 1
             if watched:
                 self._flush()
@@ -315,15 +312,18 @@ class Loop:
         return self.leak(state["params"], state["sparse"], self.evaluator.batches)
 
     def _flush(self):
-        while self.pending:
-            self._log(*self.pending.popleft())
+        self._log(self.pending)
+        self.pending = None
 
     def _marks(self, loss: str) -> dict:
         """What a row says of a sparse loss that may depend on later tokens."""
         return {} if self.config.method.causal else {"no_language_model_loss": [loss]}
 
-    def _log(self, step: int, phase, metrics: dict, tokens: np.ndarray):
+    def _log(self, item):
         """Wait for a dispatched step and record it; a loss that is not finite ends the run."""
+        if item is None:
+            return
+        step, phase, metrics, tokens = item
         loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
         self.unlogged += 1
         finite = math.isfinite(loss)
@@ -367,13 +367,6 @@ class Loop:
             "(nvidia-smi) and which options cost time (model.remat, model.scan, model.attention), or lower "
             "--train.least_speed, and start it anew.",
         )
-
-
-def in_flight() -> int:
-    """Steps that are dispatched before the oldest of them is waited for. With one, steps of 0.06 s over two
-    GPUs were slower for the 0.3 s that reading a window of text takes: the next step, presumably, was
-    dispatched too late. A CPU has no use for more."""
-    return 1 if jax.default_backend() == "cpu" else IN_FLIGHT
 
 
 def fingerprint(batches) -> str:
