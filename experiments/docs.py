@@ -54,8 +54,8 @@ The first line that fits is the answer.
 6. Less compute without any sparsity will do: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA,
    arXiv 2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat
    these: in [runs of the size `124m`](evidence.md) (the shape of GPT-2's 124M, and 110.1M parameters, since
-   the vocabulary has 32768 tokens and not 50257) `FST` did, by little and in more time, and in a short one
-   `Venom` did not."""
+   the vocabulary has 32768 tokens and not 50257) `FST` did, by little and in more time, and `Venom`
+   did not."""
 DECISION = """\
 Whole training steps, dense time / time with the method, and what a run pays for it. Above 1 is faster. A step
 that is s times as fast leaves time for s times as many steps, and these have to win back the loss at equal
