@@ -286,8 +286,9 @@ class Ablation:
 
 
 def folder_of(arm: str) -> str:
-    """The name of an arm as that of a folder."""
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in arm)
+    """The name of an arm as that of a folder: `+ slorb` is in slorb, as a command would take --slorb for an
+    option."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in arm).lstrip("-")
 
 
 def _known(what: str, name: str, names):
