@@ -75,9 +75,16 @@ class Job:
 
     @property
     def stored(self) -> dict | None:
-        """What its record holds, where the run was made on another machine; else None."""
-        begun = (self.out / "config.json").exists()
-        return records.read(self.record) if self.record.exists() and not begun else None
+        """What its record holds, where the run was made on another machine; else None. A start that it had
+        in the folder of its ablation there is the one that it has here."""
+        if not self.record.exists() or (self.out / "config.json").exists():
+            return None
+        content = records.read(self.record)
+        train = content["config"].train
+        if self.needs and Path(train.start_from).parts[-2:] == self.needs.out.parts[-2:]:
+            train = dataclasses.replace(train, start_from=str(self.needs.out))
+            content["config"] = dataclasses.replace(content["config"], train=train)
+        return content
 
     @property
     def rows(self) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -136,6 +137,14 @@ def test_retraining_of_a_trained_and_of_an_imported_model(
     rows = [json.loads(line) for line in (out / "ast/seed0/metrics.jsonl").read_text().splitlines()]
     assert rows[1]["kind"] == "event" and rows[1]["first"]["dense_loss"] > 0
     assert f"All arms start from {result['pretrained']}" in (out / "report.md").read_text()
+    copied = tmp_path / "another machine"  # with records alone, which name the folder where they started
+    for file in (out / "statement.json", *out.glob("*/seed0.json")):
+        place = copied / file.relative_to(out)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
+    assert status == 0, said
+    assert json.loads((copied / "result.json").read_text())["metrics"] == result["metrics"]
     ((path, recorded),) = reproduction.recorded(elsewhere / "reproduction")
     assert "_cpu_pretrained_" in path.name
     page = reproduction.page([(path, recorded)])
