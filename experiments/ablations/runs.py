@@ -27,7 +27,7 @@ from experiments.analysis.runs import Run, read_run
 from experiments.analysis.sampling import Sampler
 from experiments.config import REPOSITORY, Config
 from experiments.data.batches import Corpus
-from experiments.errors import require
+from experiments.errors import UserError, require
 from experiments.training import rundir
 from experiments.training.environment import git, tree
 from experiments.training.loop import Diverged, train
@@ -225,6 +225,12 @@ def check_folder(jobs, out: Path, resume: bool):
                 "since their arms would see different schedules. Different:\n  "
                 + "\n  ".join(changed)
                 + "\nGive another --out.",
+            )
+        start = job.needs
+        if not job.done and start and start.done and not start.out.is_dir():
+            raise UserError(
+                f"{job.name} is still to be trained and starts from {start.label}, of which this machine has "
+                f"the record alone. Train it where {start.label} was trained, and put its record here."
             )
 
 

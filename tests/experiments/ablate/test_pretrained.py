@@ -145,6 +145,9 @@ def test_retraining_of_a_trained_and_of_an_imported_model(
     status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
     assert status == 0, said
     assert json.loads((copied / "result.json").read_text())["metrics"] == result["metrics"]
+    (copied / "named/seed0.json").unlink()
+    status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
+    assert status == 2 and "named/0 is still to be trained and starts from dense/0, of which this" in said
     ((path, recorded),) = reproduction.recorded(elsewhere / "reproduction")
     assert "_cpu_pretrained_" in path.name
     page = reproduction.page([(path, recorded)])
