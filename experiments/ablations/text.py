@@ -135,8 +135,8 @@ def noise(result: dict) -> str:
     named = [m for m in dict.fromkeys(f["metric"] for f in result["findings"]) if m in result["noise"]]
     words = ", ".join(f"{m} {result['noise'][m]:.2g}" for m in named)
     return (
-        f"Replicate of {result['replicates']}, {runs} seeds: paired differences that rounding alone makes "
-        f"have a standard deviation of: {words}."
+        f"Replicate of {result['replicates']}, {runs} seed{'s' * (runs != 1)}: paired differences that "
+        f"rounding alone makes have a standard deviation of: {words}."
     )
 
 
