@@ -101,6 +101,7 @@ class Loop:
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
         self._steps: dict[tuple[bool, bool], Callable] = {}
         self._refreshes: dict[frozenset[Method], Callable] = {}
+        self._number: tuple[Any, int] = (None, 0)  # of the state that `advance` returned last
 
     # ---- what a step consists of
 
@@ -118,19 +119,35 @@ class Loop:
         batch: a pytree of arrays, whose leading axis is that of the examples.
         step: number of the step, an int: that of the state, known to the host without waiting for a device.
 
-        Returns: the new state and a dict of float32 scalars: "loss"; "grad_norm"; and "predicted", the change
-            of the loss that the update makes to first order.
-        Raises: ValueError for a step outside the schedule, or a batch that `accumulate` does not divide."""
+        Returns: the new state and a dict of scalars: "loss"; "grad_norm"; and "predicted", the change of the
+            loss that the update makes to first order.
+        Raises: ValueError for a step outside the schedule or of another number than the state's, or a batch
+            that `accumulate` does not divide; TypeError for a batch of no arrays, or a loss that returns no
+            scalar."""
+        batch = self.micro_batches(batch)
+        self._check_step(state, step)
         state, phase = self.prepare(state, step)
         run = self._steps.get((phase.sparse, phase.adapters))
         if run is None:
             run = self._steps[phase.sparse, phase.adapters] = self.jit(
                 self.pure_step(phase.sparse, phase.adapters)
             )
-        state, metrics = run(state, self.micro_batches(batch))
+        state, metrics = run(state, batch)
+        self._number = state["step"], step + 1
         if self.debug:
             self.check(state, step)
         return state, metrics
+
+    def _check_step(self, state: State, step: int) -> None:
+        """Of a state that `advance` has just returned the number is known without waiting for a device."""
+        array, number = self._number
+        if state["step"] is not array:
+            number = int(state["step"])
+        if step != number:
+            raise ValueError(
+                f"Loop: step {step} is not that of the state, which has made {number} steps. Advance with "
+                f"step={number}, in order: phases, masks and noise follow this number."
+            )
 
     def prepare(self, state: State, step: int) -> tuple[State, Phase]:
         """Does what is due before a step on the host, and says in which phase the step is.
@@ -257,12 +274,18 @@ class Loop:
 
             def objective(params, seen):
                 model = view.model(params, view.join(seen, noise), sparse, adapters)
-                if not sparse or view.ran is None:
-                    return self.loss(model, batch, **extra)
-                with noting(view.ran):
+                watched = sparse and view.ran is not None
+                with noting(view.ran) if watched else nullcontext():
                     loss = self.loss(model, batch, **extra)
-                self._warn_of_idle_layers()
-                return loss
+                if watched:
+                    self._warn_of_idle_layers()
+                if not isinstance(loss, jax.Array | float) or jnp.shape(loss) != ():
+                    kind = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
+                    raise TypeError(
+                        f"Loop: loss must return a scalar, got {kind}. Give the mean; what is measured "
+                        "besides, compute in another function."
+                    )
+                return jnp.asarray(loss).astype(jnp.promote_types(jnp.result_type(loss), jnp.float32))
 
             return jax.value_and_grad(objective, (0, 1))(params, seen)
 
@@ -275,7 +298,7 @@ class Loop:
                 return jax.tree.map(jnp.add, total, loss_and_grad(state, params, own, *part)), None
 
             seen, _ = view.statistics(own)
-            zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, (params, seen)))
+            zero = (jnp.zeros((), jnp.result_type(float)), jax.tree.map(jnp.zeros_like, (params, seen)))
             total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
             return jax.tree.map(lambda x: x / parts, total)
 
@@ -339,9 +362,15 @@ class Loop:
         batch: a pytree of arrays (examples, ...).
 
         Returns: the batch with arrays (accumulate, examples / accumulate, ...).
-        Raises: ValueError if their number does not divide the examples."""
+        Raises: TypeError for a batch without arrays, or with something else; ValueError if the number of
+            micro-batches does not divide the examples."""
 
-        def split(x):
+        def split(path, x):
+            if not isinstance(x, jax.Array | np.ndarray) or not x.ndim:
+                raise TypeError(
+                    "Loop: a batch is a pytree of arrays with a leading axis of examples, but "
+                    f"batch{jax.tree_util.keystr(path)} is {x!r}. Leave out of it what is none."
+                )
             if x.shape[0] % self.accumulate:
                 raise ValueError(
                     f"Loop: a batch of {x.shape[0]} examples does not split into "
@@ -353,7 +382,9 @@ class Loop:
                 return x.reshape(shape)
             return jnp.reshape(x, shape, out_sharding=PartitionSpec(None, *there.spec))
 
-        return jax.tree.map(split, batch)
+        if not jax.tree.leaves(batch):
+            raise TypeError(f"Loop: a batch is a pytree of arrays, got {batch!r}, which has none.")
+        return jax.tree_util.tree_map_with_path(split, batch)
 
     # ---- evaluation, checkpoints, the finished model
 
@@ -363,10 +394,19 @@ class Loop:
         The state stays as it is. The sparse loss is no language model's where `method.causal` is False.
 
         state: as in `advance`.
-        batches: an iterable of batches.
+        batches: an iterable of batches, at least one.
         loss: as in `Loop`; None for the loss that is trained with.
 
-        Returns: {"dense": float, "sparse": float}."""
+        Returns: {"dense": float, "sparse": float}.
+        Raises: TypeError for one batch in place of several, ValueError for none."""
+        if isinstance(batches, jax.Array | np.ndarray | dict):
+            kind = type(batches).__name__
+            raise TypeError(
+                f"Loop.evaluate: batches must be an iterable of batches, such as [batch], got a {kind}."
+            )
+        batches = list(batches)
+        if not batches:
+            raise ValueError("Loop.evaluate: batches must hold at least one batch, got none.")
         loss = loss or self.loss
         if (found := self._evaluations.get(loss)) is None:
 
@@ -380,7 +420,6 @@ class Loop:
                     return loss(model, batch, **extra)
 
             found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
-        batches = list(batches)
         values = {name: [found(name == "sparse", state, b) for b in batches] for name in ("dense", "sparse")}
         return {name: float(np.mean(jax.device_get(v))) for name, v in values.items()}
 
@@ -408,6 +447,13 @@ class Loop:
                     f"Loop: state{name} of the checkpoint is {found}; this loop needs "
                     f"{like.dtype} {like.shape}. Restore into loop.init(), of the same model and optimiser."
                 )
+        if more := [
+            name for name in there if name not in where and name.startswith(tuple(f"['{n}']" for n in OWN))
+        ]:
+            raise ValueError(
+                f"Loop: the checkpoint has state{more[0]}{f' and {len(more) - 1} more' * (len(more) > 1)}, "
+                "which this loop has not. Restore into loop.init(), of the same model, method and optimiser."
+            )
         step = int(state["step"])
         if not 0 <= step <= self.schedule.total_steps:
             raise ValueError(

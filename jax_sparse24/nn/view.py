@@ -15,7 +15,7 @@ from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.arrange import Move, arrange, new_order
-from jax_sparse24.nn.linear import DUE, SparseState, Statistic
+from jax_sparse24.nn.linear import DUE, Linear, SparseState, Statistic
 from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh, sparse_layers
 
 # Paths of the layers that ran, by the structure of models: JAX traces a function once for all of one.
@@ -154,6 +154,8 @@ class Modules(View):
         if any(other.router for other in self.methods if other != self.method):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
+        layers = [".".join(map(str, path)) for path, m in nnx.iter_modules(module) if isinstance(m, Linear)]
+        self._dense = set(layers) - set(self._methods)
         places = {(layer.sparse, layer.adapting): path for path, layer in reversed(found)}
         if len(places) > 1:
             one, other, *_ = places.values()
@@ -228,8 +230,8 @@ class Modules(View):
         return params, own, moves
 
     def entries(self, own, name):
-        found = nnx.to_flat_state(own)
-        return {".".join(map(str, path[:-1])): v[...] for path, v in found if path[-1] == name}
+        found = {".".join(map(str, path[:-1])): v for path, v in nnx.to_flat_state(own) if path[-1] == name}
+        return {path: v[...] for path, v in found.items() if path not in self._dense}
 
     def method_of(self, path):
         return self._methods[path]
