@@ -289,7 +289,8 @@ def main(argv=None):
     resume = launch.resume and started(out)
     result = train(launch.config, out, resume=resume, show=launch.progress, begins=begins)
     if not result.finished:
-        again = shlex.join(["python", "-m", "experiments.launch", "--resume", str(out)])
+        again = ["python", "-m", "experiments.launch", "--resume", str(out)]
+        again = shlex.join(again if launch.tune else [*again, "--no-tune"])
         print(f"Stopped and saved at step {result.step}. Continue with: {again}")
         sys.exit(STOPPED)
     if not result.losses:

@@ -50,10 +50,12 @@ dense* is paired by seed, hence no difference of these means where arms have oth
 interval where there are seeds for one. *Sparse step*: time of a dense step / of a sparse one of the same run,
 or beside dense training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*:
 dense time / time of all steps; where both runs have dense steps of the same model, each time is divided by
-that of its own dense steps, since GPUs of one host are not equally fast. *MFU*: what the products of the
+that of its dense steps at the numbers at which the arm is dense, since GPUs of one host are not equally fast.
+*As timed*: without this division. *MFU*: what the products of the
 arm's model come to at its speed, each counted once and as dense, as a share of the peak of the GPU's dense
 products."""
-TRADE = """Below 0 and right of 1 sparsity wins. Papers state of themselves, in their abstracts: similar
+TRADE = """Below 0 and right of 1 sparsity wins. Runs at equal time have no place here.
+Papers state of themselves, in their abstracts: similar
 convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
 (`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
 to 1.7 times as fast (`Venom`, arXiv 2602.06183). No abstract has a loss in nats, so that no paper has a
@@ -302,7 +304,13 @@ def main(argv=None):
     )
     if studies:
         drawn.mkdir(parents=True, exist_ok=True)
-    parts = ["# Evidence", *evidence.losing(studies), HEAD, *trade(studies, drawn)]
+    parts = [
+        "# Evidence",
+        *evidence.losing(studies),
+        *evidence.at_equal_time(studies),
+        HEAD,
+        *trade(studies, drawn),
+    ]
     parts += [said] if (said := evidence.over_tokens(studies)) else []
     parts += [
         *(section(study, drawn) for study in studies),

@@ -265,7 +265,8 @@ class Loop:
         sparse, adapters: of the phase.
 
         Returns: `(state, batch) -> (state, metrics)`, where arrays of the batch have a leading axis of
-            micro-batches. It computes masks only of a method that does so in every step."""
+            micro-batches. It computes masks only of a method that does so in every step.
+        Raises: TypeError, as the function is traced, for a loss that returns no scalar."""
         view = self.view
 
         def loss_and_grad(state, params, own, batch, index):

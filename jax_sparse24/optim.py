@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -197,10 +198,18 @@ def for_method(
     b1, b2, weight_decay, mask: as in `optax.adamw`; `mask` says which parameters have weight decay.
 
     Returns: an optax transformation.
-    Raises: TypeError if `method` is none or `steps` no int, ValueError for fewer steps than one."""
+    Raises: TypeError if `method` is none, `steps` no int, or `learning_rate` neither a number nor a schedule;
+        ValueError for fewer steps than one, or a rate that is negative or not finite."""
     if not isinstance(method, Method):
         raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
     check_size("for_method", "steps", steps)
+    if not callable(learning_rate) and not isinstance(learning_rate, jax.core.Tracer):
+        if not isinstance(learning_rate, float | int | np.number | np.ndarray | jax.Array):
+            raise TypeError(
+                f"for_method: learning_rate must be a number or an optax schedule, got {learning_rate!r}."
+            )
+        if not 0 <= float(learning_rate) < math.inf:
+            raise ValueError(f"for_method: learning_rate={learning_rate} must be finite and at least 0.")
     training = method.training(steps)
     first = [] if clip is None else [optax.clip_by_global_norm(clip)]
     betas, decoupled = {"b1": b1, "b2": b2}, {"weight_decay": weight_decay, "mask": mask}

@@ -114,7 +114,12 @@ def due(
         (`s24.nn.arrange`), every `method.router.arrange_every` steps.
 
     Returns: a bool; a traced one for a traced step, if the method has a period.
-    Raises: ValueError for a step that is negative or no int, or another `what`."""
+    Raises: TypeError for a method that is not called, such as FST for FST(); ValueError for a step that is
+        negative or no int, or another `what`."""
+    if isinstance(method, type):
+        raise TypeError(
+            f"due: method must be one of s24.methods, such as FST(), got the class {method.__name__}."
+        )
     if what not in ("refresh", "arrange"):
         raise ValueError(f"due: what={what!r} is unknown; use 'refresh' or 'arrange'.")
     traced = isinstance(step, jax.core.Tracer)

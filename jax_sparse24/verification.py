@@ -115,6 +115,9 @@ def _of_layer(layer: Linear, estimates: dict, in_block: bool) -> Iterator[tuple[
         yield False, str(error).removeprefix("Linear: ")
     yield from _age(layer)
     weights, lead = layer.weight, layer.weight.shape[:-2]
+    if lost := int((~jnp.isfinite(weights)).sum()):
+        yield False, f"{lost} of its weights are NaN or Inf, so that their matrix keeps its masks as they are"
+        return
     for index in np.ndindex(lead):
         w = weights[index]
         state = {name: value[index] for name, value in layer.method_state().items()}

@@ -416,3 +416,104 @@ def test_layers_of_several_methods():
     assert ages == {"up": 3, "down": 4}
     mask = s24.transposable_mask24(kernels[4])
     np.testing.assert_array_equal(state["sparse"]["down"]["state"]["mask"][...], mask)
+
+
+def test_a_step_of_another_number_than_the_state_is_refused():
+    """Of a state of its own, of one that was copied, and of a checkpoint; nothing is donated before."""
+    method = s24.methods.FST(refresh_every=3)
+    loop = loop_of(method)
+    state = loop.init()
+    with pytest.raises(ValueError, match=r"step 1 is not that of the state, which has made 0 steps.*step=0"):
+        loop.advance(state, batch(0), 1)
+    state, _ = loop.advance(state, batch(0), 0)
+    other = jax.tree.map(jnp.copy, state)
+    for wrong in (0, 2, 5):
+        with pytest.raises(ValueError, match=f"step {wrong} is not that of the state"):
+            loop.advance(state, batch(1), wrong)
+        with pytest.raises(ValueError, match=f"step {wrong} is not that of the state"):
+            loop_of(method).advance(other, batch(1), wrong)
+    (state, _), (again, _) = loop.advance(state, batch(1), 1), loop_of(method).advance(other, batch(1), 1)
+    jax.tree.map(np.testing.assert_array_equal, arrays(state["params"]), arrays(again["params"]))
+
+
+def test_the_number_of_a_state_is_known_without_waiting_for_it(monkeypatch):
+    loop = loop_of(s24.methods.FST(refresh_every=3))
+    state, _ = loop.advance(loop.init(), batch(0), 0)
+    asked = []
+    monkeypatch.setattr(type(state["step"]), "__int__", lambda self: asked.append(1) or self.item())
+    for step in (1, 2, 3):
+        state, _ = loop.advance(state, batch(step), step)
+    assert not asked
+
+
+def test_debug_leaves_layers_alone_that_are_dense_by_their_method():
+    class Two(nnx.Module):
+        def __init__(self):
+            self.q = s24.nn.Linear(d, d, method=s24.methods.Dense(), rngs=nnx.Rngs(0))
+            self.ffn = ffn(s24.methods.FST(refresh_every=3))
+
+        def __call__(self, x):
+            return self.ffn(self.q(x))
+
+    loop = s24.Loop(Two(), loss, optax.adam(1e-3), STEPS, debug=True)
+    state = loop.init()
+    for step in range(4):
+        state, _ = loop.advance(state, batch(step), step)
+    loop.restore(state)
+
+
+def test_a_state_with_more_than_the_loop_has_is_refused():
+    state = loop_of(s24.methods.FST()).init()
+    with pytest.raises(
+        ValueError, match=r"the checkpoint has state\['(opt|sparse)'\].* more, which this loop"
+    ):
+        s24.Loop(ffn(s24.methods.STE()), loss, optax.sgd(1e-2), STEPS).restore(state)
+    own = loop_of(s24.methods.FST())
+    assert own.restore({**state, "ema": jnp.zeros(3)})["ema"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, "which has none"),
+        (None, "which has none"),
+        ({"x": jnp.zeros((4, d)), "t": 1.0}, r"batch\['t'\] is 1.0"),
+    ],
+)
+def test_a_batch_is_arrays(wrong, words):
+    loop = loop_of(s24.methods.FST())
+    with pytest.raises(TypeError, match=words):
+        loop.advance(loop.init(), wrong, 0)
+
+
+def test_a_loss_with_more_than_a_scalar_is_refused():
+    loop = s24.Loop(ffn(s24.methods.FST()), lambda m, b: (loss(m, b), 1), optax.sgd(1e-2), STEPS)
+    with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
+        loop.advance(loop.init(), batch(0), 0)
+    loop = s24.Loop(ffn(s24.methods.FST()), lambda m, b: m(b["x"]), optax.sgd(1e-2), STEPS)
+    with pytest.raises(TypeError, match=r"loss must return a scalar, got shape \(32, 16\)"):
+        loop.advance(loop.init(), batch(0), 0)
+
+
+def test_evaluations_take_batches():
+    loop = loop_of(s24.methods.FST())
+    state = loop.init()
+    for wrong in (batch(0), batch(0)["x"]):
+        with pytest.raises(TypeError, match=r"batches must be an iterable of batches, such as \[batch\]"):
+            loop.evaluate(state, wrong)
+    with pytest.raises(ValueError, match="at least one batch, got none"):
+        loop.evaluate(state, [])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_micro_batches_of_a_loss_of_another_dtype(dtype):
+    """Losses are summed in float32, or in the default type of floats where that is wider."""
+    with jax.enable_x64(dtype == "float64"):
+        options = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype)}
+        made = [s24.nn.FFN(d, f, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options) for _ in range(2)]
+        x = {name: value.astype(dtype) for name, value in batch(0).items()}
+        losses = []
+        for module, parts in zip(made, (1, 2), strict=True):
+            loop = s24.Loop(module, loss, optax.sgd(1e-2), STEPS, accumulate=parts)
+            losses.append(float(loop.advance(loop.init(), x, 0)[1]["loss"]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2 if dtype == "bfloat16" else 1e-12)

@@ -287,3 +287,20 @@ def test_masks_that_do_not_fit_are_refused(name):
 def test_moments_that_cannot_be(field, value):
     with pytest.raises(ValueError, match=rf"adam_masked_decay: {field}="):
         s24.optim.adam_masked_decay(0.1, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("rate", "error"), [(-1e-3, ValueError), (float("nan"), ValueError), ("a", TypeError), (None, TypeError)]
+)
+def test_learning_rates_are_refused_where_they_are_written(rate, error):
+    with pytest.raises(error, match="for_method: learning_rate"):
+        s24.optim.for_method(s24.methods.FST(), rate, 10)
+
+
+def test_learning_rates_may_be_arrays_schedules_and_traced():
+    for rate in (0, jnp.float32(1e-3), np.float64(1e-3), optax.constant_schedule(1e-3)):
+        s24.optim.for_method(s24.methods.FST(), rate, 10)
+    injected = optax.inject_hyperparams(
+        lambda learning_rate: s24.optim.for_method(s24.methods.FST(), learning_rate, 9)
+    )
+    jax.jit(injected(1e-3).init)({"w": jnp.ones((4, 4))})

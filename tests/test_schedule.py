@@ -109,3 +109,17 @@ def test_layers_refresh_when_it_is_due(monkeypatch):
     np.testing.assert_array_equal(layer.mask(), before)
     s24.refresh(layer, 3)
     assert asked == [2, 3] and (np.asarray(layer.mask()) != before).any()
+
+
+def test_methods_are_called_and_have_a_step():
+    with pytest.raises(
+        TypeError, match=r"due: method must be one of s24.methods, such as FST\(\), got the class FST"
+    ):
+        s24.due(s24.methods.FST, 0)
+    with pytest.raises(ValueError, match="total_steps"):
+        s24.methods.STE().schedule(0)
+
+
+def test_what_draws_parameters_is_named():
+    with pytest.raises(TypeError, match=r"rngs must be nnx.Rngs, such as nnx.Rngs\(0\), got 0"):
+        s24.nn.FFN(8, 8, method=s24.methods.FST(), rngs=0)

@@ -135,3 +135,12 @@ def test_what_has_no_sparse_layer_says_so():
         s24.verify(3)
     with pytest.raises(ValueError, match="verify: this Linear has 0 sparse layers"):
         s24.verify(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+
+
+def test_weights_that_are_no_numbers_are_found_though_masks_leave_them_out():
+    model = s24.nn.FFN(16, 32, method=s24.methods.FST(), rngs=nnx.Rngs(0))
+    place = tuple(jnp.argwhere(~s24.nn.masks(model)["up"]["kernel"])[0].tolist())
+    model.up.kernel[...] = model.up.kernel[...].at[place].set(jnp.nan)
+    s24.refresh(model)
+    with pytest.raises(ValueError, match="up: WRONG: 1 of its weights are NaN or Inf"):
+        s24.verify(model)

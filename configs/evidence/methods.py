@@ -42,8 +42,8 @@ def ablation(size: Size) -> Ablation:
         found={
             "124m": "Activation24 costs nothing, and FST 0.020 nats, less than expected, as does half the "
             "width (0.024). Venom costs 0.037: what was expected before the runs, 0.04 to 0.08, was of "
-            "larger blocks and more sparse steps; of the recipe that it has, 0.03 to 0.05 was. Three seeds "
-            "do not decide whether FST or half the width costs less.",
+            "larger blocks and more sparse steps than its recipe has. Three seeds do not decide whether FST "
+            "or half the width costs less.",
         },
         differs="The text is source code and not OpenWebText or DCLM; 459M tokens at the size 124m, where "
         "the papers have 10B to 300B.",

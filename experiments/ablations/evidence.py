@@ -104,14 +104,15 @@ class Study:
         """Loss of an arm's trained model, less that of the reference, nats per token."""
         return Interval.of(self.paired(arm, last_loss))
 
-    def run_speed(self, arm: str) -> Interval:
-        """Seconds per step of the reference's run over those of the arm's, everything but measurements. Where
-        both have dense steps of one model, each is divided by the time of its own: GPUs of one host differ by
-        up to 8 %."""
+    def run_speed(self, arm: str, corrected: bool = True) -> Interval:
+        """Seconds per step of the reference's run over those of the arm's, everything but measurements.
+
+        corrected: whether each is divided by the time of its own dense steps, where both have some of one
+            model, those with numbers at which the arm is dense: GPUs of one host differ by up to 8 %."""
 
         def ratio(first, run):
-            dense = [np.median(found) for r in (first, run) if len(found := speeds(r, sparse=False))]
-            alike = len(dense) == 2 and run.config.model == first.config.model
+            dense = [np.median(found) for r in (first, run) if len(found := speeds(r, False, run))]
+            alike = corrected and len(dense) == 2 and run.config.model == first.config.model
             return float(pace(first) / pace(run) * (dense[0] / dense[1] if alike else 1))
 
         return Interval.of([ratio(first, run) for first, run in self._timed(arm)])
@@ -205,7 +206,7 @@ class Study:
         if not unchanged:
             return "as all runs beside had files that differed from the commit"
         nearest = min((own.unlike(other) for other in unchanged), key=len)
-        return f"of {' and '.join(nearest)} than the unchanged runs beside"
+        return f"of {' and '.join(nearest)} than the runs beside"
 
 
 def read(*folders: Path) -> Study:
@@ -272,10 +273,13 @@ def parameters(run: Run) -> int | None:
     return next((row["first"]["parameters"] for row in run.rows["event"] if "first" in row), None)
 
 
-def speeds(run: Run, sparse: bool) -> np.ndarray:
-    """Steps per second of the rows that have them, of sparse phases or of dense ones."""
+def speeds(run: Run, sparse: bool, of: Run | None = None) -> np.ndarray:
+    """Steps per second of the rows that have them, of sparse phases or of dense ones.
+
+    of: the run whose phases these are; None for `run`."""
     at, values = run.column("train", "steps_per_s")
-    inside = [any(b <= step < e and phase.sparse == sparse for b, e, phase in run.phases) for step in at]
+    phases = (of or run).phases
+    inside = [any(b <= step < e and phase.sparse == sparse for b, e, phase in phases) for step in at]
     return np.asarray(values)[np.asarray(inside, bool)]
 
 
@@ -370,7 +374,7 @@ def table(study: Study) -> str:
     """A line per arm."""
     header = ["arm", "seeds", "steps", "loss, dense", "bits per byte", "of the second text"]
     header += ["loss, sparse", "behind dense"]
-    header += ["sparse step", "whole run", "tokens/s", "MFU", "mJ per token", "memory, GB"]
+    header += ["sparse step", "whole run", "as timed", "tokens/s", "MFU", "mJ per token", "memory, GB"]
     lines = [header]
     for arm, runs in study.arms.items():
         some = next(iter(runs.values()))
@@ -390,6 +394,9 @@ def table(study: Study) -> str:
                 "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
                 " to ".join(dict.fromkeys(f"{step:.2f}x" for step in study.step_speeds(arm))) or "-",
                 "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
+                "-"
+                if arm == study.reference
+                else interval(study.run_speed(arm, corrected=False), ".2f", "x"),
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 " to ".join(f"{share:.1%}" for share in study.mfu(arm)) or "-",
                 " to ".join(f"{1e3 * one:.2f}" for one in energy) or "not measured",
@@ -424,8 +431,8 @@ def about(study: Study) -> str:
             verb, whose = ("are", "Their") if sum(map(len, left_out.values())) > 1 else ("is", "Its")
             names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
             said.append(
-                f"Left out {verb} {names}. {whose} speed and energy compare with no others, and are in the "
-                "table only where an arm has no other run."
+                f"Left out {verb} {names}. {whose} speed and energy are compared with no others, and stand "
+                "in the table only where an arm has no other run."
             )
         if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
             said.append(f"The figure over minutes lacks {_listed(lacking)}.")
@@ -446,7 +453,7 @@ def summary(study: Study) -> str:
         side = "behind" if gap.mean > 0 else "ahead of"
         seeds = f"{gap.n} seed{'s' * (gap.n != 1)}"
         sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
-        fewer = f" ({speed.n} of them)" if 0 < speed.n < gap.n else ""
+        fewer = f" (of {speed.n} seed{'s' * (speed.n != 1)})" if 0 < speed.n < gap.n else ""
         said.append(
             f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
             + ("" if speed.mean is None else f", its {what} {speed.mean:.2f} times as fast{fewer}")
@@ -520,9 +527,10 @@ def claim(study: Study) -> str:
         f"{named.ablation.claim} ({named.ablation.source}.)",
         f"**{text.verdict(found)}**",
         text.findings(found),
-        f"With three seeds, and corrected for {count} comparison{'s' * (count != 1)}, an effect is found in "
-        f"80 % of repetitions if it is {three:.1f} times as large as the standard deviation of its paired "
-        "difference. "
+        f"With three seeds, and corrected for {count} comparison{'s' * (count != 1)}, an effect has to be "
+        f"{three:.1f} times as large as the standard deviation of its paired difference to be found in 80 % "
+        "of repetitions. "
+        + ("" if REPLICATE in study.arms else "No replicate was run: the noise floor is not measured. ")
         + ("One seed decides nothing, and shows no such deviation. " if seeds == 1 else "")
         + text.statement(found),
         f"Expected before the runs: {(study.registered or {}).get('expects') or named.ablation.expects}",
@@ -545,6 +553,32 @@ def _claim_of(study: Study) -> Named | None:
     return next(iter([*stated, *fitting]), None)
 
 
+def at_equal_time(studies: list[Study]) -> list[str]:
+    """A sentence for each study with as much time, and not as many steps, as dense training has, but pilots:
+    which arms end behind it, which ahead, and of which that is not decided."""
+    found = []
+    for study in studies:
+        sides: dict[str, list[str]] = {}
+        for arm in study.others if study.equal_time and not study.is_pilot else ():
+            gap = study.gap(arm)
+            if gap.mean is None:
+                continue
+            if gap.low is None:
+                side = "of one seed"
+            elif gap.low <= 0 <= gap.high:
+                side = "undecided"
+            else:
+                side = "behind it" if gap.mean > 0 else "ahead of it"
+            sides.setdefault(side, []).append(f"{arm} {gap.mean:+.3f}")
+        if sides:
+            ends = "; ".join(f"{side}: {', '.join(arms)}" for side, arms in sorted(sides.items()))
+            found.append(
+                f"At the size `{study.name}`, where each method has the time of dense training, arms end, in "
+                f"nats per token, {ends}."
+            )
+    return found
+
+
 def losing(studies: list[Study]) -> list[str]:
     """Sentences about the studies in which no arm with sparse steps pays; none if there are none."""
     names: dict[tuple[str, bool], list[str]] = {}
@@ -552,10 +586,11 @@ def losing(studies: list[Study]) -> list[str]:
         sparse = [arm for arm in study.others if study.is_sparse(arm)]
         if study.equal_time and not all(map(study.is_longer, sparse)):
             continue
-        gaps, speeds = [study.gap(arm) for arm in sparse], [study.run_speed(arm).mean for arm in sparse]
-        if not sparse or None in [*speeds, *(gap.mean for gap in gaps)]:
+        gaps, ratios = [study.gap(arm) for arm in sparse], [study.run_speed(arm).mean for arm in sparse]
+        if not sparse or None in [*ratios, *(gap.mean for gap in gaps)]:
             continue
-        faster = not study.equal_time and max(speeds) >= CLEARLY
+        timed = [study.run_speed(arm, corrected=False).mean for arm in sparse]
+        faster = not study.equal_time and max(map(min, ratios, timed)) >= CLEARLY
         # By how much one seed alone must be ahead to be so clearly is not known.
         if faster or any(gap.mean <= 0 and (gap.high is None or gap.high < 0) for gap in gaps):
             continue

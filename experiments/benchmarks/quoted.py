@@ -164,7 +164,9 @@ def first(results: dict, recorded: list, here: str) -> str:
     return f"""{table}
 
 Whole training steps of {blocks} blocks on an {name} in {DTYPE}, everything counted: time of the fastest dense
-program over the method's, with the 95 % interval{older}. Loss: nats per byte above dense training, mean
+program over the method's, with the 95 % interval{older}. These models read bytes: with tens of thousands of
+tokens more of a step lies outside of the FFNs, and steps gain less ([evidence]({here}evidence.md)).
+Loss: nats per byte above dense training, mean
 and range of seeds, of small models in short runs.{models}{equal_time(recorded, here)}
 
 {of_whole_runs(here)}![Speed-up of blocks and of whole steps on an {name}]({here}images/{plot})"""
@@ -181,12 +183,14 @@ def of_whole_runs(here: str) -> str:
     devices = " and ".join(sorted({one for study in shown for one in study.devices.split(" or ")}))
     models = "; ".join(_model_of(study) for study in shown)
     fewer = [
-        f"the speed of `{arm}` at `{study.name}` is that of {speed.n} of {study.gap(arm).n} runs"
+        f"`{arm}` at `{study.name}`, {speed.n} of {study.gap(arm).n}"
         for study in shown
         for arm, speed in ((arm, study.run_speed(arm)) for arm in study.others)
         if 0 < speed.n < study.gap(arm).n
     ]
-    speeds = f" Times that compare with no dense run's are left out: {', '.join(fewer)}." if fewer else ""
+    speeds = (
+        f" Speeds are of the runs whose code is that of a dense run: {', '.join(fewer)}." if fewer else ""
+    )
     named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
@@ -224,7 +228,8 @@ def equal_time(recorded: list, here: str) -> str:
     width = result["config"]["model"]["d"]
     losses = ", ".join(f"`{method}` {change.mean:+.3f}" for method, change in found.items())
     return (
-        f"\n\nWith as much time as dense training has, small models (d = {width}) end at: {losses}."
+        f"\n\nWith the steps for which dense training would leave time at the speeds of d = 4096, small "
+        f"models (d = {width}) end at: {losses}."
         f"\nThe claim that each ends at the loss of dense training or below: "
         f"[{result['verdict']}]({here}reproduction.md)."
         + "".join(
@@ -239,11 +244,12 @@ def _at_equal_time(study: evidence.Study, here: str) -> str:
     """A sentence on the arms of a study that have the time of dense training."""
     gaps = {arm: study.gap(arm) for arm in study.others}
     seeds = " to ".join(map(str, sorted({gap.n for gap in gaps.values()})))
-    losses = ", ".join(f"`{arm}` {gap.mean:+.3f}" for arm, gap in gaps.items())
+    losses = ", ".join(f"`{arm}` {evidence.interval(gap, '+.3f')}" for arm, gap in gaps.items())
     run = next(iter(study.arms[study.reference].values()))
     return (
-        f"A model of {evidence.parameters(run) / 1e6:.0f}M parameters (d = {run.config.model.d}, {seeds} "
-        f"seed{'s' * (seeds != '1')}) ends at, in nats per token: {losses} ([evidence]({here}evidence.md))."
+        f"With the time of dense training a model of {evidence.parameters(run) / 1e6:.0f}M parameters (d = "
+        f"{run.config.model.d}, {seeds} seed{'s' * (seeds != '1')}) ends at, in nats per token, with 95 % "
+        f"intervals: {losses} ([evidence]({here}evidence.md))."
     )
 
 
@@ -354,13 +360,19 @@ def without_loss(results: dict, recorded: list) -> str:
     """A sentence that names the widths of whole steps at which no loss was measured."""
     widths = {d for suites in gpus(results).values() for _, _, d, _ in of_methods(suites, "train-step")}
     widths -= {result["config"]["model"]["d"] for _, result in recorded}
-    for study in studies_at_equal_steps():
-        widths -= {run.config.model.d for seeds in study.arms.values() for run in seeds.values()}
-    return (
-        f"No loss was measured at equal steps at d = {' or '.join(map(str, sorted(widths)))}."
-        if widths
-        else ""
+    timed = set()
+    for study in evidence.studies():
+        found = {run.config.model.d for seeds in study.arms.values() for run in seeds.values()}
+        timed |= found & widths if study.equal_time else set()
+        widths -= found
+    said = (
+        [f"At d = {' or '.join(map(str, sorted(timed)))} losses were measured at equal time."]
+        if timed
+        else []
     )
+    if widths:
+        said.append(f"No loss was measured at d = {' or '.join(map(str, sorted(widths)))}.")
+    return " ".join(said)
 
 
 def blocks(results: dict, recorded: list, here: str) -> str:

@@ -234,7 +234,7 @@ class Method:
         Returns: a `Schedule` of `total_steps` steps.
         Raises: TypeError or ValueError if `total_steps` is no positive int, or leaves a phase of the method
             without a step."""
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         return Schedule((Phase("train", total_steps, sparse=bool(self.ffn_plan().rows)),))
 
 

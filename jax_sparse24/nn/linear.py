@@ -183,6 +183,8 @@ class Linear(nnx.Module):
         kernel_metadata = {**sharding.metadata(self.axes), **kernel_metadata}
         bias_metadata = {**sharding.metadata(self.axes and self.axes[1:]), **bias_metadata}
         shape = in_features, out_features
+        if not isinstance(rngs, nnx.Rngs):
+            raise TypeError(f"Linear: rngs must be nnx.Rngs, such as nnx.Rngs(0), got {rngs!r}.")
         self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **kernel_metadata)
         bias = bias_init(rngs.params(), shape[1:], param_dtype) if use_bias else None
         self.bias = nnx.Param(bias, **bias_metadata) if use_bias else None

@@ -80,7 +80,9 @@ def test_no_loss_is_missing_at_a_width_that_a_study_has():
     studied = {run.config.model.d for study in studies for run in study.arms["dense"].values()}
     sentence = quoted.without_loss(results, recorded)
     widths = {int(d) for d in re.findall(r"\d+", sentence)}
-    assert 768 in studied and sentence.startswith("No loss was measured at equal steps at d = ")
+    assert 768 in studied and sentence == (
+        "At d = 2048 losses were measured at equal time. No loss was measured at d = 4096."
+    )
     assert not studied & widths and widths <= {2048, 4096}
     assert all(f"with d = {d}, " in quoted.of_studies("") for d in studied)
 
