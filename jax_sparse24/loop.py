@@ -108,9 +108,18 @@ class Loop:
     def init(self) -> State:
         """Makes the state before the first step.
 
-        Returns: the state, with copies of the model's arrays."""
+        Returns: the state, with copies of the model's arrays.
+        Raises: ValueError for `s24.optim.step_adamw` in a schedule that begins sparse."""
         params, sparse = self.view.split()
-        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": self.tx.init(params)}
+        opt = self.tx.init(params)
+        if self.schedule.phases[0].sparse and optax.tree.get(opt, "settled") is not None:
+            name = type(self.method).__name__
+            raise ValueError(
+                "Loop: tx holds s24.optim.step_adamw, whose second moment is that of a dense phase before "
+                "the sparse one, but this schedule begins sparse. For the method of the layers use "
+                f"s24.optim.for_method({name}(), ...)."
+            )
+        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
 
     def advance(self, state: State, batch: Any, step: int) -> tuple[State, dict[str, jax.Array]]:
         """One optimiser step, with all that is due before it. The state is donated: use what is returned.

@@ -517,3 +517,10 @@ def test_micro_batches_of_a_loss_of_another_dtype(dtype):
             loop = s24.Loop(module, loss, optax.sgd(1e-2), STEPS, accumulate=parts)
             losses.append(float(loop.advance(loop.init(), x, 0)[1]["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-2 if dtype == "bfloat16" else 1e-12)
+
+
+def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
+    tx = s24.optim.for_method(s24.methods.STEP(), 1e-3, STEPS)
+    with pytest.raises(ValueError, match=r"begins sparse.* use s24.optim.for_method\(FST\(\), ...\)"):
+        s24.Loop(ffn(s24.methods.FST()), loss, tx, STEPS).init()
+    s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()

@@ -53,9 +53,11 @@ def _losses(study: Study, over: str, path: Path) -> str:
         axes.set_ylabel("bits per byte")
     whole.set(xlim=(0, last))
     causal = all(one.all() for own in curves.values() for _, _, one in own)
+    seeds = sorted({run.config.seed for runs in shown.values() for run in runs})
+    of = f"seed {seeds[0]}" if len(seeds) == 1 else "mean and range of seeds"
     whole.set_title(
         f"{study.name}: validation loss by the products, dense or sparse, of that step,\n"
-        f"mean and range of seeds{'' if causal else '; dotted: not causal'}"
+        f"{of}{'' if causal else '; dotted: not causal'}"
     )
     whole.tick_params(labelbottom=False)
     end.set(xlim=((1 - END) * last, last), xlabel=UNITS[over])
