@@ -41,7 +41,7 @@ The first line that fits is the answer.
    decay to tune, or `SLoPe` if masks must not move. `SRSTE`, `STEP` and `STE` are there to compare with.
 2. You train on a GPU, and the model is narrower than d = 2048, or the GPU is older than Ampere: **stay
    dense**. Steps are hardly faster, as the table shows (below d = 2048 only d = 768 was measured),
-   and the loss is higher, but with `Activation24`.
+   and the loss is higher, except with `Activation24`.
 3. What counts is the loss at equal steps, or the last thousandth of a nat: **stay dense**.
 4. A dense model is to be trained faster, and its feed-forward blocks have gates, or another activation than
    squared ReLU: `FST`.
@@ -55,8 +55,8 @@ The first line that fits is the answer.
 6. Less compute without any sparsity will do: low-rank layers, `s24.nn.LowRank` and `LowRankFFN` (CoLA,
    arXiv 2502.10940), `model.rank` in the launcher; or a narrower FFN, `model.f`. A sparse method has to beat
    these: in [runs of the size `124m`](evidence.md) (the shape of GPT-2's 124M, and 110.1M parameters, since
-   the vocabulary has 32768 tokens and not 50257) `Activation24` did in loss and not in time,
-   whether `FST` did in loss is not decided, and `Venom` did not."""
+   the vocabulary has 32768 tokens and not 50257) `Activation24` did in loss and not in time;
+   of `FST` and `Venom` that is not decided."""
 DECISION = """\
 Whole training steps, dense time / time with the method, and what a run pays for it. Above 1 is faster. A step
 that is s times as fast leaves time for s times as many steps, and these have to win back the loss at equal

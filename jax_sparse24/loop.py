@@ -19,7 +19,7 @@ from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
 from jax_sparse24.nn.view import View, view_of
-from jax_sparse24.optim import permute_moments, settled
+from jax_sparse24.optim import StepAdamState, permute_moments, settled
 from jax_sparse24.patterns import check_flag, check_size
 from jax_sparse24.schedule import Phase, Schedule, due
 
@@ -112,12 +112,13 @@ class Loop:
         Raises: ValueError for `s24.optim.step_adamw` in a schedule that begins sparse."""
         params, sparse = self.view.split()
         opt = self.tx.init(params)
-        if self.schedule.phases[0].sparse and optax.tree.get(opt, "settled") is not None:
+        frozen = any(map(_is_frozen, jax.tree.leaves(opt, is_leaf=_is_frozen)))
+        if self.schedule.phases[0].sparse and frozen:
             name = type(self.method).__name__
             raise ValueError(
                 "Loop: tx holds s24.optim.step_adamw, whose second moment is that of a dense phase before "
-                "the sparse one, but this schedule begins sparse. For the method of the layers use "
-                f"s24.optim.for_method({name}(), ...)."
+                "the sparse one, but this schedule begins sparse. Take both from the method of the layers: "
+                f"{name}().schedule(steps) and s24.optim.for_method({name}(), ...)."
             )
         return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
 
@@ -150,6 +151,8 @@ class Loop:
     def _check_step(self, state: State, step: int) -> None:
         """Of a state that `advance` has just returned the number is known without waiting for a device."""
         array, number = self._number
+        if isinstance(state["step"], jax.core.Tracer):
+            return
         if state["step"] is not array:
             number = int(state["step"])
         if step != number:
@@ -289,12 +292,7 @@ class Loop:
                     loss = self.loss(model, batch, **extra)
                 if watched:
                     self._warn_of_idle_layers()
-                if not isinstance(loss, jax.Array | float) or jnp.shape(loss) != ():
-                    kind = f"shape {loss.shape}" if isinstance(loss, jax.Array) else type(loss).__name__
-                    raise TypeError(
-                        f"Loop: loss must return a scalar, got {kind}. Give the mean; what is measured "
-                        "besides, compute in another function."
-                    )
+                _check_scalar(loss)
                 return jnp.asarray(loss).astype(jnp.promote_types(jnp.result_type(loss), jnp.float32))
 
             return jax.value_and_grad(objective, (0, 1))(params, seen)
@@ -408,7 +406,8 @@ class Loop:
         loss: as in `Loop`; None for the loss that is trained with.
 
         Returns: {"dense": float, "sparse": float}.
-        Raises: TypeError for one batch in place of several, ValueError for none."""
+        Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
+            scalar; ValueError for no batch."""
         if isinstance(batches, jax.Array | np.ndarray | dict):
             kind = type(batches).__name__
             raise TypeError(
@@ -427,7 +426,9 @@ class Loop:
                 extra = {name: value for name, value in state.items() if name not in OWN}
                 model = self.view.model(state["params"], own, sparse, True)
                 with noting(self.view.ran) if loss is self.loss else nullcontext():
-                    return loss(model, batch, **extra)
+                    value = loss(model, batch, **extra)
+                _check_scalar(value)
+                return value
 
             found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
         values = {name: [found(name == "sparse", state, b) for b in batches] for name in ("dense", "sparse")}
@@ -585,6 +586,20 @@ def _dot(a, b):
 def _names(axes) -> tuple[str, ...]:
     """The mesh axes of one entry of a `PartitionSpec`."""
     return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def _is_frozen(x) -> bool:
+    return isinstance(x, StepAdamState)
+
+
+def _check_scalar(loss) -> None:
+    """TypeError for what is no scalar."""
+    if not isinstance(loss, jax.Array | float | np.number) or jnp.shape(loss) != ():
+        kind = f"shape {loss.shape}" if isinstance(loss, jax.Array | np.ndarray) else type(loss).__name__
+        raise TypeError(
+            f"Loop: loss must return a scalar, got {kind}. Give the mean; what is measured besides, compute "
+            "in another function."
+        )
 
 
 def _dividing(shape, spec: PartitionSpec, mesh) -> PartitionSpec:

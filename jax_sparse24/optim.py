@@ -16,6 +16,8 @@ from jax_sparse24.patterns import check_size
 
 _MISSING = object()
 
+NUMBERS = (float, int, np.number, np.ndarray, jax.Array)  # of a learning rate, if they have no shape
+
 
 def _check_rate(op: str, rate) -> None:
     if not callable(rate) and not (is_number(rate) and rate >= 0):
@@ -204,7 +206,13 @@ def for_method(
         raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
     check_size("for_method", "steps", steps)
     if not callable(learning_rate) and not isinstance(learning_rate, jax.core.Tracer):
-        if not isinstance(learning_rate, float | int | np.number | np.ndarray | jax.Array):
+        kind = jnp.result_type(learning_rate) if isinstance(learning_rate, NUMBERS) else None
+        if (
+            kind is None
+            or jnp.shape(learning_rate)
+            or not jnp.issubdtype(kind, np.number)
+            or kind.kind == "c"
+        ):
             raise TypeError(
                 f"for_method: learning_rate must be a number or an optax schedule, got {learning_rate!r}."
             )

@@ -115,13 +115,14 @@ def _of_layer(layer: Linear, estimates: dict, in_block: bool) -> Iterator[tuple[
         yield False, str(error).removeprefix("Linear: ")
     yield from _age(layer)
     weights, lead = layer.weight, layer.weight.shape[:-2]
-    if lost := int((~jnp.isfinite(weights)).sum()):
-        yield False, f"{lost} of its weights are NaN or Inf, so that their matrix keeps its masks as they are"
-        return
     for index in np.ndindex(lead):
         w = weights[index]
         state = {name: value[index] for name, value in layer.method_state().items()}
         where = f" of layer {index[0] if len(index) == 1 else index} of the stack" if index else ""
+        if lost := int((~jnp.isfinite(w)).sum()):
+            kept = ", so that a refresh leaves its masks as they are" if layer.ages else ""
+            yield False, f"{lost} of the weights{where} are NaN or Inf{kept}"
+            continue
         for product, row in plan.rows:
             if row.operand == layer.role:
                 good, text = _groups(w, state, product, row, dict(products[product])[row.operand])

@@ -436,6 +436,12 @@ def test_a_step_of_another_number_than_the_state_is_refused():
     jax.tree.map(np.testing.assert_array_equal, arrays(state["params"]), arrays(again["params"]))
 
 
+def test_a_step_can_be_traced():
+    loop = loop_of(s24.methods.STE())
+    state, _ = jax.eval_shape(lambda state: loop.advance(state, batch(0), 3), loop.init())
+    assert state["step"].shape == ()
+
+
 def test_the_number_of_a_state_is_known_without_waiting_for_it(monkeypatch):
     loop = loop_of(s24.methods.FST(refresh_every=3))
     state, _ = loop.advance(loop.init(), batch(0), 0)
@@ -503,6 +509,8 @@ def test_evaluations_take_batches():
             loop.evaluate(state, wrong)
     with pytest.raises(ValueError, match="at least one batch, got none"):
         loop.evaluate(state, [])
+    with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
+        loop.evaluate(state, [batch(0)], lambda m, b: (loss(m, b), 1))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -521,6 +529,8 @@ def test_micro_batches_of_a_loss_of_another_dtype(dtype):
 
 def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     tx = s24.optim.for_method(s24.methods.STEP(), 1e-3, STEPS)
-    with pytest.raises(ValueError, match=r"begins sparse.* use s24.optim.for_method\(FST\(\), ...\)"):
+    with pytest.raises(
+        ValueError, match=r"begins sparse.*FST\(\).schedule\(steps\) and s24.optim.for_method"
+    ):
         s24.Loop(ffn(s24.methods.FST()), loss, tx, STEPS).init()
     s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()

@@ -290,7 +290,15 @@ def test_moments_that_cannot_be(field, value):
 
 
 @pytest.mark.parametrize(
-    ("rate", "error"), [(-1e-3, ValueError), (float("nan"), ValueError), ("a", TypeError), (None, TypeError)]
+    ("rate", "error"),
+    [
+        (-1e-3, ValueError),
+        (float("nan"), ValueError),
+        ("a", TypeError),
+        (None, TypeError),
+        (np.ones(1), TypeError),
+        (True, TypeError),
+    ],
 )
 def test_learning_rates_are_refused_where_they_are_written(rate, error):
     with pytest.raises(error, match="for_method: learning_rate"):

@@ -142,5 +142,5 @@ def test_weights_that_are_no_numbers_are_found_though_masks_leave_them_out():
     place = tuple(jnp.argwhere(~s24.nn.masks(model)["up"]["kernel"])[0].tolist())
     model.up.kernel[...] = model.up.kernel[...].at[place].set(jnp.nan)
     s24.refresh(model)
-    with pytest.raises(ValueError, match="up: WRONG: 1 of its weights are NaN or Inf"):
+    with pytest.raises(ValueError, match="up: WRONG: 1 of the weights are NaN or Inf"):
         s24.verify(model)

@@ -43,7 +43,7 @@ def ablation(size: Size) -> Ablation:
             "124m": "Activation24 costs nothing, and FST 0.020 nats, less than expected, as does half the "
             "width (0.024). Venom costs 0.037: what was expected before the runs, 0.04 to 0.08, was of "
             "larger blocks and more sparse steps than its recipe has. Three seeds do not decide whether FST "
-            "or half the width costs less.",
+            "or Venom costs less than half the width.",
         },
         differs="The text is source code and not OpenWebText or DCLM; 459M tokens at the size 124m, where "
         "the papers have 10B to 300B.",

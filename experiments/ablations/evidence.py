@@ -5,6 +5,7 @@ one name.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/fst/equal_time.py",
 )
 PILOTS = ("pilot", "widepilot")  # sizes that choose recipes, and decide no claim
+ROWS = 10  # of dense steps, at least, by which a run's speed is corrected
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (Paper("Venom", "arXiv 2602.06183", (1.4, 1.7)),)
 
@@ -107,13 +109,16 @@ class Study:
     def run_speed(self, arm: str, corrected: bool = True) -> Interval:
         """Seconds per step of the reference's run over those of the arm's, everything but measurements.
 
-        corrected: whether each is divided by the time of its own dense steps, where both have some of one
-            model, those with numbers at which the arm is dense: GPUs of one host differ by up to 8 %."""
+        corrected: whether each is divided by the time of its own dense steps, where both have enough rows of
+            them and one model: those with numbers that both have and at which the arm is dense. GPUs of one
+            host differ by up to 8 %."""
 
         def ratio(first, run):
-            dense = [np.median(found) for r in (first, run) if len(found := speeds(r, False, run))]
-            alike = corrected and len(dense) == 2 and run.config.model == first.config.model
-            return float(pace(first) / pace(run) * (dense[0] / dense[1] if alike else 1))
+            end = min(first.config.train.steps, run.config.train.steps)
+            dense = [speeds(r, False, run, end) for r in (first, run)]
+            if not corrected or run.config.model != first.config.model or min(map(len, dense)) < ROWS:
+                return pace(first) / pace(run)
+            return float(pace(first) / pace(run) * np.median(dense[0]) / np.median(dense[1]))
 
         return Interval.of([ratio(first, run) for first, run in self._timed(arm)])
 
@@ -273,13 +278,15 @@ def parameters(run: Run) -> int | None:
     return next((row["first"]["parameters"] for row in run.rows["event"] if "first" in row), None)
 
 
-def speeds(run: Run, sparse: bool, of: Run | None = None) -> np.ndarray:
+def speeds(run: Run, sparse: bool, of: Run | None = None, end: float = math.inf) -> np.ndarray:
     """Steps per second of the rows that have them, of sparse phases or of dense ones.
 
-    of: the run whose phases these are; None for `run`."""
+    of: the run whose phases these are; None for `run`. end: the steps before it count."""
     at, values = run.column("train", "steps_per_s")
     phases = (of or run).phases
-    inside = [any(b <= step < e and phase.sparse == sparse for b, e, phase in phases) for step in at]
+    inside = [
+        any(b <= step < min(e, end) and phase.sparse == sparse for b, e, phase in phases) for step in at
+    ]
     return np.asarray(values)[np.asarray(inside, bool)]
 
 
@@ -456,7 +463,11 @@ def summary(study: Study) -> str:
         fewer = f" (of {speed.n} seed{'s' * (speed.n != 1)})" if 0 < speed.n < gap.n else ""
         said.append(
             f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
-            + ("" if speed.mean is None else f", its {what} {speed.mean:.2f} times as fast{fewer}")
+            + (
+                ""
+                if speed.mean is None
+                else f", its {what} {speed.mean:.2f} times as fast{_as_timed(study, arm)}{fewer}"
+            )
         )
     if not said:
         return "No arm can be compared with dense training yet."
@@ -492,9 +503,19 @@ def over_tokens(studies: list[Study]) -> str:
 
 def brief(study: Study) -> str:
     """The numbers of the last figure in words: `124m: FST +0.023 at 1.00x`."""
-    at = [(arm, study.gap(arm).mean, study.run_speed(arm).mean) for arm in study.others]
-    said = [f"{arm} {gap:+.3f} at {speed:.2f}x" for arm, gap, speed in at if None not in (gap, speed)]
+    at = [(arm, study.gap(arm).mean, study.run_speed(arm)) for arm in study.others]
+    said = [
+        f"{arm} {gap:+.3f} at {speed.mean:.2f}x{_as_timed(study, arm)}"
+        for arm, gap, speed in at
+        if None not in (gap, speed.mean)
+    ]
     return f"{study.name}: {', '.join(said)}"
+
+
+def _as_timed(study: Study, arm: str) -> str:
+    """The speed of an arm's runs without a correction that changes it by more than GPUs of one kind do."""
+    corrected, timed = study.run_speed(arm).mean, study.run_speed(arm, corrected=False).mean
+    return f" ({timed:.2f}x as timed)" if abs(corrected - timed) >= CLEARLY - 1 else ""
 
 
 def claim(study: Study) -> str:

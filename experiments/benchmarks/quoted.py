@@ -164,9 +164,9 @@ def first(results: dict, recorded: list, here: str) -> str:
     return f"""{table}
 
 Whole training steps of {blocks} blocks on an {name} in {DTYPE}, everything counted: time of the fastest dense
-program over the method's, with the 95 % interval{older}. These models read bytes: with tens of thousands of
-tokens more of a step lies outside of the FFNs, and steps gain less ([evidence]({here}evidence.md)).
-Loss: nats per byte above dense training, mean
+program over the method's, with the 95 % interval{older}. These models read bytes: with
+a vocabulary of tens of thousands more of a step lies outside of the FFNs, and steps gain less
+([evidence]({here}evidence.md)). Loss: nats per byte above dense training, mean
 and range of seeds, of small models in short runs.{models}{equal_time(recorded, here)}
 
 {of_whole_runs(here)}![Speed-up of blocks and of whole steps on an {name}]({here}images/{plot})"""
@@ -186,11 +186,9 @@ def of_whole_runs(here: str) -> str:
         f"`{arm}` at `{study.name}`, {speed.n} of {study.gap(arm).n}"
         for study in shown
         for arm, speed in ((arm, study.run_speed(arm)) for arm in study.others)
-        if 0 < speed.n < study.gap(arm).n
+        if speed.n < study.gap(arm).n
     ]
-    speeds = (
-        f" Speeds are of the runs whose code is that of a dense run: {', '.join(fewer)}." if fewer else ""
-    )
+    speeds = f" Speeds are of runs that compare with a dense run: {', '.join(fewer)}." if fewer else ""
     named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
@@ -228,8 +226,8 @@ def equal_time(recorded: list, here: str) -> str:
     width = result["config"]["model"]["d"]
     losses = ", ".join(f"`{method}` {change.mean:+.3f}" for method, change in found.items())
     return (
-        f"\n\nWith the steps for which dense training would leave time at the speeds of d = 4096, small "
-        f"models (d = {width}) end at: {losses}."
+        f"\n\nWith as many steps as would fit into the time of dense training if steps were as fast as at d "
+        f"= 4096, small models (d = {width}) end at: {losses}."
         f"\nThe claim that each ends at the loss of dense training or below: "
         f"[{result['verdict']}]({here}reproduction.md)."
         + "".join(
@@ -345,6 +343,8 @@ def of_studies(here: str) -> str:
     """What methods cost in loss in larger models, a sentence for each study."""
     sentences = []
     for study in studies_at_equal_steps():
+        if not any(study.is_sparse(arm) for arm in study.others):
+            continue
         config = next(iter(study.arms[study.reference].values())).config
         tokens = config.train.steps * config.data.batch * config.data.seq
         gaps = {arm: study.gap(arm) for arm in study.others if study.is_sparse(arm)}

@@ -35,7 +35,7 @@ def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "s
     x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
     state = {role: method.state_shapes(w.shape, role) for role, w in (("w1", w1), ("w2", w2))}
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    execution = Execution("explain", "ffn", method.ffn_plan(), "reference", activation)
+    execution = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
     _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, execution), x, w1, w2, None, None, state, key)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 
