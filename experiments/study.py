@@ -51,15 +51,13 @@ interval where there are seeds for one. *Sparse step*: time of a dense step / of
 or beside dense training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*:
 dense time / time of all steps; where both runs have dense steps of the same model, each time is divided by
 that of its dense steps at the numbers at which the arm is dense, since GPUs of one host are not equally fast.
-*As timed*: without this division. *MFU*: what the products of the
-arm's model come to at its speed, each counted once and as dense, as a share of the peak of the GPU's dense
-products."""
-TRADE = """Below 0 and right of 1 sparsity wins. Runs at equal time have no place here.
-Papers state of themselves, in their abstracts: similar
-convergence to dense training (`FST`, arXiv 2404.01847); no accuracy loss, and FFNs up to 1.3 times as fast
-(`Activation24`, arXiv 2503.16672); the same performance on quality benchmarks, and training end to end 1.4
-to 1.7 times as fast (`Venom`, arXiv 2602.06183). No abstract has a loss in nats, so that no paper has a
-mark."""
+*As timed*: without this division. *MFU*: what the products of the arm's model come to at its speed, each
+counted once and as dense, as a share of the peak of the GPU's dense products."""
+TRADE = """Below 0 and right of 1 sparsity wins. Runs at equal time have no place here. Papers state of
+themselves, in their abstracts: similar convergence to dense training (`FST`, arXiv 2404.01847); no accuracy
+loss, and FFNs up to 1.3 times as fast (`Activation24`, arXiv 2503.16672); the same performance on quality
+benchmarks, and training end to end 1.4 to 1.7 times as fast (`Venom`, arXiv 2602.06183). No abstract has a
+loss in nats, so that no paper has a mark."""
 BAND = "The dashed band is the speed that the abstract of {arm} states."
 HOW = """## How to repeat it
 

@@ -149,7 +149,8 @@ class Loop:
         return state, metrics
 
     def _check_step(self, state: State, step: int) -> None:
-        """Of a state that `advance` has just returned the number is known without waiting for a device."""
+        """ValueError unless `step` is the number of the state. That of the state which `advance` has just
+        returned is known; that of any other is read from it, and that of a traced one cannot be."""
         array, number = self._number
         if isinstance(state["step"], jax.core.Tracer):
             return
@@ -377,7 +378,7 @@ class Loop:
             if not isinstance(x, jax.Array | np.ndarray) or not x.ndim:
                 raise TypeError(
                     "Loop: a batch is a pytree of arrays with a leading axis of examples, but "
-                    f"batch{jax.tree_util.keystr(path)} is {x!r}. Leave out of it what is none."
+                    f"batch{jax.tree_util.keystr(path)} is {x!r}. Put arrays alone into it."
                 )
             if x.shape[0] % self.accumulate:
                 raise ValueError(
@@ -448,7 +449,7 @@ class Loop:
             outside the schedule, was written in another kind of phase than that of the step before, or in
             a sparse phase by a run that never put the neurons in order, or holds a scale that is not finite
             and greater than 0."""
-        want, got = jax.eval_shape(self.init), state
+        want, got = jax.eval_shape(self.init), {name: state[name] for name in OWN if name in state}
         where = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(want)}
         there = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(got)}
         for name, like in where.items():
@@ -458,9 +459,7 @@ class Loop:
                     f"Loop: state{name} of the checkpoint is {found}; this loop needs "
                     f"{like.dtype} {like.shape}. Restore into loop.init(), of the same model and optimiser."
                 )
-        if more := [
-            name for name in there if name not in where and name.startswith(tuple(f"['{n}']" for n in OWN))
-        ]:
+        if more := [name for name in there if name not in where]:
             raise ValueError(
                 f"Loop: the checkpoint has state{more[0]}{f' and {len(more) - 1} more' * (len(more) > 1)}, "
                 "which this loop has not. Restore into loop.init(), of the same model, method and optimiser."

@@ -16,14 +16,12 @@ from jax_sparse24.patterns import check_size
 
 _MISSING = object()
 
-NUMBERS = (float, int, np.number, np.ndarray, jax.Array)  # of a learning rate, if they have no shape
 
-
-def _check_rate(op: str, rate) -> None:
+def _check_rate(op: str, rate, name: str = "rate") -> None:
     if not callable(rate) and not (is_number(rate) and rate >= 0):
         raise ValueError(
-            f"{op}: rate={rate!r} must be 0 or positive: a finite number, or a schedule, which is a function "
-            "of the count of earlier updates."
+            f"{op}: {name}={rate!r} must be 0 or positive: a finite number, or a schedule, which is a "
+            "function of the count of earlier updates."
         )
 
 
@@ -200,24 +198,14 @@ def for_method(
     b1, b2, weight_decay, mask: as in `optax.adamw`; `mask` says which parameters have weight decay.
 
     Returns: an optax transformation.
-    Raises: TypeError if `method` is none, `steps` no int, or `learning_rate` neither a number nor a schedule;
-        ValueError for fewer steps than one, or a rate that is negative or not finite."""
+    Raises: TypeError if `method` is none or `steps` no int; ValueError for fewer steps than one, or a
+        learning rate that is neither a schedule nor a finite number, 0 or positive."""
     if not isinstance(method, Method):
         raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
     check_size("for_method", "steps", steps)
-    if not callable(learning_rate) and not isinstance(learning_rate, jax.core.Tracer):
-        kind = jnp.result_type(learning_rate) if isinstance(learning_rate, NUMBERS) else None
-        if (
-            kind is None
-            or jnp.shape(learning_rate)
-            or not jnp.issubdtype(kind, np.number)
-            or kind.kind == "c"
-        ):
-            raise TypeError(
-                f"for_method: learning_rate must be a number or an optax schedule, got {learning_rate!r}."
-            )
-        if not 0 <= float(learning_rate) < math.inf:
-            raise ValueError(f"for_method: learning_rate={learning_rate} must be finite and at least 0.")
+    if not isinstance(learning_rate, jax.core.Tracer):
+        scalar = isinstance(learning_rate, np.ndarray | jax.Array) and not learning_rate.ndim
+        _check_rate("for_method", learning_rate.item() if scalar else learning_rate, "learning_rate")
     training = method.training(steps)
     first = [] if clip is None else [optax.clip_by_global_norm(clip)]
     betas, decoupled = {"b1": b1, "b2": b2}, {"weight_decay": weight_decay, "mask": mask}

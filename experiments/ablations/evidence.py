@@ -513,7 +513,7 @@ def brief(study: Study) -> str:
 
 
 def _as_timed(study: Study, arm: str) -> str:
-    """The speed of an arm's runs without a correction that changes it by more than GPUs of one kind do."""
+    """In brackets, the speed of an arm's runs without the correction, where that changes it clearly."""
     corrected, timed = study.run_speed(arm).mean, study.run_speed(arm, corrected=False).mean
     return f" ({timed:.2f}x as timed)" if abs(corrected - timed) >= CLEARLY - 1 else ""
 

@@ -343,11 +343,11 @@ def of_studies(here: str) -> str:
     """What methods cost in loss in larger models, a sentence for each study."""
     sentences = []
     for study in studies_at_equal_steps():
-        if not any(study.is_sparse(arm) for arm in study.others):
-            continue
         config = next(iter(study.arms[study.reference].values())).config
         tokens = config.train.steps * config.data.batch * config.data.seq
         gaps = {arm: study.gap(arm) for arm in study.others if study.is_sparse(arm)}
+        if not gaps:
+            continue
         losses = (f"`{m}` {gap.mean:+.3f} ({gap.n} seed{'s' * (gap.n != 1)})" for m, gap in gaps.items())
         sentences.append(
             f"In nats per token, with d = {config.model.d}, {config.model.layers} blocks and "
@@ -360,19 +360,17 @@ def without_loss(results: dict, recorded: list) -> str:
     """A sentence that names the widths of whole steps at which no loss was measured."""
     widths = {d for suites in gpus(results).values() for _, _, d, _ in of_methods(suites, "train-step")}
     widths -= {result["config"]["model"]["d"] for _, result in recorded}
-    timed = set()
+    studied = {True: set(), False: set()}
     for study in evidence.studies():
-        found = {run.config.model.d for seeds in study.arms.values() for run in seeds.values()}
-        timed |= found & widths if study.equal_time else set()
-        widths -= found
-    said = (
-        [f"At d = {' or '.join(map(str, sorted(timed)))} losses were measured at equal time."]
-        if timed
-        else []
+        runs = [run for seeds in study.arms.values() for run in seeds.values()]
+        studied[study.equal_time] |= {run.config.model.d for run in runs}
+    sentences = {
+        "At d = {} losses were measured at equal time.": widths & studied[True] - studied[False],
+        "No loss was measured at d = {}.": widths - studied[True] - studied[False],
+    }
+    return " ".join(
+        words.format(" or ".join(map(str, sorted(found)))) for words, found in sentences.items() if found
     )
-    if widths:
-        said.append(f"No loss was measured at d = {' or '.join(map(str, sorted(widths)))}.")
-    return " ".join(said)
 
 
 def blocks(results: dict, recorded: list, here: str) -> str:

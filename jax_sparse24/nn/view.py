@@ -155,7 +155,7 @@ class Modules(View):
             raise ValueError(f"Loop: of the methods {each} only method= may put neurons into an order.")
         self._methods = {".".join(map(str, path)): layer.method for path, layer in sparse_layers(module)}
         layers = [".".join(map(str, path)) for path, m in nnx.iter_modules(module) if isinstance(m, Linear)]
-        self._dense = set(layers) - set(self._methods)
+        self._dense = set(layers) - set(self._methods)  # whose method is Dense: no step changes their state
         places = {(layer.sparse, layer.adapting): path for path, layer in reversed(found)}
         if len(places) > 1:
             one, other, *_ = places.values()
