@@ -378,7 +378,7 @@ class Loop:
             if not isinstance(x, jax.Array | np.ndarray) or not x.ndim:
                 raise TypeError(
                     "Loop: a batch is a pytree of arrays with a leading axis of examples, but "
-                    f"batch{jax.tree_util.keystr(path)} is {x!r}. Put arrays alone into it."
+                    f"batch{jax.tree_util.keystr(path)} is {x!r}. Put nothing but arrays into it."
                 )
             if x.shape[0] % self.accumulate:
                 raise ValueError(
@@ -410,9 +410,9 @@ class Loop:
         Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
             scalar; ValueError for no batch."""
         if isinstance(batches, jax.Array | np.ndarray | dict):
-            kind = type(batches).__name__
+            kind = "dict" if isinstance(batches, dict) else "array"
             raise TypeError(
-                f"Loop.evaluate: batches must be an iterable of batches, such as [batch], got a {kind}."
+                f"Loop.evaluate: batches must be an iterable of batches, such as [batch], got one {kind}."
             )
         batches = list(batches)
         if not batches:
