@@ -22,7 +22,9 @@ from experiments.data.vocabulary import Untrained
 from experiments.errors import require
 
 SHUFFLE_WINDOW = 2048  # sequences: neighbours in a file are spread over many batches
-AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=32)  # records: some batches of long sequences
+# The thread that packs also reads records, each in less than 0.1 ms. Threads for that would contend for the
+# interpreter with the one that dispatches steps, which then waits for tens of milliseconds.
+READING = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 COMPRESSED_BYTES = 8 * 10**6  # more than this, a compressor of xz's kind does not look back
 # Packed while the device computes: more than a window of batches of 64 sequences, since a window comes all at
 # once, after a pause in which it is read.
@@ -130,7 +132,7 @@ def packed(source, vocabulary, data: Config, seed: int, *, repeat: bool) -> grai
     """Sequences of L + 1 tokens of one source, in the order of its records."""
     records = grain.MapDataset.source(source).seed(seed).shuffle()
     records = (records.repeat() if repeat else records).map(partial(tokens_of, vocabulary))
-    records = records.to_iter_dataset(AHEAD)
+    records = records.to_iter_dataset(READING)
     return grain.experimental.ConcatThenSplitIterDataset(records, length_struct={"tokens": data.seq + 1})
 
 
