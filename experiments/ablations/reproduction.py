@@ -83,7 +83,8 @@ def overview() -> str:
             seeds = f"{len(r['seeds'])} seed{'s' * (len(r['seeds']) != 1)}"
             where = f"{seeds}, {r['date']}, {r['hardware']['description']}"
             lines.append(f"  {r['size']}: {text.verdict(r)}; {where}")
-        lines += [] if own else ["  not run"]
+        elsewhere = "runs are in docs/evidence.md" if file.parent.name == "evidence" else "not run"
+        lines += [] if own else [f"  {elsewhere}"]
     return "\n".join(lines)
 
 
