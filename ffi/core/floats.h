@@ -106,14 +106,6 @@ S24_HD typename T::Bits round_number(uint32_t u) {
   return T::from_f32(u);
 }
 
-// Rounds a float32 that is not NaN to T; a result of zero is +0.
-template <class T>
-S24_HD typename T::Bits round_positive_zero(uint32_t u) {
-  using Bits = typename T::Bits;
-  const Bits b = round_number<T>(u);
-  return Bits(b & mask_if<Bits>((b & T::kMagnitude) != 0));
-}
-
 // Operations on numbers that are one instruction on a GPU.
 
 S24_HD float lesser(float a, float b) {
@@ -121,14 +113,6 @@ S24_HD float lesser(float a, float b) {
   return fminf(a, b);
 #else
   return a < b ? a : b;
-#endif
-}
-
-S24_HD float greater(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return fmaxf(a, b);
-#else
-  return a > b ? a : b;
 #endif
 }
 

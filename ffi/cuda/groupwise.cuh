@@ -93,8 +93,10 @@ template <GroupwiseOp op, class T>
 cudaError_t launch_groups(const GroupwiseArgs& a, cudaStream_t stream) {
   using Bits = typename T::Bits;
   constexpr bool kEstimate = kDraws<op> > 0;
-  constexpr int kRun = kEstimate ? 4 : sizeof(Bits) == 2 ? 2 : 1;  // groups of an access: of 16 bytes, or a quartet
-  constexpr int kWide = kEstimate ? 4 : 16 / int(sizeof(Bits));
+  // Groups of an access: of 16 bytes, or a quartet. Quartets of 16-bit estimates have kernels of their own, in mvue.cu.
+  constexpr bool kShort = sizeof(Bits) == 2;
+  constexpr int kRun = kEstimate ? (kShort ? 1 : 4) : (kShort ? 2 : 1);
+  constexpr int kWide = kEstimate ? kRun : 16 / int(sizeof(Bits));
   constexpr int kAccesses = kEstimate ? 1 : 4;
   const auto* x = static_cast<const Bits*>(a.x);
   auto* y = static_cast<Out<op, T>*>(a.out);
