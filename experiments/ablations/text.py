@@ -31,10 +31,12 @@ for the page. A comparison with p <= 0.05 is **confirmed** if the mean lies in t
 seed, or an arm stays at the floor or ceiling of a share, so that nothing was tested. **Cannot be decided**
 at this size: not decided, and the effect that the claim states, or its margin, is smaller than what these
 seeds *resolve*, the effect that they would find in 80 % of repetitions. **No verdict**: a run diverged, is
-not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds that
-would resolve the stated effect, or, where the claim states a direction only, the effect seen. A claim is
-confirmed if all its comparisons are, and refuted if one is; else it has the verdict that stands most in its
-way."""
+not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds
+that would decide such a comparison in 80 % of repetitions, if the spread over seeds stayed what it is and
+the true mean lay where the stated effect places it or, for a margin and for a direction without an effect,
+where it was measured. A mark `-` stands where it was measured beyond a margin: no number of seeds would then
+decide for the claim. A claim is confirmed if all its comparisons are, and refuted if one is; else it has the
+verdict that stands most in its way."""
 PRETRAINED = "All arms start from {pretrained}; the first arm is that model as it is, for every seed."
 # Shown for every arm; others where a comparison names them.
 ALWAYS = (
@@ -100,8 +102,8 @@ def findings(result: dict) -> str:
         lines[0].insert(3, "noise floor")
     for f in result["findings"]:
         interval = f["note"] if f["low"] is None or f["note"] else f"{f['low']:.4g} to {f['high']:.4g}"
-        undecided = f["verdict"] in ("inconclusive", "cannot be decided") and f["p"] is not None
-        needs = (str(f["seeds_needed"] or f"> {MOST_SEEDS}")) if undecided else "-"
+        seeds = f["seeds_needed"]
+        needs = "-" if seeds is None else str(seeds) if seeds <= MOST_SEEDS else f"> {MOST_SEEDS}"
         cells = [f["p"], f["states"], f["resolves"]]
         line = [
             f["claim"],
