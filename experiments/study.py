@@ -38,9 +38,9 @@ Its learning rate is the best of three for dense training, its decay the one tha
 Its `Venom` has M = 16 and half of the steps after the warm-up sparse. From `124m` on the arm has M = 8 and a
 quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
     "widepilot": f"""The size `widepilot` is an eighth of `wide`: it chooses recipes and decides no claim.
-Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its sparse
-arms took more time than dense training: their numbers of steps follow from the speed of steps of two blocks
-with a small vocabulary. Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
+Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
+of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
+Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
 }
 COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
 method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an

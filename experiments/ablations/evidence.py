@@ -122,6 +122,15 @@ class Study:
 
         return Interval.of([ratio(first, run) for first, run in self._timed(arm)])
 
+    def time_taken(self, arm: str) -> list[float]:
+        """Seconds of all steps of an arm's run over those of the reference's, as timed: the lowest and the
+        highest of its runs."""
+        ratios = [
+            pace(run) * run.config.train.steps / (pace(first) * first.config.train.steps)
+            for first, run in self._timed(arm)
+        ]
+        return sorted({min(ratios), max(ratios)}) if ratios else []
+
     def step_speeds(self, arm: str) -> list[float]:
         """Seconds of a dense step over those of a sparse one of the same run, medians: the lowest and the
         highest of an arm's runs. Those without dense steps are compared with runs of the reference."""
@@ -447,7 +456,7 @@ def about(study: Study) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def summary(study: Study) -> str:
@@ -471,7 +480,22 @@ def summary(study: Study) -> str:
         )
     if not said:
         return "No arm can be compared with dense training yet."
-    return " ".join(["; ".join(said) + ".", *_beaten(study)])
+    parts = ["; ".join(said) + ".", *_beaten(study)]
+    if study.equal_time and (longer := unequal_times(study)):
+        parts.append(f"Runs were to take the time of dense training: as timed, {longer}.")
+    return " ".join(parts)
+
+
+def unequal_times(study: Study) -> str:
+    """`FST took 1.01 to 1.03 times that long, Venom 1.04`, of arms with a run whose time was clearly not that
+    of dense training; "" for none."""
+    found = []
+    for arm in study.others:
+        taken = study.time_taken(arm)
+        if any(abs(ratio - 1) > CLEARLY - 1 for ratio in taken):
+            ends = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in taken))
+            found.append(f"{arm} {ends}" if found else f"{arm} took {ends} times that long")
+    return _listed(found)
 
 
 def over_tokens(studies: list[Study]) -> str:
@@ -593,9 +617,11 @@ def at_equal_time(studies: list[Study]) -> list[str]:
             sides.setdefault(side, []).append(f"{arm} {gap.mean:+.3f}")
         if sides:
             ends = "; ".join(f"{side}: {', '.join(arms)}" for side, arms in sorted(sides.items()))
+            longer = unequal_times(study)
+            has = f"was to have the time of dense training (as timed, {longer})" if longer else ""
             found.append(
-                f"At the size `{study.name}`, where each method has the time of dense training, arms end, in "
-                f"nats per token, {ends}."
+                f"At the size `{study.name}`, where each method {has or 'has the time of dense training'}, "
+                f"arms end, in nats per token, {ends}."
             )
     return found
 

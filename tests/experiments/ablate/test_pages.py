@@ -397,6 +397,7 @@ def test_a_study_at_equal_time_says_so():
     timed = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: run}})
     assert timed.equal_time and "its steps 1.00 times as fast" in evidence.summary(timed)
     assert "with more steps, which were to take the time of dense" in evidence.losing([timed])[0]
+    assert "to take the time" not in evidence.summary(timed), "it took it, but for a step"
     shorter = dataclasses.replace(run.config, train=dataclasses.replace(longer, steps=875))
     mixed = {"FST": {0: dataclasses.replace(run, config=shorter)}}
     assert not evidence.losing([dataclasses.replace(runs, arms=runs.arms | mixed)])
