@@ -570,7 +570,7 @@ def claim(study: Study) -> str:
     parts = [
         "### The claim",
         f"{named.ablation.claim} ({named.ablation.source}.)",
-        f"**{text.verdict(found)}**",
+        text.headline(found),
         text.findings(found),
         f"With three seeds, and corrected for {count} comparison{'s' * (count != 1)}, an effect has to be "
         f"{three:.1f} times as large as the standard deviation of its paired difference to be found in 80 % "

@@ -56,7 +56,7 @@ def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
     shared: what other results have the same runs."""
     parts = [
         f"{result['claim']} ({result['source']}.)",
-        f"**{verdict(result)}**",
+        headline(result),
         findings(result),
         noise(result),
         statement(result),
@@ -142,37 +142,65 @@ def noise(result: dict) -> str:
     )
 
 
+def headline(result: dict) -> str:
+    """The verdict, with a mark where its predicate was written after results were known."""
+    later = {
+        "comparisons": "by comparisons that were rewritten after results were known",
+        "effects": "by effects that were stated after results were known",
+    }
+    mark = later.get(rewritten(result))
+    return f"**{verdict(result)}**{f', {mark}' if mark else ''}"
+
+
+def rewritten(result: dict) -> str:
+    """What of a predicate was written after results were known: "comparisons", or "effects" alone; "" for
+    nothing, and where that is not known."""
+    before, now = _before(result), result["statement"]["comparisons"]
+    if before is None or before == now:
+        return ""
+    return "effects" if list(map(_plain, before)) == list(map(_plain, now)) else "comparisons"
+
+
+def _before(result: dict) -> list[str] | None:
+    """The comparisons that were stated before the first run, else those that the result was recorded with,
+    which knew no effects."""
+    return (result.get("registered") or {}).get("comparisons", result.get("recorded with"))
+
+
+def _plain(comparison: str) -> str:
+    """A comparison of a statement without its effect."""
+    return re.sub(r" by \S+$", "", comparison)
+
+
 def statement(result: dict) -> str:
     """When claim, expectation and comparisons were written down, and whether they have changed since."""
     judged, written = result["statement"], result.get("registered")
     if not written:
-        return (
-            f"Predicate {judged['hash']}: it was not stored before the first run. {_changed(result)}".strip()
-        )
+        since = f" Recorded under an earlier predicate; {_changed(result)}." if rewritten(result) else ""
+        return f"Predicate {judged['hash']}: it was not stored before the first run.{since}"
     when = f"written {written['written']}, before the first run"
     if written["runs before"]:
         when = f"written {written['written']}, after {written['runs before']} runs had begun"
     if written["hash"] == judged["hash"]:
         return f"Predicate {judged['hash']}, {when}."
-    return f"Recorded under an earlier predicate, {written['hash']}, {when}; judged by {judged['hash']}."
+    changed = _changed(result) if rewritten(result) else "only words differ, not the comparisons"
+    return (
+        f"Recorded under an earlier predicate, {written['hash']}, {when}; judged by {judged['hash']}: "
+        f"{changed}."
+    )
 
 
 def _changed(result: dict) -> str:
-    """How the comparisons differ from those that the result was recorded with."""
-    before, now = result.get("recorded with"), [f["claim"] for f in result["findings"]]
-    if before is None:
-        return ""
+    """How the comparisons differ from those of before."""
+    before, now = (list(map(_plain, c)) for c in (_before(result), result["statement"]["comparisons"]))
     gone, new = [c for c in before if c not in now], [c for c in now if c not in before]
-    if not (gone or new):
+    parts = [f"{what}: {'; '.join(own)}" for what, own in (("no longer compared", gone), ("new", new)) if own]
+    if not parts:
         return (
-            "Recorded under an earlier predicate with the same comparisons; the effects that they state were "
-            "written down after the runs, from the expectation."
+            "its comparisons are the same, and the effects that they state were written down after the runs, "
+            "from the expectation"
         )
-    parts = [
-        f"no longer compared: {'; '.join(gone)}" if gone else "",
-        f"new: {'; '.join(new)}" if new else "",
-    ]
-    return f"Recorded under an earlier predicate; {'; '.join(filter(None, parts))}."
+    return "; ".join(parts)
 
 
 def arms(result: dict) -> str:
