@@ -337,12 +337,14 @@ def second_bits(run: Run) -> float | None:
 
 
 def samples(study: Study) -> str:
-    """What the trained model of each arm makes of the prompts, with the lowest seed, as Markdown."""
+    """What the trained model of each arm makes of the prompts, with the lowest seed, as Markdown; of an arm
+    with sparse steps by which products, where its rows say it, as those of earlier runs do not."""
     parts = []
     for arm, runs in study.arms.items():
         for row in runs[min(runs)].rows.get("sample", []) if arm != REPLICATE else ():
             text = (row["prompt"] + row["text"]).expandtabs(4).replace("```", "~~~").rstrip()
-            parts.append((row["prompt"], f"{arm}:\n\n```text\n{text}\n```"))
+            by = f", by {row['products']} products" if "products" in row and study.is_sparse(arm) else ""
+            parts.append((row["prompt"], f"{arm}{by}:\n\n```text\n{text}\n```"))
     prompts = list(dict.fromkeys(prompt for prompt, _ in parts))
     return "\n\n".join(text for prompt in prompts for own, text in parts if own == prompt)
 

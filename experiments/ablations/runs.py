@@ -380,14 +380,17 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
 
 
 def write_samples(job: Job) -> None:
-    """Add to the rows of a finished run what its trained model makes of `train.prompts`."""
+    """Add to the rows of a finished run what its trained model makes of `train.prompts`, and by which
+    products."""
     rows = job.rows
     if not job.config.train.prompts or any(row["kind"] == "sample" for row in rows):
         return
     sampler = Sampler(job.out)
+    made = {"kind": "sample", "step": job.config.train.steps}
+    made["products"] = "sparse" if sampler.sparse else "dense"
     for prompt in job.config.train.prompts:
         text = "".join(sampler(prompt, tokens=SAMPLE_TOKENS, temperature=0.0, seed=0))
-        rows.append({"kind": "sample", "step": job.config.train.steps, "prompt": prompt, "text": text})
+        rows.append({**made, "prompt": prompt, "text": text})
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     files.write(job.out / "metrics.jsonl", lines)
 

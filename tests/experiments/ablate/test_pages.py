@@ -40,6 +40,7 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     second = [evidence.second_bits(dense[seed]) for seed in (0, 1)]
     assert f" {sum(second) / 2:.4f} |" in page and second != [None, None]
     (sample,) = dense[0].rows["sample"]
+    assert sample["products"] == "dense" and "dense, by" not in page
     assert sample["prompt"] == "def " and len(sample["text"].encode()) >= 16 and "### What they write" in page
     for name in ("tiny_tokens", "tiny_minutes", "trade"):
         assert (tmp_path / f"page/evidence/{name}.png").read_bytes().startswith(b"\x89PNG")

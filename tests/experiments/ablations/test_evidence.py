@@ -319,6 +319,16 @@ def test_a_time_that_was_not_that_of_dense_training_is_said():
     assert "where each method has the time of dense training, arms" in evidence.at_equal_time([level])[0]
 
 
+def test_samples_say_their_products_where_these_are_known(pilot):
+    """Earlier runs did not write them down."""
+    assert "\nFST:\n" in evidence.samples(pilot) and ", by " not in evidence.samples(pilot)
+    run = pilot.arms["FST"][0]
+    rows = [row | {"products": "sparse"} for row in run.rows["sample"]]
+    run = dataclasses.replace(run, rows=run.rows | {"sample": rows})
+    said = evidence.samples(dataclasses.replace(pilot, arms=pilot.arms | {"FST": {0: run}}))
+    assert said.count("FST, by sparse products:") == len(rows) and said.count(", by ") == len(rows)
+
+
 def test_a_figure_says_which_arms_it_lacks(pilot):
     assert "The figure over minutes lacks Activation24 and FST." in evidence.about(pilot)
 
