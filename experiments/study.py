@@ -228,6 +228,7 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     together.check_dense(folder, {member.arm for member in members})
     if not args.only:
         ablate.check_begun(claim, again=True)
+        runs.check_starts(claim.jobs)
 
 
 def by_name(folders: list[Path]) -> dict[str, list[Path]]:

@@ -226,6 +226,11 @@ def check_folder(jobs, out: Path, resume: bool):
                 + "\n  ".join(changed)
                 + "\nGive another --out.",
             )
+
+
+def check_starts(jobs) -> None:
+    """UserError for a run that is still to be trained, and starts from one that this machine lacks."""
+    for job in jobs:
         start = job.needs
         if not job.done and start and start.done and not start.out.is_dir():
             raise UserError(
