@@ -15,7 +15,7 @@ import numpy as np
 from experiments import config as configs
 from experiments.ablations import ablation, text, together
 from experiments.ablations.ablation import REPLICATE, Named
-from experiments.ablations.built import RULE, Built
+from experiments.ablations.built import Built
 from experiments.ablations.result import judged
 from experiments.ablations.verdicts import CONFIDENCE, Interval, resolvable
 from experiments.analysis.outcome import outcome
@@ -46,6 +46,10 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/fst/equal_time.py",
 )
 PILOTS = ("pilot", "widepilot")  # sizes that choose recipes, and decide no claim
+ONE_SEED = (
+    "One seed decides nothing. Three would find, in 80 % of repetitions, an effect {three:.1f} times as "
+    "large as the standard deviation of its paired difference, which one seed does not show. "
+)
 ROWS = 10  # of dense steps, at least, by which a run's speed is corrected
 CLEARLY = 1.02  # times as fast: what two runs of one arm may differ by on one GPU
 PAPERS = (Paper("Venom", "arXiv 2602.06183", (1.4, 1.7)),)
@@ -442,18 +446,11 @@ def about(study: Study) -> str:
         f"{tokens_of_a_run(study) / 1e6:.0f}M, {model}at a peak learning rate of "
         f"{config.optim.lr:g}, on {study.devices}."
     ]
-    left_out = study.left_out
-    if left_out or len(study.groups) > 1:
-        said.append(RULE)
-        if left_out:
-            verb, whose = ("are", "Their") if sum(map(len, left_out.values())) > 1 else ("is", "Its")
-            names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
-            said.append(
-                f"Left out {verb} {names}. {whose} speed and energy are compared with no others, and stand "
-                "in the table only where an arm has no other run."
-            )
-        if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
-            said.append(f"The figure over minutes lacks {_listed(lacking)}.")
+    if left_out := study.left_out:
+        names = ", and ".join(f"{_listed(runs)}, {why}" for why, runs in left_out.items())
+        said.append(f"Left out {'are' if sum(map(len, left_out.values())) > 1 else 'is'} {names}.")
+    if lacking := [arm for arm in study.arms if arm != REPLICATE and not study.alike(arm)]:
+        said.append(f"The figure over minutes lacks {_listed(lacking)}.")
     return " ".join(said)
 
 
@@ -574,11 +571,8 @@ def claim(study: Study) -> str:
         f"{named.ablation.claim} ({named.ablation.source}.)",
         text.headline(found),
         text.findings(found),
-        f"With three seeds, and corrected for {count} comparison{'s' * (count != 1)}, an effect has to be "
-        f"{three:.1f} times as large as the standard deviation of its paired difference to be found in 80 % "
-        "of repetitions. "
-        + ("" if REPLICATE in study.arms else "No replicate was run: the noise floor is not measured. ")
-        + ("One seed decides nothing, and shows no such deviation. " if seeds == 1 else "")
+        ("" if REPLICATE in study.arms else "No replicate was run: the noise floor is not measured. ")
+        + (ONE_SEED.format(three=three) if seeds == 1 else "")
         + text.statement(found),
         f"Expected before the runs: {(study.registered or {}).get('expects') or named.ablation.expects}",
         *([f"Found: {named.found}"] if named.found else []),
