@@ -56,8 +56,8 @@ def ablation(size: Size) -> Ablation:
             "0.14, distillation costs 0.015 over cross entropy alone. SLoRB, which took 0.009 back "
             "there, takes nothing back here.",
             "124m": "One seed, so that nothing is decided. Cutting once costs 0.28 nats here, three times "
-            "what it costs the smaller model; retraining takes that back and ends 0.05 nats below the dense model "
-            "that it started from. Distillation costs 0.013 nats over cross entropy alone, as at the smaller "
-            "sizes, and SLoRB takes nothing back.",
+            "what it costs the smaller model; retraining takes that back and ends 0.05 nats below the dense "
+            "model that it started from. Distillation costs 0.013 nats over cross entropy alone, as at the "
+            "smaller sizes, and SLoRB takes nothing back.",
         },
     )

@@ -43,9 +43,9 @@ def ablation(size: Size) -> Ablation:
             "124m": "With one seed nothing is decided. Sparse, S-STE ends 0.024 nats behind dense training, "
             "as was expected, and 0.001 behind FST, which ends dense. STE, which was expected to end behind "
             "both, ends 0.011 behind dense training and so ahead of both: it keeps two of every four weights "
-            "along one axis alone and leaves the gradients dense, which the faster two do not. Projections of "
-            "attention cost FST 0.007 nats more, less than was expected; that run was stopped after its last "
-            "evaluation, before its samples were drawn. FST-masked and FST-e4m3 are not measured.",
+            "along one axis alone and leaves the gradients dense, which the faster two do not. Projections "
+            "of attention cost FST 0.007 nats more, less than was expected; that run was stopped after its "
+            "last evaluation, before its samples were drawn. FST-masked and FST-e4m3 are not measured.",
         },
         differs="Each arm is compared as it ends: those of FST dense, S-STE and STE sparse. One seed at the "
         "large sizes. At the size 124m the runs of dense training and FST are those of the main runs, which "
