@@ -341,6 +341,7 @@ def start(args, again: str) -> int:
     jobs = runs.in_common(jobs)
     slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
     copied = runs.reuse(jobs, args.reuse) if args.reuse else []
+    runs.check_starts(jobs)
     for claim in claims:
         runs.register(claim.named, claim.out)
     if copied:

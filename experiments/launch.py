@@ -77,7 +77,8 @@ class Launch:
     tune: bool = True
     """measure, before the first step, those products of this run that no table of this machine knows: some
     seconds, once, kept in ~/.cache/jax_sparse24; without measurements all products run dense. Never with
-    several processes, which must decide alike"""
+    several processes, which must decide alike, nor where a run goes on from a checkpoint on the same machine
+    and mesh, whose products stay what they were"""
 
 
 def usage() -> str:
@@ -278,15 +279,17 @@ def main(argv=None):
     from experiments.training.opening import (
         opening,  # after the processes are connected: no device may be touched
     )
-    from experiments.training.rundir import started
+    from experiments.training.rundir import goes_on_here, started
 
     known = {}  # about the text
 
+    resume = launch.resume and started(out)
+
     def begins(config, corpus):
         known.update(corpus.statistics)
-        opening(config, corpus, measure=launch.tune, show=launch.progress is not False)
+        measure = launch.tune and not (resume and goes_on_here(out, config))
+        opening(config, corpus, measure=measure, show=launch.progress is not False)
 
-    resume = launch.resume and started(out)
     result = train(launch.config, out, resume=resume, show=launch.progress, begins=begins)
     if not result.finished:
         again = ["python", "-m", "experiments.launch", "--resume", str(out)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments import ablate, files
 from experiments.ablations import ablation, evidence, runs, together
+from experiments.ablations.built import RULE
 from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
@@ -26,8 +27,9 @@ STORED = REPOSITORY / "docs/evidence/124m"  # whose first pair says what a pair 
 PROBES = "../experiments/benchmarks/results/probe"
 LOG = f"{PROBES}/nvidia-h200_pair_2026-11-25.md"
 WHOLE, TEXT = (904, 939), 167  # seconds, from that log: each run of the pair, and preparing the text once
-HEAD = """Loss and time of the methods beside dense training, the longest runs first. Written by
-`python -m experiments.study` from records of runs, one per arm and seed; do not edit it by hand."""
+HEAD = """Loss and time of the methods beside dense training. A size, such as `124m`, is a model, its text and
+its steps; a section tells which, the longest runs first. Written by `python -m experiments.study` from
+records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
 WIDE_RATES = f"{PROBES}/nvidia-h200_wide_rate_2026-11-27.md"
@@ -38,21 +40,35 @@ Its learning rate is the best of three for dense training, its decay the one tha
 Its `Venom` has M = 16 and half of the steps after the warm-up sparse. From `124m` on the arm has M = 8 and a
 quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
     "widepilot": f"""The size `widepilot` is an eighth of `wide`: it chooses recipes and decides no claim.
-Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its sparse
-arms took more time than dense training: their numbers of steps follow from the speed of steps of two blocks
-with a small vocabulary. Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
+Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
+of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
+Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
 }
-COLUMNS = """*Loss, dense*: validation loss with every product dense, nats per token; *sparse*: with the
-method's own products and new masks, of dense training with its weights cut to 2:4. Losses are means over an
-arm's seeds. *Bits per byte*, *of the second text* (text of another kind, at the end) and *behind dense* are
-of the trained model: by sparse products where weights are sparse to the end, else by dense ones. *Behind
-dense* is paired by seed, hence no difference of these means where arms have other seeds; with the 95 %
-interval where there are seeds for one. *Sparse step*: time of a dense step / of a sparse one of the same run,
-or beside dense training in an arm without dense steps, the lowest and the highest of its runs. *Whole run*:
-dense time / time of all steps; where both runs have dense steps of the same model, each time is divided by
-that of its dense steps at the numbers at which the arm is dense, since GPUs of one host are not equally fast.
-*As timed*: without this division. *MFU*: what the products of the arm's model come to at its speed, each
-counted once and as dense, as a share of the peak of the GPU's dense products."""
+READING = f"""## How to read the tables
+
+Losses are those of validation, in nats per token, and means over the seeds of an arm.
+
+- *loss, dense*: with every product dense; *loss, sparse*: with the method's own products and new masks, of
+  dense training with its weights cut to 2:4.
+- *bits per byte*, *of the second text* (text of another kind, at the end), *behind dense*: of the trained
+  model, by sparse products where its weights are sparse to the end, else by dense ones. *Behind dense* is
+  over the seeds that both arms have, hence no difference of these means where one has more, with its 95 %
+  interval where there are several.
+- *sparse step*: time of a dense step / of a sparse one of the same run, or of dense training where an arm has
+  no dense steps; the lowest and the highest of its runs.
+- *as timed*: dense time / time of all steps; *whole run*: the same, where both runs have dense steps of one
+  model after each time is divided by that of its own dense steps, since GPUs of one host are not equally
+  fast.
+- *MFU*: what the products of the arm's model come to at its speed, each counted once and as dense, as a share
+  of the peak of the GPU's dense products.
+
+{textwrap.fill(RULE, 106)}
+The speed and the energy of a run that is *left out* compare with no others, and stand in the table only where
+an arm has no other run.
+
+What the verdicts of claims are, and what a comparison *states*, *resolves* and *needs*, is said in
+[reproduction.md](reproduction.md). *What they write* are continuations of prompts by the trained model of the
+lowest seed of each arm, the likeliest token each time."""
 TRADE = """Below 0 and right of 1 sparsity wins. Runs at equal time have no place here. Papers state of
 themselves, in their abstracts: similar convergence to dense training (`FST`, arXiv 2404.01847); no accuracy
 loss, and FFNs up to 1.3 times as fast (`Activation24`, arXiv 2503.16672); the same performance on quality
@@ -84,19 +100,14 @@ python -m experiments.study --run {plan} --jobs 0 --out runs/all
 ```
 
 {cost_of_all} From seed to seed the arms move on to other GPUs, in the same way every time. A run ends on
-the machine on which it began, or is refused. Before its first step it writes down a fingerprint of its
-first batch and its dense loss there: with another batch than the other arms of its seed, or where model
-and start are the same with another loss (by more than a thousandth of it in bfloat16, 1e-5 in float32),
-it is stopped. The same command again continues what was interrupted. Records of several hosts,
-`ARM/seedN.json`, are put into one folder, or their folders are given one name,
-`python -m experiments.study host1/124m host2/124m --out page`; they must be of one text, one statement and
-one config per arm. GPUs may be of several kinds: losses are compared over all, times within each. Of folders
-that are given beside `--run` that is asked before anything is trained, and by `--plan`, but for the text of a
-run, which is asked as soon as it is prepared.
-Records that lie in `OUT/SIZE` before a run begins count as other arms: with `docs/evidence/124m` copied to
-`runs/pair/124m`, a run on another text is stopped before its first step.
-This page is made of records in `docs/evidence/SIZE`."""
-SAMPLES = "Continuations of prompts by the trained model of the lowest seed, the likeliest token each time."
+the machine on which it began, or is refused. It is stopped before its first step where its first batch is
+not that of the other arms of its seed, or where model and start are theirs and its dense loss on that batch
+is not (by more than a thousandth of it in bfloat16, 1e-5 in float32). The same command again continues what
+was interrupted.
+
+Records of several hosts, `ARM/seedN.json`, are put into one folder, or their folders are given one name:
+`python -m experiments.study host1/124m host2/124m --out page`. They must be of one text, one statement and
+one config per arm; GPUs may be of several kinds. This page is made of those in `docs/evidence/SIZE`."""
 
 
 def how() -> str:
@@ -165,8 +176,8 @@ def section(study: evidence.Study, folder: Path) -> str:
     parts += [said] if not study.is_pilot and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
     parts += [OF_PILOTS[study.name]] if study.is_pilot else []
-    if said := evidence.samples(study):
-        parts += ["### What they write", SAMPLES, said]
+    if not study.is_pilot and (said := evidence.samples(study)):
+        parts += ["### What they write", said]
     return "\n\n".join(parts)
 
 
@@ -228,6 +239,7 @@ def check(others: list[Path], folder: Path, argv: list[str]) -> None:
     together.check_dense(folder, {member.arm for member in members})
     if not args.only:
         ablate.check_begun(claim, again=True)
+        runs.check_starts(claim.jobs)
 
 
 def by_name(folders: list[Path]) -> dict[str, list[Path]]:
@@ -311,11 +323,7 @@ def main(argv=None):
         *trade(studies, drawn),
     ]
     parts += [said] if (said := evidence.over_tokens(studies)) else []
-    parts += [
-        *(section(study, drawn) for study in studies),
-        *([COLUMNS] if studies else []),
-        how(),
-    ]
+    parts += [*([READING] if studies else []), *(section(study, drawn) for study in studies), how()]
     args.out.mkdir(parents=True, exist_ok=True)
     files.write(args.out / PAGE, "\n\n".join(parts) + "\n")
     print(args.out / PAGE)

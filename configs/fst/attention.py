@@ -27,7 +27,7 @@ def ablation(size: Size) -> Ablation:
             "was expected, and in every seed. The cause was not sought.",
             "gpu": "Here, too, projections cost more than FFNs do: 0.033 nats beside 0.013, in every "
             "seed, where 0.005 to 0.015 were expected. That is more than the 0.02 of the claim on "
-            "average, and four seeds would be needed to refute it.",
+            "average, which three seeds do not decide.",
         },
         differs="Queries, keys and values are one product, pruned in 4 x 4 tiles as FFN weights are.",
     )

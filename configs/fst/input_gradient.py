@@ -33,7 +33,7 @@ def ablation(size: Size) -> Ablation:
             "average, which eight seeds do not tell from zero.",
             "gpu": "Double-pruned ends 0.010 nats behind a dense input gradient and 0.008 behind "
             "transposable masks, as on two cores: the second half of the claim shows nowhere, and "
-            "four seeds would be needed to decide the first.",
+            "three seeds do not decide the first.",
         },
         differs="Masks follow the weights, searched every 40 steps, where the paper fixes them at the first "
         "step: only the backward weight differs between the first two arms. Masked decay in all of them.",

@@ -226,6 +226,11 @@ def check_folder(jobs, out: Path, resume: bool):
                 + "\n  ".join(changed)
                 + "\nGive another --out.",
             )
+
+
+def check_starts(jobs) -> None:
+    """UserError for a run that is still to be trained, and starts from one that this machine lacks."""
+    for job in jobs:
         start = job.needs
         if not job.done and start and start.done and not start.out.is_dir():
             raise UserError(
@@ -380,14 +385,17 @@ def run_one(job: Job, others=(), show: bool | None = None, label: str = "") -> s
 
 
 def write_samples(job: Job) -> None:
-    """Add to the rows of a finished run what its trained model makes of `train.prompts`."""
+    """Add to the rows of a finished run what its trained model makes of `train.prompts`, and by which
+    products."""
     rows = job.rows
     if not job.config.train.prompts or any(row["kind"] == "sample" for row in rows):
         return
     sampler = Sampler(job.out)
+    made = {"kind": "sample", "step": job.config.train.steps}
+    made["products"] = "sparse" if sampler.sparse else "dense"
     for prompt in job.config.train.prompts:
         text = "".join(sampler(prompt, tokens=SAMPLE_TOKENS, temperature=0.0, seed=0))
-        rows.append({"kind": "sample", "step": job.config.train.steps, "prompt": prompt, "text": text})
+        rows.append({**made, "prompt": prompt, "text": text})
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     files.write(job.out / "metrics.jsonl", lines)
 

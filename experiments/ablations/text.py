@@ -31,10 +31,12 @@ for the page. A comparison with p <= 0.05 is **confirmed** if the mean lies in t
 seed, or an arm stays at the floor or ceiling of a share, so that nothing was tested. **Cannot be decided**
 at this size: not decided, and the effect that the claim states, or its margin, is smaller than what these
 seeds *resolve*, the effect that they would find in 80 % of repetitions. **No verdict**: a run diverged, is
-not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds that
-would resolve the stated effect, or, where the claim states a direction only, the effect seen. A claim is
-confirmed if all its comparisons are, and refuted if one is; else it has the verdict that stands most in its
-way."""
+not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds
+that would decide such a comparison in 80 % of repetitions, if the spread over seeds stayed what it is and
+the true mean lay where the stated effect places it or, for a margin and for a direction without an effect,
+where it was measured. A mark `-` stands where it was measured beyond a margin: no number of seeds would then
+decide for the claim. A claim is confirmed if all its comparisons are, and refuted if one is; else it has the
+verdict that stands most in its way."""
 PRETRAINED = "All arms start from {pretrained}; the first arm is that model as it is, for every seed."
 # Shown for every arm; others where a comparison names them.
 ALWAYS = (
@@ -54,7 +56,7 @@ def body(result: dict, image: str | None, found: str, shared: str = "") -> str:
     shared: what other results have the same runs."""
     parts = [
         f"{result['claim']} ({result['source']}.)",
-        f"**{verdict(result)}**",
+        headline(result),
         findings(result),
         noise(result),
         statement(result),
@@ -100,8 +102,8 @@ def findings(result: dict) -> str:
         lines[0].insert(3, "noise floor")
     for f in result["findings"]:
         interval = f["note"] if f["low"] is None or f["note"] else f"{f['low']:.4g} to {f['high']:.4g}"
-        undecided = f["verdict"] in ("inconclusive", "cannot be decided") and f["p"] is not None
-        needs = (str(f["seeds_needed"] or f"> {MOST_SEEDS}")) if undecided else "-"
+        seeds = f["seeds_needed"]
+        needs = "-" if seeds is None else str(seeds) if seeds <= MOST_SEEDS else f"> {MOST_SEEDS}"
         cells = [f["p"], f["states"], f["resolves"]]
         line = [
             f["claim"],
@@ -140,37 +142,65 @@ def noise(result: dict) -> str:
     )
 
 
+def headline(result: dict) -> str:
+    """The verdict, with a mark where its predicate was written after results were known."""
+    later = {
+        "comparisons": "by comparisons that were rewritten after results were known",
+        "effects": "by effects that were stated after results were known",
+    }
+    mark = later.get(rewritten(result))
+    return f"**{verdict(result)}**{f', {mark}' if mark else ''}"
+
+
+def rewritten(result: dict) -> str:
+    """What of a predicate was written after results were known: "comparisons", or "effects" alone; "" for
+    nothing, and where that is not known."""
+    before, now = _before(result), result["statement"]["comparisons"]
+    if before is None or before == now:
+        return ""
+    return "effects" if list(map(_plain, before)) == list(map(_plain, now)) else "comparisons"
+
+
+def _before(result: dict) -> list[str] | None:
+    """The comparisons that were stated before the first run, else those that the result was recorded with,
+    which knew no effects."""
+    return (result.get("registered") or {}).get("comparisons", result.get("recorded with"))
+
+
+def _plain(comparison: str) -> str:
+    """A comparison of a statement without its effect."""
+    return re.sub(r" by \S+$", "", comparison)
+
+
 def statement(result: dict) -> str:
     """When claim, expectation and comparisons were written down, and whether they have changed since."""
     judged, written = result["statement"], result.get("registered")
     if not written:
-        return (
-            f"Predicate {judged['hash']}: it was not stored before the first run. {_changed(result)}".strip()
-        )
+        since = f" Recorded under an earlier predicate; {_changed(result)}." if rewritten(result) else ""
+        return f"Predicate {judged['hash']}: it was not stored before the first run.{since}"
     when = f"written {written['written']}, before the first run"
     if written["runs before"]:
         when = f"written {written['written']}, after {written['runs before']} runs had begun"
     if written["hash"] == judged["hash"]:
         return f"Predicate {judged['hash']}, {when}."
-    return f"Recorded under an earlier predicate, {written['hash']}, {when}; judged by {judged['hash']}."
+    changed = _changed(result) if rewritten(result) else "only words differ, not the comparisons"
+    return (
+        f"Recorded under an earlier predicate, {written['hash']}, {when}; judged by {judged['hash']}: "
+        f"{changed}."
+    )
 
 
 def _changed(result: dict) -> str:
-    """How the comparisons differ from those that the result was recorded with."""
-    before, now = result.get("recorded with"), [f["claim"] for f in result["findings"]]
-    if before is None:
-        return ""
+    """How the comparisons differ from those of before."""
+    before, now = (list(map(_plain, c)) for c in (_before(result), result["statement"]["comparisons"]))
     gone, new = [c for c in before if c not in now], [c for c in now if c not in before]
-    if not (gone or new):
+    parts = [f"{what}: {'; '.join(own)}" for what, own in (("no longer compared", gone), ("new", new)) if own]
+    if not parts:
         return (
-            "Recorded under an earlier predicate with the same comparisons; the effects that they state were "
-            "written down after the runs, from the expectation."
+            "its comparisons are the same, and the effects that they state were written down after the runs, "
+            "from the expectation"
         )
-    parts = [
-        f"no longer compared: {'; '.join(gone)}" if gone else "",
-        f"new: {'; '.join(new)}" if new else "",
-    ]
-    return f"Recorded under an earlier predicate; {'; '.join(filter(None, parts))}."
+    return "; ".join(parts)
 
 
 def arms(result: dict) -> str:

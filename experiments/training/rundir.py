@@ -58,6 +58,15 @@ def started(out: Path) -> bool:
     return (out / "config.json").exists()
 
 
+def goes_on_here(out: Path, config: Config) -> bool:
+    """Whether a run in a folder would go on from a checkpoint on the machine, and over the mesh, that it had
+    last."""
+    rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
+    machines = [row["place"]["machine"] for row in rows if "place" in row]
+    begun = any((out / "checkpoints").glob("[0-9]*")) and machines[-1:] == [place()["machine"]]
+    return begun and open_run(out).mesh == config.mesh
+
+
 @contextlib.contextmanager
 def alone(out: Path):
     """Holds the run folder, which need not exist yet, against every other process (process 0 only).

@@ -40,6 +40,7 @@ def test_a_study_of_the_records(done, tmp_path, capsys):
     second = [evidence.second_bits(dense[seed]) for seed in (0, 1)]
     assert f" {sum(second) / 2:.4f} |" in page and second != [None, None]
     (sample,) = dense[0].rows["sample"]
+    assert sample["products"] == "dense" and "dense, by" not in page
     assert sample["prompt"] == "def " and len(sample["text"].encode()) >= 16 and "### What they write" in page
     for name in ("tiny_tokens", "tiny_minutes", "trade"):
         assert (tmp_path / f"page/evidence/{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -326,9 +327,9 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert page.index("## 124m\n") < page.index("## 124m-controls\n") < page.index("## pilot\n")
     assert page.startswith("# Evidence\n\n**Sparsity loses at the size `124m-tokens`**: ")
     assert "\n\n**Sparsity shows no gain at the size `124m`**: " in page
-    assert "time of dense training, arms end, in nats per token, ahead of it: Activation24 -0.003; " in page
+    assert "that long), arms end, in nats per token, ahead of it: Activation24 -0.003; " in page
     assert "corrected for 6 comparisons" in page
-    assert page.count("### The claim") == 4  # pilots decide none
+    assert page.count("### The claim") == page.count("### What they write") == 4  # pilots decide none
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
@@ -397,6 +398,7 @@ def test_a_study_at_equal_time_says_so():
     timed = dataclasses.replace(runs, arms=runs.arms | {"FST": {0: run}})
     assert timed.equal_time and "its steps 1.00 times as fast" in evidence.summary(timed)
     assert "with more steps, which were to take the time of dense" in evidence.losing([timed])[0]
+    assert "to take the time" not in evidence.summary(timed), "it took it, but for a step"
     shorter = dataclasses.replace(run.config, train=dataclasses.replace(longer, steps=875))
     mixed = {"FST": {0: dataclasses.replace(run, config=shorter)}}
     assert not evidence.losing([dataclasses.replace(runs, arms=runs.arms | mixed)])
@@ -449,6 +451,37 @@ def test_recorded_results_are_judged_by_the_claims_and_rules_of_today():
         }, path
         assert [f["verdict"] for f in again["findings"]] == [f["verdict"] for f in found["findings"]], path
         assert "recorded with" in found or found["registered"]["runs before"] == 0
+
+
+def test_what_of_a_predicate_was_written_after_results_were_known():
+    """By what was stated before the runs, or else by what the result was recorded with."""
+    plain, effect, other = "loss of a minus b < 0", "loss of a minus b < 0 by 0.1", "loss of a minus c < 0"
+    for before, now, what in (
+        ([plain], [plain], ""),
+        ([plain], [effect], "effects"),
+        ([plain], [plain, other], "comparisons"),
+    ):
+        for earlier in ({"registered": {"comparisons": before}}, {"recorded with": before}):
+            found = {"statement": {"comparisons": now, "hash": "1"}, **earlier}
+            assert text.rewritten(found) == what
+    assert text.rewritten({"statement": {"comparisons": [plain]}}) == ""
+
+
+def test_pages_mark_what_was_written_after_results_were_known():
+    found = reproduction.recorded()
+    later = [(r["paper"], r["name"]) for _, r in found if text.rewritten(r)]
+    assert later and reproduction.page(found).count("after results were known\n") == len(later)
+    lines = [
+        line.split(" | ") for line in reproduction.comparison(found).splitlines() if line.startswith("| [")
+    ]
+    marked = [line for line in lines if line[5] in ("comparisons", "effects")]
+    assert len(marked) == len(later)
+    controls, wide = (
+        evidence.claim(evidence.read(REPOSITORY / "docs/evidence" / name))
+        for name in ("124m-controls", "wide")
+    )
+    assert "**, by comparisons that were rewritten after results were known" in controls
+    assert "after results were known" not in wide and "only words differ, not the comparisons" in wide
 
 
 def test_a_verdict_on_one_thing_is_said_once():

@@ -148,6 +148,11 @@ def test_retraining_of_a_trained_and_of_an_imported_model(
     (copied / "named/seed0.json").unlink()
     status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
     assert status == 2 and "named/0 is still to be trained and starts from dense/0, of which this" in said
+    kept = shutil.copytree(out / "named/seed0", tmp_path / "kept/named/seed0") / "config.json"
+    kept.write_text(kept.read_text().replace(str(out / "dense/seed0"), str(copied / "dense/seed0")))
+    reused = ["--out", copied, "--resume", "--reuse", tmp_path / "kept"]
+    status, said = run(capsys, f"{claim}:cpu", *argv[:4], *reused)
+    assert status == 0 and "Reused, with the same config" in said, said
     ((path, recorded),) = reproduction.recorded(elsewhere / "reproduction")
     assert "_cpu_pretrained_" in path.name
     page = reproduction.page([(path, recorded)])

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from experiments.ablations import ablation as ablations
-from experiments.ablations import runs
+from experiments.ablations import runs, text
 from experiments.analysis.outcome import METRICS
 from experiments.training import rundir
 from tests.experiments.ablate.conftest import STEPS, forget, run, write_claim
@@ -91,6 +91,7 @@ def test_a_predicate_that_changed_after_the_runs(done, tmp_path, capsys):
     assert found["registered"]["hash"] != found["statement"]["hash"]
     page = (copy / "report.md").read_text()
     assert f"Recorded under an earlier predicate, {found['registered']['hash']}" in page
+    assert f"{text.verdict(found)}**, by comparisons that were rewritten after results were known" in page
 
 
 def test_runs_of_two_commits_are_not_combined(done, tmp_path, capsys):

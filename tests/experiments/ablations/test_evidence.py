@@ -305,6 +305,30 @@ def test_a_study_is_named_by_its_folder_wherever_one_stands(monkeypatch):
     assert evidence.read(type(STORED)(".")).name == "pilot"
 
 
+def test_a_time_that_was_not_that_of_dense_training_is_said():
+    """By the records: of the arms at the size wide, and of no pilot, the first sentences say it, too."""
+    small, wide = (evidence.read(STORED / name) for name in ("widepilot", "wide"))
+    taken = {arm: f"{small.time_taken(arm)[-1]:.2f}" for arm in small.others}
+    assert all(float(ratio) > evidence.CLEARLY for ratio in taken.values())
+    longer = f"Activation24 took {taken['Activation24']} times that long, FST {taken['FST']} and Venom"
+    assert f"time of dense training: as timed, {longer} {taken['Venom']}." in evidence.summary(small)
+    low, high = wide.time_taken("FST")
+    (said,) = evidence.at_equal_time([small, wide])
+    assert f"(as timed, FST took {low:.2f} to {high:.2f} times that long)" in said
+    level = dataclasses.replace(wide, arms={arm: {0: runs[0]} for arm, runs in wide.arms.items()})
+    assert "where each method has the time of dense training, arms" in evidence.at_equal_time([level])[0]
+
+
+def test_samples_say_their_products_where_these_are_known(pilot):
+    """Earlier runs did not write them down."""
+    assert "\nFST:\n" in evidence.samples(pilot) and ", by " not in evidence.samples(pilot)
+    run = pilot.arms["FST"][0]
+    rows = [row | {"products": "sparse"} for row in run.rows["sample"]]
+    run = dataclasses.replace(run, rows=run.rows | {"sample": rows})
+    said = evidence.samples(dataclasses.replace(pilot, arms=pilot.arms | {"FST": {0: run}}))
+    assert said.count("FST, by sparse products:") == len(rows) and said.count(", by ") == len(rows)
+
+
 def test_a_figure_says_which_arms_it_lacks(pilot):
     assert "The figure over minutes lacks Activation24 and FST." in evidence.about(pilot)
 

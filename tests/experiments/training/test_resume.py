@@ -18,9 +18,10 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import files, launch
 from experiments.analysis import comparison, runs
+from experiments.config import Mesh
 from experiments.data import batches as datas
 from experiments.errors import UserError
-from experiments.training import rundir
+from experiments.training import opening, rundir
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
 from experiments.training.metrics import Writer
@@ -108,6 +109,23 @@ def test_resume_takes_its_config_from_the_folder(copy, capsys):
         with pytest.raises(SystemExit) as stop:
             launch.main(arguments)
         assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_where_it_was_measures_nothing(copy, shared, capsys, monkeypatch):
+    """So that its products stay what they were; on another machine they are measured, as at its start."""
+    calls = []
+    monkeypatch.setattr(opening, "ensure", lambda *args, **kwargs: calls.append(args))
+    again = [str(shared / "tiny.py"), "--out", str(copy), "--resume", "--progress", "False"]
+    for machine, measured in (("", False), ("another", True), ("another", False)):
+        if machine:
+            monkeypatch.setattr(rundir, "place", lambda: {"machine": "another", "gpu": None})
+        shutil.rmtree(copy / "checkpoints" / "12")
+        launch.main(again)
+        assert bool(calls) == measured, machine
+        calls.clear()
+    config = rundir.open_run(copy)
+    assert rundir.goes_on_here(copy, config)
+    assert not rundir.goes_on_here(copy, dataclasses.replace(config, mesh=Mesh(fsdp=2)))
 
 
 def test_what_delayed_scales_remember_is_resumed(config, tmp_path):
