@@ -352,10 +352,33 @@ def test_what_a_loop_cannot_run_is_refused():
         (lambda: s24.Tree(params, method, ["blok"], jax.random.key(0)), "parameters have no 'blok'"),
         (lambda: s24.Tree(params, method, [""], jax.random.key(0)), "it lacks 'w1'"),
         (lambda: s24.Tree(params, s24.methods.SLoPe(), ["block"], jax.random.key(0)), "use s24.nn.FFN"),
+        (lambda: s24.Tree(params, method, None, jax.random.key(0)), "ffns=None must be a list"),
+        (lambda: s24.Tree(params, method, ["block"], 0), "Tree: key must be one PRNG key"),
     ]
     for call, match in cases:
         with pytest.raises((TypeError, ValueError), match=match):
             call()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"w2": jnp.ones((12, d))}, r"w2 of 'block' has shape \(12, 16\); beside w1 .* must be \(32, 16\)"),
+        ({"w1": jnp.ones((3, d, f))}, r"w2 of 'block' has shape \(32, 16\); .* must be \(3, 32, 16\)"),
+        ({"w1": jnp.ones(f)}, r"w1 of 'block' must be a matrix \(..., in, out\), got shape \(32,\)"),
+        ({"w1": [[1.0] * f] * d}, "w1 of 'block' must be an array, got list"),
+        ({"w1": None}, "w1 of 'block' must be an array, got NoneType"),
+        ({"w2": jnp.ones((f, d), int)}, "w2 of 'block' has dtype int32; supported are"),
+        ({"b1": jnp.ones(d)}, r"b1 of 'block' has shape \(16,\); beside w1 .* must be \(32,\)"),
+        ({"b2": jnp.ones(f)}, r"b2 of 'block' has shape \(32,\); beside w2 .* must be \(16,\)"),
+        ({"w1": jnp.ones((d, 30)), "w2": jnp.ones((30, d))}, "Tree: 'block': .* size 30 along axis"),
+    ],
+)
+def test_the_arrays_of_a_block_of_a_tree_fit_each_other(change, words):
+    """Steps failed on them, if at all, in words of functions that the caller had not called."""
+    block = {"w1": jnp.ones((d, f)), "w2": jnp.ones((f, d)), "b1": None} | change
+    with pytest.raises((TypeError, ValueError), match=words):
+        s24.Tree({"block": block}, METHODS["FST"], ["block"], jax.random.key(0))
 
 
 @pytest.mark.parametrize("switch", [s24.nn.set_sparse, s24.nn.set_adapting])
