@@ -49,9 +49,8 @@ def as_array(op: str, name: str, x: Any, also: tuple = ()) -> jax.Array:
 
     Returns: an array of one of these dtypes.
     Raises: TypeError if x is no array, or not of a supported dtype."""
-    if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
-        fix = "; call todense()" if hasattr(x, "todense") else ""
-        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
+    if not isinstance(x, (list, tuple, float, int)):
+        check_array(op, name, x)
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
@@ -77,9 +76,25 @@ def as_mask(op: str, mask: Any, x: jax.Array) -> jax.Array:
     return mask
 
 
-def _converts(x) -> bool:
+def check_array(op: str, name: str, x: Any) -> None:
+    """Raises TypeError for what is no array, such as a list.
+
+    op, name: the operation and its argument, for the message.
+    x: from a caller."""
     dense = hasattr(x, "__array__") or hasattr(x, "__jax_array__")
-    return hasattr(x, "dtype") and dense and not hasattr(x, "todense")
+    if not (hasattr(x, "dtype") and dense) or hasattr(x, "todense"):
+        fix = "call todense()" if hasattr(x, "todense") else "make one by jnp.asarray"
+        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}; {fix}.")
+
+
+def check_input(op: str, x: Any) -> None:
+    """Raises TypeError or ValueError unless the input of a layer is an array with an axis of features.
+
+    op: the layer, for the message.
+    x: from a caller."""
+    check_array(op, "x", x)
+    if not x.ndim:
+        raise ValueError(f"{op}: x must be an array (..., features), got a number, of shape ().")
 
 
 def check_dtype(op: str, name: str, dtype: jax.typing.DTypeLike, also: tuple = ()) -> None:

@@ -20,7 +20,7 @@ from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn import sharding
-from jax_sparse24.patterns import check_size
+from jax_sparse24.patterns import check_input, check_size
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
 ROLES = ("w", *LINEAR_IN_FFN)
@@ -61,12 +61,14 @@ def noting(ran: set[str] | None):
 
 
 def naming_its_layer(call: _Call) -> _Call:
-    """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
+    """`__call__` of a module with a `path`, with which the message of a wrong argument begins, and an input
+    that is an array."""
 
     @functools.wraps(call)
-    def run(self, *args, **options):
+    def run(self, x, *args, **options):
         try:
-            return call(self, *args, **options)
+            check_input(type(self).__name__, x)
+            return call(self, x, *args, **options)
         except (TypeError, ValueError) as error:
             told = not self.path or str(error).startswith(self.path)
             if told or type(error) not in (TypeError, ValueError):  # others are made from more than a text
