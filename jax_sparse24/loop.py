@@ -304,12 +304,13 @@ class Loop:
                 return loss_and_grad(state, params, own, jax.tree.map(lambda x: x[0], batch), 0)
 
             def add(total, part):
-                return jax.tree.map(jnp.add, total, loss_and_grad(state, params, own, *part)), None
+                loss, grads = loss_and_grad(state, params, own, *part)
+                return jax.tree.map(jnp.add, total, grads), loss
 
             seen, _ = view.statistics(own)
-            zero = (jnp.zeros((), jnp.result_type(float)), jax.tree.map(jnp.zeros_like, (params, seen)))
-            total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
-            return jax.tree.map(lambda x: x / parts, total)
+            zero = jax.tree.map(jnp.zeros_like, (params, seen))
+            total, losses = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
+            return jax.tree.map(lambda x: x / parts, (losses.sum(), total))
 
         def mean_of_shards(state, params, own, batch):
             mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]

@@ -538,7 +538,7 @@ def test_evaluations_take_batches():
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_micro_batches_of_a_loss_of_another_dtype(dtype):
-    """Losses are summed in float32, or in the default type of floats where that is wider."""
+    """Losses are summed in float32, or in a wider type of their own."""
     with jax.enable_x64(dtype == "float64"):
         options = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype)}
         made = [s24.nn.FFN(d, f, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options) for _ in range(2)]
@@ -548,6 +548,15 @@ def test_micro_batches_of_a_loss_of_another_dtype(dtype):
             loop = s24.Loop(module, loss, optax.sgd(1e-2), STEPS, accumulate=parts)
             losses.append(float(loop.advance(loop.init(), x, 0)[1]["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-2 if dtype == "bfloat16" else 1e-12)
+
+
+def test_micro_batches_do_not_widen_a_loss():
+    """With 64-bit types the mean of losses in float32 was float64."""
+    with jax.enable_x64(True):
+        x = {name: value.astype(jnp.float32) for name, value in batch(0).items()}
+        for parts in (1, 2):
+            loop = loop_of(s24.methods.STE(), accumulate=parts)
+            assert loop.advance(loop.init(), x, 0)[1]["loss"].dtype == jnp.float32
 
 
 def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
