@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,11 +20,12 @@ from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import StepAdamState, permute_moments, settled
-from jax_sparse24.patterns import check_flag, check_size
+from jax_sparse24.patterns import as_list, check_flag, check_size
 from jax_sparse24.schedule import Phase, Schedule, due
 
 State = dict[str, Any]
-OWN = ("step", "params", "sparse", "opt")  # entries of the state that the loop itself makes
+OWN = ("step", "params", "sparse", "opt", "method")  # entries of the state that the loop itself makes
+NAMED = 64  # letters of the names of methods that a state has
 
 
 class Loop:
@@ -43,7 +44,8 @@ class Loop:
     of the gradients, and gives the masks in use to the optimiser.
 
     The state is a dict of pytrees, and all of it belongs in a checkpoint: "step" (int32, of the next step),
-    "params", "sparse" (masks, keys, modes, ages) and "opt" (the optimiser's state). Entries that a user adds
+    "params", "sparse" (masks, keys, modes, ages), "opt" (the optimiser's state) and "method" (uint8, the
+    letters of the names of the layers' methods). Entries that a user adds
     are carried along and handed to the loss. The mode of a phase is static: one step is compiled for each.
 
     model: an NNX module with layers of `s24.nn`, or an Equinox module of `s24.sparsify`, which is left as it
@@ -87,6 +89,15 @@ class Loop:
             raise TypeError(f"Loop: loss must be a function of (model, batch), got {type(loss).__name__}.")
         check_size("Loop", "accumulate", accumulate)
         check_flag("Loop", "debug", debug)
+        whole = isinstance(schedule, int | np.integer) and not isinstance(schedule, bool) and schedule >= 1
+        if not isinstance(schedule, Schedule) and not whole:
+            raise TypeError(
+                "Loop: schedule must be an s24.Schedule, or the number of optimiser steps, a positive int, "
+                f"got {schedule!r}."
+            )
+        if not (jit is None or callable(jit)):
+            raise TypeError(f"Loop: jit must be a function such as jax.jit, or None for that, got {jit!r}.")
+        sum_over = as_list("Loop", "sum_over", sum_over, "names of mesh axes")
         if isinstance(tx, nnx.Optimizer):
             tx = tx.tx
         if not isinstance(tx, optax.GradientTransformation):
@@ -120,7 +131,14 @@ class Loop:
                 "the sparse one, but this schedule begins sparse. Take both from the method of the layers: "
                 f"{name}().schedule(steps) and s24.optim.for_method({name}(), ...)."
             )
-        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
+        state = {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
+        return state | {"method": jnp.array(np.frombuffer(self._names.encode(), np.uint8))}
+
+    @property
+    def _names(self) -> str:
+        """Of the layers' methods, of one length for all."""
+        names = "+".join(sorted({type(method).__name__ for method in self.view.methods}))
+        return names[:NAMED].ljust(NAMED)
 
     def advance(self, state: State, batch: Any, step: int) -> tuple[State, dict[str, jax.Array]]:
         """One optimiser step, with all that is due before it. The state is donated: use what is returned.
@@ -134,6 +152,7 @@ class Loop:
         Raises: ValueError for a step outside the schedule or of another number than the state's, or a batch
             that `accumulate` does not divide; TypeError for a batch of no arrays, or a loss that returns no
             scalar."""
+        _check_entries("Loop.advance", state)
         batch = self.micro_batches(batch)
         self._check_step(state, step)
         state, phase = self.prepare(state, step)
@@ -158,7 +177,7 @@ class Loop:
             number = int(state["step"])
         if step != number:
             raise ValueError(
-                f"Loop: step {step} is not that of the state, which has made {number} steps. Advance with "
+                f"Loop: step {step!r} is not that of the state, which has made {number} steps. Advance with "
                 f"step={number}, in order: phases, masks and noise follow this number."
             )
 
@@ -394,7 +413,14 @@ class Loop:
 
         if not jax.tree.leaves(batch):
             raise TypeError(f"Loop: a batch is a pytree of arrays, got {batch!r}, which has none.")
-        return jax.tree_util.tree_map_with_path(split, batch)
+        found = jax.tree_util.tree_map_with_path(split, batch)
+        if self.accumulate > 1 and len(counts := {len(x) for x in jax.tree.leaves(batch)}) > 1:
+            raise ValueError(
+                f"Loop: the arrays of a batch have {' and '.join(map(str, sorted(counts)))} examples, which "
+                f"accumulate={self.accumulate} would split in different ways. Give all of them one leading "
+                "axis of examples."
+            )
+        return found
 
     # ---- evaluation, checkpoints, the finished model
 
@@ -410,11 +436,14 @@ class Loop:
         Returns: {"dense": float, "sparse": float}.
         Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
             scalar; ValueError for no batch."""
-        if isinstance(batches, jax.Array | np.ndarray | dict):
-            kind = "dict" if isinstance(batches, dict) else "array"
+        _check_entries("Loop.evaluate", state)
+        if isinstance(batches, jax.Array | np.ndarray | dict | str) or not isinstance(batches, Iterable):
+            kind = "array" if hasattr(batches, "dtype") else type(batches).__name__
             raise TypeError(
                 f"Loop.evaluate: batches must be an iterable of batches, such as [batch], got one {kind}."
             )
+        if not (loss is None or callable(loss)):
+            raise TypeError(f"Loop.evaluate: loss must be a function of (model, batch), got {loss!r}.")
         batches = list(batches)
         if not batches:
             raise ValueError("Loop.evaluate: batches must hold at least one batch, got none.")
@@ -446,15 +475,18 @@ class Loop:
         state: with the structure of `init`.
 
         Returns: the state.
-        Raises: ValueError if it has other entries, arrays of other shapes or dtypes, belongs to a step
-            outside the schedule, was written in another kind of phase than that of the step before, or in
-            a sparse phase by a run that never put the neurons in order, or holds a scale that is not finite
-            and greater than 0."""
+        Raises: TypeError for what is no such state. ValueError if it was trained by other methods, unless
+            dense; has other entries, or arrays of other shapes or dtypes; belongs to a step outside the
+            schedule; was written in another kind of phase than that of the step before, or in a sparse phase
+            by a run that never put the neurons in order; or holds a scale that is not finite and greater than
+            0."""
+        _check_entries("Loop.restore", state)
         want, got = jax.eval_shape(self.init), {name: state[name] for name in OWN if name in state}
         where = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(want)}
         there = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(got)}
         for name, like in where.items():
-            found = f"{there[name].dtype} {there[name].shape}" if name in there else "absent"
+            x = there.get(name)
+            found = f"{x.dtype} {x.shape}" if hasattr(x, "dtype") else "absent" if x is None else repr(x)
             if found != f"{like.dtype} {like.shape}":
                 raise ValueError(
                     f"Loop: state{name} of the checkpoint is {found}; this loop needs "
@@ -464,6 +496,13 @@ class Loop:
             raise ValueError(
                 f"Loop: the checkpoint has state{more[0]}{f' and {len(more) - 1} more' * (len(more) > 1)}, "
                 "which this loop has not. Restore into loop.init(), of the same model, method and optimiser."
+            )
+        names = bytes(np.asarray(state["method"])).decode(errors="replace")
+        if names.strip() != "Dense" and names != self._names:
+            raise ValueError(
+                f"Loop: the checkpoint was trained by {names.strip()}, but the layers of this loop have "
+                f"{self._names.strip()}. Make the model with that method; to go on with another one "
+                "nevertheless, restore state | {'method': loop.init()['method']}."
             )
         step = int(state["step"])
         if not 0 <= step <= self.schedule.total_steps:
@@ -590,6 +629,16 @@ def _names(axes) -> tuple[str, ...]:
 
 def _is_frozen(x) -> bool:
     return isinstance(x, StepAdamState)
+
+
+def _check_entries(op: str, state) -> None:
+    """TypeError for what is no state of a loop."""
+    missing = [name for name in OWN[:4] if not isinstance(state, Mapping) or name not in state]
+    if missing:
+        raise TypeError(
+            f"{op}: state must be the dict of loop.init(), or of a step; this {type(state).__name__} has no "
+            f"{missing[0]!r}."
+        )
 
 
 def _check_scalar(loss) -> None:

@@ -129,6 +129,30 @@ def test_a_state_of_another_run_is_refused():
 
 
 @pytest.mark.parametrize("made", [loop_of, tree_loop])
+def test_a_state_of_another_method_is_refused_unless_one_says_so(made):
+    """That of SRSTE has the very arrays of that of STE."""
+    ste, other = (made(method) for method in (s24.methods.STE(), s24.methods.SRSTE(decay=0)))
+    state, _ = ste.advance(ste.init(), batch(0), 0)
+    assert ste.restore(state) is state
+    with pytest.raises(
+        ValueError, match=r"was trained by STE, but the layers of this loop have SRSTE\. Make"
+    ):
+        other.restore(state)
+    state, _ = other.advance(other.restore(state | {"method": other.init()["method"]}), batch(1), 1)
+    with pytest.raises(ValueError, match=r"was trained by SRSTE, but the layers of this loop have STE\."):
+        ste.restore(state)
+    with pytest.raises(ValueError, match=r"state\['method'\] of the checkpoint is absent"):
+        ste.restore({name: value for name, value in state.items() if name != "method"})
+
+
+def test_a_dense_state_goes_on_with_any_method():
+    dense, sparse = (tree_loop(method) for method in (s24.methods.Dense(), s24.methods.STE()))
+    state, _ = dense.advance(dense.init(), batch(0), 0)
+    sparse.schedule = s24.Schedule((s24.Phase("dense", 1, sparse=False), s24.Phase("sparse", 7, sparse=True)))
+    sparse.advance(sparse.restore(state), batch(1), 1)
+
+
+@pytest.mark.parametrize("made", [loop_of, tree_loop])
 def test_a_state_with_a_scale_that_no_method_makes_is_refused(made):
     """Of any weight of a block."""
     loop = made(s24.methods.SSTE(mvue=None))
@@ -348,6 +372,18 @@ def test_what_a_loop_cannot_run_is_refused():
         (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
         (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
         (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),
+        (lambda: s24.Loop(ffn(method), loss, tx, 0), "schedule must be an s24.Schedule, or .* got 0"),
+        (lambda: s24.Loop(ffn(method), loss, tx, [8]), r"schedule must be an s24.Schedule, or .* got \[8\]"),
+        (lambda: loop_of(method, sum_over="dp"), "sum_over='dp' must be a list of names"),
+        (lambda: loop_of(method, jit=False), "jit must be a function such as jax.jit, or None"),
+        (
+            lambda: s24.Loop(ffn(method), loss, tx, 8, method=s24.methods.STE()),
+            r"method=STE\(\) is none of the layers' methods",
+        ),
+        (lambda: s24.Loop(ffn(method), loss, tx, 8, method=type(method)), r"is none of the layers' methods"),
+        (lambda: loop_of(method).advance(batch(0), batch(0), 0), "this dict has no 'step'"),
+        (lambda: loop_of(method).evaluate(None, [batch(0)]), "Loop.evaluate: .* this NoneType has no 'step'"),
+        (lambda: loop_of(method).restore({}), "Loop.restore: .* this dict has no 'step'"),
         (lambda: s24.Tree(params, method, [], jax.random.key(0)), "ffns names 0 blocks"),
         (lambda: s24.Tree(params, method, ["blok"], jax.random.key(0)), "parameters have no 'blok'"),
         (lambda: s24.Tree(params, method, [""], jax.random.key(0)), "it lacks 'w1'"),
@@ -515,6 +551,12 @@ def test_a_batch_is_arrays(wrong, words):
         loop.advance(loop.init(), wrong, 0)
 
 
+def test_arrays_that_micro_batches_would_cut_in_different_ways_are_refused():
+    loop = loop_of(s24.methods.FST(), accumulate=2)
+    with pytest.raises(ValueError, match="have 16 and 32 examples, which accumulate=2 would split"):
+        loop.micro_batches(batch(0) | {"y": jnp.zeros((16, d))})
+
+
 def test_a_loss_with_more_than_a_scalar_is_refused():
     loop = s24.Loop(ffn(s24.methods.FST()), lambda m, b: (loss(m, b), 1), optax.sgd(1e-2), STEPS)
     with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
@@ -527,13 +569,15 @@ def test_a_loss_with_more_than_a_scalar_is_refused():
 def test_evaluations_take_batches():
     loop = loop_of(s24.methods.FST())
     state = loop.init()
-    for wrong in (batch(0), batch(0)["x"]):
+    for wrong in (batch(0), batch(0)["x"], None, "xy"):
         with pytest.raises(TypeError, match=r"batches must be an iterable of batches, such as \[batch\]"):
             loop.evaluate(state, wrong)
     with pytest.raises(ValueError, match="at least one batch, got none"):
         loop.evaluate(state, [])
     with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
         loop.evaluate(state, [batch(0)], lambda m, b: (loss(m, b), 1))
+    with pytest.raises(TypeError, match=r"loss must be a function of .*, got 'mse'"):
+        loop.evaluate(state, [batch(0)], "mse")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

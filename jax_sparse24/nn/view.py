@@ -527,6 +527,10 @@ def view_of(model: Any, method: Method | None = None) -> View:
     model, method: as in `s24.Loop`.
 
     Returns: a `View`."""
-    if isinstance(model, Blocks):
-        return model
-    return (Equinox if equinox_of(model) else Modules)(model, method)
+    view = model if isinstance(model, Blocks) else (Equinox if equinox_of(model) else Modules)(model, method)
+    if method is not None and method not in view.methods:
+        raise ValueError(
+            f"Loop: method={method!r} is none of the layers' methods, {', '.join(map(str, view.methods))}. "
+            "Leave it out, or give one of them."
+        )
+    return view
