@@ -122,6 +122,7 @@ def as_dtype(op: str, dtype: Any, also: tuple = ()) -> jnp.dtype:
     dtype: of a caller, such as "bfloat16" or `jnp.bfloat16`.
     also: as in `check_dtype`.
 
+    Returns: a dtype.
     Raises: TypeError for what is no dtype, or not one of those of `check_dtype`."""
     try:
         found = None if dtype is None else jnp.dtype(dtype)
@@ -176,6 +177,7 @@ def as_list(op: str, name: str, values: Any, kind: str) -> list:
     values: from a caller.
     kind: what it holds, such as "names of dtypes", for the message.
 
+    Returns: a list.
     Raises: TypeError for a string, whose letters are not meant, and for what is no sequence of any kind."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{op}: {name}={values!r} must be a list of {kind}, also where it is one.")

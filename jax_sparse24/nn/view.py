@@ -526,7 +526,8 @@ def view_of(model: Any, method: Method | None = None) -> View:
 
     model, method: as in `s24.Loop`.
 
-    Returns: a `View`."""
+    Returns: a `View`.
+    Raises: as `s24.Loop`."""
     view = model if isinstance(model, Blocks) else (Equinox if equinox_of(model) else Modules)(model, method)
     if method is not None and method not in view.methods:
         raise ValueError(
