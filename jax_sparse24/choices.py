@@ -167,15 +167,15 @@ def decided_block(
     shape: (T, d, f), tokens, model width and FFN width.
     dtype, implementation: as in `s24.explain`.
 
-    Returns: the block with its decisions.
-    Raises: as `s24.explain`."""
-    if len(shape) != 3:
-        raise ValueError(f"explain: shape must be (T, d, f), tokens, model width, FFN width; got {shape!r}.")
-    (T, d, f), dtype = shape, jnp.dtype(dtype)
-    decide("explain", dtype, implementation)  # whether the name is known and can run here
-    shapes = {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
+    Returns: the block with its decisions."""
+    dtype = jnp.dtype(dtype)
     execution = Execution("explain", "ffn", method.ffn_plan(), implementation, "squared_relu")
-    return Block(method, (T, d, f), dtype, execution, execution.decisions(FFN, shapes, dtype))
+    return Block(method, tuple(shape), dtype, execution, execution.decisions(FFN, _operands(shape), dtype))
+
+
+def _operands(shape) -> dict[str, tuple[int, int]]:
+    T, d, f = shape
+    return {"x": (T, d), "w1": (d, f), "w2": (f, d), "y2": (T, f), "dy1": (T, f), "dy3": (T, d)}
 
 
 def choice_table(block: Block) -> str:
@@ -183,8 +183,10 @@ def choice_table(block: Block) -> str:
 
     block: by `decided_block`.
 
-    Returns: lines of text."""
+    Returns: lines of text.
+    Raises: ValueError for a shape that a pattern of the method does not divide."""
     (method, shape, dtype), plan = (block.method, block.shape, block.dtype), block.execution.plan
+    dataclasses.replace(block.execution, op=f"explain: shape={shape}").check(FFN, _operands(shape))
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
     for choice in block.choices():

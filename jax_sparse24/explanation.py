@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.choices import choice_table, decided_block, method_table
+from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sparse_layers
 from jax_sparse24.nn.function import Function
 from jax_sparse24.nn.state import equinox_of
+from jax_sparse24.patterns import as_dtype, check_block
 from jax_sparse24.surgery import left_dense
 
 
@@ -32,8 +34,13 @@ def explain(
     dtype: of the products.
     implementation: for a method, as in `s24.nn.FFN`; layers have their own.
 
-    Raises: TypeError if `what` is neither; ValueError for a shape that is not three numbers or an unknown
+    Raises: TypeError if `what` is neither, or for a dtype that products do not have; ValueError for a shape
+        that is not three positive ints or does not divide into the method's groups, or an unknown
         implementation, RuntimeError for one that cannot run here."""
+    dtype = as_dtype("explain", dtype)
+    decide("explain", dtype, implementation)  # whether the name is known and can run here
+    if shape is not None:
+        check_block("explain", "shape", shape)
 
     def table(method, implementation):
         if shape is None:

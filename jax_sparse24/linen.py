@@ -16,6 +16,7 @@ from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.methods import Dense as DenseMethod
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import ROLES, check_fit, check_method, checksum
+from jax_sparse24.patterns import check_input
 
 COLLECTION = "sparse24"  # of the state, and of the random numbers
 _KERNEL_INIT = linen.initializers.lecun_normal()
@@ -107,6 +108,7 @@ class Dense(linen.Module):
         linen.share_scope(self, self.weight)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        check_input("Dense", x)
         kernel, bias, state = self.weight(x.shape[-1])
         key = _noise_key(self, self.method, kernel)
         x, kernel, bias = dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
@@ -143,6 +145,7 @@ class FFN(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        check_input("FFN", x)
         d, method = x.shape[-1], _method("FFN", self.method, self.implementation)
         check_activation("FFN", self.activation)
         if method.router is not None:

@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import StepAdamState, permute_moments, settled
-from jax_sparse24.patterns import check_flag, check_size
+from jax_sparse24.patterns import as_list, check_flag, check_size
 from jax_sparse24.schedule import Phase, Schedule, due
 
 State = dict[str, Any]
@@ -87,6 +87,15 @@ class Loop:
             raise TypeError(f"Loop: loss must be a function of (model, batch), got {type(loss).__name__}.")
         check_size("Loop", "accumulate", accumulate)
         check_flag("Loop", "debug", debug)
+        whole = isinstance(schedule, int | np.integer) and not isinstance(schedule, bool) and schedule >= 1
+        if not isinstance(schedule, Schedule) and not whole:
+            raise TypeError(
+                "Loop: schedule must be an s24.Schedule, or the number of optimiser steps, a positive int, "
+                f"got {schedule!r}."
+            )
+        if not (jit is None or callable(jit)):
+            raise TypeError(f"Loop: jit must be a function such as jax.jit, or None for that, got {jit!r}.")
+        sum_over = as_list("Loop", "sum_over", sum_over, "names of mesh axes")
         if isinstance(tx, nnx.Optimizer):
             tx = tx.tx
         if not isinstance(tx, optax.GradientTransformation):
@@ -134,6 +143,7 @@ class Loop:
         Raises: ValueError for a step outside the schedule or of another number than the state's, or a batch
             that `accumulate` does not divide; TypeError for a batch of no arrays, or a loss that returns no
             scalar."""
+        _check_entries("Loop.advance", state)
         batch = self.micro_batches(batch)
         self._check_step(state, step)
         state, phase = self.prepare(state, step)
@@ -158,7 +168,7 @@ class Loop:
             number = int(state["step"])
         if step != number:
             raise ValueError(
-                f"Loop: step {step} is not that of the state, which has made {number} steps. Advance with "
+                f"Loop: step {step!r} is not that of the state, which has made {number} steps. Advance with "
                 f"step={number}, in order: phases, masks and noise follow this number."
             )
 
@@ -304,12 +314,13 @@ class Loop:
                 return loss_and_grad(state, params, own, jax.tree.map(lambda x: x[0], batch), 0)
 
             def add(total, part):
-                return jax.tree.map(jnp.add, total, loss_and_grad(state, params, own, *part)), None
+                loss, grads = loss_and_grad(state, params, own, *part)
+                return jax.tree.map(jnp.add, total, grads), loss
 
             seen, _ = view.statistics(own)
-            zero = (jnp.zeros((), jnp.result_type(float)), jax.tree.map(jnp.zeros_like, (params, seen)))
-            total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
-            return jax.tree.map(lambda x: x / parts, total)
+            zero = jax.tree.map(jnp.zeros_like, (params, seen))
+            total, losses = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
+            return jax.tree.map(lambda x: x / parts, (losses.sum(), total))
 
         def mean_of_shards(state, params, own, batch):
             mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]
@@ -393,7 +404,14 @@ class Loop:
 
         if not jax.tree.leaves(batch):
             raise TypeError(f"Loop: a batch is a pytree of arrays, got {batch!r}, which has none.")
-        return jax.tree_util.tree_map_with_path(split, batch)
+        found = jax.tree_util.tree_map_with_path(split, batch)
+        if self.accumulate > 1 and len(counts := {len(x) for x in jax.tree.leaves(batch)}) > 1:
+            raise ValueError(
+                f"Loop: the arrays of a batch have {' and '.join(map(str, sorted(counts)))} examples, which "
+                f"accumulate={self.accumulate} would split in different ways. Give all of them one leading "
+                "axis of examples."
+            )
+        return found
 
     # ---- evaluation, checkpoints, the finished model
 
@@ -409,11 +427,14 @@ class Loop:
         Returns: {"dense": float, "sparse": float}.
         Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
             scalar; ValueError for no batch."""
-        if isinstance(batches, jax.Array | np.ndarray | dict):
-            kind = "dict" if isinstance(batches, dict) else "array"
+        _check_entries("Loop.evaluate", state)
+        if isinstance(batches, jax.Array | np.ndarray | dict | str) or not isinstance(batches, Iterable):
+            kind = "array" if hasattr(batches, "dtype") else type(batches).__name__
             raise TypeError(
                 f"Loop.evaluate: batches must be an iterable of batches, such as [batch], got one {kind}."
             )
+        if not (loss is None or callable(loss)):
+            raise TypeError(f"Loop.evaluate: loss must be a function of (model, batch), got {loss!r}.")
         batches = list(batches)
         if not batches:
             raise ValueError("Loop.evaluate: batches must hold at least one batch, got none.")
@@ -445,15 +466,17 @@ class Loop:
         state: with the structure of `init`.
 
         Returns: the state.
-        Raises: ValueError if it has other entries, arrays of other shapes or dtypes, belongs to a step
-            outside the schedule, was written in another kind of phase than that of the step before, or in
-            a sparse phase by a run that never put the neurons in order, or holds a scale that is not finite
-            and greater than 0."""
+        Raises: TypeError for what is no such state. ValueError if it has other entries, or arrays of other
+            shapes or dtypes; belongs to a step outside the schedule; was written in another kind of phase
+            than that of the step before, or in a sparse phase by a run that never put the neurons in order;
+            or holds a scale that is not finite and greater than 0."""
+        _check_entries("Loop.restore", state)
         want, got = jax.eval_shape(self.init), {name: state[name] for name in OWN if name in state}
         where = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(want)}
         there = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(got)}
         for name, like in where.items():
-            found = f"{there[name].dtype} {there[name].shape}" if name in there else "absent"
+            x = there.get(name)
+            found = f"{x.dtype} {x.shape}" if hasattr(x, "dtype") else "absent" if x is None else repr(x)
             if found != f"{like.dtype} {like.shape}":
                 raise ValueError(
                     f"Loop: state{name} of the checkpoint is {found}; this loop needs "
@@ -589,6 +612,16 @@ def _names(axes) -> tuple[str, ...]:
 
 def _is_frozen(x) -> bool:
     return isinstance(x, StepAdamState)
+
+
+def _check_entries(op: str, state) -> None:
+    """TypeError for what is no state of a loop."""
+    missing = [name for name in OWN if not isinstance(state, Mapping) or name not in state]
+    if missing:
+        raise TypeError(
+            f"{op}: state must be the dict of loop.init(), or of a step; this {type(state).__name__} has no "
+            f"{missing[0]!r}."
+        )
 
 
 def _check_scalar(loss) -> None:

@@ -11,6 +11,8 @@
 
 import dataclasses
 import math
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -47,9 +49,8 @@ def as_array(op: str, name: str, x: Any, also: tuple = ()) -> jax.Array:
 
     Returns: an array of one of these dtypes.
     Raises: TypeError if x is no array, or not of a supported dtype."""
-    if not isinstance(x, (list, tuple, float, int)) and not _converts(x):
-        fix = "; call todense()" if hasattr(x, "todense") else ""
-        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
+    if not isinstance(x, (list, tuple, float, int)):
+        check_array(op, name, x)
     try:
         x = jnp.asarray(x)
     except (TypeError, ValueError) as error:
@@ -75,9 +76,25 @@ def as_mask(op: str, mask: Any, x: jax.Array) -> jax.Array:
     return mask
 
 
-def _converts(x) -> bool:
+def check_array(op: str, name: str, x: Any) -> None:
+    """Raises TypeError for what is no array, such as a list.
+
+    op, name: the operation and its argument, for the message.
+    x: from a caller."""
     dense = hasattr(x, "__array__") or hasattr(x, "__jax_array__")
-    return hasattr(x, "dtype") and dense and not hasattr(x, "todense")
+    if not (hasattr(x, "dtype") and dense) or hasattr(x, "todense"):
+        fix = "call todense()" if hasattr(x, "todense") else "make one by jnp.asarray"
+        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}; {fix}.")
+
+
+def check_input(op: str, x: Any) -> None:
+    """Raises TypeError or ValueError unless the input of a layer is an array with an axis of features.
+
+    op: the layer, for the message.
+    x: from a caller."""
+    check_array(op, "x", x)
+    if not x.ndim:
+        raise ValueError(f"{op}: x must be an array (..., features), got a number, of shape ().")
 
 
 def check_dtype(op: str, name: str, dtype: jax.typing.DTypeLike, also: tuple = ()) -> None:
@@ -87,11 +104,33 @@ def check_dtype(op: str, name: str, dtype: jax.typing.DTypeLike, also: tuple = (
     dtype: of the argument.
     also: further dtypes that the operation takes."""
     if dtype not in (*FLOATS, *also, jnp.float64):
-        supported = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *also))
         raise TypeError(
-            f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {supported} "
-            f"(and float64 with jax_enable_x64, by the reference implementation). Cast it first."
+            f"{op}: {name} has dtype {getattr(dtype, 'name', dtype)}; supported are {_supported(also)}. "
+            "Cast it first."
         )
+
+
+def _supported(also: tuple) -> str:
+    names = ", ".join(jnp.dtype(d).name for d in (*FLOATS, *also))
+    return f"{names} (and float64 with jax_enable_x64, by the reference implementation)"
+
+
+def as_dtype(op: str, dtype: Any, also: tuple = ()) -> jnp.dtype:
+    """An argument as the dtype of products.
+
+    op: the operation, for the message.
+    dtype: of a caller, such as "bfloat16" or `jnp.bfloat16`.
+    also: as in `check_dtype`.
+
+    Returns: a dtype.
+    Raises: TypeError for what is no dtype, or not one of those of `check_dtype`."""
+    try:
+        found = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (*FLOATS, *also, jnp.float64):
+        raise TypeError(f"{op}: dtype={dtype!r} is none of the supported ones, {_supported(also)}.")
+    return found
 
 
 def check_flag(op: str, name: str, value: Any) -> None:
@@ -113,6 +152,47 @@ def check_size(op: str, name: str, value: Any, least: int = 1) -> None:
         raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
     if value < least:
         raise ValueError(f"{op}: {name}={value} must be at least {least}.")
+
+
+def check_block(op: str, name: str, shape: Any, multiple: int = 1) -> None:
+    """Raises ValueError unless the shape of a feed-forward block is three positive whole numbers.
+
+    op, name: the operation and its argument, for the message.
+    shape: from a caller, to be (T, d, f).
+    multiple: what divides each of them."""
+    sizes = list(shape) if isinstance(shape, Sequence | np.ndarray) else []
+    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
+    if len(sizes) != 3 or not whole or any(n % multiple for n in sizes):
+        kind = "ints" if multiple == 1 else f"multiples of {multiple}"
+        raise ValueError(
+            f"{op}: {name}={shape!r} must be (T, d, f), three positive {kind}: tokens, model width and FFN "
+            "width."
+        )
+
+
+def as_list(op: str, name: str, values: Any, kind: str) -> list:
+    """An argument as a list.
+
+    op, name: the operation and its argument, for the message.
+    values: from a caller.
+    kind: what it holds, such as "names of dtypes", for the message.
+
+    Returns: a list.
+    Raises: TypeError for a string, whose letters are not meant, and for what is no sequence of any kind."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{op}: {name}={values!r} must be a list of {kind}, also where it is one.")
+    return list(values)
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    """Raises TypeError or ValueError unless an option is a number that is 0 or positive.
+
+    op, name: the operation and its option, for the message.
+    value: of the option."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{op}: {name} must be a number, got {value!r}.")
+    if not value >= 0:
+        raise ValueError(f"{op}: {name}={value} must be 0 or positive.")
 
 
 def negative_axis(op: str, shape: tuple[int, ...], axis: int) -> int:

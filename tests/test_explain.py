@@ -172,8 +172,36 @@ def test_explain_of_a_layer_with_a_shape_prints_the_measurements_behind_it(kind,
     out = capsys.readouterr().out
     assert "layers with FST" in out and "kernel (16, 24)" in out and out.endswith(of_method)
     assert [r["product"] for r in table(out)[:6]] == ["F1", "F2", "B1", "B2", "B3", "B4"]
-    with pytest.raises(ValueError, match=r"shape must be \(T, d, f\)"):
+    with pytest.raises(ValueError, match=r"shape=\(32, 16\) must be \(T, d, f\)"):
         s24.explain(layer, shape=(32, 16))
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 16, 24), (-4, 16, 24), (32.0, 16, 24), (True, 16, 24), "abc", 5], ids=str
+)
+def test_explain_refuses_a_shape_that_is_not_three_positive_ints(shape):
+    with pytest.raises(ValueError, match=r"explain: shape=.* must be \(T, d, f\), three positive ints"):
+        s24.explain(s24.methods.FST(), shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((32, 30, 24), r"size 30 .* use 28 or 32"), ((30, 16, 24), r"size 30 .* use 28 or 32")],
+)
+def test_explain_speaks_of_the_shape_that_does_not_divide(shape, words):
+    """It named a function that the caller has not called."""
+    with pytest.raises(ValueError, match=rf"^explain: shape={re.escape(str(shape))}: .*{words}"):
+        s24.explain(s24.methods.FST(), shape=shape)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", int, None, jnp.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [None, (32, 16, 24)])
+def test_explain_refuses_a_dtype_that_products_do_not_have(dtype, shape):
+    with pytest.raises(TypeError, match=r"explain: dtype=.* is none of the supported ones, float32, "):
+        s24.explain(s24.methods.FST(), shape=shape, dtype=dtype)
+    dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="explain: implementation 'fast' is unknown"):
+        s24.explain(dense, implementation="fast")
 
 
 @pytest.mark.parametrize("what", [3, "FST", s24.methods.FST])

@@ -129,3 +129,10 @@ def test_wrong_arguments_are_named():
         s24.linen.refresh(variables, s24.methods.SSTE())
     with pytest.raises(ValueError, match="has state in the collection 'sparse24', but no kernel"):
         s24.linen.refresh({**variables, "params": {}}, FST)
+
+
+@pytest.mark.parametrize("layer", [s24.linen.Dense(d, FST), s24.linen.FFN(f, FST)], ids=["Dense", "FFN"])
+def test_the_input_of_a_layer_is_an_array(layer):
+    variables = layer.init(jax.random.key(0), X)
+    with pytest.raises(TypeError, match=f"{type(layer).__name__}: x must be an array, got list"):
+        layer.apply(variables, X.tolist())

@@ -348,14 +348,49 @@ def test_what_a_loop_cannot_run_is_refused():
         (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
         (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
         (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),
+        (lambda: s24.Loop(ffn(method), loss, tx, 0), "schedule must be an s24.Schedule, or .* got 0"),
+        (lambda: s24.Loop(ffn(method), loss, tx, [8]), r"schedule must be an s24.Schedule, or .* got \[8\]"),
+        (lambda: loop_of(method, sum_over="dp"), "sum_over='dp' must be a list of names"),
+        (lambda: loop_of(method, jit=False), "jit must be a function such as jax.jit, or None"),
+        (
+            lambda: s24.Loop(ffn(method), loss, tx, 8, method=s24.methods.STE()),
+            r"method=STE\(\) is none of the layers' methods",
+        ),
+        (lambda: s24.Loop(ffn(method), loss, tx, 8, method=type(method)), r"is none of the layers' methods"),
+        (lambda: loop_of(method).advance(batch(0), batch(0), 0), "this dict has no 'step'"),
+        (lambda: loop_of(method).evaluate(None, [batch(0)]), "Loop.evaluate: .* this NoneType has no 'step'"),
+        (lambda: loop_of(method).restore({}), "Loop.restore: .* this dict has no 'step'"),
         (lambda: s24.Tree(params, method, [], jax.random.key(0)), "ffns names 0 blocks"),
         (lambda: s24.Tree(params, method, ["blok"], jax.random.key(0)), "parameters have no 'blok'"),
         (lambda: s24.Tree(params, method, [""], jax.random.key(0)), "it lacks 'w1'"),
         (lambda: s24.Tree(params, s24.methods.SLoPe(), ["block"], jax.random.key(0)), "use s24.nn.FFN"),
+        (lambda: s24.Tree(params, method, None, jax.random.key(0)), "ffns=None must be a list"),
+        (lambda: s24.Tree(params, method, ["block"], 0), "Tree: key must be one PRNG key"),
     ]
     for call, match in cases:
         with pytest.raises((TypeError, ValueError), match=match):
             call()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"w2": jnp.ones((12, d))}, r"w2 of 'block' has shape \(12, 16\); beside w1 .* must be \(32, 16\)"),
+        ({"w1": jnp.ones((3, d, f))}, r"w2 of 'block' has shape \(32, 16\); .* must be \(3, 32, 16\)"),
+        ({"w1": jnp.ones(f)}, r"w1 of 'block' must be a matrix \(..., in, out\), got shape \(32,\)"),
+        ({"w1": [[1.0] * f] * d}, "w1 of 'block' must be an array, got list"),
+        ({"w1": None}, "w1 of 'block' must be an array, got NoneType"),
+        ({"w2": jnp.ones((f, d), int)}, "w2 of 'block' has dtype int32; supported are"),
+        ({"b1": jnp.ones(d)}, r"b1 of 'block' has shape \(16,\); beside w1 .* must be \(32,\)"),
+        ({"b2": jnp.ones(f)}, r"b2 of 'block' has shape \(32,\); beside w2 .* must be \(16,\)"),
+        ({"w1": jnp.ones((d, 30)), "w2": jnp.ones((30, d))}, "Tree: 'block': .* size 30 along axis"),
+    ],
+)
+def test_the_arrays_of_a_block_of_a_tree_fit_each_other(change, words):
+    """Steps failed on them, if at all, in words of functions that the caller had not called."""
+    block = {"w1": jnp.ones((d, f)), "w2": jnp.ones((f, d)), "b1": None} | change
+    with pytest.raises((TypeError, ValueError), match=words):
+        s24.Tree({"block": block}, METHODS["FST"], ["block"], jax.random.key(0))
 
 
 @pytest.mark.parametrize("switch", [s24.nn.set_sparse, s24.nn.set_adapting])
@@ -492,6 +527,12 @@ def test_a_batch_is_arrays(wrong, words):
         loop.advance(loop.init(), wrong, 0)
 
 
+def test_arrays_that_micro_batches_would_cut_in_different_ways_are_refused():
+    loop = loop_of(s24.methods.FST(), accumulate=2)
+    with pytest.raises(ValueError, match="have 16 and 32 examples, which accumulate=2 would split"):
+        loop.micro_batches(batch(0) | {"y": jnp.zeros((16, d))})
+
+
 def test_a_loss_with_more_than_a_scalar_is_refused():
     loop = s24.Loop(ffn(s24.methods.FST()), lambda m, b: (loss(m, b), 1), optax.sgd(1e-2), STEPS)
     with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
@@ -504,18 +545,20 @@ def test_a_loss_with_more_than_a_scalar_is_refused():
 def test_evaluations_take_batches():
     loop = loop_of(s24.methods.FST())
     state = loop.init()
-    for wrong in (batch(0), batch(0)["x"]):
+    for wrong in (batch(0), batch(0)["x"], None, "xy"):
         with pytest.raises(TypeError, match=r"batches must be an iterable of batches, such as \[batch\]"):
             loop.evaluate(state, wrong)
     with pytest.raises(ValueError, match="at least one batch, got none"):
         loop.evaluate(state, [])
     with pytest.raises(TypeError, match="loss must return a scalar, got tuple"):
         loop.evaluate(state, [batch(0)], lambda m, b: (loss(m, b), 1))
+    with pytest.raises(TypeError, match=r"loss must be a function of .*, got 'mse'"):
+        loop.evaluate(state, [batch(0)], "mse")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_micro_batches_of_a_loss_of_another_dtype(dtype):
-    """Losses are summed in float32, or in the default type of floats where that is wider."""
+    """Losses are summed in float32, or in a wider type of their own."""
     with jax.enable_x64(dtype == "float64"):
         options = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype)}
         made = [s24.nn.FFN(d, f, method=s24.methods.STE(), rngs=nnx.Rngs(0), **options) for _ in range(2)]
@@ -525,6 +568,15 @@ def test_micro_batches_of_a_loss_of_another_dtype(dtype):
             loop = s24.Loop(module, loss, optax.sgd(1e-2), STEPS, accumulate=parts)
             losses.append(float(loop.advance(loop.init(), x, 0)[1]["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-2 if dtype == "bfloat16" else 1e-12)
+
+
+def test_micro_batches_do_not_widen_a_loss():
+    """With 64-bit types the mean of losses in float32 was float64."""
+    with jax.enable_x64(True):
+        x = {name: value.astype(jnp.float32) for name, value in batch(0).items()}
+        for parts in (1, 2):
+            loop = loop_of(s24.methods.STE(), accumulate=parts)
+            assert loop.advance(loop.init(), x, 0)[1]["loss"].dtype == jnp.float32
 
 
 def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():

@@ -14,12 +14,22 @@ from jax_sparse24.dispatch.decision import decide, eight_bits_obstacle
 from jax_sparse24.dispatch.hardware import hardware, platform
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
+from jax_sparse24.engine.call import plan_of
 from jax_sparse24.engine.plan import FFN, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.measure.entries import Entries, Job, jobs_of, possible
 from jax_sparse24.measure.products import PATTERNS, SPARSE_OPERANDS, VNM_OPERANDS
 from jax_sparse24.measure.timing import SETTLED, SHORTEST, SHORTEST_QUEUED
 from jax_sparse24.methods.base import Method
-from jax_sparse24.patterns import FLOAT8, VNM
+from jax_sparse24.patterns import (
+    FLOAT8,
+    VNM,
+    as_dtype,
+    as_list,
+    check_block,
+    check_flag,
+    check_number,
+    check_size,
+)
 
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
 # for sizes from half to four times its own. For layers of equal widths, such as the output projection of
@@ -80,18 +90,28 @@ def tune(
         silence.
 
     Returns: the path of the file.
-    Raises: RuntimeError if no kernels can be measured here; ValueError for a shape that does not fit;
+    Raises: RuntimeError if no kernels can be measured here; TypeError and ValueError for an argument of
+        another kind, such as one name for a list, a shape that does not fit, or a number below 0;
         OSError, before anything is measured, if the folder cannot be written."""
     decide("tune", jnp.bfloat16, "ffi")
     defaults = SHAPES[platform()]
     if shapes is None and budget is None:
         budget = BUDGET
-    dtypes = tuple(defaults) if dtypes is None else tuple(dtypes)
+    dtypes = list(defaults) if dtypes is None else _dtypes("tune", dtypes)
+    shapes = None if shapes is None else _shapes("tune", shapes)
     if not dtypes or (shapes is not None and not shapes):
         raise ValueError(f"tune: needs a shape and a dtype at least, got {shapes!r} and {dtypes!r}.")
-    check_shapes("tune", shapes or ())
+    patterns = as_list("tune", "patterns", patterns, "VNM(v, m)")
+    if strange := [pattern for pattern in patterns if not isinstance(pattern, VNM)]:
+        raise TypeError(f"tune: patterns must be VNM(v, m) of s24.patterns, got {strange[0]!r}.")
+    check_flag("tune", "quick", quick)
+    if repeats is not None:
+        check_size("tune", "repeats", repeats)
+    check_number("tune", "seconds", seconds)
+    if budget is not None:
+        check_number("tune", "budget", budget)
     if quick:
-        dtypes, patterns = dtypes[:1], (QUICK,)
+        dtypes, patterns = dtypes[:1], [QUICK]
     operands = (*SPARSE_OPERANDS, *((rule.name, rule.side) for rule in fusions.MEASURED))
     jobs = []
     for dtype in dtypes:
@@ -137,8 +157,11 @@ def ensure(
     show: called with lines of progress; None for silence.
 
     Returns: the path of the file with the measurements, or None if there was nothing to measure.
-    Raises: ValueError for a shape that does not fit."""
-    check_shapes("ensure", shapes)
+    Raises: TypeError and ValueError as `tune`, and TypeError for a method that is none."""
+    shapes, dtypes = _shapes("ensure", shapes), _dtypes("ensure", dtypes)
+    methods = as_list("ensure", "methods", methods, "s24.methods, such as FST()")
+    check_flag("ensure", "linear", linear)
+    check_number("ensure", "budget", budget)
     jobs = [job for shape in shapes for dtype in dtypes for job in missing(shape, dtype, methods, linear)]
     if not jobs:
         return None
@@ -164,7 +187,8 @@ def missing(
     wanted: dict[tuple[str, str], set[str]] = {}
     in_8_bits: dict[tuple[str, str], None] = {}
     for method in methods:
-        plan = ffn_plan(method.linear_plan()) if linear else method.ffn_plan()
+        plan = plan_of("ensure", method, "linear_plan" if linear else "ffn_plan")
+        plan = ffn_plan(plan) if linear else plan
         names = LINEAR_IN_FFN["w1"].values() if linear else FFN
         for name, row in plan.rows:
             if name in names and "packed" in row.by.forms:
@@ -198,11 +222,15 @@ def _known(job: Job, pattern: str) -> bool:
     return near is not None and not near[0].borrowed
 
 
-def check_shapes(op: str, shapes: Sequence) -> None:
-    """Raises ValueError unless every shape is (T, d, f) of positive multiples of 4."""
-    for shape in shapes:
-        if len(shape) != 3 or any(size < 4 or size % 4 for size in shape):
-            raise ValueError(f"{op}: a shape is (T, d, f), all positive multiples of 4, got {tuple(shape)}.")
+def _shapes(op: str, shapes: Iterable) -> list:
+    found = as_list(op, "shapes", shapes, "shapes (T, d, f)")
+    for number, shape in enumerate(found):
+        check_block(op, f"shapes[{number}]", shape, multiple=4)
+    return found
+
+
+def _dtypes(op: str, dtypes: Iterable) -> list[str]:
+    return [as_dtype(op, dtype, (FLOAT8,)).name for dtype in as_list(op, "dtypes", dtypes, "names of dtypes")]
 
 
 def _path(folder: str | os.PathLike | None) -> Path:

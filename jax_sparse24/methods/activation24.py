@@ -107,7 +107,7 @@ class Activation24(Method):
         return 4 * self.token_blocks
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         check_field(
             self,
             "dense_warmup",

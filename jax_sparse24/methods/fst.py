@@ -135,6 +135,6 @@ class FST(Method):
         return mask24(w, -2)
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         dense = round(total_steps * self.dense_fraction)
         return phases(sparse=total_steps - dense, dense=dense)

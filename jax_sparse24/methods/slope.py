@@ -103,7 +103,7 @@ class SLoPe(Method):
         return (x @ adapters["left"]) @ adapters["right"] / adapters["left"].shape[-1]
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         last = max(round(total_steps * self.adapter_share), 1) if self.rank else 0
         first = total_steps - last
         sparse = Phase("sparse", first, sparse=True, adapters=False) if first else None

@@ -48,7 +48,7 @@ class STEP(STE):
         return Training(freeze=Freeze(self.settles, round(self.earliest * total_steps)))
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         field = "latest" if self.settles else "switch"
         dense = round(total_steps * getattr(self, field))
         rule = f"leaves no dense or no sparse step in a run of {total_steps} steps"

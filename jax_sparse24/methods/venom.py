@@ -168,7 +168,7 @@ class Venom(Method):
         return self.token_blocks * (math.lcm(self.v, self.m) if self.columns == "data" else 1)
 
     def schedule(self, total_steps):
-        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps, least=0)
+        check_size(f"{type(self).__name__}.schedule", "total_steps", total_steps)
         rest = total_steps - self.dense_warmup
         sparse = round(rest * self.sparse_share)
         check_field(

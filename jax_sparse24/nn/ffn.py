@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jax_sparse24.engine.call import cut_over_mesh
 from jax_sparse24.engine.ffn import check_fits, check_widths, sparse_ffn
@@ -14,8 +15,7 @@ from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
 from jax_sparse24.engine.stats import activation_stats
 from jax_sparse24.methods.base import Method
 from jax_sparse24.methods.dense import Dense
-from jax_sparse24.nn import sharding
-from jax_sparse24.nn.linear import Linear, block_axes, check_alike, naming_its_layer
+from jax_sparse24.nn.linear import Linear, block_axes, check_alike, naming_its_layer, specs_of
 
 
 class Block(nnx.Module):
@@ -47,6 +47,15 @@ class Block(nnx.Module):
     def parts(self) -> dict[str, Linear]:
         """All linear layers, by their roles."""
         return {role: self.part(role) for role in self.roles}
+
+    def specs(self, **roles: str) -> dict[str, PartitionSpec] | None:
+        """How the operands of an engine are cut, see `specs_of`.
+
+        roles: of the layers, by the names of their weights in the engine.
+
+        Returns: as `specs_of`."""
+        layers = {name: (".".join(self.place(role)), self.part(role)) for name, role in roles.items()}
+        return specs_of(type(self).__name__, **layers)
 
     @property
     def path(self) -> str:
@@ -109,7 +118,7 @@ class FFN(Block):
         down.check_current()
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
-        options["specs"] = sharding.specs(up.tokens, w1=up.axes, w2=down.axes)
+        options["specs"] = self.specs(w1="up", w2="down")
         state, tokens = self._state(), x.reshape(-1, x.shape[-1])
         y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
         if up.method.router:
@@ -120,7 +129,7 @@ class FFN(Block):
             return y
         own = jax.typeof(y).sharding
         if own.mesh.explicit_axes:  # the bias may rest in pieces, over axes that cut the tokens of y
-            b2 = jax.sharding.reshard(b2, jax.sharding.PartitionSpec(own.spec[-1]))
+            b2 = jax.sharding.reshard(b2, PartitionSpec(own.spec[-1]))
         return y + b2
 
     def activation_stats(self, x: jax.Array) -> dict[str, jax.Array]:
@@ -144,7 +153,7 @@ class FFN(Block):
             up.noise_key(),
             b1=b1,
             activation=self.activation,
-            specs=sharding.specs(up.tokens, w1=up.axes),
+            specs=self.specs(w1="up"),
         )
 
     def _promoted(self, x):
@@ -205,7 +214,7 @@ class GatedFFN(Block):
         check_alike("GatedFFN", **layers)
         gate, up, down = layers.values()
         active = [layer.active for layer in layers.values()]
-        specs = sharding.specs(up.tokens, gate=gate.axes, up=up.axes, down=down.axes)
+        specs = self.specs(gate="gate", up="up", down="down")
         own = any(layer.adapted or layer.of_dense_products for layer in layers.values())
         apart = own or len(set(active)) > 1
         if apart or not (any(active) or specs):

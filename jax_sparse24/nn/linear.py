@@ -12,15 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.sharding import PartitionSpec
 
 from jax_sparse24 import schedule
 from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.dispatch.shards import check_declared
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn import sharding
-from jax_sparse24.patterns import check_size
+from jax_sparse24.patterns import check_input, check_size
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
 ROLES = ("w", *LINEAR_IN_FFN)
@@ -61,12 +63,14 @@ def noting(ran: set[str] | None):
 
 
 def naming_its_layer(call: _Call) -> _Call:
-    """`__call__` of a module with a `path`, with which the message of a wrong argument begins."""
+    """`__call__` of a module with a `path`, with which the message of a wrong argument begins, and an input
+    that is an array."""
 
     @functools.wraps(call)
-    def run(self, *args, **options):
+    def run(self, x, *args, **options):
         try:
-            return call(self, *args, **options)
+            check_input(type(self).__name__, x)
+            return call(self, x, *args, **options)
         except (TypeError, ValueError) as error:
             told = not self.path or str(error).startswith(self.path)
             if told or type(error) not in (TypeError, ValueError):  # others are made from more than a text
@@ -371,7 +375,7 @@ class Linear(nnx.Module):
         if x.size:
             self.check_current()
         x, w, bias = self.promote_dtype((x, self.weight, bias), dtype=self.dtype)
-        specs = sharding.specs(self.tokens, w=self.axes)
+        specs = specs_of("Linear", w=("", self))
         if specs is not None and self.of_dense_products:
             raise ValueError(
                 f"Linear: {self.of_dense_products}: products that are cut over a mesh add up in float32, and "
@@ -579,6 +583,21 @@ def block_axes(block: str, options: dict[str, Any]) -> tuple[sharding.Name, shar
             "axes=('embed', 'mlp'), in place of it."
         )
     return check_axes(options.pop("axes", None))
+
+
+def specs_of(block: str, **layers: tuple[str, Linear]) -> dict[str, PartitionSpec] | None:
+    """How the operands of an engine are cut, as `sharding.specs` says of the layers' logical axes.
+
+    block: the layer, for messages.
+    layers: by the name of its weight in the engine, each layer with its path in the block.
+
+    Returns: as `sharding.specs`.
+    Raises: as `sharding.specs`, and ValueError for a kernel that is cut in another way."""
+    tokens = next(iter(layers.values()))[1].tokens
+    found = sharding.specs(tokens, **{name: layer.axes for name, (_, layer) in layers.items()})
+    for name, (path, layer) in layers.items() if found else ():
+        check_declared(block, f"{path}.kernel".removeprefix("."), found[name], layer.weight)
+    return found
 
 
 def check_alike(block: str, **layers: Linear) -> None:

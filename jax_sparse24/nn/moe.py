@@ -13,6 +13,7 @@ from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
 from jax_sparse24.nn.linear import check_axes
+from jax_sparse24.patterns import check_input
 
 
 class Routing(NamedTuple):
@@ -120,6 +121,7 @@ class MoE(nnx.Module):
         return -(-min(most, tokens) // multiple) * multiple
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
+        check_input("MoE", x)
         graphs, (router, experts) = zip(*map(nnx.split, (self.router, self.experts)), strict=True)
         over, across = self._mesh_axes(x.shape)
         if x.size and (not across or jax.process_count() == 1):  # else the state may lie elsewhere

@@ -90,6 +90,13 @@ class ReplacedLinearGeneral(ReplacedLinear):
                     f"by mesh axis {axes[0]!r}, but of axes that make one axis of its matrix only the first "
                     f"may be. Give it the rule ({name!r}, None)."
                 )
+        takes = [self.kernel.shape[axis] for axis in contraction.contracted]
+        ndim = len(contraction.order) - len(contraction.free) + len(takes)
+        if x.ndim != ndim or [x.shape[axis] for axis in dict.fromkeys(contraction.inputs)] != takes:
+            raise ValueError(
+                f"{type(self).__name__}: x of shape {x.shape} does not fit the kernel of shape "
+                f"{self.kernel.shape}, with which it is contracted over axes of sizes {tuple(takes)}."
+            )
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
         y = contraction.product(x, kernel.shape, lambda x: self.product(x, None))

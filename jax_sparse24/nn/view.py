@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_sparse24.engine.ffn import sparse_ffn
+from jax_sparse24.engine.ffn import check_widths, sparse_ffn
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.arrange import Move, arrange, new_order
 from jax_sparse24.nn.linear import DUE, Linear, SparseState, Statistic
 from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh, sparse_layers
+from jax_sparse24.ops.mvue import key_words
+from jax_sparse24.patterns import as_list, check_dtype
 
 # Paths of the layers that ran, by the structure of models: JAX traces a function once for all of one.
 RAN_IN: dict[nnx.GraphDef, set[str]] = {}
@@ -423,14 +425,17 @@ class Tree(Blocks):
     ffns: the path of each block, such as "blocks/ffn"; "" for the tree itself.
     key: a PRNG key, from which every block gets its noise key.
 
-    Raises: TypeError if `method` is none; ValueError for a path without such matrices, and for a method with
+    Raises: TypeError if `method` is none, or `key`, or for what is no array of floats; ValueError for a path
+        without such matrices, for arrays that fit neither each other nor the method, and for a method with
         adapters, a learned router or running statistics, which need the layers of `s24.nn`."""
 
     def __init__(self, params: Any, method: Method, ffns: Sequence[str], key: jax.Array):
         if not isinstance(method, Method):
             raise TypeError(f"Tree: method must be one of s24.methods, such as FST(), got {method!r}.")
-        if isinstance(ffns, str) or not all(isinstance(path, str) for path in ffns):
+        ffns = as_list("Tree", "ffns", ffns, "paths, such as 'blocks/ffn'")
+        if not all(isinstance(path, str) for path in ffns):
             raise TypeError(f"Tree: ffns must be a list of paths, such as ['blocks/ffn'], got {ffns!r}.")
+        key_words("Tree", key)
         router = method.router
         routed = router and (router.learned or router.observed)
         if method.trains_adapters or routed or method.histories:
@@ -447,6 +452,30 @@ class Tree(Blocks):
                     f"Tree: {path!r} must be a dict with the matrices 'w1' and 'w2'; it lacks "
                     f"{min(missing)!r}."
                 )
+            self._check_block(path, block)
+
+    def _check_block(self, path: str, block: Mapping) -> None:
+        """Raises TypeError or ValueError unless the arrays of a block fit each other and the method."""
+        place = repr(path) if path else "the tree"
+        there = {name: block[name] for name in ("w1", "w2")}
+        there |= {name: block[name] for name in ("b1", "b2") if block.get(name) is not None}
+        for name, x in there.items():
+            what = f"{name} of {place}"
+            if not hasattr(x, "dtype"):
+                raise TypeError(f"Tree: {what} must be an array, got {type(x).__name__}.")
+            check_dtype("Tree", what, x.dtype)
+            if x.ndim < 2 and name in ("w1", "w2"):
+                raise ValueError(f"Tree: {what} must be a matrix (..., in, out), got shape {x.shape}.")
+        *lead, d, f = block["w1"].shape
+        out = block["w2"].shape[-1]
+        for name, needs in {"w2": (*lead, f, out), "b1": (*lead, f), "b2": (*lead, out)}.items():
+            if name in there and there[name].shape != needs:
+                beside = "w2" if name == "b2" else "w1"
+                raise ValueError(
+                    f"Tree: {name} of {place} has shape {there[name].shape}; beside {beside} of shape "
+                    f"{block[beside].shape} it must be {needs}."
+                )
+        check_widths(f"Tree: {place}", self.method, d, f)
 
     def _block(self, params, path: str):
         for name in filter(None, path.split("/")):
@@ -497,7 +526,12 @@ def view_of(model: Any, method: Method | None = None) -> View:
 
     model, method: as in `s24.Loop`.
 
-    Returns: a `View`."""
-    if isinstance(model, Blocks):
-        return model
-    return (Equinox if equinox_of(model) else Modules)(model, method)
+    Returns: a `View`.
+    Raises: as `s24.Loop`."""
+    view = model if isinstance(model, Blocks) else (Equinox if equinox_of(model) else Modules)(model, method)
+    if method is not None and method not in view.methods:
+        raise ValueError(
+            f"Loop: method={method!r} is none of the layers' methods, {', '.join(map(str, view.methods))}. "
+            "Leave it out, or give one of them."
+        )
+    return view

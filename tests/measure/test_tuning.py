@@ -271,5 +271,62 @@ def test_products_in_8_bits_are_measured_where_the_library_takes_them(documented
 
 
 def test_ensure_refuses_shapes_that_do_not_divide():
-    with pytest.raises(ValueError, match=r"ensure: .* multiples of 4, got \(16, 10, 12\)"):
+    with pytest.raises(ValueError, match=r"ensure: shapes\[0\]=\(16, 10, 12\) must be .* multiples of 4"):
         tuning.ensure([(16, 10, 12)], ["float32"], [s24.methods.FST()])
+
+
+SHAPE, METHOD = (64, 32, 48), s24.methods.FST()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shapes": SHAPE}, r"shapes\[0\]=64 must be \(T, d, f\)"),
+        ({"shapes": [(64.0, 32, 48)]}, r"shapes\[0\]=\(64\.0, 32, 48\) must be"),
+        ({"shapes": "64"}, "shapes='64' must be a list of shapes"),
+        ({"dtypes": "float32"}, "dtypes='float32' must be a list of names of dtypes"),
+        ({"dtypes": ["bf16"]}, "dtype='bf16' is none of the supported ones"),
+        ({"dtypes": ["int8"]}, "dtype='int8' is none of the supported ones"),
+        ({"budget": -1}, "budget=-1 must be 0 or positive"),
+        ({"budget": float("nan")}, "budget=nan must be 0 or positive"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused(measured, change, words):
+    """One name for a list was read letter by letter, and numbers of bytes were measured."""
+    for name, options in (("tune", {}), ("ensure", {"methods": [METHOD]})):
+        with pytest.raises((TypeError, ValueError), match=f"^{name}: {words}"):
+            getattr(tuning, name)(
+                **{"shapes": [SHAPE], "dtypes": ["float32"], "show": None, **options, **change}
+            )
+    assert not measured.jobs
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quick": "yes"}, "quick must be True or False"),
+        ({"repeats": 0}, "repeats=0 must be at least 1"),
+        ({"seconds": "1"}, "seconds must be a number"),
+        ({"patterns": ["64:2:16"]}, "patterns must be VNM"),
+    ],
+    ids=str,
+)
+def test_tune_refuses_options_of_another_kind(measured, options, words):
+    with pytest.raises((TypeError, ValueError), match=f"tune: {words}"):
+        s24.tune([SHAPE], ["float32"], show=None, **options)
+    assert not measured.jobs
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (METHOD, "must be a list"),
+        ([type(METHOD)], r"call it: FST\(\)"),
+        (["FST"], "must be one of s24.methods"),
+    ],
+    ids=str,
+)
+def test_ensure_takes_a_list_of_methods(measured, methods, words):
+    with pytest.raises(TypeError, match=f"ensure: .*{words}"):
+        tuning.ensure([SHAPE], ["float32"], methods, show=None)

@@ -412,6 +412,52 @@ def test_bad_input_raises_at_construction(make, error, message):
         make(rngs=nnx.Rngs(0))
 
 
+def replaced(layer):
+    return s24.sparsify(nnx.List([layer]), FST)[0]
+
+
+LAYERS = {
+    "Linear": lambda method: s24.nn.Linear(8, 8, method=method, rngs=nnx.Rngs(0)),
+    "FFN": lambda method: s24.nn.FFN(8, 16, method=method, rngs=nnx.Rngs(0)),
+    "GatedFFN": lambda method: s24.nn.GatedFFN(8, 16, method=method, rngs=nnx.Rngs(0)),
+    "MoE": lambda method: s24.nn.MoE(8, 16, experts=2, method=method, rngs=nnx.Rngs(0)),
+    "ReplacedLinear": lambda _: replaced(nnx.Linear(8, 8, rngs=nnx.Rngs(0))),
+    "ReplacedLinearGeneral": lambda _: replaced(nnx.LinearGeneral(8, (2, 4), rngs=nnx.Rngs(0))),
+    "ReplacedEinsum": lambda _: replaced(nnx.Einsum("td,dhk->thk", (8, 2, 4), rngs=nnx.Rngs(0))),
+}
+
+
+@pytest.mark.parametrize("method", [None, FST], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_input_of_a_layer_is_an_array(name, method):
+    """Errors were those of Python, such as that a list has no size."""
+    layer = LAYERS[name](method)
+    for x in ([[1.0] * 8] * 4, 1.0, None, "x"):
+        got = type(x).__name__
+        with pytest.raises(
+            TypeError, match=f"^{name}: x must be an array, got {got}; make one by jnp.asarray"
+        ):
+            layer(x)
+    with pytest.raises(ValueError, match=rf"^{name}: x must be an array \(..., features\), got a number"):
+        layer(jnp.float32(1))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 2), (8,), (3, 8)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nnx.LinearGeneral((2, 4), 8, axis=(-2, -1), rngs=nnx.Rngs(0)),
+        lambda: nnx.Einsum("...td,tdk->...k", (2, 4, 8), rngs=nnx.Rngs(0)),
+    ],
+)
+def test_axes_of_other_sizes_are_refused(make, shape):
+    """Where their product was the same, other numbers were multiplied without a word."""
+    layer, x = replaced(make()), jnp.ones(shape)
+    with pytest.raises(ValueError, match=r"does not fit the kernel of shape \(2, 4, 8\), .* sizes \(2, 4\)"):
+        layer(x)
+    assert layer(jnp.ones((3, 2, 4))).shape == (3, 8)
+
+
 def test_what_need_not_divide_may_be_odd():
     assert s24.nn.Linear(10, 7, rngs=nnx.Rngs(0))(jnp.ones((3, 10))).shape == (3, 7)
     assert s24.nn.Linear(8, 7, method=METHODS["STE"], rngs=nnx.Rngs(0))(jnp.ones((3, 8))).shape == (3, 7)

@@ -127,3 +127,22 @@ def check_tokens_of_experts_lie_as_declared():
                     moe(jax.device_put(x, spec))
             with refused("MoE: x of shape (32,) is one vector, without the axis of tokens that fsdp cuts"):
                 moe(x[0, 0])
+
+
+def check_kernels_lie_as_the_axes_of_their_layers_say():
+    """The error named the operand of an engine, such as w1, which no layer has."""
+    for kind, name in (
+        (s24.nn.Linear, "kernel"),
+        (s24.nn.FFN, "up.kernel"),
+        (s24.nn.GatedFFN, "gate.kernel"),
+    ):
+        for explicit in (True, False):
+            with jax.set_mesh(mesh(4, 2, explicit=explicit)):
+                layer = kind(d, f, method=s24.methods.STE(), axes=("embed", "mlp"), rngs=nnx.Rngs(0))
+                graph, state = nnx.split(layer)
+                cut = jax.tree.map(lambda x: jax.device_put(x, P("tp") if x.ndim == 2 else P()), state)
+                told = (
+                    f"{kind.__name__}: {name} is declared to be cut by P(None, 'tp'), but it is cut by P('tp'"
+                )
+                with refused(told):
+                    nnx.merge(graph, cut)(jax.device_put(jnp.ones((8, d)), P("dp")))
