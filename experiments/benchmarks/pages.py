@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments import files
 from experiments.ablations import reproduction
-from experiments.benchmarks import lead, quoted, rows, select, stored
+from experiments.benchmarks import comparison, lead, quoted, rows, select, stored
 from experiments.benchmarks.settings import RESULTS
 from experiments.benchmarks.shown import gpus_first, hardware, images
 from experiments.benchmarks.stored import load
@@ -65,7 +65,7 @@ def write(folder: Path) -> str:
     """Write the page and its plots, and of this repository's results what other pages quote; returns what was
     written, in words."""
     results = load(folder)
-    files.write(PAGE, page(results))
+    files.write(PAGE, page(results, stored.files(folder)))
     pages = quoted.write(results, reproduction.recorded()) if folder == RESULTS else []
     try:
         from experiments.benchmarks import plots
@@ -78,8 +78,8 @@ def write(folder: Path) -> str:
     return "\n".join(str(path) for path in [PAGE, *pages, *made])
 
 
-def page(results: dict) -> str:
-    """The page as Markdown."""
+def page(results: dict, stored_files: list[dict] = ()) -> str:
+    """The page as Markdown. stored_files: the results that `comparison` is made from."""
     parts = [INTRODUCTION]
     if not results:
         parts.append("There are no results yet.\n")
@@ -87,6 +87,7 @@ def page(results: dict) -> str:
     parts.append(METHOD)
     for suites in gpus_first(results):
         parts.append(section(suites))
+    parts += [f"{comparison.TITLE}\n\n{text}\n" for text in [comparison.table(stored_files)] if text]
     return "\n".join(parts)
 
 

@@ -138,7 +138,7 @@ def test_another_rule_with_measurements_is_measured_and_explained(monkeypatch, t
 
 
 def test_tune_refuses_shapes_that_do_not_divide():
-    with pytest.raises(ValueError, match=r"multiples of 4.*\(16, 10, 12\)"):
+    with pytest.raises(ValueError, match=r"\(16, 10, 12\) must be .* multiples of 4"):
         s24.tune([(16, 10, 12)])
 
 

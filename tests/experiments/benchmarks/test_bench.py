@@ -624,7 +624,7 @@ def test_default_sweeps_cover_widths_and_tokens():
 
 def test_the_committed_page_is_what_the_results_give():
     folder = Settings().folder
-    assert pages.PAGE.read_text() == pages.page(pages.load(folder)), (
+    assert pages.PAGE.read_text() == pages.page(pages.load(folder), pages.stored.files(folder)), (
         "docs/benchmarks.md differs from its results: run `python -m experiments.bench report`"
     )
 
@@ -957,6 +957,31 @@ def test_rows_in_random_order_stand_beside_their_sessions_and_before_older_ones(
     assert "| 1.25x (1.25-1.25) " in new and "| 1.25x to 1.50x (3) " in new and ", seed 7," in new
     assert "FST: 1.25x dense" in new, "the summary has no rows of a rotating order"
     assert older.count("| FST ") == 2
+
+
+def test_old_and_new_ratios_of_a_product_side_by_side():
+    """With what ran before each in the rotation, from stored files alone."""
+
+    def product(form, ms):
+        names = ("dense", "torch dense", form, f"{form} with packing")
+        times = {name: {"median": t, "rounds": [t] * 6} for name, t in zip(names, ms, strict=True)}
+        place = {"T": 8, "d": 8, "f": 16, "dtype": "bfloat16", "product": "B4", "operand": "dy1"}
+        return place | {"format": form, "status": dict.fromkeys(names, "ok"), "ms": times}
+
+    def result(scheme, found):
+        if scheme != session.SCHEME:
+            for row in found:
+                row["ms"] = {name: {"median": t["median"]} for name, t in row["ms"].items()}
+        hardware = {"name": "g", "description": "a GPU", "platform": "gpu"}
+        return {"suite": "gemm", "scheme": scheme, "hardware": hardware, "file": scheme[:3], "rows": found}
+
+    old = [product("2:4", (1.2, 1.3, 1.0, 0.9)), product("64:2:16", (1.2, 1.3, 0.5, 0.6))]
+    both = [result("rotating order", old), result(session.SCHEME, [product("2:4", (1.5, 1.6, 1.0, 1.1))])]
+    text = pages.comparison.table(both)
+    cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
+    assert cells[5:10] == ["1.20x", "1.50x (1.50-1.50)", "XLA", "64:2:16 with packing", "torch dense"]
+    assert "1 were faster than without in rotating order, and 0 by more than noise" in text
+    assert pages.comparison.table(both[:1]) == ""
 
 
 def test_plots_never_mix_orders(tmp_path):
