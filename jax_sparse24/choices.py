@@ -11,7 +11,6 @@ from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
 from jax_sparse24.engine.stats import saved_bytes
-from jax_sparse24.measure.entries import producer_name
 from jax_sparse24.measure.products import product_of
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
@@ -211,7 +210,7 @@ def _numbers(decision, by) -> list[str]:
     entry = decision.entry
     if entry is None or entry["status"] != "ok":
         return ["-"] * 4
-    producer = entry["producers_us"].get(producer_name(by))
+    producer = entry["producers_us"].get(by.producer)
     route = entry["packed_us" if decision.sparse else "dense_us"]
     ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
     times = (entry["dense_us"], entry["packed_us"], producer)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.dispatch.decision import check_implementation
 from jax_sparse24.engine.call import plan_of
 from jax_sparse24.engine.contraction import of_axes
 from jax_sparse24.engine.linear import sparse_dot
@@ -92,10 +92,7 @@ def checked(op: str, function, method, where, implementation) -> None:
             f"{op}: {type(method).__name__} makes no product of a single layer sparse; use s24.sparsify, "
             "which finds feed-forward blocks, or a method with sparse weights, such as STE()."
         )
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(
-            f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
-        )
+    check_implementation(op, implementation)
     if where is not None and not isinstance(where, str):
         raise TypeError(f"{op}: where must be a string, got {where!r}.")
     try:

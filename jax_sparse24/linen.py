@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen, traverse_util
 from flax.linen import dtypes
 
-from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.dispatch.decision import check_implementation
 from jax_sparse24.engine.ffn import check_fits, check_widths, sparse_ffn
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.operand import ACTIVATIONS, check_activation
@@ -231,10 +231,7 @@ def _states(op: str, variables: Mapping[str, Any], method: Method):
 def _method(op: str, method, implementation) -> Method:
     method = DenseMethod() if method is None else method
     check_method(op, method)
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(
-            f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
-        )
+    check_implementation(op, implementation)
     if method.trains_adapters:
         raise ValueError(f"{op}: {method} trains low-rank adapters; use s24.nn, or the method without them.")
     if method.histories:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.dispatch.decision import check_implementation
 from jax_sparse24.engine.operand import check_activation
 from jax_sparse24.interception import nearest_path
 from jax_sparse24.methods.base import Method
@@ -140,10 +140,7 @@ def sparsify(
             "sparsify: the model has shapes in place of arrays. Make it sparse inside: "
             "nnx.eval_shape(lambda: s24.sparsify(make(), method)), or eqx.filter_eval_shape."
         )
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(
-            f"sparsify: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
-        )
+    check_implementation("sparsify", implementation)
     rules = _rules(method, where)
     words = key_words("sparsify", jax.random.key(0) if key is None else key)
     sites = library.sites(model)

@@ -111,11 +111,19 @@ def unless_slower(found: Decision, other: Decision | None) -> Decision:
     return Decision("dense", f"slower than packed weights; {other.reason}", entry=found.entry)
 
 
-def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str, str]) -> Decision:
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
+def check_implementation(op: str, implementation: Any) -> None:
+    """Raises ValueError unless an option is None or the name of an implementation.
+
+    op: the operation, for the message.
+    implementation: of the option."""
+    if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"{op}: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
         )
+
+
+def _operation(op: str, dtype, implementation: str | None, missing: Mapping[str, str]) -> Decision:
+    check_implementation(op, implementation)
     if implementation == "reference":
         return Decision("reference", "asked for")
     obstacle = _obstacle(op, dtype, platform(), missing)

@@ -6,7 +6,6 @@ compare their times. `measure_product` does all of it for one product of an FFN,
 of a machine."""
 
 from jax_sparse24.measure.entries import FLOAT8_PRODUCTS as FLOAT8_PRODUCTS
-from jax_sparse24.measure.entries import producer_name as producer_name
 from jax_sparse24.measure.nvml import gauge as gauge
 from jax_sparse24.measure.products import FORMAT_24 as FORMAT_24
 from jax_sparse24.measure.products import PATTERNS as PATTERNS

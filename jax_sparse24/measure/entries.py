@@ -12,7 +12,7 @@ from jax_sparse24.dispatch import cusparselt
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.hardware import platform
 from jax_sparse24.engine import fusions
-from jax_sparse24.engine.operand import Request, Sparsifier
+from jax_sparse24.engine.operand import Request
 from jax_sparse24.engine.sparsifiers import MVUE, Masked, Soft, Top2
 from jax_sparse24.measure.products import (
     FORMAT_24,
@@ -131,15 +131,6 @@ def possible(job: Job) -> set[str]:
     return {form.name for form in formats_of(product, job.patterns) if form.fits(shape, product.axis)}
 
 
-def producer_name(by: Sparsifier) -> str:
-    """The name of a sparsifier among the producers in a table.
-
-    by: from `s24.sparsifiers`.
-
-    Returns: a name such as "pack_vnm 64:2:16"."""
-    return by.producer
-
-
 class Entries:
     """Makes the entries of a table, job by job.
 
@@ -174,7 +165,7 @@ class Entries:
             return _entry(found, f"{form.name} masked", packed.name, place, choice, us)
 
         best = min(candidates, key=lambda c: found.times[c.name].median if c.name in found.times else 1e9)
-        out = [entry(FORMAT_24, best, map(producer_name, SPARSIFIERS))]
+        out = [entry(FORMAT_24, best, [by.producer for by in SPARSIFIERS])]
         for form in blocks:
             if form.name in found.operand_bytes:
                 out.append(entry(form, form, [f"pack_vnm {form.name}"]))
@@ -198,7 +189,7 @@ class Entries:
             state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
             request = Request(state, jax.random.key_data(jax.random.key(0)), None, "packed")
             make = {
-                producer_name(by): lambda by=by: Program(lambda x: by(x, product.axis, request), x)
+                by.producer: lambda by=by: Program(lambda x: by(x, product.axis, request), x)
                 for by in SPARSIFIERS
             }
             make |= {

@@ -15,7 +15,7 @@ from flax.nnx.nn import dtypes
 from jax.sharding import PartitionSpec
 
 from jax_sparse24 import schedule
-from jax_sparse24.dispatch.decision import IMPLEMENTATIONS
+from jax_sparse24.dispatch.decision import check_implementation
 from jax_sparse24.dispatch.shards import check_declared
 from jax_sparse24.engine.linear import sparse_dot
 from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
@@ -175,10 +175,7 @@ class Linear(nnx.Module):
             check_size("Linear", name, size)
         if role not in ROLES:
             raise ValueError(f"Linear: role {role!r} is unknown; use one of {', '.join(map(repr, ROLES))}.")
-        if implementation not in (None, *IMPLEMENTATIONS):
-            raise ValueError(
-                f"Linear: implementation {implementation!r} is unknown; use None or one of {IMPLEMENTATIONS}."
-            )
+        check_implementation("Linear", implementation)
         check_fit(method, in_features, out_features, role)
         self.in_features, self.out_features = in_features, out_features
         self.dtype, self.param_dtype = dtype, param_dtype
