@@ -37,10 +37,12 @@ def explain(
     Raises: TypeError if `what` is neither, or for a dtype that products do not have; ValueError for a shape
         that is not three positive ints or does not divide into the method's groups, or an unknown
         implementation, RuntimeError for one that cannot run here."""
-    dtype = as_dtype("explain", dtype)
-    decide("explain", dtype, implementation)  # whether the name is known and can run here
     if shape is not None:
         check_block("explain", "shape", shape)
+    if isinstance(what, Method) or shape is not None:
+        dtype = as_dtype("explain", dtype)
+    if isinstance(what, Method):
+        decide("explain", dtype, implementation)  # whether the name is known and can run here
 
     def table(method, implementation):
         if shape is None:

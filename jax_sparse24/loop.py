@@ -87,12 +87,12 @@ class Loop:
             raise TypeError(f"Loop: loss must be a function of (model, batch), got {type(loss).__name__}.")
         check_size("Loop", "accumulate", accumulate)
         check_flag("Loop", "debug", debug)
-        whole = isinstance(schedule, int | np.integer) and not isinstance(schedule, bool) and schedule >= 1
-        if not isinstance(schedule, Schedule) and not whole:
+        if not isinstance(schedule, Schedule | int | np.integer):
             raise TypeError(
-                "Loop: schedule must be an s24.Schedule, or the number of optimiser steps, a positive int, "
-                f"got {schedule!r}."
+                f"Loop: schedule must be an s24.Schedule, or the number of optimiser steps, got {schedule!r}."
             )
+        if not isinstance(schedule, Schedule):
+            check_size("Loop", "schedule", schedule)
         if not (jit is None or callable(jit)):
             raise TypeError(f"Loop: jit must be a function such as jax.jit, or None for that, got {jit!r}.")
         sum_over = as_list("Loop", "sum_over", sum_over, "names of mesh axes")
@@ -104,7 +104,7 @@ class Loop:
             )
         self.view: View = view_of(model, method)
         self.method: Method = self.view.method
-        self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(schedule)
+        self.schedule = schedule if isinstance(schedule, Schedule) else self.method.schedule(int(schedule))
         self.loss, self.tx = loss, optax.with_extra_args_support(tx)
         self.accumulate, self.sum_over, self.debug = accumulate, tuple(sum_over), debug
         self.jit = jit or functools.partial(jax.jit, donate_argnums=0)
@@ -404,14 +404,7 @@ class Loop:
 
         if not jax.tree.leaves(batch):
             raise TypeError(f"Loop: a batch is a pytree of arrays, got {batch!r}, which has none.")
-        found = jax.tree_util.tree_map_with_path(split, batch)
-        if self.accumulate > 1 and len(counts := {len(x) for x in jax.tree.leaves(batch)}) > 1:
-            raise ValueError(
-                f"Loop: the arrays of a batch have {' and '.join(map(str, sorted(counts)))} examples, which "
-                f"accumulate={self.accumulate} would split in different ways. Give all of them one leading "
-                "axis of examples."
-            )
-        return found
+        return jax.tree_util.tree_map_with_path(split, batch)
 
     # ---- evaluation, checkpoints, the finished model
 
@@ -427,7 +420,7 @@ class Loop:
         Returns: {"dense": float, "sparse": float}.
         Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
             scalar; ValueError for no batch."""
-        _check_entries("Loop.evaluate", state)
+        _check_entries("Loop.evaluate", state, ("params", "sparse"))
         if isinstance(batches, jax.Array | np.ndarray | dict | str) or not isinstance(batches, Iterable):
             kind = "array" if hasattr(batches, "dtype") else type(batches).__name__
             raise TypeError(
@@ -614,9 +607,9 @@ def _is_frozen(x) -> bool:
     return isinstance(x, StepAdamState)
 
 
-def _check_entries(op: str, state) -> None:
-    """TypeError for what is no state of a loop."""
-    missing = [name for name in OWN if not isinstance(state, Mapping) or name not in state]
+def _check_entries(op: str, state, names: Sequence[str] = OWN) -> None:
+    """TypeError for what is no state of a loop, or has not these entries."""
+    missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:
         raise TypeError(
             f"{op}: state must be the dict of loop.init(), or of a step; this {type(state).__name__} has no "

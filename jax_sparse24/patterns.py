@@ -81,10 +81,11 @@ def check_array(op: str, name: str, x: Any) -> None:
 
     op, name: the operation and its argument, for the message.
     x: from a caller."""
-    dense = hasattr(x, "__array__") or hasattr(x, "__jax_array__")
-    if not (hasattr(x, "dtype") and dense) or hasattr(x, "todense"):
-        fix = "call todense()" if hasattr(x, "todense") else "make one by jnp.asarray"
-        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}; {fix}.")
+    converts = hasattr(x, "__jax_array__") or (hasattr(x, "__array__") and hasattr(x, "dtype"))
+    if not converts or hasattr(x, "todense"):
+        numbers = isinstance(x, list | tuple | float | int)
+        fix = "; make one by jnp.asarray" if numbers else "; call todense()" if hasattr(x, "todense") else ""
+        raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
 
 
 def check_input(op: str, x: Any) -> None:
@@ -93,7 +94,7 @@ def check_input(op: str, x: Any) -> None:
     op: the layer, for the message.
     x: from a caller."""
     check_array(op, "x", x)
-    if not x.ndim:
+    if not x.shape:
         raise ValueError(f"{op}: x must be an array (..., features), got a number, of shape ().")
 
 
@@ -160,7 +161,8 @@ def check_block(op: str, name: str, shape: Any, multiple: int = 1) -> None:
     op, name: the operation and its argument, for the message.
     shape: from a caller, to be (T, d, f).
     multiple: what divides each of them."""
-    sizes = list(shape) if isinstance(shape, Sequence | np.ndarray) else []
+    sizes = np.asarray(shape).tolist() if hasattr(shape, "dtype") else shape
+    sizes = list(sizes) if isinstance(sizes, Sequence) else []
     whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
     if len(sizes) != 3 or not whole or any(n % multiple for n in sizes):
         kind = "ints" if multiple == 1 else f"multiples of {multiple}"

@@ -199,9 +199,6 @@ def test_explain_speaks_of_the_shape_that_does_not_divide(shape, words):
 def test_explain_refuses_a_dtype_that_products_do_not_have(dtype, shape):
     with pytest.raises(TypeError, match=r"explain: dtype=.* is none of the supported ones, float32, "):
         s24.explain(s24.methods.FST(), shape=shape, dtype=dtype)
-    dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="explain: implementation 'fast' is unknown"):
-        s24.explain(dense, implementation="fast")
 
 
 @pytest.mark.parametrize("what", [3, "FST", s24.methods.FST])

@@ -32,11 +32,10 @@ seed, or an arm stays at the floor or ceiling of a share, so that nothing was te
 at this size: not decided, and the effect that the claim states, or its margin, is smaller than what these
 seeds *resolve*, the effect that they would find in 80 % of repetitions. **No verdict**: a run diverged, is
 not complete, or did not measure the metric. **Inconclusive**: the rest. *Needs* is the number of seeds
-that would decide such a comparison in 80 % of repetitions, if the spread over seeds stayed what it is and
-the true mean lay where the stated effect places it or, for a margin and for a direction without an effect,
-where it was measured. A mark `-` stands where it was measured beyond a margin: no number of seeds would then
-decide for the claim. A claim is confirmed if all its comparisons are, and refuted if one is; else it has the
-verdict that stands most in its way."""
+that would decide such a comparison, either way, in 80 % of repetitions, if the spread over seeds stayed what
+it is and the true mean lay where the stated effect places it or, without one, where it was measured. A claim
+is confirmed if all its comparisons are, and refuted if one is; else it has the verdict that stands most in
+its way."""
 PRETRAINED = "All arms start from {pretrained}; the first arm is that model as it is, for every seed."
 # Shown for every arm; others where a comparison names them.
 ALWAYS = (
@@ -156,9 +155,9 @@ def rewritten(result: dict) -> str:
     """What of a predicate was written after results were known: "comparisons", or "effects" alone; "" for
     nothing, and where that is not known."""
     before, now = _before(result), result["statement"]["comparisons"]
-    if before is None or before == now:
+    if before is None or sorted(before) == sorted(now):
         return ""
-    return "effects" if list(map(_plain, before)) == list(map(_plain, now)) else "comparisons"
+    return "effects" if sorted(map(_plain, before)) == sorted(map(_plain, now)) else "comparisons"
 
 
 def _before(result: dict) -> list[str] | None:

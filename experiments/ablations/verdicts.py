@@ -90,8 +90,8 @@ class Finding:
     states: float | None = None
     """distance from the bound at which the claim places the mean; None if it gives a direction only"""
     seeds_needed: int | None = None
-    """seeds that would decide it if its true mean were as far from the bound as `Comparison.assumed` says;
-    None where it is decided, or that says nothing"""
+    """seeds that would decide it if its true mean were as far from the bound as the effect says, or as it
+    was measured; None where it is decided"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +154,6 @@ class Comparison:
         if self.effect is None and self.how == "difference" and self.above < 0 < self.below:
             return min(abs(bound) for bound in self.bounds) if self.bounds else None
         return self.effect
-
-    def assumed(self, mean: float) -> float | None:
-        """By how far inside the range the mean over more seeds is taken to lie, given that of these: the
-        effect; of a margin, what was seen, and None beyond it, where no number of seeds decides in its
-        favour; of a mere direction what was seen, on either side."""
-        seen = min(abs(mean - bound) for bound in self.bounds)
-        beyond = self.states is not None and not self.above < mean < self.below
-        return self.effect or (None if beyond else seen)
 
     def values(self, metrics: Metrics) -> tuple[dict, list[str]]:
         """(seed -> number, what is missing) over all seeds that any arm of the claim has."""
@@ -330,8 +322,8 @@ class _Test:
             else:
                 if states is not None and resolves > states:
                     verdict = "cannot be decided"
-                distance = comparison.assumed(self.interval.mean)
-                seeds = None if distance is None else seeds_for(distance, self.sd, alpha, sides)
+                seen = min(abs(self.interval.mean - bound) for bound in comparison.bounds)
+                seeds = seeds_for(comparison.effect or seen, self.sd, alpha)
         return Finding(
             str(comparison),
             comparison.metric,
@@ -390,9 +382,9 @@ def resolvable(sd: float, n: int, alpha: float, sides: int = 1) -> float:
     return _noncentrality(n, alpha, (1 - POWER) / sides) * sd / math.sqrt(n)
 
 
-def seeds_for(distance: float, sd: float, alpha: float, sides: int = 1) -> int:
+def seeds_for(distance: float, sd: float, alpha: float) -> int:
     """The fewest seeds that resolve this distance from the bound; above MOST_SEEDS, one more than that."""
-    few = (n for n in range(2, MOST_SEEDS + 1) if resolvable(sd, n, alpha, sides) <= distance)
+    few = (n for n in range(2, MOST_SEEDS + 1) if resolvable(sd, n, alpha) <= distance)
     return next(few, MOST_SEEDS + 1)
 
 

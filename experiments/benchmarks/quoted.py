@@ -340,8 +340,8 @@ def at_what_loss(results: dict, recorded: list, here: str) -> str:
 
 
 def of_studies(here: str) -> str:
-    """What methods cost in loss in larger models, a sentence for each study."""
-    sentences = []
+    """What methods cost in loss in larger models, by study; "" where there is none."""
+    parts = []
     for study in studies_at_equal_steps():
         config = next(iter(study.arms[study.reference].values())).config
         tokens = config.train.steps * config.data.batch * config.data.seq
@@ -349,11 +349,12 @@ def of_studies(here: str) -> str:
         if not gaps:
             continue
         losses = (f"`{m}` {gap.mean:+.3f} ({gap.n} seed{'s' * (gap.n != 1)})" for m, gap in gaps.items())
-        sentences.append(
-            f"In nats per token, with d = {config.model.d}, {config.model.layers} blocks and "
-            f"{tokens / 1e6:.0f}M tokens ([evidence]({here}evidence.md)): {', '.join(losses)}."
+        parts.append(
+            f"{', '.join(losses)} in `{study.name}` (d = {config.model.d}, {config.model.layers} blocks, "
+            f"{tokens / 1e6:.0f}M tokens)"
         )
-    return " ".join(sentences)
+    words = f"In nats per token, by the products of the last step ([evidence]({here}evidence.md)): "
+    return f"{words}{'; '.join(parts)}." if parts else ""
 
 
 def without_loss(results: dict, recorded: list) -> str:
@@ -409,7 +410,7 @@ def table(results: dict, suites: tuple[str, ...], here: str) -> str:
     return "\n\n".join(
         [
             f"Time of the fastest dense program over that of the method, in {DTYPE}, everything counted, "
-            "with the 95 % interval; J: energy over the dense program's."
+            "with the 95 % interval of six or more rounds; J: energy over the dense program's."
             + (old if any(map(stored.is_old, used)) else ""),
             *parts,
             uncommitted(sources),

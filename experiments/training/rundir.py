@@ -20,6 +20,7 @@ from experiments.config import Config
 from experiments.data import vocabulary as vocabularies
 from experiments.errors import UserError, require
 from experiments.training.environment import flags, git, tree
+from experiments.training.mesh import sizes
 
 
 def check_new(out: Path, config: Config, resume: bool):
@@ -59,12 +60,18 @@ def started(out: Path) -> bool:
 
 
 def goes_on_here(out: Path, config: Config) -> bool:
-    """Whether a run in a folder would go on from a checkpoint on the machine, and over the mesh, that it had
-    last."""
+    """Whether a run in a folder would go on from a checkpoint on the machine and over the mesh that it had
+    last, with devices of the kind that it began on."""
     rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
-    machines = [row["place"]["machine"] for row in rows if "place" in row]
-    begun = any((out / "checkpoints").glob("[0-9]*")) and machines[-1:] == [place()["machine"]]
-    return begun and open_run(out).mesh == config.mesh
+    last = next((row for row in reversed(rows) if "place" in row), None)
+    if last is None or not any((out / "checkpoints").glob("[0-9]*")):
+        return False
+    there = (
+        last["place"]["machine"],
+        last.get("mesh"),
+        json.loads((out / "environment.json").read_text())["devices"],
+    )
+    return there == (place()["machine"], sizes(config.mesh, jax.device_count()), devices())
 
 
 @contextlib.contextmanager

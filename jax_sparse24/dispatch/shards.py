@@ -187,11 +187,10 @@ def check_declared(op: str, name: str, declared: PartitionSpec, x, axes=slice(No
         return
     explicit = jax.sharding.get_abstract_mesh().explicit_axes
     move = "jax.sharding.reshard" if explicit else "jax.device_put"
-    what = "..." if " " in name else name
     raise ValueError(
         f"{op}: {name} is declared to be cut by {spec_text(declared)}, but it is cut by {spec_text(there)}. "
-        f"Move it with {move}({what}, {spec_text(declared)}), or declare what it is, in specs or in the "
-        "axes, tokens and rules of the layer."
+        f"Move it with {move}({name if name.isidentifier() else '...'}, {spec_text(declared)}), or declare "
+        "what it is, in specs or in the axes, tokens and rules of the layer."
     )
 
 

@@ -67,10 +67,11 @@ def naming_its_layer(call: _Call) -> _Call:
     that is an array."""
 
     @functools.wraps(call)
-    def run(self, x, *args, **options):
+    def run(self, *args, **options):
         try:
-            check_input(type(self).__name__, x)
-            return call(self, x, *args, **options)
+            for x in args[:1] or [value for name, value in options.items() if name == "x"]:
+                check_input(self.path or type(self).__name__, x)
+            return call(self, *args, **options)
         except (TypeError, ValueError) as error:
             told = not self.path or str(error).startswith(self.path)
             if told or type(error) not in (TypeError, ValueError):  # others are made from more than a text

@@ -63,7 +63,9 @@ class ReplacedLinearGeneral(ReplacedLinear):
 
         Returns: a `Contraction`."""
         inside = len(self.axis)
-        return of_axes(self.axis, range(inside), ndim or inside, self.kernel_ndim)
+        # Flax takes the axes of the input in rising order, however they were given.
+        axes = range(inside) if ndim is None else sorted(axis % ndim for axis in self.axis)
+        return of_axes(axes, range(inside), ndim or inside, self.kernel_ndim)
 
     @property
     def weight(self) -> jax.Array:

@@ -468,12 +468,15 @@ class Tree(Blocks):
                 raise ValueError(f"Tree: {what} must be a matrix (..., in, out), got shape {x.shape}.")
         *lead, d, f = block["w1"].shape
         out = block["w2"].shape[-1]
-        for name, needs in {"w2": (*lead, f, out), "b1": (*lead, f), "b2": (*lead, out)}.items():
-            if name in there and there[name].shape != needs:
-                beside = "w2" if name == "b2" else "w1"
+        if block["w2"].shape != (*lead, f, out):
+            raise ValueError(
+                f"Tree: w2 of {place} has shape {block['w2'].shape}; beside w1 of shape {block['w1'].shape} "
+                f"it must be {(*lead, f, out)}."
+            )
+        for name, size in {"b1": f, "b2": out}.items():
+            if name in there and there[name].shape[-1:] not in ((), (size,)):
                 raise ValueError(
-                    f"Tree: {name} of {place} has shape {there[name].shape}; beside {beside} of shape "
-                    f"{block[beside].shape} it must be {needs}."
+                    f"Tree: {name} of {place} has shape {there[name].shape}, which must end in {size}."
                 )
         check_widths(f"Tree: {place}", self.method, d, f)
 

@@ -434,12 +434,30 @@ def test_the_input_of_a_layer_is_an_array(name, method):
     layer = LAYERS[name](method)
     for x in ([[1.0] * 8] * 4, 1.0, None, "x"):
         got = type(x).__name__
-        with pytest.raises(
-            TypeError, match=f"^{name}: x must be an array, got {got}; make one by jnp.asarray"
-        ):
+        with pytest.raises(TypeError, match=f"^{name}: x must be an array, got {got}"):
             layer(x)
     with pytest.raises(ValueError, match=rf"^{name}: x must be an array \(..., features\), got a number"):
         layer(jnp.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "axis", "shape"),
+    [
+        ((8, 2), (-1, -2), (3, 8, 2)),
+        ((4, 4), (-1, -2), (3, 4, 4)),
+        ((4, 4), (1, 0), (4, 4, 3)),
+        ((4, 2), (-2, -1), (3, 4, 2)),
+    ],
+)
+def test_axes_of_the_input_are_taken_in_the_order_of_flax(inputs, axis, shape):
+    """Which is rising, however they are given."""
+    layer = nnx.LinearGeneral(inputs, 16, axis=axis, rngs=nnx.Rngs(0))
+    matrix = layer.kernel[...].reshape(-1, 4, 16).at[:, 2:].set(0)  # two of every four already
+    layer.kernel[...] = matrix.reshape(layer.kernel.shape)
+    x = jax.random.normal(jax.random.key(1), shape)
+    want = layer(x)
+    sparse = s24.sparsify(nnx.List([layer]), s24.methods.STE())[0]
+    np.testing.assert_allclose(sparse(x), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 2), (8,), (3, 8)])

@@ -18,7 +18,6 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments import files, launch
 from experiments.analysis import comparison, runs
-from experiments.config import Mesh
 from experiments.data import batches as datas
 from experiments.errors import UserError
 from experiments.training import opening, rundir
@@ -125,7 +124,11 @@ def test_a_run_that_goes_on_where_it_was_measures_nothing(copy, shared, capsys, 
         calls.clear()
     config = rundir.open_run(copy)
     assert rundir.goes_on_here(copy, config)
-    assert not rundir.goes_on_here(copy, dataclasses.replace(config, mesh=Mesh(fsdp=2)))
+    with monkeypatch.context() as other:
+        other.setattr(rundir, "devices", lambda: ["NVIDIA H200"])
+        assert not rundir.goes_on_here(copy, config)
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert not rundir.goes_on_here(copy, config), "dp is -1: as many as there are"
 
 
 def test_what_delayed_scales_remember_is_resumed(config, tmp_path):
