@@ -84,7 +84,7 @@ def test_no_loss_is_missing_at_a_width_that_a_study_has():
         "At d = 2048 losses were measured at equal time. No loss was measured at d = 4096."
     )
     assert not studied & widths and widths <= {2048, 4096}
-    assert all(f"with d = {d}, " in quoted.of_studies("") for d in studied)
+    assert all(f"(d = {d}, " in quoted.of_studies("") for d in studied)
 
 
 def test_steps_over_meshes_are_compared_with_one_device_and_with_dense_ones():
