@@ -63,13 +63,15 @@ def noting(ran: set[str] | None):
 
 
 def naming_its_layer(call: _Call) -> _Call:
-    """`__call__` of a module with a `path`, with which the message of a wrong argument begins, and an input
-    that is an array."""
+    """`__call__` of a module with a `path`, with which the message of a wrong argument begins, and with an
+    array as input, which may be given as `inputs`, as layers of Flax call it."""
 
     @functools.wraps(call)
     def run(self, *args, **options):
         try:
-            for x in args[:1] or [value for name, value in options.items() if name == "x"]:
+            if "inputs" in options and not args:
+                args = (options.pop("inputs"),)
+            for x in args[:1] or ([options["x"]] if "x" in options else []):
                 check_input(self.path or type(self).__name__, x)
             return call(self, *args, **options)
         except (TypeError, ValueError) as error:

@@ -440,6 +440,13 @@ def test_the_input_of_a_layer_is_an_array(name, method):
         layer(jnp.float32(1))
 
 
+@pytest.mark.parametrize("name", ["Linear", "ReplacedLinear", "ReplacedLinearGeneral", "ReplacedEinsum"])
+def test_the_input_has_a_name(name):
+    """Its own, and that of Flax, by which a model may have called the layer that was replaced."""
+    layer, x = LAYERS[name](FST), jnp.ones((4, 8))
+    np.testing.assert_array_equal(layer(x=x) if name == "Linear" else layer(x), layer(inputs=x))
+
+
 @pytest.mark.parametrize(
     ("inputs", "axis", "shape"),
     [
