@@ -83,8 +83,11 @@ def check_array(op: str, name: str, x: Any) -> None:
     x: from a caller."""
     converts = hasattr(x, "__jax_array__") or (hasattr(x, "__array__") and hasattr(x, "dtype"))
     if not converts or hasattr(x, "todense"):
-        numbers = isinstance(x, list | tuple | float | int)
-        fix = "; make one by jnp.asarray" if numbers else "; call todense()" if hasattr(x, "todense") else ""
+        fix = ""
+        if hasattr(x, "todense"):
+            fix = "; call todense()"
+        elif isinstance(x, list | tuple | float | int):
+            fix = "; make one by jnp.asarray"
         raise TypeError(f"{op}: {name} must be an array, got {type(x).__name__}{fix}.")
 
 
@@ -180,9 +183,9 @@ def as_list(op: str, name: str, values: Any, kind: str) -> list:
     kind: what it holds, such as "names of dtypes", for the message.
 
     Returns: a list.
-    Raises: TypeError for a string, whose letters are not meant, and for what is no sequence of any kind."""
+    Raises: TypeError for a string, whose letters are not meant, and for what cannot be iterated over."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{op}: {name}={values!r} must be a list of {kind}, also where it is one.")
+        raise TypeError(f"{op}: {name}={values!r} must be a list of {kind}, even of a single one.")
     return list(values)
 
 

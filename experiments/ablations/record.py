@@ -20,14 +20,13 @@ def write(run: Path, path: Path) -> None:
 
     run: the folder of a run that is finished or has diverged.
     path: of the file."""
-    environment = run / "environment.json"
     kinds = {}
     for row in rundir.read_metrics(run):
         kinds.setdefault(row.pop("kind"), []).append(row)
     content = {
         "format": FORMAT,
         "config": configs.to_dict(configs.read(run / "config.json")),
-        "environment": json.loads(environment.read_text()) if environment.exists() else {},
+        "environment": rundir.read_environment(run),
         "rows": {kind: _columns(rows) for kind, rows in kinds.items()},
     }
     files.write(path, json.dumps(content, separators=(",", ":")) + "\n")

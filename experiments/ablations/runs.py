@@ -117,8 +117,7 @@ class Job:
         """What the run wrote of where it began; {} before that."""
         if stored := self.stored:
             return stored["environment"]
-        path = self.out / "environment.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return rundir.read_environment(self.out)
 
     @property
     def commit(self) -> str:

@@ -66,12 +66,14 @@ def goes_on_here(out: Path, config: Config) -> bool:
     last = next((row for row in reversed(rows) if "place" in row), None)
     if last is None or not any((out / "checkpoints").glob("[0-9]*")):
         return False
-    there = (
-        last["place"]["machine"],
-        last.get("mesh"),
-        json.loads((out / "environment.json").read_text())["devices"],
-    )
+    there = last["place"]["machine"], last.get("mesh"), read_environment(out).get("devices")
     return there == (place()["machine"], sizes(config.mesh, jax.device_count()), devices())
+
+
+def read_environment(out: Path) -> dict:
+    """What a run wrote of where it began; {} before that."""
+    path = out / "environment.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 @contextlib.contextmanager

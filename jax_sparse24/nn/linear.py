@@ -69,10 +69,11 @@ def naming_its_layer(call: _Call) -> _Call:
     @functools.wraps(call)
     def run(self, *args, **options):
         try:
-            if "inputs" in options and not args:
-                args = (options.pop("inputs"),)
-            for x in args[:1] or ([options["x"]] if "x" in options else []):
-                check_input(self.path or type(self).__name__, x)
+            for name in ("x", "inputs"):
+                if not args and name in options:
+                    args = (options.pop(name),)
+            if args:
+                check_input(self.path or type(self).__name__, args[0])
             return call(self, *args, **options)
         except (TypeError, ValueError) as error:
             told = not self.path or str(error).startswith(self.path)

@@ -444,7 +444,9 @@ def test_the_input_of_a_layer_is_an_array(name, method):
 def test_the_input_has_a_name(name):
     """Its own, and that of Flax, by which a model may have called the layer that was replaced."""
     layer, x = LAYERS[name](FST), jnp.ones((4, 8))
-    np.testing.assert_array_equal(layer(x=x) if name == "Linear" else layer(x), layer(inputs=x))
+    np.testing.assert_array_equal(layer(x=x), layer(inputs=x))
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        layer(x=x, inputs=x)
 
 
 @pytest.mark.parametrize(
