@@ -46,8 +46,7 @@ def ablation(size: Size) -> Ablation:
             "or Venom costs less than half the width.",
         },
         differs="The text is source code and not OpenWebText or DCLM; 459M tokens at the size 124m, where "
-        "the papers have 10B to 300B. There FST and half the width get a fourth seed, because three had left "
-        "their difference undecided; p is not corrected for that.",
+        "the papers have 10B to 300B.",
     )
 
 

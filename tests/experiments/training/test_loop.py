@@ -238,6 +238,13 @@ def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
         assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
 
 
+def test_the_collector_leaves_alone_what_was_there_before_the_steps(config, tmp_path):
+    during = []
+    short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
+    train(short, tmp_path / "run", show=False, on_first_batch=lambda _: during.append(gc.get_freeze_count()))
+    assert during[0] > 100_000 and gc.get_freeze_count() == 0
+
+
 def test_a_run_that_is_too_slow_is_stopped_and_says_its_speed(config, tmp_path):
     slow = dataclasses.replace(config, train=dataclasses.replace(config.train, least_speed=10**12))
     with pytest.raises(
