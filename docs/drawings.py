@@ -23,9 +23,9 @@ class Drawing:
             f'<rect width="{width}" height="{height}" rx="8" fill="{GROUND}"/>',
         ]
 
-    def box(self, x, y, width, height, fill, edge="#ffffff"):
+    def box(self, x, y, width, height, fill):
         shape = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"'
-        self.parts.append(f'{shape} stroke="{edge}" stroke-width="1.5" rx="2"/>')
+        self.parts.append(f'{shape} stroke="#ffffff" stroke-width="1.5" rx="2"/>')
 
     def text(self, x, y, words, size=13, fill=INK, anchor="start", weight="normal"):
         style = f'font-size="{size}" fill="{fill}" text-anchor="{anchor}" font-weight="{weight}"'

@@ -14,7 +14,7 @@ from experiments.ablations.ablation import REPLICATE
 from experiments.ablations.leaks import config_of, leaking, marked
 from experiments.ablations.verdicts import Comparison, Interval
 from experiments.analysis.comparison import NOTE
-from experiments.analysis.tables import markdown
+from experiments.analysis.tables import loose, markdown
 from experiments.benchmarks import pages as bench
 from experiments.benchmarks import quoted, rows, select
 from experiments.benchmarks.settings import Settings
@@ -167,21 +167,15 @@ def measured(found) -> str:
     return f"d = {own.model.d}, {own.train.steps} steps, {len(found.result['seeds'])} seeds"
 
 
-def _left(lines) -> str:
-    """A Markdown table with words in every column."""
-    rule = ["---"] * len(lines[0])
-    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
-
-
 def overview() -> str:
     lines = [["method", "arXiv", "when"]]
-    return _left(lines + [[f"`{e.name}`", ", ".join(e.papers) or "-", e.when] for e in s24.methods.list()])
+    return loose(lines + [[f"`{e.name}`", ", ".join(e.papers) or "-", e.when] for e in s24.methods.list()])
 
 
 def products() -> str:
     entries = s24.methods.list()
     lines = [["method", *FFN]]
-    return _left(lines + [[f"`{e.name}`", *e.products.values()] for e in entries])
+    return loose(lines + [[f"`{e.name}`", *e.products.values()] for e in entries])
 
 
 def memory() -> str:
@@ -233,7 +227,7 @@ def loss() -> str:
             mean = "-" if found.mean is None else f"{found.mean:+.3f}{marked(arm, 'val_loss', leaks)}"
             ends = "-" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
             lines.append([*cells, mean, ends])
-    return f"{_left([lines[0], *sorted(lines[1:])])}\n\n{NOTE}"
+    return f"{loose([lines[0], *sorted(lines[1:])])}\n\n{NOTE}"
 
 
 @command

@@ -93,13 +93,23 @@ def checked(op: str, function, method, where, implementation) -> None:
             "which finds feed-forward blocks, or a method with sparse weights, such as STE()."
         )
     check_implementation(op, implementation)
-    if where is not None and not isinstance(where, str):
+    if where is not None:
+        check_where(op, where)
+
+
+def check_where(op: str, where) -> None:
+    """Raises TypeError or ValueError for what is no regular expression.
+
+    op: the caller, for messages.
+    where: from its caller."""
+    if not isinstance(where, str):
         raise TypeError(f"{op}: where must be a string, got {where!r}.")
     try:
-        re.compile(where or "")
+        re.compile(where)
     except re.error as error:
         raise ValueError(
-            f"{op}: where={where!r} is no regular expression: {error}. Write '.*' for any text."
+            f"{op}: where={where!r} is no regular expression: {error}. Write '.*' for any text, as in "
+            "'.*/mlp/.*'."
         ) from error
 
 

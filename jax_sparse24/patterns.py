@@ -146,16 +146,15 @@ def check_flag(op: str, name: str, value: Any) -> None:
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}.")
 
 
-def check_size(op: str, name: str, value: Any, least: int = 1) -> None:
-    """Raises TypeError or ValueError unless an option is a whole number of at least `least`.
+def check_size(op: str, name: str, value: Any) -> None:
+    """Raises TypeError or ValueError unless an option is a whole number of at least 1.
 
     op, name: the operation and its option, for the message.
-    value: of the option.
-    least: the smallest number that is allowed."""
+    value: of the option."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{op}: {name} must be an int, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{op}: {name}={value} must be at least {least}.")
+    if value < 1:
+        raise ValueError(f"{op}: {name}={value} must be at least 1.")
 
 
 def check_block(op: str, name: str, shape: Any, multiple: int = 1) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jax_sparse24.dispatch.decision import check_implementation
 from jax_sparse24.engine.operand import check_activation
-from jax_sparse24.interception import nearest_path
+from jax_sparse24.interception import check_where, nearest_path
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import fitting
 from jax_sparse24.nn.adapters import add_something
@@ -50,17 +50,10 @@ class Rule:
     activation: str | None = None
 
     def __post_init__(self):
-        for field in ("where", "up", "down", "gate"):
-            value = getattr(self, field)
-            if not isinstance(value, str) and (field == "where" or value is not None):
-                raise TypeError(f"Rule: {field} must be a string, got {value!r}.")
-        try:
-            re.compile(self.where)
-        except re.error as error:
-            raise ValueError(
-                f"Rule: where={self.where!r} is no regular expression: {error}. Write '.*' for any text, "
-                "as in '.*/mlp/.*'."
-            ) from error
+        check_where("Rule", self.where)
+        for role, path in self.names.items():
+            if not isinstance(path, str):
+                raise TypeError(f"Rule: {role} must be a string, got {path!r}.")
         if self.method is not None:
             check_method("Rule", self.method)
         if (self.up is None) != (self.down is None) or (self.gate and not self.up):

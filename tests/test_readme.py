@@ -53,7 +53,7 @@ import jax_sparse24 as s24
 from jax_sparse24.dispatch import table
 
 entry = {"product": "fwd", "sparse": "right", "pattern": "2:4", "dtype": "float32", "shape": [32, 128, 128]}
-times = {"status": "ok", "dense_us": 2.0, "masked_us": 2.0, "packed_us": 1.0}
+times = {"implementation": "ffi", "status": "ok", "dense_us": 2.0, "masked_us": 2.0, "packed_us": 1.0}
 table.use({"versions": {}, "products": [entry | times]})
 ffn = s24.nn.FFN(64, 128, method=s24.methods.FST(), rngs=nnx.Rngs(0))
 x, root, entered = jnp.ones((32, 64)), s24.__file__.removesuffix("__init__.py"), {}

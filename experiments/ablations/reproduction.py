@@ -17,7 +17,7 @@ from experiments.ablations import ablation as ablations
 from experiments.ablations import result as results
 from experiments.ablations import text
 from experiments.ablations.ablation import Named
-from experiments.analysis.tables import markdown
+from experiments.analysis.tables import loose, markdown
 from experiments.config import REPOSITORY
 
 PAGE = REPOSITORY / "docs/reproduction.md"
@@ -259,9 +259,7 @@ def comparison(found) -> str:
         lines.append([anchor, r["size"], *cells, "; ".join(_because(r, verdicts, gone, new)) or "-"])
     total = "; ".join(f"{number} {a} -> {b}" for (a, b), number in changed.most_common())
     summary = f"{sum(changed.values())} results, recorded up to commit {before['commit']}: {total}."
-    lines.insert(1, ["---"] * len(lines[0]))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)  # cells of any length: not aligned
-    return "\n\n".join([COMPARISON, summary, table]) + "\n"
+    return "\n\n".join([COMPARISON, summary, loose(lines)]) + "\n"
 
 
 def _because(result, verdicts, gone, new) -> list[str]:

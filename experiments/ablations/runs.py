@@ -399,12 +399,11 @@ def write_samples(job: Job) -> None:
     files.write(job.out / "metrics.jsonl", lines)
 
 
-def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float = math.inf) -> bool:
+def run_in_turn(jobs, ended=lambda: None, until: float = math.inf) -> bool:
     """All runs in this process, with a bar for each on a terminal; False if the end of the time stopped them.
 
     ended: called after each run. until: as time.time() counts; a run that would last longer, as the longest
     one so far did, is not begun."""
-    bar = sys.stderr.isatty() if show is None else show
     begin, longest, todo = time.perf_counter(), 0.0, [job for job in jobs if not job.kept]
     for number, job in enumerate(todo):
         if time.time() + longest > until:
@@ -412,13 +411,12 @@ def run_in_turn(jobs, show: bool | None = None, ended=lambda: None, until: float
         started = time.perf_counter()
         others = [other for other in jobs if other.out.parents[1] == job.out.parents[1]]
         named = f"{number + 1}/{len(todo)} {job.name}"
-        state = "copied" if adopt(job) else run_one(job, others, bar, named)
+        state = "copied" if adopt(job) else run_one(job, others, sys.stderr.isatty(), named)
         longest = max(longest, time.perf_counter() - started)
-        if show is not False:
-            spent = time.perf_counter() - begin
-            left = spent / (number + 1) * (len(todo) - number - 1)
-            text = f"{state}, {progress(job).cells()[3]}, about {left / 60:.1f} min left for all"
-            print(f"{number + 1}/{len(todo)} {job.name}: {text}", file=sys.stderr, flush=True)
+        spent = time.perf_counter() - begin
+        left = spent / (number + 1) * (len(todo) - number - 1)
+        text = f"{state}, {progress(job).cells()[3]}, about {left / 60:.1f} min left for all"
+        print(f"{named}: {text}", file=sys.stderr, flush=True)
         ended()
     return True
 
@@ -538,9 +536,7 @@ def gpu_of(job: Job, gpus: int) -> int:
     return (arm + seed * (arms if arms % gpus else arms + 1)) % gpus
 
 
-def run_in_parallel(
-    jobs, command, slots, show: bool | None = None, ended=lambda: None, until: float = math.inf
-) -> list[Job]:
+def run_in_parallel(jobs, command, slots, ended=lambda: None, until: float = math.inf) -> list[Job]:
     """Each run in its own process, as many at a time as there are slots; returns those that failed or were
     not run to their end. On GPUs each run has its own GPU (`gpu_of`), else the first slot that is free. Until
     one seed of an arm has ended, others wait if there is anything else to do, since they run its programs.
@@ -577,7 +573,7 @@ def run_in_parallel(
                 if not job.done:
                     failed.append(job)
                 ended()
-            if show is not False and (time.monotonic() >= next_table or not running):
+            if time.monotonic() >= next_table or not running:
                 states = {job.out: "running" for job, _ in running.values()}
                 states |= {job.out: "failed" for job in failed}
                 lines = [progress(job, states.get(job.out, "waiting")) for job in jobs]

@@ -229,10 +229,9 @@ def between(arm: str, metric: str, above=-math.inf, below=math.inf) -> Compariso
     return Comparison(arm, metric, None, "value", above, below)
 
 
-def monotone(arms, metric: str = "val_loss", rising: bool = False, effect=None) -> All:
-    """Falls (or rises) from each arm to the next, each time by about `effect`, if given."""
-    arms = list(arms)[:: -1 if rising else 1]
-    return All(tuple(less(b, a, metric, effect=effect) for a, b in itertools.pairwise(arms)))
+def monotone(arms, metric: str = "val_loss") -> All:
+    """Falls from each arm to the next."""
+    return All(tuple(less(b, a, metric) for a, b in itertools.pairwise(arms)))
 
 
 def lowest(arm: str, others, metric: str = "val_loss", effect=None) -> All:

@@ -43,7 +43,8 @@ STYLE = {
     "xtick.color": "#444444",
     "ytick.color": "#444444",
 }
-LONGEST = 44  # characters of a line's name in a plot
+SIZE = 8  # points, of a line's name in a plot
+LONGEST = 44  # characters of it
 WIDTH = 6.4  # inches of a figure: on a narrow screen its text is still read; panels stand below one another
 APART = 1.25  # lines of text between the baselines of two labels
 
@@ -68,16 +69,15 @@ def save(figure, path: Path) -> str:
     return path.name
 
 
-def name_at_end(axes, size: float = 8) -> None:
+def name_at_end(axes) -> None:
     """Write the label of every line beside the axes, joined to its last point; no label is over another.
 
-    axes: whose lines are all drawn and whose limits are set. Labels that begin with "_" are left out.
-    size: of the text, in points."""
+    axes: whose lines are all drawn and whose limits are set. Labels that begin with "_" are left out."""
     lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     lines = [line for line in lines if np.isfinite(line.get_ydata()).any()]
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points
-    step = APART * size / height * (high - low)
+    step = APART * SIZE / height * (high - low)
     ends = []
     for line in lines:
         y = np.asarray(line.get_ydata(), float)
@@ -93,7 +93,7 @@ def name_at_end(axes, size: float = 8) -> None:
             xytext=(1.03, at),
             textcoords=("axes fraction", "data"),
             color=line.get_color(),
-            fontsize=size,
+            fontsize=SIZE,
             va="center",
             annotation_clip=False,
             arrowprops={

@@ -3,6 +3,7 @@
 import re
 
 from experiments import config as configs
+from experiments.analysis.tables import loose
 from experiments.benchmarks import rows
 from experiments.benchmarks.suites import train_step
 
@@ -25,7 +26,7 @@ def block(file: str, result: dict) -> str:
     """The README's paragraph and table, from the stored result in docs/demo/`file`."""
     arms, speed = result["arms"], {row["method"]: row for row in result["speed"]}
     dense = configs.from_dict(arms["dense"]["config"])
-    lines = [HEADER, ("---",) * len(HEADER)]
+    lines = [HEADER]
     for arm, found in arms.items():
         method = configs.from_dict(found["config"]).method
         sparse = bool(method.ffn_plan().rows)
@@ -40,7 +41,6 @@ def block(file: str, result: dict) -> str:
                 rows.show_ratio(speed[arm], "dense step", "step") if sparse else "-",
             )
         )
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     part = train_step.share(result["speed"][0])
     where = f"{result['hardware']['description']}, {result['date']}, {result['seconds']} s after installation"
     corpus = result["corpus"]
@@ -55,7 +55,7 @@ What `make demo` drew on {where}:
 (2:4 weights and V:N:M activations in the middle, dense before and after), one seed.
 The three runs (arms) share start and data.
 
-{table}
+{loose(lines)}
 
 At this width the FFNs are {part:.0%} of a dense step, and only they become sparse.{note}
 {END}"""

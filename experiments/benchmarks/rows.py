@@ -7,6 +7,7 @@ A row's "ms" holds for each program, by name, {"median", "low", "high"} (quartil
 
 import shlex
 
+from experiments.analysis.tables import markdown
 from experiments.benchmarks import dense_e4m3
 from jax_sparse24 import measure
 from jax_sparse24.measure import Paired, Times
@@ -186,18 +187,11 @@ def show_mb(count: int | None) -> str:
 
 
 def table(header, lines) -> str:
-    """A Markdown table, aligned so that it also reads well as plain text; the first columns to the left. A
-    column in which there is nothing, such as energy without a GPU, is left out."""
+    """A Markdown table of words, without the columns of energy where there is none, as without a GPU."""
     lines = [list(map(str, line)) for line in lines]
     there = [
         i
         for i, name in enumerate(header)
         if name not in ENERGY_HEADER or {line[i] for line in lines} != {"-"}
     ]
-    cells = [[line[i] for i in there] for line in (list(map(str, header)), *lines)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(there))]
-    rule = ["-" * width for width in widths]
-    out = [cells[0], rule, *cells[1:]]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in out
-    )
+    return markdown([[line[i] for i in there] for line in (header, *lines)], numbers=False)

@@ -23,7 +23,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from experiments.data import base
 from experiments.data.prepared import prepared, sources
-from experiments.data.text import TextConfig, TextFiles, fingerprint, pieces
+from experiments.data.text import TextConfig, TextFiles, fingerprint, pieces, share_of
 from experiments.errors import UserError, require
 
 ROWS = 1000  # of a parquet file in memory at once
@@ -77,9 +77,6 @@ class DocumentsConfig(TextConfig):
 class Documents(TextFiles, skip_registration=True):
     """Documents of files: records {"text": bytes, "path": bytes}, splits train and validation."""
 
-    def _split_generators(self, dl_manager):
-        return {split: self._generate_examples(split) for split in ("train", "validation")}
-
     def _generate_examples(self, split):
         config, count, taken = self.builder_config, 0, 0
         for file in config.files:
@@ -94,11 +91,6 @@ class Documents(TextFiles, skip_registration=True):
             f"{config.files[0]}{' and the other files' * (len(config.files) > 1)}: none of {count} documents "
             f"fell to {split} with data.validation {config.validation}. Add documents or give another share.",
         )
-
-
-def share_of(text: bytes) -> float:
-    """In [0, 1), of a document; the same on every machine."""
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64
 
 
 def matched(pattern: str) -> list[str]:

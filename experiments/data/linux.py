@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from experiments.data import base
 from experiments.data.prepared import prepared, sources
-from experiments.data.text import TextConfig, TextFiles, fingerprint, pieces
+from experiments.data.text import TextConfig, TextFiles, fingerprint, pieces, share_of
 from experiments.errors import UserError, require
 
 SUFFIXES = {".c", ".h", ".S", ".rst", ".dts", ".dtsi", ".sh", ".py", ".pl", ".txt", ".rs"}
@@ -98,15 +98,13 @@ class LinuxConfig(TextConfig):
 class LinuxText(TextFiles, skip_registration=True):
     """Files of the Linux kernel: records {"text": bytes, "path": bytes}, splits train and validation."""
 
-    def _split_generators(self, dl_manager):
-        return {split: self._generate_examples(split) for split in ("train", "validation")}
-
     def _generate_examples(self, split):
         config, any_file = self.builder_config, False
         for file, text in files_of(Path(config.folder)):
             if config.folders and not file.startswith(config.folders):
                 continue
-            if (place_of(file) < config.validation) == (split == "validation") and is_written(text):
+            held_out = share_of(folder_of(file).encode()) < config.validation
+            if held_out == (split == "validation") and is_written(text):
                 for start, piece in pieces(text, config.piece):
                     any_file = True
                     yield f"{file}:{start}", {"text": piece, "path": file}
@@ -117,10 +115,9 @@ class LinuxText(TextFiles, skip_registration=True):
             )
 
 
-def place_of(file: str) -> float:
-    """In [0, 1), of the folder that is held out whole or not; the same on every machine."""
-    folder = "/".join(PurePosixPath(file).parent.parts[:DEPTH])
-    return int.from_bytes(hashlib.sha256(folder.encode()).digest()[:8], "big") / 2**64
+def folder_of(file: str) -> str:
+    """The folder that is held out whole or not."""
+    return "/".join(PurePosixPath(file).parent.parts[:DEPTH])
 
 
 def is_written(text: bytes) -> bool:

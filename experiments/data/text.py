@@ -70,13 +70,13 @@ class TextFiles(Builder, skip_registration=True):
         return tfds.core.DatasetInfo(builder=self, description=self.__doc__, features=features)
 
     def _split_generators(self, dl_manager):
-        train, validation = split_by_file(self.builder_config.files)
-        return {"train": self._generate_examples(train), "validation": self._generate_examples(validation)}
+        return {split: self._generate_examples(split) for split in ("train", "validation")}
 
-    def _generate_examples(self, files):
-        for file in files:
-            text = (Path(self.builder_config.folder) / file).read_bytes()
-            for start, piece in pieces(text, self.builder_config.piece):
+    def _generate_examples(self, split):
+        config = self.builder_config
+        for file in split_by_file(config.files)[split == "validation"]:
+            text = (Path(config.folder) / file).read_bytes()
+            for start, piece in pieces(text, config.piece):
                 yield f"{file}:{start}", {"text": piece, "path": file}
 
 
@@ -173,14 +173,15 @@ def check_text(folder: Path, files) -> None:
 
 def split_by_file(files) -> tuple[list[str], list[str]]:
     """Files for training and for validation; neither is empty."""
-
-    def place(file):  # in [0, 1), the same on every machine
-        return int.from_bytes(hashlib.sha256(file.encode()).digest()[:8], "big") / 2**64
-
-    order = sorted(files, key=place)
-    held_out = sum(place(file) < VALIDATION_SHARE for file in order)
+    order = sorted(files, key=lambda file: share_of(file.encode()))
+    held_out = sum(share_of(file.encode()) < VALIDATION_SHARE for file in order)
     held_out = min(max(held_out, 1), len(order) - 1)
     return sorted(order[held_out:]), sorted(order[:held_out])
+
+
+def share_of(words: bytes) -> float:
+    """In [0, 1): those below a share are held out; the same on every machine."""
+    return int.from_bytes(hashlib.sha256(words).digest()[:8], "big") / 2**64
 
 
 def pieces(text: bytes, most: int):

@@ -181,7 +181,7 @@ def _product(
     found = table.look_up(product, alternative)
     if not found.packed:
         return Decision("dense", found.reason, entry=found.entry)
-    if found.entry.get("implementation") != "cusparselt":
+    if found.entry["implementation"] != "cusparselt":
         return Decision("auto", found.reason, "packed", entry=found.entry)
     obstacle = library_obstacle() or misfit
     if obstacle:

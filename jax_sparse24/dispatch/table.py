@@ -67,7 +67,7 @@ class Table:
         best, distance = None, 1 + 1e-6
         wanted = product.kind, product.side, str(product.dtype), product.pattern
         for entry in self.content["products"]:
-            if (*(entry[k] for k in ("product", "sparse", "dtype")), table_file.pattern_of(entry)) != wanted:
+            if tuple(entry[k] for k in ("product", "sparse", "dtype", "pattern")) != wanted:
                 continue
             far = max(_distance(n / m) for n, m in zip(product.shape, entry["shape"], strict=True))
             if far < distance:
@@ -205,14 +205,14 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
     found, entry = near
     if entry["status"] != "ok":
         return Measured(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
-    if entry.get("implementation") == "cusparselt" and not same_library(found):
+    if entry["implementation"] == "cusparselt" and not same_library(found):
         measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
         return Measured(
             False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry
         )
     ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
-    lower = f" for {pattern}" if (pattern := table_file.pattern_of(entry)) != product.pattern else ""
+    lower = f" for {pattern}" if (pattern := entry["pattern"]) != product.pattern else ""
     reason = f"packed is {ratio:.2f}x {alternative}{lower} at {size}, {found.origin}{hint}"
     return Measured(ratio >= found.least, reason, entry)
 

@@ -3,8 +3,7 @@
 It is JSON: `format`, `hardware`, `isa`, `versions`, and one entry in `products` per measured product, with
 times in microseconds. An entry names its product by the product's name in a linear layer (which says the
 contracted axes), by the side of its sparse operand and by the pattern of that; its shape is (M, K, N). Format
-1 has no patterns (all products are 2:4). Formats 1 and 2 lack the `capability` of a GPU, the `order` of
-samples, and the joules, MHz and seed of an entry."""
+2 lacks the `capability` of a GPU, the `order` of samples, and the joules, MHz and seed of an entry."""
 
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from jax_sparse24.dispatch.product import KINDS
 
 FORMAT = 3
-FORMATS = (1, 2, 3)
+FORMATS = (2, FORMAT)
 SIDES = ("left", "right", "result")
 STATUSES = ("ok", "wrong", "not repeatable", "without a valid dense product")
 IMPLEMENTATIONS = ("ffi", "cusparselt")
@@ -57,7 +56,7 @@ _BY_NAME = Rule("an object of positive finite numbers, or null, by name", _numbe
 _TIME = Rule("a positive finite number", _is_number)
 _TEXT = Rule("a text", lambda value: isinstance(value, str))
 HEAD = {
-    "format": Rule("1, 2 or 3", lambda value: type(value) is int and value in FORMATS),
+    "format": Rule("2 or 3", lambda value: type(value) is int and value in FORMATS),
     "hardware": _TEXT,
     "isa": _TEXT,
     "versions": Rule(
@@ -73,14 +72,13 @@ ENTRY = {
     "pattern": Rule(
         "'2:4' or such as '64:2:16'",
         lambda value: isinstance(value, str) and re.fullmatch(r"2:4|[1-9]\d*:2:[1-9]\d*", value) is not None,
-        "2:4",
     ),
     "dtype": _TEXT,
     "shape": Rule(
         "three positive whole numbers",
         lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_size, value)),
     ),
-    "implementation": _one_of(IMPLEMENTATIONS)._replace(default="ffi"),
+    "implementation": _one_of(IMPLEMENTATIONS),
     "algorithm": Rule("a whole number", lambda value: value is None or type(value) is int),
     "status": _one_of(STATUSES),
     "producers_us": _BY_NAME._replace(default=None),
@@ -134,11 +132,7 @@ def read(path: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 def identity(entry: Mapping[str, Any]) -> tuple:
     """What an entry measures: product, sparse operand, dtype, shape and pattern."""
-    return (*(entry[k] for k in ("product", "sparse", "dtype")), tuple(entry["shape"]), pattern_of(entry))
-
-
-def pattern_of(entry: Mapping[str, Any]) -> str:
-    return entry.get("pattern", ENTRY["pattern"].default)
+    return (*(entry[k] for k in ("product", "sparse", "dtype")), tuple(entry["shape"]), entry["pattern"])
 
 
 def write(content: Mapping[str, Any], path: Path) -> None:

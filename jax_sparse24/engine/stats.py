@@ -19,8 +19,8 @@ from jax_sparse24.ops.features import densest
 from jax_sparse24.ops.order import inverse_of, permute
 
 
-def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "squared_relu") -> int:
-    """Bytes of activations that `sparse_ffn` saves for its backward pass besides its input.
+def saved_bytes(method, shape: tuple[int, int, int], dtype) -> int:
+    """Bytes of activations that `sparse_ffn` with squared ReLU saves for its backward pass besides its input.
 
     They are those of Y1, or of the packed Y2 without the counts of its non-zeros that CUDA adds, 4 bytes per
     feature.
@@ -28,14 +28,13 @@ def saved_bytes(method, shape: tuple[int, int, int], dtype, activation: str = "s
     method: from `s24.methods`.
     shape: (T, d, f): tokens, model width and FFN width.
     dtype: of the activations.
-    activation: as in `sparse_ffn`.
 
     Returns: int, bytes."""
     T, d, f = shape
     x, w1, w2 = (jax.ShapeDtypeStruct(s, dtype) for s in ((T, d), (d, f), (f, d)))
     state = {role: method.state_shapes(w.shape, role) for role, w in (("w1", w1), ("w2", w2))}
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    execution = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", activation)
+    execution = Execution("saved_bytes", "ffn", method.ffn_plan(), "reference", "squared_relu")
     _, (_, saved, *_) = jax.eval_shape(partial(ffn_fwd, execution), x, w1, w2, None, None, state, key)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved))
 

@@ -18,8 +18,10 @@ def entry(kind="fwd", side="right", shape=(64, 32, 48), masked=100.0, packed=50.
     return {
         "product": kind,
         "sparse": side,
+        "pattern": "2:4",
         "dtype": "float32",
         "shape": list(shape),
+        "implementation": "ffi",
         "status": status,
         "dense_us": 90.0,
         "masked_us": masked,

@@ -210,12 +210,6 @@ def test_explain_says_what_runs(folders, monkeypatch, name):
         }
 
 
-def test_a_table_without_patterns_is_of_2_4(folders):
-    """Format 1 had no others."""
-    store(folders[0], table(entry(), format=1))
-    assert runs_packed()
-
-
 @pytest.mark.parametrize("status", ["wrong", "not repeatable"])
 def test_a_wrong_or_unsteady_product_is_never_chosen(folders, status):
     store(folders[0], table(entry(packed=1.0, status=status)))
@@ -241,7 +235,7 @@ def test_own_table_then_the_shipped_one_of_this_hardware(folders, capsys):
     assert "run s24.tune() again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 999, "products": []}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 3}', '{"format": 999, "products": []}'])
 def test_a_broken_file_is_passed_over_and_named(folders, text, capsys):
     store(folders[0], text)
     assert not runs_packed()
@@ -289,7 +283,7 @@ def test_a_damaged_entry_is_refused_with_a_sentence(folders, changed, words, cap
     ("content", "words"),
     [
         ({"versions": ["0.1"]}, "'versions' is ['0.1'] and must be an object of texts"),
-        ({"format": 4}, "'format' is 4 and must be 1, 2 or 3"),
+        ({"format": 1}, "'format' is 1 and must be 2 or 3; run s24.tune() again"),
         ({"products": {}}, "'products' is {} and must be a list"),
         ({"products": [3]}, "entry 0 is 3 and must be an object"),
         ({"products": [{}]}, "entry 0: 'product' is missing and must be"),
@@ -388,7 +382,7 @@ def test_no_shipped_table_chooses_what_it_measured_to_be_slower(path, alternativ
             measured["sparse"],
             measured["dtype"],
             measured["shape"],
-            table_file.pattern_of(measured),
+            measured["pattern"],
         )
         found = tables.look_up(product, alternative)
         assert found.entry is measured

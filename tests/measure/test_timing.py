@@ -11,8 +11,8 @@ from jax_sparse24.measure import Program, Times, contradictions, interleaved, nv
 from jax_sparse24.measure.timing import LEAST_SAMPLES, Interrupted
 
 
-def recorder(order, name, delay=0.0):
-    """A function that notes when it is called; it takes `delay` seconds of a mocked clock."""
+def recorder(order, name):
+    """A function that notes when it is called."""
 
     def run():
         order.append(name)

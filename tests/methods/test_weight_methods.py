@@ -202,10 +202,10 @@ SSTE8_DELAYED = s24.methods.SSTE(fp8="delayed", fp8_backward="e4m3", mvue=None)
 FST8_ROWS = FST(fp8="row", mvue=None)
 
 
-def block_in_8_bits(method, dtype="float32"):
+def block_in_8_bits(method):
     """(y, dx, dw1, dw2) of an FFN with a bias, as a function of the implementation."""
-    x, w1, w2, dy = oracle.matrices(6, dtype, (32, 64), (64, 128), (128, 192), (32, 192))
-    b1 = jnp.linspace(-1, 1, 128).astype(dtype)
+    x, w1, w2, dy = oracle.matrices(6, "float32", (32, 64), (64, 128), (128, 192), (32, 192))
+    b1 = jnp.linspace(-1, 1, 128)
     state = {"w1": method.init(w1, "w1"), "w2": method.init(w2, "w2")}
 
     def run(implementation):

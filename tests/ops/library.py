@@ -26,9 +26,9 @@ class Order:
     padding: int
     place: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
-    def rows_behind(self, rows: int, value_bytes: int = 2) -> int:
-        """How many rows of values the metadata take behind those of a matrix."""
-        return -(-rows // self.rows) * self.rows // (4 * value_bytes)
+    def rows_behind(self, rows: int) -> int:
+        """How many rows of 16-bit values the metadata take behind those of a matrix."""
+        return -(-rows // self.rows) * self.rows // 8
 
     def places(self, rows: int, groups: int, value_bytes: int) -> np.ndarray:
         """Of all nibbles of a matrix, (padded rows, groups)."""

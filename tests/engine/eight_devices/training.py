@@ -110,20 +110,22 @@ def _tables_are_summed_once(method, tied: bool, parts):
         ],
     }
 
-    def learned(sizes, devices=None):
-        program = program_on(sizes, method, devices, tied=tied)
+    one = program_on(Mesh(dp=1), method, jax.devices()[:1], tied=tied)
+    begin = jax.device_get(one.initial_state())
+
+    def learned(program):
         step = program.step(sparse=True)
-        state, metrics = step(program.initial_state(), program.batch(tokens))
+        state, metrics = step(jax.device_put(begin, program.shardings), program.batch(tokens))
         leaves = jax.tree_util.tree_leaves_with_path(state["opt"])
         moments = [x for path, x in leaves if ".mu" in jax.tree_util.keystr(path)]
         return step, jax.device_get((metrics, moments))
 
-    _, want = learned(Mesh(dp=1), jax.devices()[:1])
+    _, want = learned(one)
     shapes = [x.shape for x in want[1]]
     assert sum(rows in shape for shape in shapes) == tables and all(np.abs(x).max() > 0 for x in want[1])
     for logits, (sizes, sums) in zip(parts, wanted.items(), strict=True):
         with logits():
-            step, found = learned(sizes)
+            step, found = learned(program_on(sizes, method, tied=tied))
         (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
         for text in (main, step):  # none within the loop over parts
             sent = [one for one in collectives(text) if one[1] % rows == 0]
@@ -269,14 +271,15 @@ def check_a_run_on_a_mesh_remembers_what_one_device_does():
 
     method = s24.methods.FST(fp8="delayed", mvue=None, dense_fraction=0.0)
     tokens, found = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32), {}
-    one, several = Mesh(dp=1), Mesh(dp=2, fsdp=2, tp=2)
+    one, several, begin = Mesh(dp=1), Mesh(dp=2, fsdp=2, tp=2), None
     for name, sizes, devices, parts in (
         ("one", one, 1, 1),
         ("several", several, 8, 1),
         ("parts", several, 8, 2),
     ):
         program = program_on(sizes, method, jax.devices()[:devices], accumulate=parts)
-        step, state = program.step(sparse=True), program.initial_state()
+        begin = begin or jax.device_get(program.initial_state())
+        step, state = program.step(sparse=True), jax.device_put(begin, program.shardings)
         for _ in range(3):
             state, _ = step(state, program.batch(tokens))
         for entry in method.histories:

@@ -115,7 +115,7 @@ def test_runs_have_cores_of_their_own(tmp_path, done, monkeypatch):
     note = "import os, pathlib; pathlib.Path('cores').write_text(str(sorted(os.sched_getaffinity(0))))"
     command = ["env", "--chdir", str(tmp_path), sys.executable, "-c", note]
     core = max(os.sched_getaffinity(0))
-    runs.run_in_parallel([job], lambda job: command, [runs.Slot({}, (core,))], show=False)
+    runs.run_in_parallel([job], lambda job: command, [runs.Slot({}, (core,))])
     assert (tmp_path / "cores").read_text() == f"[{core}]"
 
 
@@ -163,7 +163,7 @@ def test_a_run_waits_for_its_own_gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs, "_begin", begin)
     monkeypatch.setattr(runs.time, "sleep", lambda _: None)
-    assert len(runs.run_in_parallel(jobs, lambda job: [], slots, show=False)) == len(jobs)
+    assert len(runs.run_in_parallel(jobs, lambda job: [], slots)) == len(jobs)
     arms = jobs[0].turn[2]
     assert sorted(begun) == sorted((job.turn, runs.gpu_of(job, 2)) for job in jobs)
     assert {gpu for (arm, _, _), gpu in begun if arm == 0} == {0, 1} and len(begun) == 2 * arms
@@ -200,7 +200,7 @@ def test_seeds_of_an_arm_wait_for_its_programs(tmp_path, monkeypatch):
     turn = -1
     monkeypatch.setattr(runs, "_begin", begin)
     monkeypatch.setattr(runs.time, "sleep", sleep)
-    runs.run_in_parallel(jobs, lambda job: [], [runs.Slot({})] * (arms + 1), show=False)
+    runs.run_in_parallel(jobs, lambda job: [], [runs.Slot({})] * (arms + 1))
     assert [arm for _, (arm, seed) in begun if seed == 0] == list(range(arms))
     assert begun[arms] == (-1, (0, 1))  # nothing else was there to do
     ends = next(at for at, (arm, seed) in begun if (arm, seed) == (1, 1))

@@ -359,9 +359,9 @@ def test_what_is_drawn_of_papers_is_said():
         assert "abstract" in source and "this project's" in source and " nats" not in source
 
 
-def of_one_seed(size):
-    """A stored study without its further seeds."""
-    (found,) = [study for study in evidence.studies() if study.name == size]
+def of_one_seed():
+    """The study 124m without its further seeds."""
+    (found,) = [study for study in evidence.studies() if study.name == "124m"]
     return dataclasses.replace(
         found, arms={arm: {0: runs[0]} for arm, runs in found.arms.items() if 0 in runs}
     )
@@ -369,7 +369,7 @@ def of_one_seed(size):
 
 def test_the_share_of_the_peak_of_a_record():
     """As the run wrote it down; of older records by the model's sizes, which come to the same."""
-    runs = of_one_seed("124m")
+    runs = of_one_seed()
     run = runs.arms["FST"][0]
     (share,) = runs.mfu("FST")
     assert share == pytest.approx(sum(run.column("train", "mfu")[1]) / len(run.rows["train"][1:]), rel=0.01)
@@ -388,7 +388,7 @@ def test_the_share_of_the_peak_of_a_record():
 
 def test_a_study_at_equal_time_says_so():
     """Records of methods whose steps differ from those of dense training."""
-    runs = of_one_seed("124m")
+    runs = of_one_seed()
     runs = dataclasses.replace(runs, arms={arm: runs.arms[arm] for arm in ("dense", "FST")})
     assert not runs.equal_time and "the run of none is clearly faster" in evidence.losing([runs])[0]
     run = runs.arms["FST"][0]

@@ -43,13 +43,11 @@ def ablation(size):
         ),
     )
     size = dataclasses.replace(size, base=base)
-    ast = s24.methods.AST(decay=1e-4, decay_steps=2)
     return Ablation(
         claim="Retraining helps.", source="arXiv 0000.00000", expects="Nothing.", differs="All.",
         arms={{
             "dense": size.arm(s24.methods.Dense(), monitor_mask="top-2"),
-            "ast": size.arm(ast),
-            "named": size.arm(ast, {{"implementation": "reference"}}),
+            "ast": size.arm(s24.methods.AST(decay=1e-4, decay_steps=2), {{"implementation": "ffi"}}),
         }},
         start="dense", seeds=(0, 1), verdict=less("ast", "dense", "val_sparse"), curve=("eval", "sparse"),
     )
@@ -68,9 +66,9 @@ def test_arms_have_the_model_of_the_run_and_the_rest_of_their_size(claim, finish
     before = ablations.load(f"{claim}:smoke")
     after = pretrained.started(before, finished).ablation
     assert after.statement == before.ablation.statement, "what is claimed stays, and what was registered"
-    dense, ast, by_reference = (after.arms[name] for name in ("dense", "ast", "named"))
-    assert dense.model == ast.model == own.model != before.ablation.arms["ast"].model
-    assert by_reference.model == dataclasses.replace(own.model, implementation="reference")
+    dense, ast = (after.arms[name] for name in ("dense", "ast"))
+    assert dense.model == own.model != before.ablation.arms["dense"].model
+    assert ast.model == dataclasses.replace(own.model, implementation="ffi") != own.model
     assert ast.data == before.ablation.arms["ast"].data and ast.optim == before.ablation.arms["ast"].optim
     assert ast.method == before.ablation.arms["ast"].method and ast.train.steps == 8
     assert dense.train.steps == 1 and dense.train.start_from == str(finished.resolve())
@@ -145,10 +143,10 @@ def test_retraining_of_a_trained_and_of_an_imported_model(
     status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
     assert status == 0, said
     assert json.loads((copied / "result.json").read_text())["metrics"] == result["metrics"]
-    (copied / "named/seed0.json").unlink()
+    (copied / "ast/seed0.json").unlink()
     status, said = run(capsys, f"{claim}:cpu", *argv[:4], "--out", copied, "--resume")
-    assert status == 2 and "named/0 is still to be trained and starts from dense/0, of which this" in said
-    kept = shutil.copytree(out / "named/seed0", tmp_path / "kept/named/seed0") / "config.json"
+    assert status == 2 and "ast/0 is still to be trained and starts from dense/0, of which this" in said
+    kept = shutil.copytree(out / "ast/seed0", tmp_path / "kept/ast/seed0") / "config.json"
     kept.write_text(kept.read_text().replace(str(out / "dense/seed0"), str(copied / "dense/seed0")))
     reused = ["--out", copied, "--resume", "--reuse", tmp_path / "kept"]
     status, said = run(capsys, f"{claim}:cpu", *argv[:4], *reused)
@@ -167,4 +165,4 @@ def test_processes_of_their_own_are_told(claim, finished, tmp_path, capsys, monk
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8 and all(f"--start {finished.resolve()} " in line for line in lines)
+    assert len(lines) == 6 and all(f"--start {finished.resolve()} " in line for line in lines)

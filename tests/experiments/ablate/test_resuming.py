@@ -138,7 +138,7 @@ def test_a_signal_after_the_last_step_of_a_run_stops_the_others(done, tmp_path, 
     monkeypatch.setattr(runs, "train", train)
     jobs = runs.jobs_of(ablations.load(f"{done[0]}:smoke").ablation, (0, 1), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        runs.run_in_turn(jobs, show=False)
+        runs.run_in_turn(jobs)
     assert started == ["dense-seed0"]
 
 
@@ -217,7 +217,7 @@ def test_children_end_with_their_parent(done, tmp_path):
 
     threading.Thread(target=terminate, daemon=True).start()
     with pytest.raises(KeyboardInterrupt), runs.interruptible():
-        runs.run_in_parallel(jobs, lambda job: command, [runs.Slot({})] * 2, show=False)
+        runs.run_in_parallel(jobs, lambda job: command, [runs.Slot({})] * 2)
     for file in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)

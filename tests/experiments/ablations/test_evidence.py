@@ -21,14 +21,14 @@ def pilot():
     return evidence.read(STORED / "pilot")
 
 
-def stored_in(folder, arm, change, size="124m"):
-    """The records of a size with the seed 0, one of an arm after a change of its JSON data, in a folder."""
+def stored_in(folder, arm, change):
+    """The records of 124m with the seed 0, one of an arm after a change of its JSON data, in a folder."""
     for name in ALIKE:
-        path = STORED / size / name / "seed0.json"
+        path = STORED / "124m" / name / "seed0.json"
         content = json.loads(path.read_text())
         if name == arm:
             change(content)
-        copy = folder / path.relative_to(STORED / size)
+        copy = folder / path.relative_to(STORED / "124m")
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(json.dumps(content))
     return folder

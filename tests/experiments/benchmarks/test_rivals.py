@@ -69,21 +69,24 @@ def test_methods_in_8_bits_are_compared_with_dense_products_in_8_bits(small, mon
     assert list(small.methods) == ["Dense", "STE"]
     settings = dataclasses.replace(small, method=("STE", "FST-e4m3"), parts=False)
     assert list(settings.methods) == ["Dense", "Dense-e4m3", "STE", "FST-e4m3"]
-    for suite, part in ((ffn, "both"), (train_step, "step"))[: 1 + hopper]:
-        found = {row["method"]: row for row in suite.measure_case(Case(64, 64, 128), "float32", settings)}
-        own, rival, ste = found["FST-e4m3"]["ms"], found["Dense-e4m3"]["ms"], found["STE"]["ms"]
-        assert own[f"e4m3 dense {part}"] == rival[part] and own[f"dense {part}"] == ste[f"dense {part}"]
-        assert not any(name.startswith("e4m3") for name in (*rival, *ste))
-        lines = [line.split(" | ") for line in suite.table(list(found.values())).splitlines()]
-        column = [cell.strip() for cell in lines[0]].index("over dense e4m3")
-        ratio = rows.ratio(found["FST-e4m3"], f"e4m3 dense {part}", part)
-        shown = {line[0].strip("| "): line[column].strip() for line in lines[2:]}
-        assert shown["FST-e4m3"].startswith(f"{ratio:.2f}x" if hopper else "-") and shown["STE"] == "-"
-        if suite is ffn:
-            dense, e4m3 = (found[name]["bytes"] for name in ("Dense-e4m3", "FST-e4m3"))
-            assert dense["packed"] * (4 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
-            # A byte for two of four elements, and half a byte where they stand.
-            assert e4m3["packed"] * (16 / 2.5 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
+    found = {row["method"]: row for row in ffn.measure_case(Case(64, 64, 128), "float32", settings)}
+    own, rival, ste = (found[name]["ms"] for name in ("FST-e4m3", "Dense-e4m3", "STE"))
+    assert own["e4m3 dense both"] == rival["both"] and own["dense both"] == ste["dense both"]
+    assert not any(name.startswith("e4m3") for name in (*rival, *ste))
+    shown = over_dense_e4m3(ffn, found)
+    ratio = rows.ratio(found["FST-e4m3"], "e4m3 dense both", "both")
+    assert shown["FST-e4m3"].startswith(f"{ratio:.2f}x" if hopper else "-") and shown["STE"] == "-"
+    dense, e4m3 = (found[name]["bytes"] for name in ("Dense-e4m3", "FST-e4m3"))
+    assert dense["packed"] * (4 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
+    # A byte for two of four elements, and half a byte where they stand.
+    assert e4m3["packed"] * (16 / 2.5 if hopper else 1) == pytest.approx(dense["dense"], rel=1e-3)
+
+
+def over_dense_e4m3(suite, found) -> dict:
+    """What a suite's table says of each method's speed over dense products in 8 bits."""
+    lines = [line.split(" | ") for line in suite.table(list(found.values())).splitlines()]
+    column = [cell.strip() for cell in lines[0]].index("over dense e4m3")
+    return {line[0].strip("| "): line[column].strip() for line in lines[2:]}
 
 
 def test_steps_in_8_bits_with_projections_are_compared_with_dense_ones(small, monkeypatch):
@@ -102,11 +105,15 @@ def test_steps_in_8_bits_with_projections_are_compared_with_dense_ones(small, mo
     assert rounded["Dense-projections-e4m3"] == rounded["FST-projections-e4m3"]
 
     found = {row["method"]: row for row in train_step.measure_case(case, "float32", settings)}
+    shown = over_dense_e4m3(train_step, found)
     for name in ("FST-e4m3", "FST-projections-e4m3"):
         own, rival = found[name]["ms"], found[name.replace("FST", "Dense")]["ms"]
         assert own["e4m3 dense step"] == rival["step"] and own["e4m3 dense ffn"] == rival["ffn"]
         assert own.get("e4m3 dense projections") == rival.get("projections")
-    assert found["FST-projections-e4m3"]["ms"]["projections"]
+        assert not any(part.startswith("e4m3") for part in rival)
+        assert shown[name].startswith(f"{rows.ratio(found[name], 'e4m3 dense step', 'step'):.2f}x")
+    assert shown["Dense"] == "-" and own["dense step"] == found["Dense"]["ms"]["step"]
+    assert own["projections"] and "projections" not in found["FST-e4m3"]["ms"]
     assert found["FST-projections-e4m3"]["loss"] != found["FST-e4m3"]["loss"]
     assert found["Dense-projections-e4m3"]["loss"] != found["Dense-e4m3"]["loss"]
     assert {row["status"]["step"] for row in found.values()} == {"ok"}

@@ -38,13 +38,13 @@ def data(tmp_path_factory) -> text.Config:
     )
 
 
-def sentence_pieces(byte_fallback=True) -> vocabulary.Subwords:
+def sentence_pieces() -> vocabulary.Subwords:
     """A tokenizer as that of Llama 2: pieces of sentences, and bytes where there is no piece."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
     model = tokenizers.models.BPE(
         {name: n for n, name in enumerate(names)},
         [("▁", "a")],
-        byte_fallback=byte_fallback,
+        byte_fallback=True,
         unk_token="<unk>",
     )
     made = tokenizers.Tokenizer(model)

@@ -213,7 +213,7 @@ if label != "dense/1":
     (folder / arm / f"seed{{seed}}" / "checkpoints" / ("8" if arm == "dense" else "12")).mkdir(parents=True)
 """
     command = [sys.executable, "-c", program]
-    failed = run_in_parallel(list(jobs.values()), lambda job: command, [Slot({})] * 2, show=False)
+    failed = run_in_parallel(list(jobs.values()), lambda job: command, [Slot({})] * 2)
     assert [job.label for job in failed] == ["dense/1", "ast/1", "replicate/1"]
     order = (tmp_path / "order").read_text().split()
     assert sorted(order) == ["ast/0", "dense/0", "dense/1", "replicate/0"]
