@@ -39,11 +39,11 @@ def tx_of(method):
     return s24.optim.for_method(method, 1e-2, STEPS)
 
 
-def loop_of(method, **options):
-    return s24.Loop(ffn(method), loss, tx_of(method), STEPS, **options)
+def loop_of(method, tx=None, schedule=STEPS, **options):
+    return s24.Loop(ffn(method), loss, tx or tx_of(method), schedule, **options)
 
 
-def tree_loop(method, **options):
+def tree_loop(method, tx=None, schedule=STEPS, **options):
     module = ffn(method)
     params = {"block": {"w1": module.up.kernel[...], "w2": module.down.kernel[...]}}
     tree = s24.Tree(params, method, ["block"], jax.random.key(7))
@@ -52,7 +52,7 @@ def tree_loop(method, **options):
         y = model.ffn(batch["x"], model.params["block"], model.sparse["block"])
         return jnp.mean((y - batch["y"]) ** 2)
 
-    return s24.Loop(tree, tree_loss, tx_of(method), STEPS, **options)
+    return s24.Loop(tree, tree_loss, tx or tx_of(method), schedule, **options)
 
 
 @functools.cache
@@ -583,3 +583,24 @@ def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     ):
         s24.Loop(ffn(s24.methods.FST()), loss, tx, STEPS).init()
     s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()
+
+
+@pytest.mark.parametrize("make", [loop_of, tree_loop])
+@pytest.mark.parametrize("name", ["STEP", *METHODS])
+def test_a_dense_phase_that_settles_early_ends_as_any_other(make, name):
+    """Masks were those of the initial weights until the latest step of the dense phase, neurons were never
+    put in order, a checkpoint of the step that settled was refused, and the finished model was dense."""
+    method = {**METHODS, "STEP": s24.methods.STEP()}[name]
+    phases = s24.Phase("dense", 6, sparse=False, until_settled=True), s24.Phase("sparse", 2, sparse=True)
+    tx = s24.optim.step_adamw(1e-2, b2=0.5, eps=1e3)  # settles with its second step
+    loop = make(method, tx, s24.Schedule(phases), debug=True)
+    state, due = loop.init(), {0: -1, 1: -1, 2: 2, 3: 3, 4: 3}
+    for step in range(5):
+        state, _ = loop.advance(state, batch(step), step)
+        loop.restore(state)
+        assert bool(s24.optim.settled(state["opt"])) == (step >= 1)
+        ages = loop.view.entries(state["sparse"], "refreshed").values() if name == "FST" else []
+        assert all(age == due[step] for age in ages)
+        assert loop.by_sparse_weights(step + 1, state) == (step >= 2)
+    assert not loop.arranges or loop.arranged(state)
+    assert make is tree_loop or loop.model(state).up.sparse
