@@ -18,6 +18,7 @@ from jax_sparse24.dispatch.shards import TOKENS
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
+from jax_sparse24.nn.state import set_sparse
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import StepAdamState, permute_moments, settled
 from jax_sparse24.patterns import as_list, check_flag, check_size
@@ -581,7 +582,9 @@ class Loop:
             state["sparse"] = self.view.refresh(
                 state["params"], state["sparse"], state["step"], sparse=True, due=True
             )
-        return self.view.model(state["params"], state["sparse"], sparse, True)
+        model = self.view.model(state["params"], state["sparse"], sparse, True)
+        layers = self.view.ran is not None
+        return set_sparse(model, False) if layers and not sparse else model  # also in the layers' state
 
     def by_sparse_weights(self, step: int, state: State | None = None) -> bool:
         """Whether the last of some optimiser steps was by sparse weights.

@@ -290,6 +290,19 @@ def test_the_model_of_a_state_has_the_weights_that_its_last_step_multiplied(meth
     assert found == by_sparse
 
 
+def test_the_dense_model_of_a_sparse_phase_knows_that_its_masks_may_become_old():
+    """It was in dense mode, but its state told of sparse mode: a switch back took masks of other kernels."""
+    loop, states = run("module", "FST")
+    model = loop.model(states[3], sparse=False)
+    s24.nn.set_sparse(model, True)
+    model(batch(0)["x"])  # nothing has moved
+    model = loop.model(states[3], sparse=False)
+    model.up.kernel[...] = -model.up.kernel[...].T.reshape(d, f)
+    s24.nn.set_sparse(model, True)
+    with pytest.raises(ValueError, match=r"those of another kernel.*Call s24.refresh"):
+        model(batch(0)["x"])
+
+
 def test_inside_of_jit_the_model_of_a_state_needs_its_mode():
     loop = s24.Loop(ffn(SOFT), loss, tx_of(SOFT), STEPS)
     x = batch(0)["x"]
