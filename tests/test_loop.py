@@ -598,6 +598,16 @@ def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()
 
 
+def test_a_learned_router_is_arranged_and_trained():
+    """One buffer stood in the state twice after neurons were put in order, and no step could donate it."""
+    method = dataclasses.replace(METHODS["Venom"], routing="learned", columns="statistic")
+    loop = loop_of(method, debug=True)
+    state = loop.init()
+    for step in range(STEPS):
+        state, metrics = loop.advance(state, batch(step), step)
+    assert jnp.isfinite(metrics["loss"]) and loop.arranged(state)
+
+
 @pytest.mark.parametrize("make", [loop_of, tree_loop])
 @pytest.mark.parametrize("name", ["STEP", *METHODS])
 def test_a_dense_phase_that_settles_early_ends_as_any_other(make, name):
