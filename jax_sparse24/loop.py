@@ -130,7 +130,15 @@ class Loop:
                 "the sparse one, but this schedule begins sparse. Take both from the method of the layers: "
                 f"{name}().schedule(steps) and s24.optim.for_method({name}(), ...)."
             )
-        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
+        held = set(map(id, jax.tree.leaves(params)))
+
+        def own(x):  # some optimisers keep the first parameters, and no buffer can be donated twice
+            if id(x) in held and isinstance(x, jax.Array):
+                return jnp.copy(x)
+            held.add(id(x))
+            return x
+
+        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": jax.tree.map(own, opt)}
 
     def advance(self, state: State, batch: Any, step: int) -> tuple[State, dict[str, jax.Array]]:
         """One optimiser step, with all that is due before it. The state is donated: use what is returned.

@@ -598,6 +598,17 @@ def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()
 
 
+@pytest.mark.parametrize("tx", [optax.contrib.prodigy(1.0), optax.contrib.cocob()], ids=["Prodigy", "COCOB"])
+def test_an_optimiser_that_keeps_the_first_parameters(tx):
+    """Its state held the very arrays of the parameters, which the first step could not donate twice."""
+    loop = loop_of(METHODS["FST"], tx)
+    first = jax.tree.map(np.asarray, loop.init()["params"])
+    state, _ = loop.advance(loop.init(), batch(0), 0)
+    state, metrics = loop.advance(state, batch(1), 1)
+    assert jnp.isfinite(metrics["loss"]) and metrics["predicted"] < 0
+    jax.tree.map(np.testing.assert_array_equal, first, loop.init()["params"])
+
+
 def test_a_learned_router_is_arranged_and_trained():
     """One buffer stood in the state twice after neurons were put in order, and no step could donate it."""
     method = dataclasses.replace(METHODS["Venom"], routing="learned", columns="statistic")
