@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, traverse_util
+from flax.core import meta
 from flax.linen import dtypes
 
 from jax_sparse24.dispatch.decision import check_implementation
@@ -202,7 +203,10 @@ def masks(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
         if "mask" in state
     }
     params = traverse_util.flatten_dict(variables["params"])
-    found = {path: stored.get(path, jnp.ones((), bool)) for path in params}
+    found = {
+        path: meta.replace_boxed(param, stored.get(path, jnp.ones((), bool)))
+        for path, param in params.items()
+    }
     return traverse_util.unflatten_dict(found)
 
 
@@ -217,7 +221,7 @@ def _states(op: str, variables: Mapping[str, Any], method: Method):
         layers.setdefault(path[:-1], {})[path[-1]] = value
     for path, state in layers.items():
         place = "/".join(path[:-1]) or "the model"
-        kernel = params.get((*path[:-1], "kernel"))
+        kernel = meta.unbox(params.get((*path[:-1], "kernel")))  # of the names of its axes
         if path[-1] not in ROLES or kernel is None:
             raise ValueError(f"{op}: {place} has state in the collection {COLLECTION!r}, but no kernel.")
         if method.state_shapes(kernel.shape, path[-1]).keys() != state.keys():

@@ -136,3 +136,20 @@ def test_the_input_of_a_layer_is_an_array(layer):
     variables = layer.init(jax.random.key(0), X)
     with pytest.raises(TypeError, match=f"{type(layer).__name__}: x must be an array, got list"):
         layer.apply(variables, X.tolist())
+
+
+def test_parameters_may_carry_the_names_of_their_axes():
+    """State and masks were made of the box in which Linen keeps a kernel with the names of its axes."""
+    named = linen.with_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
+    module, plain = (s24.linen.FFN(f, method=FST, **more) for more in ({"kernel_init": named}, {}))
+    variables, bare = (m.init(jax.random.key(0), X) for m in (module, plain))
+    assert isinstance(variables["params"]["up"]["kernel"], linen.Partitioned)
+    for boxed, want in (
+        (s24.linen.refresh(variables, FST), s24.linen.refresh(bare, FST)),
+        (s24.linen.masks(variables, FST), s24.linen.masks(bare, FST)),
+    ):
+        same(linen.unbox(boxed), want)
+    tx = s24.optim.for_method(FST, 1e-2, 10)
+    params = variables["params"]
+    updates, _ = tx.update(params, tx.init(params), params, masks=s24.linen.masks(variables, FST))
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
