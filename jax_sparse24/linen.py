@@ -195,16 +195,25 @@ def masks(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
     variables, method: as in `refresh`.
 
     Returns: a tree like `variables["params"]`: bool arrays of a kernel's shape, True where a weight is kept,
-        and a scalar True for every parameter without a stored mask.
-    Raises: as `refresh`."""
-    stored = {
-        (*path[:-1], "kernel"): state["mask"]
-        for path, state, _ in _states("masks", variables, method)
-        if "mask" in state
-    }
+        and a scalar True for every parameter without a mask. Masks are the stored ones, or those that the
+        method chooses for the kernels as they are.
+    Raises: as `refresh`; ValueError for a method with masked decay that keeps no state, such as `SRSTE`, of
+        which variables do not tell what layers it makes sparse."""
+    check_method("masks", method)
+    if method.training(1).decay.rate and not method.state_shapes((8, 8)):
+        raise ValueError(
+            f"masks: {method} keeps no state, so that variables do not tell which layers it makes sparse, "
+            "and its decay would act on none. Give the optimiser method.fresh_mask(kernel) for the kernels "
+            "of these layers, and True for all other parameters."
+        )
+    in_use = {}
+    for path, state, kernel in _states("masks", variables, method):
+        mask = state["mask"] if "mask" in state else method.fresh_mask(kernel)
+        if mask is not None:
+            in_use[(*path[:-1], "kernel")] = mask
     params = traverse_util.flatten_dict(variables["params"])
     found = {
-        path: meta.replace_boxed(param, stored.get(path, jnp.ones((), bool)))
+        path: meta.replace_boxed(param, in_use.get(path, jnp.ones((), bool)))
         for path, param in params.items()
     }
     return traverse_util.unflatten_dict(found)

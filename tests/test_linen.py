@@ -153,3 +153,16 @@ def test_parameters_may_carry_the_names_of_their_axes():
     params = variables["params"]
     updates, _ = tx.update(params, tx.init(params), params, masks=s24.linen.masks(variables, FST))
     assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def test_masks_of_methods_that_store_none():
+    """They were no masks at all, so that the decay of BiMask and SRSTE acted on nothing."""
+    method = s24.methods.BiMask(trials=2)
+    variables = s24.linen.Dense(f, method=method).init(jax.random.key(0), X)
+    kernel = variables["params"]["kernel"]
+    same(s24.linen.masks(variables, method), {"kernel": s24.mask24(kernel, -2), "bias": jnp.ones((), bool)})
+    method = s24.methods.SRSTE()
+    variables = s24.linen.Dense(f, method=method).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"masks: SRSTE\(.*keeps no state.*method\.fresh_mask\(kernel\)"):
+        s24.linen.masks(variables, method)
+    assert s24.linen.masks(variables, s24.methods.SRSTE(decay=0.0))["kernel"].shape == ()
