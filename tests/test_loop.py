@@ -589,6 +589,25 @@ def test_micro_batches_do_not_widen_a_loss():
             assert loop.advance(loop.init(), x, 0)[1]["loss"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        s24.methods.FST(fp8="delayed", dense_fraction=0),
+        dataclasses.replace(METHODS["Venom"], routing="learned", dense_warmup=0),
+    ],
+    ids=["delayed scales", "learned router"],
+)
+def test_a_state_keeps_its_types_with_64_bit_types_on(method):
+    """An exponent of 64 bits gave two scales in place of one, and a router a gradient of another dtype."""
+    with jax.enable_x64(True):
+        loop = loop_of(method, accumulate=2)
+        first = loop.init()
+        types = jax.tree.map(lambda x: (x.shape, x.dtype), first)
+        x = jax.tree.map(lambda x: x.astype(jnp.float32), batch(0))
+        state, _ = loop.advance(first, x, 0)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == types
+
+
 def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     tx = s24.optim.for_method(s24.methods.STEP(), 1e-3, STEPS)
     with pytest.raises(

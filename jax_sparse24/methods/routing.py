@@ -219,7 +219,7 @@ def _learned_bwd(router, cut, of, saved, dy):
             wanted_n = fired_cluster(fired_nf, router.clusters, router.m, router.layout, over)
             x_nd = some_nd.astype(jnp.float32)
             given_nK = jax.nn.softmax(x_nd @ states["w1"]["centroids"])
-            error_nK = given_nK - jax.nn.one_hot(wanted_n, router.clusters)
+            error_nK = given_nK - jax.nn.one_hot(wanted_n, router.clusters, dtype=jnp.float32)
             found["centroids"] = 0.01 / (shards_of_tokens * len(x_nd)) * x_nd.T @ error_nK
         return found, None
 
