@@ -498,6 +498,7 @@ def _product(equation, given: list[Value], found: Found):
     left_axes, sizes = x.ndim - len(at_x), [w.shape[axis] for axis in contraction.free]
     try:
         _check_precision(options["precision"])
+        _check_result(dtype, jnp.result_type(x, w))
         y = contraction.product(x, w.shape, lambda x: found.multiply(name, x, contraction.matrix(w)))
     except (TypeError, ValueError) as error:
         found.refuse(weight.path, name, error)
@@ -512,3 +513,11 @@ def _check_precision(precision) -> None:
     each = precision if isinstance(precision, tuple) else (precision,)
     if any(one not in (None, jax.lax.Precision.DEFAULT) for one in each):
         raise ValueError(f"precision={precision} is an option that sparse products do not have")
+
+
+def _check_result(dtype, promoted) -> None:
+    """ValueError for a result that is wider than the operands: cast from theirs it would be rounded."""
+    if jnp.promote_types(dtype, promoted) != promoted:
+        raise ValueError(
+            f"preferred_element_type={dtype} is an option that sparse products of {promoted} do not have"
+        )

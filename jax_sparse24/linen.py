@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, traverse_util
+from flax.core import meta
 from flax.linen import dtypes
 
 from jax_sparse24.dispatch.decision import check_implementation
@@ -194,15 +195,27 @@ def masks(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
     variables, method: as in `refresh`.
 
     Returns: a tree like `variables["params"]`: bool arrays of a kernel's shape, True where a weight is kept,
-        and a scalar True for every parameter without a stored mask.
-    Raises: as `refresh`."""
-    stored = {
-        (*path[:-1], "kernel"): state["mask"]
-        for path, state, _ in _states("masks", variables, method)
-        if "mask" in state
-    }
+        and a scalar True for every parameter without a mask. Masks are the stored ones, or those that the
+        method chooses for the kernels as they are.
+    Raises: as `refresh`; ValueError for a method with masked decay that keeps no state, such as `SRSTE`, of
+        which variables do not tell what layers it makes sparse."""
+    check_method("masks", method)
+    if method.training(1).decay.rate and not method.state_shapes((8, 8)):
+        raise ValueError(
+            f"masks: {method} keeps no state, so that variables do not tell which layers it makes sparse, "
+            "and its decay would act on none. Give the optimiser method.fresh_mask(kernel) for the kernels "
+            "of these layers, and True for all other parameters."
+        )
+    in_use = {}
+    for path, state, kernel in _states("masks", variables, method):
+        mask = state["mask"] if "mask" in state else method.fresh_mask(kernel)
+        if mask is not None:
+            in_use[(*path[:-1], "kernel")] = mask
     params = traverse_util.flatten_dict(variables["params"])
-    found = {path: stored.get(path, jnp.ones((), bool)) for path in params}
+    found = {
+        path: meta.replace_boxed(param, in_use.get(path, jnp.ones((), bool)))
+        for path, param in params.items()
+    }
     return traverse_util.unflatten_dict(found)
 
 
@@ -217,7 +230,7 @@ def _states(op: str, variables: Mapping[str, Any], method: Method):
         layers.setdefault(path[:-1], {})[path[-1]] = value
     for path, state in layers.items():
         place = "/".join(path[:-1]) or "the model"
-        kernel = params.get((*path[:-1], "kernel"))
+        kernel = meta.unbox(params.get((*path[:-1], "kernel")))  # of the names of its axes
         if path[-1] not in ROLES or kernel is None:
             raise ValueError(f"{op}: {place} has state in the collection {COLLECTION!r}, but no kernel.")
         if method.state_shapes(kernel.shape, path[-1]).keys() != state.keys():

@@ -18,6 +18,7 @@ from jax_sparse24.dispatch.shards import TOKENS
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn.linear import noting
 from jax_sparse24.nn.sharding import rests
+from jax_sparse24.nn.state import set_sparse
 from jax_sparse24.nn.view import View, view_of
 from jax_sparse24.optim import StepAdamState, permute_moments, settled
 from jax_sparse24.patterns import as_list, check_flag, check_size
@@ -129,7 +130,15 @@ class Loop:
                 "the sparse one, but this schedule begins sparse. Take both from the method of the layers: "
                 f"{name}().schedule(steps) and s24.optim.for_method({name}(), ...)."
             )
-        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": opt}
+        held = set(map(id, jax.tree.leaves(params)))
+
+        def own(x):  # some optimisers keep the first parameters, and no buffer can be donated twice
+            if id(x) in held and isinstance(x, jax.Array):
+                return jnp.copy(x)
+            held.add(id(x))
+            return x
+
+        return {"step": jnp.int32(0), "params": params, "sparse": sparse, "opt": jax.tree.map(own, opt)}
 
     def advance(self, state: State, batch: Any, step: int) -> tuple[State, dict[str, jax.Array]]:
         """One optimiser step, with all that is due before it. The state is donated: use what is returned.
@@ -179,7 +188,8 @@ class Loop:
 
         Returns: the state and the phase."""
         phase = self.phase(state, step)
-        if self.begins(step):
+        early = phase.sparse and not self.schedule.phase_at(step).sparse  # the dense phase has settled
+        if self.begins(step) or (early and not self._was_sparse(state, step - 1)):
             state = self.begin(state, due(self.method, step, "arrange"))
         elif phase.sparse and (now := self.due_at(step) - self.within):
             state = self.refreshing(now)(state)
@@ -210,6 +220,17 @@ class Loop:
         if phase.until_settled:
             phase = self.schedule.phase_at(step, settled=bool(settled(state["opt"])))
         return phase
+
+    def _was_sparse(self, state: State, step: int) -> bool:
+        """Whether a step was sparse, of the state after it. Of the steps of a phase that is `until_settled`,
+        and so may have ended before them, the layers tell."""
+        if step < 0:
+            return False
+        phase = self.schedule.phase_at(step)
+        if not phase.until_settled:
+            return phase.sparse
+        marks = self.view.entries(state["sparse"], "dense_from").values()
+        return bool(marks) and not any(bool((mark != 0).any()) for mark in marks)
 
     @property
     def arranges(self) -> bool:
@@ -487,7 +508,7 @@ class Loop:
             )
         self._check_mode(state, step - 1)
         self.check_values(state)
-        if step and self.schedule.phase_at(step - 1).sparse and self.arranges and not self.arranged(state):
+        if self.arranges and self._was_sparse(state, step - 1) and not self.arranged(state):
             raise ValueError(
                 f"Loop: the checkpoint is of a sparse phase of {type(self.method).__name__}, but the neurons "
                 "were never arranged, so that no such run wrote it."
@@ -510,9 +531,9 @@ class Loop:
                 check_positive_state(what, value, "restore another checkpoint")
 
     def _check_mode(self, state, step: int) -> None:
-        if step < 0:
-            return
-        sparse = self.phase(state, step).sparse
+        if step < 0 or (self.schedule.phase_at(step).until_settled and settled(state["opt"])):
+            return  # such a phase may have ended at this step or before it
+        sparse = self.schedule.phase_at(step).sparse
         for path, mark in self.view.entries(state["sparse"], "dense_from").items():
             if bool((mark != 0).any()) == sparse:
                 kinds = ("dense", "sparse") if sparse else ("sparse", "dense")
@@ -529,7 +550,7 @@ class Loop:
 
         state: what `advance` returned for the step.
         step: number of the step."""
-        if not self.phase(state, step).sparse:
+        if not self._was_sparse(state, step):
             return
         for path, age in self.view.entries(state["sparse"], "refreshed").items():
             method, old = self.view.method_of(path), step - np.asarray(age)
@@ -562,22 +583,30 @@ class Loop:
         if sparse is None:
             if isinstance(state["step"], jax.core.Tracer):
                 raise TypeError("Loop.model: inside of jit say sparse=True or sparse=False, not None.")
-            sparse = self.by_sparse_weights(int(state["step"]))
+            sparse = self.by_sparse_weights(int(state["step"]), state)
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
             state["sparse"] = self.view.refresh(
                 state["params"], state["sparse"], state["step"], sparse=True, due=True
             )
-        return self.view.model(state["params"], state["sparse"], sparse, True)
+        model = self.view.model(state["params"], state["sparse"], sparse, True)
+        layers = self.view.ran is not None
+        return set_sparse(model, False) if layers and not sparse else model  # also in the layers' state
 
-    def by_sparse_weights(self, step: int) -> bool:
+    def by_sparse_weights(self, step: int, state: State | None = None) -> bool:
         """Whether the last of some optimiser steps was by sparse weights.
 
         step: how many steps were made.
+        state: after these steps, which tells whether a phase that is `until_settled` has ended early; None to
+            go by the schedule alone, in which it ends as late as it may.
 
         Returns: False before the first step."""
-        sparse = step > 0 and self.schedule.phase_at(step - 1).sparse
+        last = step - 1
+        if state is None:
+            sparse = step > 0 and self.schedule.phase_at(last).sparse
+        else:
+            sparse = self._was_sparse(state, last)
         return sparse and any(method.sparse_weights for method in self.view.methods)
 
     def write(self, state: State, model: nnx.Module, optimizer: nnx.Optimizer | None = None) -> None:

@@ -226,7 +226,8 @@ def for_method(
 def permute_moments(tx: optax.GradientTransformation, opt_state: Any, params: Any, moves: Any) -> Any:
     """Moves the entries of an optimiser's state as `s24.nn.arrange` has moved neurons.
 
-    Everything in the state with the parameters' tree is moved, such as Adam's moments.
+    Everything in the state with the parameters' tree is moved, such as Adam's moments, and the means of
+    Adafactor over rows or columns. What `optax.masked` or `optax.partition` leave out is left out.
 
     tx: the transformation that made the state, or an `nnx.Optimizer`.
     opt_state: its state; `optimizer.opt_state` of an `nnx.Optimizer`, which is changed in place.
@@ -234,7 +235,8 @@ def permute_moments(tx: optax.GradientTransformation, opt_state: Any, params: An
     moves: what `s24.nn.arrange` returned.
 
     Returns: the new state of the optimiser.
-    Raises: TypeError for arguments of another kind, ValueError for a state that `tx` did not make."""
+    Raises: TypeError for arguments of another kind, ValueError for a state that `tx` did not make, or in
+        which it cannot be told how neurons lie."""
     tx = tx.tx if isinstance(tx, nnx.Optimizer) else tx
     if not isinstance(tx, optax.GradientTransformation):
         raise TypeError(
@@ -255,15 +257,38 @@ def permute_moments(tx: optax.GradientTransformation, opt_state: Any, params: An
             f"permute_moments: params has no {min(unknown)!r}; give the state of the same model."
         )
 
+    shapes = dict(zip(jax.tree.leaves(paths), map(jnp.shape, jax.tree.leaves(params)), strict=True))
+
     def follow(value, path):
-        return moves[path](value) if path in moves else value
+        if path not in moves or _left_out(value):
+            return value
+        return _moved(value, moves[path], path, shapes[path])
+
+    def moved(opt_state, paths):
+        return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths, is_leaf=_left_out)
 
     if any(isinstance(leaf, nnx.OptState) for leaf in jax.tree.leaves(opt_state, is_leaf=_is_variable)):
         # An nnx.Optimizer wraps every array of the state in a variable of its own.
-        moved = optax.tree_utils.tree_map_params(tx, follow, nnx.as_pure(opt_state), nnx.as_pure(paths))
-        nnx.update(opt_state, nnx.state(moved))
+        nnx.update(opt_state, nnx.state(moved(nnx.as_pure(opt_state), nnx.as_pure(paths))))
         return opt_state
-    return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths)
+    return moved(opt_state, paths)
+
+
+def _moved(value, move, path: str, shape: tuple[int, ...]):
+    """What the state holds for a parameter of a shape, which may be factored: without one of its axes."""
+    if value.shape == shape:
+        return move(value)
+    of_neurons, is_matrix = move.order.shape, len(shape) > move.order.ndim
+    without = (*of_neurons[:-1], *([shape[-3 - move.axis]] if is_matrix else []))
+    if value.shape == of_neurons != without:
+        return move(value)
+    if of_neurons[-1] not in value.shape or value.shape == without != of_neurons:
+        return value
+    raise ValueError(
+        f"permute_moments: the optimiser's state holds an array of shape {value.shape} for {path} of shape "
+        f"{shape}, whose neurons moved, and it cannot be told how they lie in it. Use an optimiser whose "
+        "moments have the shapes of the parameters."
+    )
 
 
 def _paths_of(params):

@@ -149,6 +149,19 @@ def test_what_stays_dense_is_told():
         s24.intercept(product, STE, "two")(params, jnp.ones((T, 6)))
 
 
+def test_a_product_with_a_wider_result_stays_dense():
+    """A result in float32 of bfloat16 operands was rounded to bfloat16 first, and nothing told of it."""
+
+    def product(params, x, dtype):
+        return jnp.dot(x, params["w"], preferred_element_type=dtype)
+
+    x, params = (jax.tree.map(jnp.bfloat16, tree) for tree in (jnp.ones((T, d)), {"w": jnp.ones((d, f))}))
+    sparse = s24.intercept(product, STE)
+    assert sparse(params, x, jnp.bfloat16)[0, 0] == d // 2
+    with pytest.raises(ValueError, match=r"w: preferred_element_type=float32 .* products of bfloat16 do not"):
+        sparse(params, x, jnp.float32)
+
+
 def test_a_parameter_that_an_inner_function_returns_is_followed_or_told():
     """Through an inner `jit` it stays the parameter; what other transformations return is an array, and the
     products with it that stay dense are told."""

@@ -136,3 +136,33 @@ def test_the_input_of_a_layer_is_an_array(layer):
     variables = layer.init(jax.random.key(0), X)
     with pytest.raises(TypeError, match=f"{type(layer).__name__}: x must be an array, got list"):
         layer.apply(variables, X.tolist())
+
+
+def test_parameters_may_carry_the_names_of_their_axes():
+    """State and masks were made of the box in which Linen keeps a kernel with the names of its axes."""
+    named = linen.with_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
+    module, plain = (s24.linen.FFN(f, method=FST, **more) for more in ({"kernel_init": named}, {}))
+    variables, bare = (m.init(jax.random.key(0), X) for m in (module, plain))
+    assert isinstance(variables["params"]["up"]["kernel"], linen.Partitioned)
+    for boxed, want in (
+        (s24.linen.refresh(variables, FST), s24.linen.refresh(bare, FST)),
+        (s24.linen.masks(variables, FST), s24.linen.masks(bare, FST)),
+    ):
+        same(linen.unbox(boxed), want)
+    tx = s24.optim.for_method(FST, 1e-2, 10)
+    params = variables["params"]
+    updates, _ = tx.update(params, tx.init(params), params, masks=s24.linen.masks(variables, FST))
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def test_masks_of_methods_that_store_none():
+    """They were no masks at all, so that the decay of BiMask and SRSTE acted on nothing."""
+    method = s24.methods.BiMask(trials=2)
+    variables = s24.linen.Dense(f, method=method).init(jax.random.key(0), X)
+    kernel = variables["params"]["kernel"]
+    same(s24.linen.masks(variables, method), {"kernel": s24.mask24(kernel, -2), "bias": jnp.ones((), bool)})
+    method = s24.methods.SRSTE()
+    variables = s24.linen.Dense(f, method=method).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"masks: SRSTE\(.*keeps no state.*method\.fresh_mask\(kernel\)"):
+        s24.linen.masks(variables, method)
+    assert s24.linen.masks(variables, s24.methods.SRSTE(decay=0.0))["kernel"].shape == ()

@@ -39,11 +39,11 @@ def tx_of(method):
     return s24.optim.for_method(method, 1e-2, STEPS)
 
 
-def loop_of(method, **options):
-    return s24.Loop(ffn(method), loss, tx_of(method), STEPS, **options)
+def loop_of(method, tx=None, schedule=STEPS, **options):
+    return s24.Loop(ffn(method), loss, tx or tx_of(method), schedule, **options)
 
 
-def tree_loop(method, **options):
+def tree_loop(method, tx=None, schedule=STEPS, **options):
     module = ffn(method)
     params = {"block": {"w1": module.up.kernel[...], "w2": module.down.kernel[...]}}
     tree = s24.Tree(params, method, ["block"], jax.random.key(7))
@@ -52,7 +52,7 @@ def tree_loop(method, **options):
         y = model.ffn(batch["x"], model.params["block"], model.sparse["block"])
         return jnp.mean((y - batch["y"]) ** 2)
 
-    return s24.Loop(tree, tree_loss, tx_of(method), STEPS, **options)
+    return s24.Loop(tree, tree_loss, tx or tx_of(method), schedule, **options)
 
 
 @functools.cache
@@ -288,6 +288,19 @@ def test_the_model_of_a_state_has_the_weights_that_its_last_step_multiplied(meth
         if step in (1, STEPS - 1):
             found.append(loop.model(state).up.sparse)
     assert found == by_sparse
+
+
+def test_the_dense_model_of_a_sparse_phase_knows_that_its_masks_may_become_old():
+    """It was in dense mode, but its state told of sparse mode: a switch back took masks of other kernels."""
+    loop, states = run("module", "FST")
+    model = loop.model(states[3], sparse=False)
+    s24.nn.set_sparse(model, True)
+    model(batch(0)["x"])  # nothing has moved
+    model = loop.model(states[3], sparse=False)
+    model.up.kernel[...] = -model.up.kernel[...].T.reshape(d, f)
+    s24.nn.set_sparse(model, True)
+    with pytest.raises(ValueError, match=r"those of another kernel.*Call s24.refresh"):
+        model(batch(0)["x"])
 
 
 def test_inside_of_jit_the_model_of_a_state_needs_its_mode():
@@ -576,6 +589,25 @@ def test_micro_batches_do_not_widen_a_loss():
             assert loop.advance(loop.init(), x, 0)[1]["loss"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        s24.methods.FST(fp8="delayed", dense_fraction=0),
+        dataclasses.replace(METHODS["Venom"], routing="learned", dense_warmup=0),
+    ],
+    ids=["delayed scales", "learned router"],
+)
+def test_a_state_keeps_its_types_with_64_bit_types_on(method):
+    """An exponent of 64 bits gave two scales in place of one, and a router a gradient of another dtype."""
+    with jax.enable_x64(True):
+        loop = loop_of(method, accumulate=2)
+        first = loop.init()
+        types = jax.tree.map(lambda x: (x.shape, x.dtype), first)
+        x = jax.tree.map(lambda x: x.astype(jnp.float32), batch(0))
+        state, _ = loop.advance(first, x, 0)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == types
+
+
 def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     tx = s24.optim.for_method(s24.methods.STEP(), 1e-3, STEPS)
     with pytest.raises(
@@ -583,3 +615,45 @@ def test_an_optimiser_with_a_frozen_moment_needs_a_dense_phase():
     ):
         s24.Loop(ffn(s24.methods.FST()), loss, tx, STEPS).init()
     s24.Loop(ffn(s24.methods.STEP()), loss, tx, STEPS).init()
+
+
+@pytest.mark.parametrize("tx", [optax.contrib.prodigy(1.0), optax.contrib.cocob()], ids=["Prodigy", "COCOB"])
+def test_an_optimiser_that_keeps_the_first_parameters(tx):
+    """Its state held the very arrays of the parameters, which the first step could not donate twice."""
+    loop = loop_of(METHODS["FST"], tx)
+    first = jax.tree.map(np.asarray, loop.init()["params"])
+    state, _ = loop.advance(loop.init(), batch(0), 0)
+    state, metrics = loop.advance(state, batch(1), 1)
+    assert jnp.isfinite(metrics["loss"]) and metrics["predicted"] < 0
+    jax.tree.map(np.testing.assert_array_equal, first, loop.init()["params"])
+
+
+def test_a_learned_router_is_arranged_and_trained():
+    """One buffer stood in the state twice after neurons were put in order, and no step could donate it."""
+    method = dataclasses.replace(METHODS["Venom"], routing="learned", columns="statistic")
+    loop = loop_of(method, debug=True)
+    state = loop.init()
+    for step in range(STEPS):
+        state, metrics = loop.advance(state, batch(step), step)
+    assert jnp.isfinite(metrics["loss"]) and loop.arranged(state)
+
+
+@pytest.mark.parametrize("make", [loop_of, tree_loop])
+@pytest.mark.parametrize("name", ["STEP", *METHODS])
+def test_a_dense_phase_that_settles_early_ends_as_any_other(make, name):
+    """Masks were those of the initial weights until the latest step of the dense phase, neurons were never
+    put in order, a checkpoint of the step that settled was refused, and the finished model was dense."""
+    method = {**METHODS, "STEP": s24.methods.STEP()}[name]
+    phases = s24.Phase("dense", 6, sparse=False, until_settled=True), s24.Phase("sparse", 2, sparse=True)
+    tx = s24.optim.step_adamw(1e-2, b2=0.5, eps=1e3)  # settles with its second step
+    loop = make(method, tx, s24.Schedule(phases), debug=True)
+    state, due = loop.init(), {0: -1, 1: -1, 2: 2, 3: 3, 4: 3}
+    for step in range(5):
+        state, _ = loop.advance(state, batch(step), step)
+        loop.restore(state)
+        assert bool(s24.optim.settled(state["opt"])) == (step >= 1)
+        ages = loop.view.entries(state["sparse"], "refreshed").values() if name == "FST" else []
+        assert all(age == due[step] for age in ages)
+        assert loop.by_sparse_weights(step + 1, state) == (step >= 2)
+    assert not loop.arranges or loop.arranged(state)
+    assert make is tree_loop or loop.model(state).up.sparse

@@ -1,10 +1,11 @@
-"""Masked decay: its arithmetic, its place in a chain, its arguments."""
+"""Masked decay: its arithmetic, its place in a chain, its arguments; and moments of neurons that move."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import jax_sparse24 as s24
 
@@ -306,3 +307,51 @@ def test_learning_rates_may_be_arrays_schedules_and_traced():
         lambda learning_rate: s24.optim.for_method(s24.methods.FST(), learning_rate, 9)
     )
     jax.jit(injected(1e-3).init)({"w": jnp.ones((4, 4))})
+
+
+# ---- neurons that change places
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam(1e-2),
+        optax.adafactor(1e-2, min_dim_size_to_factor=8),
+        optax.masked(optax.adam(1e-2), lambda params: jax.tree.map(lambda w: w.ndim > 1, params)),
+        optax.contrib.muon(1e-2),
+        optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
+    ],
+    ids=["adam", "adafactor", "masked", "muon", "multi-steps"],
+)
+def test_moments_follow_neurons(tx):
+    """Means of Adafactor over an axis got the shape of another one, and what a mask leaves out had none."""
+    venom = s24.methods.Venom(v=16, m=8, clusters=4)
+    model = s24.nn.FFN(16, 32, method=venom, use_bias=True, rngs=nnx.Rngs(0))
+    before = nnx.state(model, nnx.Param)
+    grads = [
+        jax.tree.map(lambda w, n=n: jnp.cos(n + jnp.arange(w.size)).reshape(w.shape), before) for n in (1, 2)
+    ]
+    tx = optax.with_extra_args_support(tx)
+    _, state = tx.update(grads[0], tx.init(before), before)
+    want, _ = tx.update(grads[1], state, before)
+    moves = s24.nn.arrange(model)
+
+    def moved(tree):
+        flat = [
+            (path, v.replace(moves.get(".".join(path), lambda x: x)(v[...])))
+            for path, v in nnx.to_flat_state(tree)
+        ]
+        return nnx.from_flat_state(flat)
+
+    assert set(moves) == {"up.kernel", "up.bias", "down.kernel"}
+    after = nnx.state(model, nnx.Param)
+    got, _ = tx.update(moved(grads[1]), s24.optim.permute_moments(tx, state, after, moves), after)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), got, moved(want))
+
+
+def test_a_state_in_which_neurons_cannot_be_told_is_refused():
+    model = s24.nn.FFN(32, 32, method=s24.methods.Venom(v=16, m=8, clusters=4), rngs=nnx.Rngs(0))
+    tx = optax.adafactor(1e-2, min_dim_size_to_factor=8)
+    state, moves = tx.init(nnx.state(model, nnx.Param)), s24.nn.arrange(model)
+    with pytest.raises(ValueError, match=r"permute_moments: .* array of shape \(32,\) for .*kernel of shape"):
+        s24.optim.permute_moments(tx, state, nnx.state(model, nnx.Param), moves)

@@ -171,7 +171,8 @@ def delayed_scale(history: jax.Array, top: jax.Array, format: Format) -> jax.Arr
     format: of the rounded operand.
 
     Returns: float32 of top's shape."""
-    known, own = jnp.max(jnp.where(history > 0, jnp.arange(EXPONENTS), 0)), _exponent(top)
+    at = jnp.arange(EXPONENTS, dtype=jnp.int32)
+    known, own = jnp.max(jnp.where(history > 0, at, 0)), _exponent(top)
     exponent = jnp.where((known > 0) & (known - own <= FALL), known, own)
     _, most = math.frexp(float(jnp.finfo(FORMATS[format]).max))
     return _power_of_two(jnp.minimum(most - 2 + 127 - exponent, 126))

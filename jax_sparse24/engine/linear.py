@@ -87,7 +87,7 @@ def weight_in(product: str, w: jax.Array, method, state, role: str = "w") -> jax
     product: "fwd" or "dgrad".
     w: (..., in, out).
     method: from `s24.methods`.
-    state: of the method, by name.
+    state: of the method, by name, with the leading axes of w.
     role: the weight's name in the plan: "w" alone, "w1" or "w2" in an FFN.
 
     Returns: an array like w; w itself if the method leaves it dense in this product."""
@@ -98,7 +98,15 @@ def weight_in(product: str, w: jax.Array, method, state, role: str = "w") -> jax
         plan, axes = method.ffn_plan(), FFN[product]
     row = plan.row(product)
     by = None if row is None else row.by if row.operand == role else row.other
-    return w if by is None else by(w, dict(axes)[role], Request(state, None, "reference"))
+    if by is None:
+        return w
+
+    def cut(w, state):
+        return by(w, dict(axes)[role], Request(state, None, "reference"))
+
+    for _ in w.shape[:-2]:  # a scale is one of each matrix
+        cut = jax.vmap(cut)
+    return cut(w, state)
 
 
 def sparse_dot(

@@ -177,7 +177,7 @@ def in_blocks(order_T: jax.Array, cluster_T: jax.Array, clusters: int, v: int, m
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def learned(router: "Router", cut: Partition | None, of: int, y, learners, x_Td, w1_df, state):
+def learned(router: "Router", cut: Partition | None, of: int, y, learners, x_Td, w1_df, b1_f, state):
     """Returns `y` unchanged, with gradients of what a router learns from a sixteenth of the tokens, whatever
     is done with `y`. Of a cut call each shard takes its own tokens.
 
@@ -193,41 +193,42 @@ def learned(router: "Router", cut: Partition | None, of: int, y, learners, x_Td,
     y: any shape.
     learners: float32 arrays by name, "norms" (K, f), "centroids" (d, K) or both.
     x_Td: tokens.
-    w1_df: the up-projection.
+    w1_df, b1_f: the up-projection and its bias, or None.
     state: of w1."""
     return y
 
 
-def _learned_fwd(router, cut, of, y, learners, x_Td, w1_df, state):
+def _learned_fwd(router, cut, of, y, learners, x_Td, w1_df, b1_f, state):
     found = _in_shards(cut, lambda arrays, *_: ({"some": arrays["x"][::16]}, None), {"x": x_Td}, {}, ["some"])
-    return y, (learners, found["some"], w1_df, state)
+    return y, (learners, found["some"], w1_df, b1_f, state)
 
 
 def _learned_bwd(router, cut, of, saved, dy):
-    learners, some_nd, w1_df, state = saved
+    learners, some_nd, w1_df, b1_f, state = saved
     over = () if cut is None else cut.over("w1", -1)
     shards_of_tokens = of if cut is None else of * cut.token_shards
 
     def body(arrays, states, *_):
-        some_nd, w1_df, found = arrays["some"], whole(arrays["w1"]), {}
+        some_nd, w1_df, b1_f, found = arrays["some"], whole(arrays["w1"]), arrays.get("b1", 0), {}
         if "norms" in learners:
             order, cluster = sort_by_cluster(some_nd, states["w1"]["centroids"])
-            fired_nf = jnp.square(jax.nn.relu(some_nd[order] @ w1_df)).astype(jnp.float32)
+            fired_nf = jnp.square(jax.nn.relu(some_nd[order] @ w1_df + b1_f)).astype(jnp.float32)
             found["norms"] = jax.nn.one_hot(cluster, router.clusters, dtype=jnp.float32).T @ fired_nf
         if "centroids" in learners:
-            fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df))
+            fired_nf = jnp.square(jax.nn.relu(some_nd @ w1_df + b1_f))
             wanted_n = fired_cluster(fired_nf, router.clusters, router.m, router.layout, over)
             x_nd = some_nd.astype(jnp.float32)
             given_nK = jax.nn.softmax(x_nd @ states["w1"]["centroids"])
-            error_nK = given_nK - jax.nn.one_hot(wanted_n, router.clusters)
+            error_nK = given_nK - jax.nn.one_hot(wanted_n, router.clusters, dtype=jnp.float32)
             found["centroids"] = 0.01 / (shards_of_tokens * len(x_nd)) * x_nd.T @ error_nK
         return found, None
 
-    gradients = _in_shards(cut, body, {"some": some_nd, "w1": w1_df}, {"w1": state}, list(learners))
+    arrays = {"some": some_nd, "w1": w1_df, **({} if b1_f is None else {"b1": b1_f})}
+    gradients = _in_shards(cut, body, arrays, {"w1": state}, list(learners))
     if jax.sharding.get_abstract_mesh().explicit_axes:
         types = {name: jax.typeof(learners[name]).sharding for name in gradients}
         gradients = jax.tree.map(jax.sharding.reshard, gradients, types)
-    return dy, gradients, None, None, None
+    return dy, gradients, None, None, None, None
 
 
 learned.defvjp(_learned_fwd, _learned_bwd)
@@ -384,6 +385,7 @@ class Router:
         router_dK: jax.Array | None,
         x_Td: jax.Array,
         w1_df: jax.Array,
+        b1_f: jax.Array | None = None,
         cut: Partition | None = None,
     ):
         """Returns `y` unchanged, with gradients for what the router learns from a sixteenth of the tokens:
@@ -393,14 +395,14 @@ class Router:
         state: of w1.
         router_dK: the parameter; None without one.
         x_Td: input of the FFN.
-        w1_df: the up-projection.
+        w1_df, b1_f: the up-projection and its bias, or None.
         cut: how the call is cut; None if it is not."""
         learners = {name: state[name] for name in self.observed}
         if router_dK is not None:
             learners["centroids"] = router_dK
         if not learners:
             return y
-        x_Td, w1_df, state = jax.lax.stop_gradient((x_Td, w1_df, dict(state)))
-        summed = shards.shards_summed(router_dK, (y, x_Td, w1_df, state))
-        y, learners, x_Td, w1_df, state = shards.alike((y, learners, x_Td, w1_df, state))
-        return learned(self, cut, summed, y, learners, x_Td, w1_df, state)
+        given = jax.lax.stop_gradient((x_Td, w1_df, b1_f, dict(state)))
+        summed = shards.shards_summed(router_dK, (y, *given))
+        y, learners, *given = shards.alike((y, learners, *given))
+        return learned(self, cut, summed, y, learners, *given)

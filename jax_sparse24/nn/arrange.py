@@ -89,7 +89,8 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
         for name, value in entries.items():
             up.state[name][...] = sharding.laid_like(value, up.state[name][...])
         if router.learned:
-            ffn.router[...] = sharding.laid_like(up.state[router.learned][...], ffn.router[...])
+            # A copy: a buffer that stands in the state twice could not be donated.
+            ffn.router[...] = sharding.laid_like(jnp.copy(up.state[router.learned][...]), ffn.router[...])
         for (role, name), axis in NEURON_AXES.items():
             parameter = getattr(ffn.part(role), name)
             if parameter is not None:

@@ -124,7 +124,7 @@ class FFN(Block):
         if up.method.router:
             router = self.router[...] if self._learned else None
             cut = cut_over_mesh("FFN", "ffn", up.method, options["specs"], state, x=x, w1=w1, w2=w2)
-            y = up.method.router.learn(y, state["w1"], router, tokens, w1, cut)
+            y = up.method.router.learn(y, state["w1"], router, tokens, w1, b1, cut)
         if b2 is None:
             return y
         own = jax.typeof(y).sharding

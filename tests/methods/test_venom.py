@@ -341,6 +341,28 @@ def test_a_statistic_gains_what_every_cluster_activates():
     np.testing.assert_array_equal(ffn.up.state["norms"][...], after)
 
 
+def test_what_a_router_learns_is_of_activations_with_their_bias():
+    """The bias was left out, so that neurons counted as active which it had silenced."""
+    x, _, _, dy = operands()
+    method = Venom(v=V, m=M, clusters=K, columns="statistic", routing="learned")
+    with_bias, shifted = (
+        s24.nn.FFN(d, f, method=method, use_bias=bias, rngs=nnx.Rngs(0)) for bias in (True, False)
+    )
+    bias = jax.random.normal(jax.random.key(1), (f,))
+    # The last feature of every token is 1, so that a row of the kernel is another bias.
+    x = x.at[:, -1].set(1)
+    for ffn in (with_bias, shifted):
+        ffn.up.kernel[...] = ffn.up.kernel[...].at[-1].set(0)
+        s24.nn.arrange(ffn)
+    with_bias.up.bias[...] = bias
+    shifted.up.kernel[...] = shifted.up.kernel[...].at[-1].set(bias)
+    found = []
+    for ffn in (with_bias, shifted):
+        graphdef, learners, rest = nnx.split(ffn, lambda path, _: path[-1] in ("norms", "router"), ...)
+        found.append(jax.grad(lambda s, g=graphdef, r=rest: jnp.vdot(nnx.merge(g, s, r)(x), dy))(learners))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)
+
+
 def test_zero_and_nan_activations():
     x, w1, w2, dy = operands()
     method = Venom(v=V, m=M, clusters=K, weights="dense")

@@ -286,3 +286,20 @@ def test_noise_of_stacked_layers_follows_the_step():
     for i in range(LAYERS):
         assert not np.array_equal(runs[0][i], runs[1][i])
     np.testing.assert_array_equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("method", [s24.methods.SSTE(), s24.methods.FST(fp8="tensor")], ids=["SSTE", "fp8"])
+def test_stacked_layers_are_merged_as_each_alone(method):
+    """The scales of a stack were not those of its matrices: one of 8 bits was that of all of them."""
+
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def made(kernel):
+        layer = s24.nn.Linear(d, f, method=method, use_bias=False, rngs=nnx.Rngs(0))
+        layer.kernel[...] = kernel
+        s24.nn.reset(layer)
+        return layer
+
+    kernels = jax.random.normal(jax.random.key(0), (LAYERS, d, f)) * jnp.array([1.0, 30, 0.01])[:, None, None]
+    merged = s24.nn.merge_adapters(made(kernels)).kernel[...]
+    each = [s24.nn.merge_adapters(made(kernel[None])).kernel[0] for kernel in kernels]
+    np.testing.assert_array_equal(merged, np.stack(each))
