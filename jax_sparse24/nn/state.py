@@ -66,8 +66,9 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
         raise TypeError(f"{op}: needs the model, an nnx.Module, got {got}.") from error
     if not found and not any(isinstance(m, Linear) for _, m in nnx.iter_modules(model)):
         raise ValueError(
-            f"{op}: this {type(model).__name__} has 0 sparse layers, and no layer of s24.nn at all; build it "
-            "from s24.nn.FFN, GatedFFN, MoE or Linear, or leave this call out."
+            f"{op}: this {type(model).__name__} has 0 sparse layers, and no layer of s24.nn at all; make it "
+            "sparse by s24.sparsify(model, method), build it from s24.nn.FFN, GatedFFN, MoE or Linear, or "
+            "leave this call out."
         )
     return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
 
