@@ -202,7 +202,13 @@ def densify(model: Any) -> Any:
         if (old := library.original(module)) is not None:
             found[path] = old
     if not found:
-        raise ValueError("densify: the model holds no layer that s24.sparsify made.")
+        written = any(isinstance(module, Linear) for module in library.sites(model).values())
+        raise ValueError(
+            "densify: the model holds no layer that s24.sparsify made."
+            + written
+            * " Its layers of s24.nn have the parameters of dense ones: build the same model with "
+            "method=None, or of nnx.Linear, and write nnx.update(dense, nnx.state(model, nnx.Param))."
+        )
     layers = [layer for _, layer in sparse_layers(model if library is fitting else library.products(model))]
     cut = [layer for layer in layers if layer.trained_sparse]
     if cut:
