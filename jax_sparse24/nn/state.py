@@ -100,8 +100,9 @@ def refresh(
         the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
         dense phase, neurons that were never arranged (`s24.nn.arrange`), or a scale that is not finite and
         greater than 0."""
-    whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
-    if not whole or (isinstance(step, int | np.integer) and step < 0):
+    number = isinstance(step, jax.Array) or hasattr(step, "__index__")
+    whole = number and jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer)
+    if not (step is None or whole) or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
     if equinox_of(model):
         return _changed(model, lambda module: refresh(module, step, due=due))
