@@ -20,6 +20,7 @@ help:
 $(INSTALLED): pyproject.toml setup.py jax_sparse24/dispatch/generations.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
+	@echo "Installing into .venv, once: some minutes, and more where nvcc compiles CUDA's kernels (not with S24_CUDA=0)."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,huggingface,plots,tensorboard,test]"
 	@touch $@

@@ -15,7 +15,8 @@ STOPPED = os.EX_TEMPFAIL  # 75: a signal stopped the run, which was saved; call 
 # What the system refuses for no fault of the program.
 REFUSALS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE),
+    errno.ENFILE,
 }
 
 

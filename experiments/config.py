@@ -331,10 +331,19 @@ def load(spec: str) -> Config:
 
 
 def find(path: str) -> Path:
-    """The config file, relative to the current folder or to the repository; UserError when absent."""
+    """The config file, relative to the current folder or to the repository; UserError when there is none."""
     for candidate in (Path(path), REPOSITORY / path):
         if candidate.is_file():
+            require(
+                candidate.suffix == ".py",
+                f"{path} is no Python file, as a config file is one, such as configs/dense.py:cpu.",
+            )
             return candidate.resolve()
+    require(
+        not (Path(path) / "config.json").is_file(),
+        f"{path} is the folder of a run and no config file. To continue the run: "
+        f"python -m experiments.launch --resume {path}",
+    )
     known = [str(file) for file in listing()]
     raise UserError(f"There is no config file {path!r}.{nearest(path, known)}")
 

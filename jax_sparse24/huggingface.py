@@ -1,6 +1,8 @@
 """`export` writes a model as Hugging Face's libraries read it: safetensors, and JSON beside them."""
 
 import json
+import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -51,8 +53,8 @@ def export(
     others: texts of more files by their names, such as {"tokenizer.json": ...}.
 
     Returns: the shapes of the tensors by their names.
-    Raises: FileExistsError if the folder exists, ValueError for unknown weights or dtype, TypeError if
-        `model` is no NNX module."""
+    Raises: FileExistsError if the folder exists, another OSError for what the system refuses, such as a full
+        disk, ValueError for unknown weights or dtype, TypeError if `model` is no NNX module."""
     if weights not in (None, *WEIGHTS):
         raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
     if dtype not in DTYPES:
@@ -108,12 +110,24 @@ def _write(tensors: dict, dtype, folder: Path) -> None:
         if len(shards) > 1:
             file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         own = {name: np.ascontiguousarray(tensors[name], dtype) for name in names}
-        save_file(own, folder / file, {"format": "pt"})
+        _save(own, folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values()) * np.dtype(dtype).itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _save(tensors: dict, file: Path) -> None:
+    """A file of tensors. What the system refuses, such as a full disk, is an OSError, as of any file;
+    safetensors has its number in words alone."""
+    try:
+        save_file(tensors, file, {"format": "pt"})
+    except safetensors.SafetensorError as error:
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(file)) from error
 
 
 def read_tensors(folder) -> dict[str, np.ndarray]:

@@ -149,10 +149,11 @@ class Loop:
 
         Returns: the new state and a dict of scalars: "loss"; "grad_norm"; and "predicted", the change of the
             loss that the update makes to first order.
-        Raises: ValueError for a step outside the schedule or of another number than the state's, or a batch
-            that `accumulate` does not divide; TypeError for a batch of no arrays, or a loss that returns no
-            scalar."""
+        Raises: ValueError for a step outside the schedule or of another number than the state's, a state that
+            was donated before, or a batch that `accumulate` does not divide; TypeError for a batch of no
+            arrays, or a loss that returns no scalar."""
         _check_entries("Loop.advance", state)
+        _check_kept("Loop.advance", state["step"])
         batch = self.micro_batches(batch)
         self._check_step(state, step)
         state, phase = self.prepare(state, step)
@@ -440,8 +441,9 @@ class Loop:
 
         Returns: {"dense": float, "sparse": float}.
         Raises: TypeError for an array or a dict in place of several batches, or a loss that returns no
-            scalar; ValueError for no batch."""
+            scalar; ValueError for no batch, or a state that was donated to `advance`."""
         _check_entries("Loop.evaluate", state, ("params", "sparse"))
+        _check_kept("Loop.evaluate", state["params"])
         if isinstance(batches, jax.Array | np.ndarray | dict | str) or not isinstance(batches, Iterable):
             kind = "array" if hasattr(batches, "dtype") else type(batches).__name__
             raise TypeError(
@@ -579,7 +581,9 @@ class Loop:
             end: dense products of their kernels would be another model.
 
         Returns: what the loss gets.
-        Raises: TypeError if `sparse` is None inside of jit, where the number of steps is not known."""
+        Raises: TypeError if `sparse` is None inside of jit, where the number of steps is not known;
+            ValueError for a state that was donated to `advance`."""
+        _check_kept("Loop.model", state["params"])
         if sparse is None:
             if isinstance(state["step"], jax.core.Tracer):
                 raise TypeError("Loop.model: inside of jit say sparse=True or sparse=False, not None.")
@@ -613,7 +617,10 @@ class Loop:
         """Gives the values of a state to the module, and to the `nnx.Optimizer`, that the loop was made with.
 
         state: as in `advance`.
-        model, optimizer: are changed in place."""
+        model, optimizer: are changed in place.
+
+        Raises: ValueError for a state that was donated to `advance`."""
+        _check_kept("Loop.write", state["params"])
         nnx.update(model, jax.tree.map(jnp.copy, state["params"]), jax.tree.map(jnp.copy, state["sparse"]))
         if optimizer is not None:
             nnx.update(optimizer.opt_state, nnx.state(nnx.as_pure(jax.tree.map(jnp.copy, state["opt"]))))
@@ -643,6 +650,17 @@ def _check_entries(op: str, state, names: Sequence[str] = OWN) -> None:
         raise TypeError(
             f"{op}: state must be the dict of loop.init(), or of a step; this {type(state).__name__} has no "
             f"{missing[0]!r}."
+        )
+
+
+def _check_kept(op: str, tree) -> None:
+    """ValueError for a part of a state whose arrays were donated, as the first tells of all."""
+    first = next(iter(jax.tree.leaves(tree)), None)
+    if isinstance(first, jax.Array) and not isinstance(first, jax.core.Tracer) and first.is_deleted():
+        raise ValueError(
+            f"{op}: the arrays of this state are gone: an earlier call of advance took them for its result. "
+            "Use the state that it returned, state, metrics = loop.advance(state, batch, step), or give it a "
+            "copy, jax.tree.map(jnp.copy, state), where both states are needed."
         )
 
 

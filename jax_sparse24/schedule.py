@@ -114,12 +114,11 @@ def due(
         (`s24.nn.arrange`), every `method.router.arrange_every` steps.
 
     Returns: a bool; a traced one for a traced step, if the method has a period.
-    Raises: TypeError for a method that is not called, such as FST for FST(); ValueError for a step that is
-        negative or no int, or another `what`."""
-    if isinstance(method, type):
-        raise TypeError(
-            f"due: method must be one of s24.methods, such as FST(), got the class {method.__name__}."
-        )
+    Raises: TypeError for what is no method, such as "FST", or the class FST for FST(); ValueError for a step
+        that is negative or no int, or another `what`."""
+    if isinstance(method, type) or not hasattr(method, "refresh_every"):
+        got = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
+        raise TypeError(f"due: method must be one of s24.methods, such as FST(), got {got}.")
     if what not in ("refresh", "arrange"):
         raise ValueError(f"due: what={what!r} is unknown; use 'refresh' or 'arrange'.")
     traced = isinstance(step, jax.core.Tracer)

@@ -195,7 +195,13 @@ def densify(model: Any) -> Any:
         if (old := library.original(module)) is not None:
             found[path] = old
     if not found:
-        raise ValueError("densify: the model holds no layer that s24.sparsify made.")
+        written = any(isinstance(module, Linear) for module in library.sites(model).values())
+        raise ValueError(
+            "densify: the model holds no layer that s24.sparsify made."
+            + written
+            * " Its layers of s24.nn have the parameters of dense ones: build the same model with "
+            "method=None, or of nnx.Linear, and write nnx.update(dense, nnx.state(model, nnx.Param))."
+        )
     layers = [layer for _, layer in sparse_layers(model if library is fitting else library.products(model))]
     cut = [layer for layer in layers if layer.trained_sparse]
     if cut:
@@ -313,7 +319,7 @@ def _chosen(library: ModuleType, sites, rules) -> dict[str, Rule]:
         matched = [path for path in places if rule.takes(path)]
         _check_sparse_already(rule, ours)
         if not matched:
-            raise ValueError(_nothing(rule, places, plain))
+            raise ValueError(_nothing(rule, places, plain) + _built_dense([rule], ours))
         if rule.method is None:
             continue
         for path in matched:
@@ -333,6 +339,7 @@ def _chosen(library: ModuleType, sites, rules) -> dict[str, Rule]:
         raise ValueError(
             "sparsify: the rules take nothing but layers that are left alone, such as the head, or that "
             "another rule excludes. Give the whole path of a layer to take it nevertheless."
+            + _built_dense(rules, ours)
         )
     return chosen
 
@@ -358,6 +365,18 @@ def _check_sparse_already(rule: Rule, ours) -> None:
                 f"{rule.where!r} would make it {rule.method}. Call s24.densify(model) first, or make "
                 "the rule narrower."
             )
+
+
+def _built_dense(rules, ours) -> str:
+    """A sentence about a layer of this package that is dense and that a rule matches; "" if there is none."""
+    for path, method in ours.items():
+        dense = method is not None and not method.ffn_plan().rows
+        if dense and any(rule.method is not None and rule.takes(path) for rule in rules):
+            return (
+                f" {path or 'The model'} is a layer of s24.nn, which gets its method where it is built, by "
+                "method=."
+            )
+    return ""
 
 
 def _nothing(rule: Rule, places, plain) -> str:

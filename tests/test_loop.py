@@ -346,6 +346,25 @@ def test_a_finished_state_is_written_to_module_and_optimizer():
     assert not np.array_equal(loop.model(state)(x), dense(x))
 
 
+def test_a_state_that_advance_took_is_refused():
+    """JAX said "Array has been deleted with shape=int32[]" and no more."""
+    model = ffn(METHODS["FST"])
+    loop = s24.Loop(model, loss, tx_of(METHODS["FST"]), STEPS)
+    taken = loop.init()
+    kept = jax.tree.map(jnp.copy, taken)
+    state, _ = loop.advance(taken, batch(0), 0)
+    for name, call in {
+        "advance": lambda: loop.advance(taken, batch(0), 0),
+        "evaluate": lambda: loop.evaluate(taken, [batch(0)]),
+        "model": lambda: loop.model(taken),
+        "write": lambda: loop.write(taken, model),
+    }.items():
+        with pytest.raises(ValueError, match=rf"Loop\.{name}: the arrays of this state are gone: .* copy"):
+            call()
+    again, _ = loop.advance(kept, batch(0), 0)
+    jax.tree.map(np.testing.assert_array_equal, again["params"], state["params"])
+
+
 class Dropped(nnx.Module):
     def __init__(self):
         self.ffn, self.drop = ffn(METHODS["FST"]), nnx.Dropout(0.1, rngs=nnx.Rngs(0))

@@ -117,6 +117,8 @@ def test_methods_are_called_and_have_a_step():
         TypeError, match=r"due: method must be one of s24.methods, such as FST\(\), got the class FST"
     ):
         s24.due(s24.methods.FST, 0)
+    with pytest.raises(TypeError, match=r"due: method must be .*, got 'FST'"):
+        s24.due("FST", 0)
     with pytest.raises(ValueError, match="total_steps"):
         s24.methods.STE().schedule(0)
 

@@ -543,12 +543,29 @@ def test_wrong_arguments_are_named_with_the_rule_and_the_fix(mixed):
             "the model has no linear layer",
             lambda: s24.sparsify(nnx.LayerNorm(4, rngs=nnx.Rngs(0)), FST),
         ),
-        (ValueError, "holds no layer that s24.sparsify made", lambda: s24.densify(model)),
+        (ValueError, "holds no layer that s24.sparsify made.$", lambda: s24.densify(model)),
+        (
+            ValueError,
+            "layer that s24.sparsify made. Its layers of s24.nn .* build the same model with method=None",
+            lambda: s24.densify(s24.nn.Linear(16, 32, method=STE, rngs=nnx.Rngs(0))),
+        ),
         (TypeError, "densify: needs the model", lambda: s24.densify(3)),
     ):
         with pytest.raises(error, match=text):
             call()
     assert nnx.graphdef(model) == graphdef
+
+
+@pytest.mark.parametrize("where", [None, "ffn", "ffn/up"])
+def test_layers_that_are_built_dense_are_named(where):
+    """Of a model of `s24.nn.FFN` without a method it was said that nothing but the head matched."""
+    model = nnx.Dict(
+        ffn=s24.nn.FFN(16, 32, method=None, rngs=nnx.Rngs(0)), head=nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    )
+    with pytest.raises(
+        ValueError, match=r"ffn/(up|down) is a layer of s24.nn, which gets its method where it is built"
+    ):
+        s24.sparsify(model, STE, where)
 
 
 def test_what_is_sparse_already_is_refused(mixed):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import sys
 import threading
@@ -248,6 +249,8 @@ class StopSignal:
     def _ask(self, number, frame):
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGINT:  # not by sys.stderr, which the signal may have interrupted
+            os.write(2, b"\nSaving after this step; a second Ctrl-C ends at once, without saving.\n")
         self.asked = True
 
     def at(self, step: int) -> bool:

@@ -8,6 +8,7 @@ from flax import nnx
 
 import jax_sparse24 as s24
 from experiments.data.vocabulary import bits_per_byte
+from experiments.errors import UserError
 from experiments.training.mesh import place
 from experiments.training.step import Program, abstract_model, graphdefs_of, loss_of
 
@@ -19,7 +20,7 @@ class Evaluator:
     def __init__(self, program: Program, batches):
         self.batches, self._inside = [place(batch, program.rows) for batch in batches], program.inside
         self._rows = program.rows
-        self._losses = program.once("losses", lambda: _losses(program))
+        self._losses = losses_of_program(program)
 
     def __call__(self, params, sparse) -> dict:
         with self._inside():
@@ -34,15 +35,23 @@ class Evaluator:
             return float(self._losses["dense"](params, sparse, place(batch, self._rows)))
 
 
+def losses_of_program(program: Program) -> dict:
+    """The two losses of (params, sparse, tokens), compiled: "dense" and "sparse". UserError for a model
+    without sparse weights that cannot be cut to 2:4 after training, whose loss every evaluation tells."""
+    return program.once("losses", lambda: _losses(program))
+
+
 def _losses(program: Program) -> dict:
-    """The two losses of (params, sparse, tokens), compiled."""
     config, graphdefs = program.config, program.graphdefs
     cut_once = not config.method.ffn_plan().rows
     if cut_once:
         top2 = config.train.monitor_mask == "top-2"
         masked = s24.methods.STE() if top2 else s24.methods.FST(mvue=None)
         cut = dataclasses.replace(config, method=masked)
-        cut_graphdefs = graphdefs_of(cut)
+        try:
+            cut_graphdefs = graphdefs_of(cut)
+        except UserError as error:
+            raise UserError(f"{error} Evaluations of a dense run cut its weights to 2:4, too.") from error
         _, _, blank = nnx.split(abstract_model(cut), nnx.Param, s24.nn.SparseState)
 
     def dense_loss(params, sparse, tokens_BL):

@@ -29,7 +29,7 @@ from experiments.errors import UserError, require
 from experiments.training import memory, rundir, speed, trackers
 from experiments.training import mesh as meshes
 from experiments.training.checkpoint import Checkpoints, StopSignal
-from experiments.training.evaluator import Evaluator
+from experiments.training.evaluator import Evaluator, losses_of_program
 from experiments.training.lengthen import lengthen
 from experiments.training.metrics import Clock, Progress, Writer
 from experiments.training.monitor import Leak, Monitor, Probe
@@ -118,6 +118,7 @@ def _train_alone(
     if not resume:
         for phase in schedule.phases:  # a later one that cannot run would end the run in the middle
             program.check(phase.sparse, phase.adapters)
+        losses_of_program(program)
         first = schedule.phase_at(0)
         state = initial_state(program)
         program.step(first.sparse, first.adapters)

@@ -120,9 +120,13 @@ def tune(
         whole = not quick and dtype == dtypes[0]
         jobs += jobs_of(chosen[:1] if quick else chosen, dtype, patterns, operands, whole)
     path = _path(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"tune: {path.parent} cannot be written; give a folder= that can.")
+    refused = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refused = error
+    if refused or not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"tune: {path.parent} cannot be written; give a folder= that can.") from refused
     content = _run(jobs, path, repeats, seconds, budget, show)
     if show is not None:
         show(f"tune: {_summary(content['products'])} Stored in {path}")

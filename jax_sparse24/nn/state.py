@@ -66,8 +66,9 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
         raise TypeError(f"{op}: needs the model, an nnx.Module, got {got}.") from error
     if not found and not any(isinstance(m, Linear) for _, m in nnx.iter_modules(model)):
         raise ValueError(
-            f"{op}: this {type(model).__name__} has 0 sparse layers, and no layer of s24.nn at all; build it "
-            "from s24.nn.FFN, GatedFFN, MoE or Linear, or leave this call out."
+            f"{op}: this {type(model).__name__} has 0 sparse layers, and no layer of s24.nn at all; make it "
+            "sparse by s24.sparsify(model, method), build it from s24.nn.FFN, GatedFFN, MoE or Linear, or "
+            "leave this call out."
         )
     return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
 
@@ -99,8 +100,9 @@ def refresh(
         the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
         dense phase, neurons that were never arranged (`s24.nn.arrange`), or a scale that is not finite and
         greater than 0."""
-    whole = step is None or (jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer))
-    if not whole or (isinstance(step, int | np.integer) and step < 0):
+    number = isinstance(step, jax.Array) or hasattr(step, "__index__")
+    whole = number and jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer)
+    if not (step is None or whole) or (isinstance(step, int | np.integer) and step < 0):
         raise ValueError(f"refresh: step={step!r} must be the number of the optimiser step, an int >= 0.")
     if equinox_of(model):
         return _changed(model, lambda module: refresh(module, step, due=due))

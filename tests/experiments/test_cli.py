@@ -50,6 +50,7 @@ def run(main, *arguments):
         (errno.ENOSPC, "No space left on device: runs/x/metrics.jsonl"),
         (errno.EROFS, "Read-only file system: runs/x/metrics.jsonl"),
         (errno.EACCES, "Permission denied: runs/x/metrics.jsonl"),
+        (errno.EEXIST, "File exists: runs/x/metrics.jsonl"),
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(capsys, code, words):

@@ -27,6 +27,16 @@ def test_every_config_survives_json(spec, tmp_path):
     assert configs.read(tmp_path / "config.json") == config
 
 
+def test_what_is_no_config_file_is_named(tmp_path):
+    """A file that Python does not import ended in a traceback; the folder of a run was told that no file has
+    its name."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"config.json is no Python file, .* such as configs/dense.py:cpu"):
+        configs.load(f"{tmp_path}/config.json")
+    with pytest.raises(UserError, match=r"is the folder of a run and no config file. .* --resume"):
+        configs.load(str(tmp_path))
+
+
 def test_json_names_the_method():
     data = configs.to_dict(Config(method=s24.methods.FST(decay=1e-4)))
     assert data["method"]["class"] == "FST"

@@ -1,8 +1,10 @@
 """Models as Hugging Face's libraries read them, and back."""
 
 import dataclasses
+import errno
 import json
 import re
+import resource
 import shutil
 
 import jax
@@ -343,6 +345,18 @@ def test_a_model_without_a_class_and_missing_tensors():
         np.testing.assert_array_equal(value, like[key])
     with pytest.raises(UserError, match=r"lm_head.weight is not model.embed_tokens.weight"):
         read(tensors | {"lm_head.weight": table + 1})
+
+
+def test_a_disk_without_room_is_told_of_as_for_any_file(tmp_path):
+    """safetensors raised an error of its own, which commands showed as a traceback."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"\.out\.partial/model\.safetensors") as raised:
+            s24.export(built(MODELS["arcee"]), tmp_path / "out", config={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG and not list(tmp_path.iterdir())
 
 
 def test_what_export_refuses(tmp_path):

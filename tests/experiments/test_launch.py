@@ -101,6 +101,7 @@ def test_config_first(capsys):
     ("arguments", "parts"),
     [
         (["--model.f", "30"], ["cannot be built", "30", "multiple of 4", "28 or 32"]),
+        (["--model.f", "30", "--method", "Dense"], ["cannot be built", "30", "of 4", "run cut its weights"]),
         (["--data.seq", "15", "--data.batch", "3"], ["cannot be built", "45", "multiple of 4"]),
         (["--data.corpus", "/nowhere"], ["/nowhere", "not a folder"]),
         (["--data.seq", "10000"], ["validation split", "less than one batch"]),

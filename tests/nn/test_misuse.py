@@ -56,7 +56,7 @@ def test_arguments_are_models_that_have_sparse_layers(name):
         ):
             FUNCTIONS[name](wrong)
     with pytest.raises(
-        ValueError, match=rf"{name}: this PlainFFN has 0 sparse layers, .* build it from s24.nn.FFN"
+        ValueError, match=rf"{name}: this PlainFFN has 0 sparse layers, .* by s24.sparsify.* from s24.nn.FFN"
     ):
         FUNCTIONS[name](PlainFFN(d, f, rngs=nnx.Rngs(0)))
     FUNCTIONS[name](block(None))  # whoever wants a dense model of these layers says so

@@ -379,7 +379,7 @@ def test_wrong_calls_change_nothing_and_say_so():
         for value in (None, nnx.state(model)):
             with pytest.raises(TypeError, match=r"needs the model, an nnx.Module, got"):
                 call(value)
-    for step in (2.5, -1, jnp.arange(2)):
+    for step in (2.5, -1, jnp.arange(2), "2", {}):
         with pytest.raises(ValueError, match=r"refresh: step=.* must be the number of the optimiser step"):
             s24.refresh(model, step)
     for due in ("no", 1):

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ from experiments.analysis import comparison, runs
 from experiments.data import batches as datas
 from experiments.errors import UserError
 from experiments.training import opening, rundir
-from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint import Checkpoints, StopSignal
 from experiments.training.loop import train
 from experiments.training.metrics import Writer
 from experiments.training.step import Program
@@ -52,6 +53,15 @@ def content(out):
 
 def with_steps(config, steps, **fields):
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps), **fields)
+
+
+def test_ctrl_c_says_what_a_second_one_does(capfd):
+    """It was silent until the checkpoint was written, and a second one left a trail of tracebacks."""
+    with StopSignal(None) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.at(0) and "a second Ctrl-C ends at once, without saving" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 # ---- one process at a time
