@@ -188,13 +188,14 @@ def choice_table(block: Block) -> str:
     dataclasses.replace(block.execution, op=f"explain: shape={shape}").check(FFN, _operands(shape))
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
+    measure = f's24.tune([{shape}], ["{dtype}"])'  # of this block, where a product alone knows no (T, d, f)
     for choice in block.choices():
         product, row = choice.product, plan.row(choice.product)
         ((operand, _), _) = FFN[product]
         size = " x ".join(map(str, product_of(product, row.operand if row else operand, *shape).shape))
         cells = (product, size, row.operand if row else "none", plan.describe(product))
         times = _numbers(choice.decision, row.by) if choice.decision else [""] * 4
-        rows.append((*cells, choice.runs, *times, choice.reason))
+        rows.append((*cells, choice.runs, *times, choice.reason.replace("s24.tune(shapes=...)", measure)))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {dtype}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
     heading += "packed\noperand. vs dense: dense / (producer + what runs).\n"

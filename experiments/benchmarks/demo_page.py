@@ -57,7 +57,8 @@ The three runs (arms) share start and data.
 
 {loose(lines)}
 
-At this width the FFNs are {part:.0%} of a dense step, and only they become sparse.{note}
+At this width the FFNs are {part:.0%} of a dense step, and only they become sparse. The last column compares
+speeds. Steps per second do not: the runs followed each other, minutes apart, and have dense steps, too.{note}
 {END}"""
 
 

@@ -235,6 +235,12 @@ def test_own_table_then_the_shipped_one_of_this_hardware(folders, capsys):
     assert "run s24.tune() again" in capsys.readouterr().out
 
 
+def test_explain_prints_the_call_that_measures_its_shape(folders, capsys):
+    store(folders[0], table(entry()))
+    s24.explain(s24.methods.STE(), shape=(4096, 1024, 4096), dtype="bfloat16")
+    assert 'near this shape; run s24.tune([(4096, 1024, 4096)], ["bfloat16"])' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 3}', '{"format": 999, "products": []}'])
 def test_a_broken_file_is_passed_over_and_named(folders, text, capsys):
     store(folders[0], text)
