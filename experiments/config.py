@@ -345,7 +345,8 @@ def find(path: str) -> Path:
         f"python -m experiments.launch --resume {path}",
     )
     known = [str(file) for file in listing()]
-    raise UserError(f"There is no config file {path!r}.{nearest(path, known)}")
+    beside = [file for file in known if Path(file).parent == Path(path).parent]
+    raise UserError(f"There is no config file {path!r}.{nearest(path, beside) or nearest(path, known)}")
 
 
 @contextlib.contextmanager

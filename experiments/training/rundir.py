@@ -45,8 +45,8 @@ def check_new(out: Path, config: Config, resume: bool):
         return
     require(
         not started(out),
-        f"{out} already holds a run. Continue it with --resume, or start another one with --out "
-        "OTHER_FOLDER.",
+        f"{out} already holds a run. Continue it with python -m experiments.launch --resume {out}, or start "
+        "another one with --out OTHER_FOLDER.",
     )
     # Of a process that was killed while it made the folder.
     begun = {own_tokenizer(out), out / "environment.json", *files.unfinished(out)}
