@@ -96,16 +96,8 @@ class Dense(linen.Module):
     implementation: str | None = None
 
     def setup(self) -> None:
-        self.weight = Weight(
-            self.features,
-            self.method,
-            self.use_bias,
-            self.dtype,
-            self.param_dtype,
-            self.kernel_init,
-            self.bias_init,
-            self.implementation,
-        )
+        options = (self.use_bias, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
+        self.weight = Weight(self.features, self.method, *options, self.implementation)
         linen.share_scope(self, self.weight)
 
     def __call__(self, x: jax.Array) -> jax.Array:

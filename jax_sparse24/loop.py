@@ -344,35 +344,13 @@ class Loop:
             total, losses = jax.lax.scan(add, zero, (batch, jnp.arange(parts)))
             return jax.tree.map(lambda x: x / parts, (losses.sum(), total))
 
-        def mean_of_shards(state, params, own, batch):
-            mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]
-            over = tuple(axis for axis in self.sum_over if mesh.shape.get(axis, 1) > 1)
-            if parts == 1 or not over:
-                return mean_over(state, params, own, batch)
-
-            cuts = jax.tree.map(lambda x, spec: _dividing(x.shape, spec, mesh), params, rests(params))
-
-            def local(*arguments):
-                with TOKENS(over):
-                    loss, (grads, seen) = mean_over(*arguments)
-                grads = jax.tree.map(lambda x, spec: _mean_of_piece(x, spec, over, mesh), grads, cuts)
-                return jax.lax.pmean(loss, over), (grads, jax.lax.pmean(seen, over))
-
-            specs = *(PartitionSpec(),) * 3, PartitionSpec(None, over)
-            pieces = jax.tree.map(lambda spec: _along(spec, over), cuts)
-            results = PartitionSpec(), (pieces, PartitionSpec())
-            options = {"out_specs": results, "axis_names": set(over), "check_vma": False}
-            run = jax.shard_map(local, in_specs=specs, **options)
-            if mesh.explicit_axes:  # along those that the shard_map leaves alone it would gather
-                results = PartitionSpec(), (cuts, PartitionSpec())
-                run = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=results)
-            return run(state, params, own, batch)
+        mean = _summed_once(mean_over, self.sum_over)
 
         def step(state, batch):
             params, own = state["params"], state["sparse"]
             own = view.refresh(params, own, state["step"], sparse=sparse, due=sparse and self.within)
             masks = view.masks(params, own, sparse)
-            loss, (grads, seen) = mean_of_shards(state, params, own, batch)
+            loss, (grads, seen) = mean(state, params, own, batch)
             own = view.observe(own, seen)
             updates, opt = self.tx.update(grads, state["opt"], params, masks=masks, frozen=sparse)
             predicted = optax.tree.sum(jax.tree.map(_dot, grads, updates))
@@ -672,6 +650,38 @@ def _check_scalar(loss) -> None:
             f"Loop: loss must return a scalar, got {kind}. Give the mean; what is measured besides, compute "
             "in another function."
         )
+
+
+def _summed_once(mean: Callable, sum_over: tuple[str, ...]) -> Callable:
+    """A mean over micro-batches whose shards of tokens are summed over devices once, after all of them.
+
+    mean: (state, params, own, batch) -> (loss, (gradients, what was seen))."""
+
+    def run(state, params, own, batch):
+        mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]
+        over = tuple(axis for axis in sum_over if mesh.shape.get(axis, 1) > 1)
+        if parts == 1 or not over:
+            return mean(state, params, own, batch)
+
+        cuts = jax.tree.map(lambda x, spec: _dividing(x.shape, spec, mesh), params, rests(params))
+
+        def local(*arguments):
+            with TOKENS(over):
+                loss, (grads, seen) = mean(*arguments)
+            grads = jax.tree.map(lambda x, spec: _mean_of_piece(x, spec, over, mesh), grads, cuts)
+            return jax.lax.pmean(loss, over), (grads, jax.lax.pmean(seen, over))
+
+        specs = *(PartitionSpec(),) * 3, PartitionSpec(None, over)
+        pieces = jax.tree.map(lambda spec: _along(spec, over), cuts)
+        results = PartitionSpec(), (pieces, PartitionSpec())
+        options = {"out_specs": results, "axis_names": set(over), "check_vma": False}
+        of_shards = jax.shard_map(local, in_specs=specs, **options)
+        if mesh.explicit_axes:  # along those that the shard_map leaves alone it would gather
+            results = PartitionSpec(), (cuts, PartitionSpec())
+            of_shards = jax.sharding.auto_axes(of_shards, axes=mesh.explicit_axes, out_sharding=results)
+        return of_shards(state, params, own, batch)
+
+    return run
 
 
 def _dividing(shape, spec: PartitionSpec, mesh) -> PartitionSpec:

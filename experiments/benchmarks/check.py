@@ -31,6 +31,14 @@ def compiled(make: Mapping[Hashable, Callable]) -> dict:
         return dict(zip(make, pool.map(lambda name: make[name](), make), strict=True))
 
 
+def or_error(make: Callable):
+    """What a function gives, or what it raises."""
+    try:
+        return make()
+    except Exception as error:
+        return error
+
+
 def tolerance(dtype, depth: int) -> float:
     """Largest relative error (of norms) of a chain of a few products with sums of `depth` terms.
 

@@ -20,6 +20,8 @@ from experiments.models.parts import (
     ROPE_BASE,
     Embedding,
     Head,
+    Residual,
+    attend,
     by_heads,
     check_heads,
     gathered,
@@ -28,8 +30,8 @@ from experiments.models.parts import (
     named,
     project,
     rotate,
+    run_block,
     shards,
-    slots,
     with_columns,
 )
 
@@ -238,20 +240,12 @@ class Attention(nnx.Module):
         return jnp.dot(x_BLd.astype(qkv.dtype), moved(gathered(qkv.kernel, qkv.dtype)))
 
     def __call__(self, x_BLd, cache=None, first=0):
-        """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
-        batch, length, _ = x_BLd.shape
-        q_BLHh, k_BLKh, v_BLKh = self._heads(x_BLd, first)
-        if cache is None:
-            options = {"is_causal": True, "implementation": self.model.attention}
-            y_BLHh = jax.nn.dot_product_attention(q_BLHh, k_BLKh, v_BLKh, **options)
-            return project(self.out, y_BLHh.reshape(batch, length, -1))
-        places, visible_LS = slots(first, length, cache[0].shape[1])
-        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
-        y_BLHh = jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None])
-        return project(self.out, y_BLHh.reshape(batch, length, -1)), cache
+        """What `parts.attend` gives, projected, and the cache."""
+        y_BLHh, cache = attend(*self._heads(x_BLd, first), cache, first, self.model.attention)
+        return project(self.out, y_BLHh.reshape(*x_BLd.shape[:2], -1)), cache
 
 
-class Block(nnx.Module):
+class Block(Residual):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, model: Config, method, *, rngs):
@@ -276,18 +270,9 @@ class Block(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, x_BLd, cache=None, first=0):
-        """The block's output, and its cache if there is one."""
-        y_BLd = self.attention(self.norm1(x_BLd), cache, first)
-        if cache is not None:
-            y_BLd, cache = y_BLd
-        x_BLd = x_BLd + y_BLd
-        x_BLd = x_BLd + self.ffn(self.norm2(x_BLd))
-        return x_BLd if cache is None else (x_BLd, cache)
-
     def with_stats(self, x_BLd):
         """The block's output, and `FFN.activation_stats`."""
-        x_BLd = x_BLd + self.attention(self.norm1(x_BLd))
+        x_BLd = x_BLd + self.attention(self.norm1(x_BLd))[0]
         y_BLd = self.norm2(x_BLd)
         return x_BLd + self.ffn(y_BLd), self.ffn.activation_stats(y_BLd)
 
@@ -370,21 +355,14 @@ class Decoder(base.LanguageModel):
 
     def _unrolled(self, x_BLd):
         for block in self.blocks:
-            x_BLd = _run_block(self.model, *nnx.split(block), x_BLd)
+            x_BLd = run_block(*nnx.split(block), x_BLd, self.model.remat)
         return x_BLd
 
     def _scanned(self, x_BLd):
         graphdef, stacked = nnx.split(self.blocks)
         return jax.lax.scan(
-            lambda x, state: (_run_block(self.model, graphdef, state, x), None), x_BLd, stacked
+            lambda x, state: (run_block(graphdef, state, x, self.model.remat), None), x_BLd, stacked
         )[0]
-
-
-def _run_block(model: Config, graphdef, state, x_BLd):
-    def run(state, x):
-        return laid(nnx.merge(graphdef, state)(x), "batch", None, None)
-
-    return (jax.checkpoint(run) if model.remat else run)(state, x_BLd)
 
 
 def unrolled(model: Decoder) -> Decoder:

@@ -77,6 +77,39 @@ def rotate(x_BLHh, first=0, base: float = ROPE_BASE):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHh.dtype)
 
 
+def attend(q_BLHh, k_BLKh, v_BLKh, cache, first, implementation: str):
+    """Causal attention over these tokens, or with a cache (keys, values) also over those in it.
+
+    Returns: (B, L, H, h), and the cache with these tokens, None without one."""
+    if cache is None:
+        options = {"is_causal": True, "implementation": implementation}
+        return jax.nn.dot_product_attention(q_BLHh, k_BLKh, v_BLKh, **options), None
+    places, visible_LS = slots(first, q_BLHh.shape[1], cache[0].shape[1])
+    cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
+    return jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None]), cache
+
+
+class Residual(nnx.Module):
+    """A block of `attention` and `ffn`, each after its norm and added to the residual stream."""
+
+    def __call__(self, x_BLd, cache=None, first=0):
+        """The block's output, and its cache, None without one."""
+        y_BLd, cache = self.attention(self.norm1(x_BLd), cache, first)
+        x_BLd = x_BLd + y_BLd
+        return x_BLd + self.ffn(self.norm2(x_BLd)), cache
+
+
+def run_block(graphdef, state, x_BLd, remat: bool):
+    """The output of a block that was split.
+
+    remat: whether it is computed again in the backward pass."""
+
+    def run(state, x):
+        return laid(nnx.merge(graphdef, state)(x)[0], "batch", None, None)
+
+    return (jax.checkpoint(run) if remat else run)(state, x_BLd)
+
+
 def slots(first, length: int, size: int):
     """Slots of the tokens from position `first` on in a ring of `size`, and which slots each of them sees:
     those of earlier tokens that have not been overwritten."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -19,6 +18,8 @@ from experiments.models import base
 from experiments.models.parts import (
     Embedding,
     Head,
+    Residual,
+    attend,
     by_heads,
     gathered,
     heads_of,
@@ -26,8 +27,8 @@ from experiments.models.parts import (
     named,
     project,
     rotate,
+    run_block,
     shards,
-    slots,
 )
 
 EPSILON = 1e-6  # of every RMSNorm
@@ -125,7 +126,7 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = norm(model.head), norm(model.head)
 
     def __call__(self, x_BLd, cache=None, first=0):
-        """Over these tokens, or with a cache (keys, values) also over those in it; then (result, cache)."""
+        """What `parts.attend` gives, projected, and the cache."""
         batch, length, _ = x_BLd.shape
         layers = self.query, self.key, self.value
         if shards("heads") > 1:
@@ -136,18 +137,11 @@ class Attention(nnx.Module):
             parts = [project(layer, x_BLd).reshape(batch, length, -1, self.model.head) for layer in layers]
         turned = partial(rotate, first=first, base=self.model.rope)
         q_BLHh, k_BLKh = turned(self.query_norm(parts[0])), turned(self.key_norm(parts[1]))
-        v_BLKh = parts[2]
-        attend = jax.nn.dot_product_attention
-        if cache is None:
-            y_BLHh = attend(q_BLHh, k_BLKh, v_BLKh, is_causal=True, implementation=self.model.attention)
-            return project(self.out, y_BLHh.reshape(batch, length, -1))
-        places, visible_LS = slots(first, length, cache[0].shape[1])
-        cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
-        y_BLHh = attend(q_BLHh, *cache, mask=visible_LS[None, None])
+        y_BLHh, cache = attend(q_BLHh, k_BLKh, parts[2], cache, first, self.model.attention)
         return project(self.out, y_BLHh.reshape(batch, length, -1)), cache
 
 
-class Block(nnx.Module):
+class Block(Residual):
     """Pre-norm attention and SwiGLU, each added to the residual stream."""
 
     def __init__(self, model: Config, method, *, rngs):
@@ -157,15 +151,6 @@ class Block(nnx.Module):
         options = {"method": method, "dtype": dtype, "implementation": model.implementation}
         options["axes"] = ("embed", "mlp")
         self.norm2, self.ffn = norm(), s24.nn.GatedFFN(model.d, model.f, **options, rngs=rngs)
-
-    def __call__(self, x_BLd, cache=None, first=0):
-        """The block's output, and its cache if there is one."""
-        y_BLd = self.attention(self.norm1(x_BLd), cache, first)
-        if cache is not None:
-            y_BLd, cache = y_BLd
-        x_BLd = x_BLd + y_BLd
-        x_BLd = x_BLd + self.ffn(self.norm2(x_BLd))
-        return x_BLd if cache is None else (x_BLd, cache)
 
 
 class Qwen3(base.LanguageModel):
@@ -184,12 +169,7 @@ class Qwen3(base.LanguageModel):
         """See `LanguageModel.features`."""
         x_BLd = self._embedded(tokens_BL)
         for block in self.blocks:
-            graphdef, state = nnx.split(block)
-
-            def run(state, x, graphdef=graphdef):
-                return laid(nnx.merge(graphdef, state)(x), "batch", None, None)
-
-            x_BLd = (jax.checkpoint(run) if self.model.remat else run)(state, x_BLd)
+            x_BLd = run_block(*nnx.split(block), x_BLd, self.model.remat)
         return self.norm(x_BLd)
 
     def empty_cache(self, batch: int, size: int):

@@ -100,15 +100,7 @@ def _train_alone(
     program = Program(config)
     meshes.check(config, program.mesh)
     memory.check(config, program)
-    with first_process_first("corpus"):
-        corpus = open_corpus(config.data, rundir.vocabulary(out) if resume else None)
-    batches = validation_batches(corpus, config.data, config.train.eval_batches)
-    second, named = [], config.train.second_text
-    if named:
-        with first_process_first("second text"):
-            second = second_batches(named, config.data, corpus.vocabulary, config.train.eval_batches)
-        known = corpus.statistics | {"second_digest": fingerprint(second)}
-        corpus = dataclasses.replace(corpus, statistics=known)
+    corpus, batches, second = _texts(config, rundir.vocabulary(out) if resume else None)
     iterator = train_batches(corpus, config.data, config.seed)
     check_start(config, corpus.vocabulary)
     if resume:
@@ -171,6 +163,22 @@ def _train_alone(
             )
             step, finished, losses = loop.run(start, state)
             return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
+
+
+def _texts(config: Config, vocabulary) -> tuple:
+    """The corpus; batches of its validation, and of the second text, none where none is named.
+
+    vocabulary: of a run that goes on; None for that of the config."""
+    with first_process_first("corpus"):
+        corpus = open_corpus(config.data, vocabulary)
+    batches = validation_batches(corpus, config.data, config.train.eval_batches)
+    second, named = [], config.train.second_text
+    if named:
+        with first_process_first("second text"):
+            second = second_batches(named, config.data, corpus.vocabulary, config.train.eval_batches)
+        known = corpus.statistics | {"second_digest": fingerprint(second)}
+        corpus = dataclasses.replace(corpus, statistics=known)
+    return corpus, batches, second
 
 
 @dataclass

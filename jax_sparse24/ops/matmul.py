@@ -207,18 +207,7 @@ def contract(
     Raises: TypeError (dtypes; strided groups without a PackedVNM; collected rows of another `a`), ValueError
         (collected rows that m does not divide)."""
     dtype = common_dtype(a, b)
-    if strided and not (isinstance(a, PackedVNM) or isinstance(b, PackedVNM)):
-        raise TypeError(
-            f"matmul: strided=True is for the groups of a PackedVNM, got {type(a).__name__} and "
-            f"{type(b).__name__}. Call regroup on the dense operand."
-        )
-    if collected:
-        if not isinstance(a, PackedVNM):
-            raise TypeError(
-                f"matmul: collected=True is for the rows of a, a PackedVNM, got {type(a).__name__} and "
-                f"{type(b).__name__}. Call collect on the result."
-            )
-        patterns.check_divides("matmul", a.shape, -3 - a_axis, a.m, "a of collected rows")
+    _check_orders(a, b, a_axis, strided, collected)
     if out_dtype is None:
         out_dtype = jnp.bfloat16 if dtype == FLOAT8 else dtype
     out_dtype = jnp.dtype(out_dtype)
@@ -278,6 +267,22 @@ def contract(
         else:
             out = MATMUL(values, packed.metadata, *operands, **options)
     return out if fused else _finish(out, bias, activation, bias_axis)
+
+
+def _check_orders(a, b, a_axis: int, strided: bool, collected: bool) -> None:
+    """Raises what `contract` says of strided groups and of collected rows."""
+    if strided and not (isinstance(a, PackedVNM) or isinstance(b, PackedVNM)):
+        raise TypeError(
+            f"matmul: strided=True is for the groups of a PackedVNM, got {type(a).__name__} and "
+            f"{type(b).__name__}. Call regroup on the dense operand."
+        )
+    if collected:
+        if not isinstance(a, PackedVNM):
+            raise TypeError(
+                f"matmul: collected=True is for the rows of a, a PackedVNM, got {type(a).__name__} and "
+                f"{type(b).__name__}. Call collect on the result."
+            )
+        patterns.check_divides("matmul", a.shape, -3 - a_axis, a.m, "a of collected rows")
 
 
 def _in_groups(dense: jax.Array, m: int, k_last: bool) -> jax.Array:

@@ -198,18 +198,13 @@ class Climb:
         """The steps of a rung, or of ("reference", rung). All are compiled at the first call, before any is
         run."""
         named = None if self.settings.implementation == "auto" else self.settings.implementation
-
-        def make(steps):
-            try:
-                return steps()
-            except Exception as error:  # this rung's, raised when it is its turn
-                return error
-
         if not self._made:
             every = {rung: partial(Steps, config, named) for rung, config in self.configs.items()}
             every |= {("reference", rung): steps for rung, steps in self._references().items()}
             self.progress(f"{self.where}: {len(every)} programs of steps are compiled")
-            self._made = check.compiled({rung: partial(make, steps) for rung, steps in every.items()})
+            # The error of a rung is raised when it is its turn.
+            every = {rung: partial(check.or_error, steps) for rung, steps in every.items()}
+            self._made = check.compiled(every)
         found, self._made[name] = self._made[name], RuntimeError(f"the rung {name} was measured before")
         if isinstance(found, Exception):
             raise found

@@ -155,14 +155,7 @@ def verdict(found: list, wanted: list, method, dtype: str, case: Case) -> str:
 
 def compiled(make: Mapping[Hashable, Callable], errors: dict) -> dict:
     """`check.compiled`; what a function raises goes into `errors`, by its name, in place of its result."""
-
-    def one(function):
-        try:
-            return function()
-        except Exception as error:
-            return error
-
-    made = check.compiled({name: partial(one, function) for name, function in make.items()})
+    made = check.compiled({name: partial(check.or_error, function) for name, function in make.items()})
     errors |= {name: found for name, found in made.items() if isinstance(found, Exception)}
     return {name: found for name, found in made.items() if name not in errors}
 

@@ -178,7 +178,7 @@ def check_projections_of_attention_are_cut_by_heads():
         @jax.jit
         def run(params, rest, x):
             def loss(params, x):
-                return nnx.merge(graph, params, rest)(x).sum()
+                return nnx.merge(graph, params, rest)(x)[0].sum()
 
             return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
 
