@@ -448,7 +448,8 @@ class Loop:
 
             found = self._evaluations[loss] = jax.jit(run, static_argnums=0)
         values = {name: [found(name == "sparse", state, b) for b in batches] for name in ("dense", "sparse")}
-        return {name: float(np.mean(jax.device_get(v))) for name, v in values.items()}
+        # NumPy adds up numbers of bfloat16 in bfloat16, in which a sum of many stops to grow.
+        return {name: float(np.mean(jax.device_get(v), dtype=np.float64)) for name, v in values.items()}
 
     @functools.cached_property
     def _evaluations(self) -> dict[Callable, Callable]:

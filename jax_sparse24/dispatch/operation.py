@@ -117,7 +117,7 @@ class Operation:
     vjp: Reverse | None = None
 
     def __call__(self, *operands, implementation: str | None = None, **options):
-        shards.check_whole(self.name, operands)
+        operands = shards.whole(self.name, operands)
         return self._call((implementation, tuple(sorted(options.items()))), *shards.alike(operands))
 
     def decide(self, dtype, implementation: str | None = None, **options) -> Decision:

@@ -100,21 +100,29 @@ def under_jit(function, operands):
     return function if traced else jax.jit(function)
 
 
-def check_whole(op: str, tree) -> None:
+def whole(op: str, tree):
     """Raises ValueError if an array is cut over an explicit mesh axis, where no kernel can be called.
 
     op: the operation, for the message.
-    tree: arrays in any structure."""
-    for x in jax.tree.leaves(tree):
+    tree: arrays in any structure.
+
+    Returns: the same structure, in which no type names mesh axes of one device, which cut nothing."""
+
+    def of_type(x):
         sharding = jax.typeof(x).sharding
-        if not sharding.mesh.explicit_axes or all(axis is None for axis in sharding.spec):
-            continue
+        named = [axes for axes in sharding.spec if axes is not None]
+        if not sharding.mesh.explicit_axes or not named:
+            return x
+        if all(size == 1 for size in map(sharding.mesh.shape.get, jax.tree.leaves(named))):
+            return jax.sharding.reshard(x, PartitionSpec())
         names = ", ".join(repr(axis) for axis in sharding.mesh.explicit_axes)
         raise ValueError(
             f"{op}: an operand of shape {x.shape} is cut by {spec_text(sharding.spec)} over a mesh with "
             f"explicit axes ({names}), which kernels do not see. Call {op} inside jax.shard_map, where every "
             f"device has its own shard: jax.shard_map({op}, in_specs=..., out_specs=...)."
         )
+
+    return jax.tree.map(of_type, tree)
 
 
 def mesh_axes(op: str, what: str, spec: PartitionSpec, rank: int) -> tuple[tuple[str, ...], ...]:
@@ -168,6 +176,19 @@ def cut_of(x) -> PartitionSpec | None:
     if not placed or not isinstance(x.sharding, NamedSharding):
         return None
     return x.sharding.spec if x.sharding.mesh.shape == mesh.shape else None
+
+
+def with_tokens_of(y: jax.Array, x) -> jax.Array:
+    """A result whose tokens are cut as those of the input are, where axes of the mesh are explicit: over axes
+    of one device, too, which cut nothing, but are part of its type.
+
+    y: (..., out).
+    x: (..., in), with the leading axes of y."""
+    own = jax.typeof(y).sharding
+    if not own.mesh.explicit_axes:
+        return y
+    *tokens, _ = jax.typeof(x).sharding.spec
+    return jax.sharding.reshard(y, PartitionSpec(*tokens, own.spec[-1]))
 
 
 def check_declared(op: str, name: str, declared: PartitionSpec, x, axes=slice(None)) -> None:

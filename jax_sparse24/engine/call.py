@@ -125,7 +125,7 @@ def in_shards(op: str, cut: Partition | None, key, operands: Mapping, state):
     Returns: the key, different wherever operands may be, the operands and the state.
     Raises: ValueError for operands that are cut over an explicit mesh axis, where `cut` is None."""
     if cut is None:
-        shards.check_whole(op, (operands, state))
+        operands, state = shards.whole(op, (operands, state))
     else:
         present = {name: x for name, x in operands.items() if x is not None}
         present, state = cut.resharded(present, state)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from jax_sparse24.dispatch.shards import with_tokens_of
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
@@ -232,4 +233,5 @@ def sparse_ffn(
         order, back, allowed = _routed(execution, method.router, tokens, w1, state["w1"])
         out = _ffn(execution, execution.permute("x", tokens, order, back), w1, w2, b1, allowed, state, key)
         out = execution.permute("y3", out, back, order)
-    return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), "s24_ffn")
+    y = with_tokens_of(out.reshape(*jnp.shape(x)[:-1], w2.shape[1]), x)
+    return checkpoint_name(y, "s24_ffn")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_sparse24.dispatch.shards import with_tokens_of
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
@@ -86,13 +87,13 @@ def _in_one_rule(xs, layers, method, activation, implementation, specs):
         for name, layer in zip(ws, layers, strict=True)
     }
     words = [key_words(op, layer.key) if plan.stochastic else None for layer in layers]
-    leading = jnp.shape(xs[0])[:-1]
     cut = cut_over_mesh(op, "gated", method, specs, states, x=xs[0], **ws)
     operands = {"x_gate": x_gate, "x_up": x_up, **ws, **biases}
     keys, operands, states = in_shards(op, cut, dict(zip(ws, words, strict=True)), operands, states)
     execution = Execution(op, "linear", plan, implementation, activation, partition=cut)
     out = _gated_ffn(execution, operands, states, keys)
-    return checkpoint_name(out.reshape(*leading, w_down.shape[1]), "s24_dot")
+    y = with_tokens_of(out.reshape(*jnp.shape(xs[0])[:-1], w_down.shape[1]), xs[0])
+    return checkpoint_name(y, "s24_dot")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

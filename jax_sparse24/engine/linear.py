@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from jax_sparse24.dispatch.shards import with_tokens_of
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.call import check_bias, check_state, cut_over_mesh, in_shards, plan_of, prepare
 from jax_sparse24.engine.execution import Execution
@@ -150,4 +151,5 @@ def sparse_dot(
     tokens, w, bias = (operands[name] for name in ("x", "w", "bias"))
     execution = Execution("sparse_dot", "linear", plan, implementation, partition=cut)
     out = _linear(execution, tokens, w, bias, state, key)
-    return checkpoint_name(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), "s24_dot")
+    y = with_tokens_of(out.reshape(*jnp.shape(x)[:-1], w.shape[1]), x)
+    return checkpoint_name(y, "s24_dot")

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jax_sparse24.dispatch.shards import check_declared, spec_text, under_jit
+from jax_sparse24.dispatch.shards import (
+    check_declared,
+    mesh_axes,
+    spec_text,
+    under_jit,
+    whole,
+    with_tokens_of,
+)
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN
@@ -133,13 +140,14 @@ class MoE(nnx.Module):
 
         if not over:
             there = jax.typeof(x).sharding.spec
-            if any(there):
+            if any(mesh_axes("MoE", "x", there, x.ndim)):
                 raise ValueError(
                     f"MoE: x of shape {x.shape} is cut by {spec_text(there)} over explicit mesh axes, but by "
                     f"expert_axis={self.expert_axis!r} and the rules its tokens are whole. Give "
                     "expert_axis='expert', with the rule ('expert', None) for experts that are whole."
                 )
-            return of_shard(x, router, experts)
+            y, routing = of_shard(*whole("MoE", (x, router, experts)))
+            return with_tokens_of(y, x), routing
         mesh = jax.sharding.get_abstract_mesh()
         batch, share = PartitionSpec(over), PartitionSpec(across or None)
         operands = x, router, experts
@@ -158,7 +166,8 @@ class MoE(nnx.Module):
         if mesh.explicit_axes:
             # A shard_map that leaves explicit axes to others would gather along them.
             cut = jax.sharding.auto_axes(cut, axes=mesh.explicit_axes, out_sharding=results)
-        return under_jit(cut, operands)(*operands)
+        y, routing = under_jit(cut, operands)(*operands)
+        return with_tokens_of(y, x), routing
 
     def _mesh_axes(self, shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The mesh axes that cut tokens, and those that cut experts, which are some of these."""

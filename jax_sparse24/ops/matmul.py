@@ -118,7 +118,7 @@ def matmul(
                 f"matmul: bias has shape {bias.shape}; the free axis of {of} needs ({free},), a number each."
             )
     if isinstance(a, PACKED) or isinstance(b, PACKED):  # also where it will run dense, which XLA would cut
-        shards.check_whole("matmul", (a, b, bias))
+        a, b, bias = shards.whole("matmul", (a, b, bias))
     if implementation is not None:  # two dense operands are no reason to accept a name that cannot run
         decide("matmul", dtype, implementation)
     product = partial(

@@ -49,6 +49,35 @@ def check_layers_with_logical_axes():
             assert_near(jax.jit(jax.value_and_grad(loss))(*arguments), want)
 
 
+def check_explicit_axes_of_one_device():
+    """They cut nothing, but are part of types: masks refused weights that are cut over these alone, and an
+    output had another type than the input that it is added to."""
+    (x,), names = draw(8, (8, 8, d)), ("dp", "fsdp", "tp")
+    options = {"method": s24.methods.FST(mvue=None), "rngs": nnx.Rngs(0)}
+    ffn, gated = (kind(d, f, axes=("embed", "mlp"), **options) for kind in (s24.nn.FFN, s24.nn.GatedFFN))
+    moe = s24.nn.MoE(d, f, experts=8, expert_axis="expert", capacity_factor=None, **options)
+    model = nnx.Dict(ffn=ffn, gated=gated, moe=moe)
+    graph, state = nnx.split(model)
+
+    @jax.jit
+    def run(state, x):
+        model = s24.refresh(nnx.merge(graph, state), 0)
+        x = x + model.ffn(x)
+        x = x + model.gated(x)
+        return x + model.moe(x)[0]
+
+    want = run(state, x)
+    for sizes in ((1, 1, 1), (8, 1, 1), (1, 4, 1), (1, 1, 2)):
+        cut = mesh(*sizes, names=names, explicit=True)
+        with jax.set_mesh(cut), nnx.logical_axis_rules(s24.sharding.RULES):
+            found = run(
+                jax.device_put(state, nnx.get_named_sharding(state, cut)),
+                jax.device_put(x, P(("dp", "fsdp"))),
+            )
+        assert found.sharding.spec == P(("dp", "fsdp"), None, None), found.sharding
+        assert_near(found, want, 1e-5)
+
+
 def check_layers_outside_of_jit():
     """A call and a refresh, over a mesh of which other axes are left to XLA, with the bits of one device."""
     (x,), cut = draw(13, (T, d)), mesh(4, 2)
