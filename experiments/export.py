@@ -34,7 +34,7 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
         isinstance(model, decoder.Config),
         f"Only decoders are exported (experiments.models.decoder), not {type(model).__module__}.",
     )
-    sparse = program.loop.by_sparse_weights(step)
+    sparse = program.loop.by_sparse_weights(state)
     weights = weights or ("sparse" if sparse else "dense")
     require(
         weights == "dense" or bool(config.method.ffn_plan().rows),

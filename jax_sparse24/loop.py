@@ -566,7 +566,7 @@ class Loop:
         if sparse is None:
             if isinstance(state["step"], jax.core.Tracer):
                 raise TypeError("Loop.model: inside of jit say sparse=True or sparse=False, not None.")
-            sparse = self.by_sparse_weights(int(state["step"]), state)
+            sparse = self.by_sparse_weights(state)
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
@@ -577,19 +577,13 @@ class Loop:
         layers = self.view.ran is not None
         return set_sparse(model, False) if layers and not sparse else model  # also in the layers' state
 
-    def by_sparse_weights(self, step: int, state: State | None = None) -> bool:
-        """Whether the last of some optimiser steps was by sparse weights.
+    def by_sparse_weights(self, state: State) -> bool:
+        """Whether the last optimiser step was by sparse weights.
 
-        step: how many steps were made.
-        state: after these steps, which tells whether a phase that is `until_settled` has ended early; None to
-            go by the schedule alone, in which it ends as late as it may.
+        state: as in `advance`, or as a checkpoint has it.
 
         Returns: False before the first step."""
-        last = step - 1
-        if state is None:
-            sparse = step > 0 and self.schedule.phase_at(last).sparse
-        else:
-            sparse = self._was_sparse(state, last)
+        sparse = self._was_sparse(state, int(state["step"]) - 1)
         return sparse and any(method.sparse_weights for method in self.view.methods)
 
     def write(self, state: State, model: nnx.Module, optimizer: nnx.Optimizer | None = None) -> None:

@@ -680,6 +680,6 @@ def test_a_dense_phase_that_settles_early_ends_as_any_other(make, name):
         assert bool(s24.optim.settled(state["opt"])) == (step >= 1)
         ages = loop.view.entries(state["sparse"], "refreshed").values() if name == "FST" else []
         assert all(age == due[step] for age in ages)
-        assert loop.by_sparse_weights(step + 1, state) == (step >= 2)
+        assert loop.by_sparse_weights(state) == (step >= 2)
     assert not loop.arranges or loop.arranged(state)
     assert make is tree_loop or loop.model(state).up.sparse

@@ -93,8 +93,8 @@ class Sampler:
     as they are, as in evaluations and exports; None if its last step was by sparse weights."""
 
     def __init__(self, run: Path, sparse: bool | None = None):
-        self.config, program, step, self.state = load_state(run)
-        self.sparse = program.loop.by_sparse_weights(step) if sparse is None else sparse
+        self.config, program, _, self.state = load_state(run)
+        self.sparse = program.loop.by_sparse_weights(self.state) if sparse is None else sparse
         self.vocabulary, self.graphdef = rundir.vocabulary(run), program.graphdefs[self.sparse]
         if self.sparse:
             params, own, at = (self.state[name] for name in ("params", "sparse", "step"))
