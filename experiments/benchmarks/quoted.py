@@ -183,12 +183,17 @@ def of_whole_runs(here: str) -> str:
     devices = " and ".join(sorted({one for study in shown for one in study.devices.split(" or ")}))
     models = "; ".join(_model_of(study) for study in shown)
     fewer = [
-        f"`{arm}` at `{study.name}`, {speed.n} of {study.gap(arm).n}"
+        f"{speed.n} of {study.gap(arm).n} of `{arm}` at `{study.name}`"
         for study in shown
         for arm, speed in ((arm, study.run_speed(arm)) for arm in study.others)
         if speed.n < study.gap(arm).n
     ]
-    speeds = f" Speeds are of runs that compare with a dense run: {', '.join(fewer)}." if fewer else ""
+    speeds = (
+        " A run's speed needs a dense run of the same commit and versions; those that have one are "
+        f"{', '.join(fewer)}, and all others."
+        if fewer
+        else ""
+    )
     named = f" {NAME}" if any(study.name == "124m" for study in shown) else ""
     return f"""![{alt}]({here}evidence/trade.png)
 
