@@ -62,7 +62,9 @@ class Config(base.Config):
             for file in found:
                 next(documents(file, self.column), None)
 
-        builder = prepared(lambda: Documents(data_dir=str(Path(self.root).resolve()), config=config), check)
+        root = str(Path(self.root).resolve())
+        does = f"{label}: reading the documents"
+        builder = prepared(lambda: Documents(data_dir=root, config=config), does, check)
         return base.Records(label, **sources(builder), fingerprint=name, folder=Path(builder.data_dir))
 
 

@@ -59,7 +59,8 @@ class Config(base.Config):
             validation=self.validation,
             folders=tuple(f"{folder.strip('/')}/" for folder in self.folders),
         )
-        builder = prepared(lambda: LinuxText(data_dir=str(Path(self.root).resolve()), config=config))
+        root = str(Path(self.root).resolve())
+        builder = prepared(lambda: LinuxText(data_dir=root, config=config), f"linux: reading {place}")
         return base.Records("linux", **sources(builder), fingerprint=name, folder=Path(builder.data_dir))
 
 

@@ -9,6 +9,7 @@ import fcntl
 import io
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +34,15 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         super().__init__(file_format=file_format, **kwargs)
 
 
-def prepared(make: Callable[[], Builder], check: Callable[[], None] = lambda: None) -> Builder:
-    """The builder that `make` gives, prepared if it is not yet. check: raises before anything is written."""
+def prepared(make: Callable[[], Builder], does: str, check: Callable[[], None] = lambda: None) -> Builder:
+    """The builder that `make` gives, prepared if it is not yet. does: `NAME: what is done then`, for stderr.
+    check: raises before anything is written."""
     # Nothing is downloaded, but tensorflow-datasets wants a folder to download into.
     with quiet(), tempfile.TemporaryDirectory() as unused:
         builder = make()
         if not builder.is_prepared():
             check()
+            say(f"{does}, once")
             folder = Path(builder.data_dir).parent
             with alone(folder / ".lock"):
                 for left in folder.glob("incomplete.*"):
@@ -81,6 +84,10 @@ def alone(lock: Path):
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

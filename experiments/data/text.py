@@ -106,7 +106,8 @@ def prepare(data: Config) -> tfds.core.DatasetBuilder:
         name += f"-{data.piece}"
     config = TextConfig(name=name, folder=str(folder), files=tuple(files), piece=data.piece)
     root = str(Path(data.root).resolve())
-    return prepared(lambda: kind(data_dir=root, config=config), lambda: check_text(folder, files))
+    does = f"{label}: reading the text"
+    return prepared(lambda: kind(data_dir=root, config=config), does, lambda: check_text(folder, files))
 
 
 def stdlib_files(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ under names that have the fingerprints of the text and of the tokenizer.
 """
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import tensorflow_datasets as tfds
 
 from experiments import files
 from experiments.data.base import Mixture, Records
-from experiments.data.prepared import Builder, alone, prepared, sources
+from experiments.data.prepared import Builder, alone, prepared, say, sources
 from experiments.data.vocabulary import ENDS, Subwords, Untrained, library, read
 
 SAMPLE_BYTES = 60_000_000  # of text that a tokenizer is trained on
@@ -83,7 +82,7 @@ def tokenised(records: Records, vocabulary: Subwords, root: Path) -> tuple[dict,
     config = TokensConfig(name=name, records=records, vocabulary=vocabulary)
     builder = prepared(
         lambda: Tokens(data_dir=str(Path(root).resolve()), config=config),
-        lambda: _say(f"{records.name}: turning the text into tokens, once"),
+        f"{records.name}: turning the text into tokens",
     )
     found = {split: Stored(source, vocabulary.dtype) for split, source in sources(builder).items()}
     return found, Path(builder.data_dir)
@@ -97,7 +96,7 @@ def trained(records: Records, wanted: Untrained, root: Path) -> Subwords:
         library()
         with alone(folder / ".lock"):
             if not path.exists():
-                _say(f"{records.name}: training a tokenizer of {wanted.tokens:,} tokens, once")
+                say(f"{records.name}: training a tokenizer of {wanted.tokens:,} tokens, once")
                 files.write(path, train(_sample(records.train), wanted.tokens))
     return read(path, rows=wanted.size)
 
@@ -128,7 +127,3 @@ def train(texts: Iterator[str], tokens: int) -> str:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.to_str()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

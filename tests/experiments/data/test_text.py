@@ -118,12 +118,14 @@ def test_the_next_window_is_read_while_batches_of_this_one_are_taken():
     assert source.read >= 2 * datas.SHUFFLE_WINDOW
 
 
-def test_prepared_once_and_anew_when_files_change(tmp_path):
+def test_prepared_once_and_anew_when_files_change(tmp_path, capsys):
     write_corpus(tmp_path / "text", files=3)
     data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"), seq=16, batch=2)
     first = corpora.prepare(data)
+    assert capsys.readouterr().err == "text: reading the text, once\n"
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
     assert corpora.prepare(data).data_dir == first.data_dir
+    assert capsys.readouterr().err == ""
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
     (tmp_path / "text" / "new.txt").write_text("something else\n")
     assert corpora.prepare(data).data_dir != first.data_dir
