@@ -133,7 +133,8 @@ def test_an_optimiser_of_its_own_takes_masks(method):
     for number in range(4):
         model, state = step(model, state, jnp.int32(number))
         of_loop, _ = loop.advance(of_loop, x, number)
-    own, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (model, loop.model(of_loop, False)))
+    models = model, s24.nn.set_sparse(loop.model(of_loop, sparse=False), True)
+    own, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in models)
     for a, b in zip(own, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
