@@ -153,7 +153,7 @@ class Loop:
             was donated before, or a batch that `accumulate` does not divide; TypeError for a batch of no
             arrays, or a loss that returns no scalar."""
         _check_entries("Loop.advance", state)
-        _check_kept("Loop.advance", state["step"])
+        _check_kept("Loop.advance", state["params"])
         batch = self.micro_batches(batch)
         self._check_step(state, step)
         state, phase = self.prepare(state, step)
