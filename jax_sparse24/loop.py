@@ -574,8 +574,8 @@ class Loop:
                 state["params"], state["sparse"], state["step"], sparse=True, due=True
             )
         model = self.view.model(state["params"], state["sparse"], sparse, True)
-        layers = self.view.ran is not None
-        return set_sparse(model, False) if layers and not sparse else model  # also in the layers' state
+        of_modules = self.view.ran is not None  # their state tells that they are dense, too
+        return set_sparse(model, False) if of_modules and not sparse else model
 
     def by_sparse_weights(self, state: State) -> bool:
         """Whether the last optimiser step was by sparse weights.

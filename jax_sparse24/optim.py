@@ -278,11 +278,12 @@ def _moved(value, move, path: str, shape: tuple[int, ...]):
     """What the state holds for a parameter of a shape, which may be factored: without one of its axes."""
     if value.shape == shape:
         return move(value)
-    of_neurons, is_matrix = move.order.shape, len(shape) > move.order.ndim
-    without = (*of_neurons[:-1], *([shape[-3 - move.axis]] if is_matrix else []))
-    if value.shape == of_neurons != without:
+    # Factored moments are a number for each neuron, or for each place along the other axis of the kernel.
+    per_neuron, is_matrix = move.order.shape, len(shape) > move.order.ndim
+    per_other = (*per_neuron[:-1], *([shape[-3 - move.axis]] if is_matrix else []))
+    if value.shape == per_neuron != per_other:
         return move(value)
-    if of_neurons[-1] not in value.shape or value.shape == without != of_neurons:
+    if per_neuron[-1] not in value.shape or value.shape == per_other != per_neuron:
         return value
     raise ValueError(
         f"permute_moments: the optimiser's state holds an array of shape {value.shape} for {path} of shape "

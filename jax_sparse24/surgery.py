@@ -195,12 +195,14 @@ def densify(model: Any) -> Any:
         if (old := library.original(module)) is not None:
             found[path] = old
     if not found:
-        written = any(isinstance(module, Linear) for module in library.sites(model).values())
+        written = (
+            " Its layers are of s24.nn: s24.nn.merge_adapters(model) writes what they multiply into their "
+            "kernels, and nnx.update(dense, nnx.state(model, nnx.Param)) gives these to the same model built "
+            "with method=None, or of nnx.Linear."
+        )
+        is_written = any(isinstance(module, Linear) for module in library.sites(model).values())
         raise ValueError(
-            "densify: the model holds no layer that s24.sparsify made."
-            + written
-            * " Its layers of s24.nn have the parameters of dense ones: build the same model with "
-            "method=None, or of nnx.Linear, and write nnx.update(dense, nnx.state(model, nnx.Param))."
+            f"densify: the model holds no layer that s24.sparsify made.{written if is_written else ''}"
         )
     layers = [layer for _, layer in sparse_layers(model if library is fitting else library.products(model))]
     cut = [layer for layer in layers if layer.trained_sparse]

@@ -546,7 +546,7 @@ def test_wrong_arguments_are_named_with_the_rule_and_the_fix(mixed):
         (ValueError, "holds no layer that s24.sparsify made.$", lambda: s24.densify(model)),
         (
             ValueError,
-            "layer that s24.sparsify made. Its layers of s24.nn .* build the same model with method=None",
+            "Its layers are of s24.nn: s24.nn.merge_adapters.* to the same model built with method=None",
             lambda: s24.densify(s24.nn.Linear(16, 32, method=STE, rngs=nnx.Rngs(0))),
         ),
         (TypeError, "densify: needs the model", lambda: s24.densify(3)),

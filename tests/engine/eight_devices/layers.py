@@ -150,8 +150,10 @@ def check_routers_learn_from_the_tokens_of_each_shard():
     and for every sixteenth token a sum of a number for each cluster; no token is gathered."""
     options = {"routing": "learned", "columns": "statistic", "token_blocks": 4}
     method = s24.methods.Venom(v=16, m=8, clusters=4, **options)
-    block = s24.nn.FFN(d, f, method=method, axes=("embed", "mlp"), implementation=KERNELS, rngs=nnx.Rngs(0))
+    options = {"method": method, "axes": ("embed", "mlp"), "use_bias": True, "implementation": KERNELS}
+    block = s24.nn.FFN(d, f, **options, rngs=nnx.Rngs(0))
     x, block.router[...], block.up.state["norms"][...] = draw(11, (16, 16, d), (d, 4), (4, f))
+    (block.up.bias[...],) = draw(12, (f,))
     graph, parameters, seen, rest = nnx.split(block, nnx.PathContains("router"), s24.nn.Statistic, ...)
 
     def gradient(learners, rest, x):
