@@ -297,15 +297,17 @@ def _whole_sums(multiply, a: jax.Array, b: jax.Array) -> jax.Array:
 
     By default XLA lets cuBLASLt leave sums in the registers of Hopper's tensor cores, which have about 14
     bits, and its Triton kernels do so whatever precision is asked for. The algorithm, which Triton does not
-    have, forbids it. Other platforms and older GPUs refuse it, so that it is asked for only where e4m3 was
-    measured.
+    have, forbids it: registers are added to float32 sums every few terms. Other platforms and older GPUs
+    refuse it, so that it is asked for only where e4m3 was measured; so does XLA where an operand is a vector,
+    whose product it multiplies and sums in float32 itself.
 
     multiply: `lax.dot_general`, but for the operands and the precision.
 
-    Source: openxla/xla, `IsFastAccumEnabled` in xla/stream_executor/cuda/cuda_blas_lt.cc, and
-    `EmitDotAlgUnset` and `IsSupportedDotAlgorithm` in xla/backends/gpu/codegen/triton."""
+    Source: openxla/xla, `IsFastAccumEnabled` in xla/stream_executor/cuda/cuda_blas_lt.cc,
+    `EmitDotAlgUnset` and `IsSupportedDotAlgorithm` in xla/backends/gpu/codegen/triton, and
+    `ShouldStrengthReduceDotToReduce` of its algebraic simplifier for GPUs."""
     highest = partial(multiply, precision=lax.Precision.HIGHEST)
-    if dense_float8_obstacle() is not None:
+    if dense_float8_obstacle() is not None or 1 in (*a.shape, *b.shape):
         return highest(a, b)
     algorithm = partial(multiply, precision=lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32)
     return lax.platform_dependent(a, b, cuda=algorithm, default=highest)

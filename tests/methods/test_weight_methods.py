@@ -217,9 +217,13 @@ def block_in_8_bits(method):
 
 
 def assert_simulated(got, want):
-    """Sums round as they are compiled, and rounding to 8 bits follows them."""
+    """Sums round as they are compiled, and rounding to 8 bits follows them: on a GPU, whose dense products of
+    8 bits have sums of some 14 bits, some numbers are rounded to a neighbour."""
     for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=4e-4, atol=4e-3)
+        if jax.default_backend() == "cpu":
+            np.testing.assert_allclose(a, b, rtol=4e-4, atol=4e-3)
+        else:
+            assert np.linalg.norm(a - b) <= 2**-6 * np.linalg.norm(b)
 
 
 @pytest.mark.parametrize(

@@ -561,15 +561,18 @@ ROUNDED = [
         ("bfloat16",),
         "cuda",
     ),
-    (
-        "sampled_matmul",
-        lambda x, impl: sampled_matmul(
-            x, x, s24.pack_vnm(x, 64, 8, implementation=impl), implementation=impl
-        ),
-        (256, 256),
-        FLOATS,
-        "",
-    ),
+    *[
+        (
+            "sampled_matmul",
+            lambda x, impl: sampled_matmul(
+                x, x, s24.pack_vnm(x, 64, 8, implementation=impl), implementation=impl
+            ),
+            (256, 256),
+            dtypes,
+            only,
+        )
+        for dtypes, only in ((("float32",), "cpu"), (HALVES, ""))
+    ],
 ]
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import cusparselt, decision, hardware, native
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native, operation
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
@@ -314,6 +314,16 @@ def test_dense_8_bit_products_of_other_gpus_and_of_cpus(monkeypatch, capability)
     assert "HIGHEST" in line and "algorithm" not in line
 
 
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 32, 32), (32, 32, 1), (32, 1, 32)])
+def test_dense_8_bit_products_of_vectors(monkeypatch, rows, depth, columns):
+    """One token, as in generation: XLA multiplies and sums itself, and refuses an algorithm for it."""
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    operands = [jax.ShapeDtypeStruct(s, jnp.float8_e4m3fn) for s in ((rows, depth), (depth, columns))]
+    (line,) = re.findall(f".*{FLOAT8_DOT}.*", lowered(lambda ab: s24.matmul(*ab), "cuda", x=operands))
+    assert "HIGHEST" in line and "algorithm" not in line
+
+
 def test_blocks_for_cuda(built):
     """V:N:M: selection, packing with and without a mask, both ways back, and the product in every layout."""
     x, like = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), jnp.ones((32, 64), jnp.bfloat16)
@@ -450,7 +460,8 @@ def test_gradients_lower_for_cuda(built):
 def test_every_handler_of_cuda_is_called_by_a_case(monkeypatch):
     """So does compute-sanitizer. (cuSPARSELt's handlers run its kernels.)"""
     jax.clear_caches()
-    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    for module in (decision, hardware, operation):
+        monkeypatch.setattr(module, "platform", lambda: "cuda")
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     monkeypatch.setitem(native._loaded, "cuda", (object(), None))
     found = cases.called("cuda", jax.eval_shape)

@@ -61,6 +61,8 @@ def test_of_every_input_of_16_bits(activation, dtype):
         got, want = (words(x) for x in (activation_gradient(saved, dy2, activation), want))
         value, y = np.float32(from_words(want, dtype)), np.float32(y1)
         same = (got == want) | np.isnan(value) | ((np.abs(value) < 2.0**-126) & (got & 0x7FFF == 0))
+        if jax.default_backend() != "cpu":  # what compares may take a subnormal input for 0
+            same |= np.abs(y) < 2.0**-126
         if known:
             same |= (y < 2.0**-63) & (got == 0) | (y >= 2.0**64)
         np.testing.assert_array_equal(np.flatnonzero(~same), [])
@@ -116,6 +118,7 @@ def test_which_calls_take_one_pass(monkeypatch):
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     monkeypatch.setattr(decision, "capability", lambda: "9.0")
     monkeypatch.setattr(decision, "generation", lambda: HOPPER)
+    monkeypatch.setattr(hardware, "generation", lambda: dataclasses.replace(HOPPER, faster=frozenset()))
 
     def in_one_pass(shape=(256, 24), dtype="bfloat16", exact=True, implementation="ffi"):
         x = jax.ShapeDtypeStruct(shape, dtype)
