@@ -616,8 +616,8 @@ def at_equal_time(studies: list[Study]) -> list[str]:
             longer = unequal_times(study)
             has = f"was to have the time of dense training (as timed, {longer})" if longer else ""
             found.append(
-                f"At the size `{study.name}`, where each method {has or 'has the time of dense training'}, "
-                f"arms end, in nats per token, {ends}."
+                f"At the size `{study.name}`, {tokens_of_a_run(study) / 1e6:.0f}M tokens, where each method "
+                f"{has or 'has the time of dense training'}, arms end, in nats per token, {ends}."
             )
     return found
 

@@ -249,10 +249,12 @@ def _at_equal_time(study: evidence.Study, here: str) -> str:
     seeds = " to ".join(map(str, sorted({gap.n for gap in gaps.values()})))
     losses = ", ".join(f"`{arm}` {evidence.interval(gap, '+.3f')}" for arm, gap in gaps.items())
     run = next(iter(study.arms[study.reference].values()))
+    longer = evidence.unequal_times(study)
     return (
-        f"With the time of dense training a model of {evidence.parameters(run) / 1e6:.0f}M parameters (d = "
-        f"{run.config.model.d}, {seeds} seed{'s' * (seeds != '1')}) ends at, in nats per token, with 95 % "
-        f"intervals: {losses} ([evidence]({here}evidence.md))."
+        f"With the time in which dense training takes {evidence.tokens_of_a_run(study) / 1e6:.0f}M tokens"
+        f"{f' (as timed, {longer})' * bool(longer)} a model of {evidence.parameters(run) / 1e6:.0f}M "
+        f"parameters (d = {run.config.model.d}, {seeds} seed{'s' * (seeds != '1')}) ends at, in nats per "
+        f"token, with 95 % intervals: {losses} ([evidence]({here}evidence.md))."
     )
 
 

@@ -80,9 +80,7 @@ def test_no_loss_is_missing_at_a_width_that_a_study_has():
     studied = {run.config.model.d for study in studies for run in study.arms["dense"].values()}
     sentence = quoted.without_loss(results, recorded)
     widths = {int(d) for d in re.findall(r"\d+", sentence)}
-    assert 768 in studied and sentence == (
-        "At d = 2048 losses were measured at equal time. No loss was measured at d = 4096."
-    )
+    assert 768 in studied and sentence == ("At d = 2048 or 4096 losses were measured at equal time.")
     assert not studied & widths and widths <= {2048, 4096}
     assert all(f"(d = {d}, " in quoted.of_studies("") for d in studied)
 
