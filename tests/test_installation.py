@@ -13,7 +13,7 @@ import pytest
 
 import jax_sparse24 as s24
 from jax_sparse24 import versions
-from jax_sparse24.dispatch import native
+from jax_sparse24.dispatch import native, table
 
 
 def check_info(out):
@@ -149,8 +149,8 @@ def test_the_range_is_that_of_the_project():
     assert f"jax>={versions.OLDEST},<{versions.BELOW}" in project["project"]["dependencies"]
     wheel = tomllib.loads((root / "cuda13/pyproject.toml").read_text())
     assert wheel["build-system"] == project["build-system"]
-    for table in (project["build-system"], wheel["build-system"]):
-        assert f"jaxlib=={versions.OLDEST}" in table["requires"]
+    for content in (project["build-system"], wheel["build-system"]):
+        assert f"jaxlib=={versions.OLDEST}" in content["requires"]
     assert s24.__version__ == versions.__version__
 
 
@@ -175,3 +175,11 @@ def test_wheels_are_built_by_one_pip_for_a_python_that_has_none(tmp_path):
     assert upgrade.startswith("-m pip install ") and upgrade.endswith(" --upgrade pip")
     assert sdist.startswith("-m build --sdist ")
     assert wheel.startswith(f"-m pip --python {there / 'python3.99'} wheel ")
+
+
+def test_environments_of_two_jaxlibs_keep_their_own_tables(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = table.user_folder()
+    assert here == tmp_path / "jax_sparse24/tuning" / f"jaxlib-{table.versions()['jaxlib']}"
+    monkeypatch.setattr(table, "versions", lambda: {"jaxlib": "0.99.0"})
+    assert table.user_folder() == here.parent / "jaxlib-0.99.0"

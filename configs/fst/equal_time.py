@@ -94,13 +94,14 @@ def ablation(size: Size) -> Ablation:
             "M = 16 and half of the steps after the warm-up sparse, 0.106 (Venom-M16, 4309 steps, one seed). "
             "The recipe was changed after that run, so that 0.044 is no test of what was expected. Its 750 "
             "sparse steps turned out 1.07 times as fast as dense ones, not 1.00: it could have had 49 more.",
-            "wide4096": "FST (576 steps) ends 0.29 and 0.23 nats ahead of 500 dense steps, Activation24 (537 "
-            "steps) 0.16 and 0.15 ahead, Venom (562 steps) 0.21 and 0.18 behind, two seeds each: the first two "
-            "by more than was expected, Venom by four times as much. The time was not equal, for steps of this "
-            "model, whose vocabulary lies outside of the FFNs, are 1.16, 1.05 and 1.31 times as fast. That is "
-            "not why FST is ahead: after 500 steps, in 0.89 of the dense time, it leads by 0.17 and 0.08. No "
-            "other size has it ahead at equal steps. Here the loss still falls by 0.03 nats in ten steps, and "
-            "the learning rate was not searched: what would be left after a whole run is not known.",
+            "wide4096": "FST (576 steps) ends 0.29 and 0.23 nats ahead of 500 dense steps, Activation24 "
+            "(537 steps) 0.16 and 0.15 ahead, Venom (562 steps) 0.21 and 0.18 behind, two seeds each: the "
+            "first two by more than was expected, Venom by four times as much. The time was not equal, for "
+            "steps of this model, whose vocabulary lies outside of the FFNs, are 1.16, 1.05 and 1.31 times "
+            "as fast. That is not why FST is ahead: after 500 steps, in 0.89 of the dense time, it leads by"
+            " 0.17 and 0.08. No other size has it ahead at equal steps. Here the loss still falls by 0.03 "
+            "nats in ten steps, and the learning rate was not searched: what would be left after a whole "
+            "run is not known.",
         },
         differs="Papers report speed and loss at equal steps."
         if size.name == "wide"

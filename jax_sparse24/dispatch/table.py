@@ -41,9 +41,10 @@ def versions() -> dict[str, str]:
 
 
 def user_folder() -> Path:
-    """The folder in which `s24.tune` stores the table of this machine by default."""
+    """The folder in which `s24.tune` stores the table of this machine by default, one for each jaxlib: two
+    environments of one user keep their own."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "jax_sparse24/tuning"
+    return Path(cache) / "jax_sparse24/tuning" / f"jaxlib-{versions()['jaxlib']}"
 
 
 @dataclasses.dataclass(frozen=True)

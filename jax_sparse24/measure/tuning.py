@@ -80,8 +80,8 @@ def tune(
     quick: whether to measure only the first shape and dtype, one pattern of activations and no producers, in
         less than a minute.
     patterns: V:N:M of activations, measured besides 2:4 where their blocks fit and there are kernels.
-    folder: where `<hardware>.json` is written, by default ~/.cache/jax_sparse24/tuning, which later processes
-        read; a table elsewhere serves this process alone.
+    folder: where `<hardware>.json` is written, by default ~/.cache/jax_sparse24/tuning/jaxlib-<version>,
+        which later processes with this jaxlib read; a table elsewhere serves this process alone.
     repeats: rounds, by default 5 on a CPU and 3 on a GPU.
     seconds: time after which a program is sampled no more than 3 times.
     budget: seconds after which no further product is begun; a line says which are left, and another call
