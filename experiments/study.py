@@ -37,12 +37,18 @@ OF_PILOTS = {  # what is said of the runs of `evidence.PILOTS` in place of a cla
     "pilot": f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES})).
-Its `Venom` has M = 16 and half of the steps after the warm-up sparse. From `124m` on the arm has M = 8 and a
-quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
+Its `Venom` has M = 16 and half of the steps after the warm-up sparse. At `124m` and `wide` the arm has M = 8
+and a quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
     "widepilot": f"""The size `widepilot` is an eighth of `wide`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
 of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
 Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
+    "wide4096": """The size `wide4096` is for the time that steps take, and decides no claim. Its learning
+rate is a guess. Rates fall over the steps that a run has, so that after as many steps a method that is given
+more of them has a higher one: FST and Activation24 are ahead there already, and whether by the method or by
+the rate these runs do not tell. Numbers of steps follow from the speed of steps of two blocks with a small
+vocabulary, which these runs did not reach. `Venom` has M = 16 and half of the steps after the warm-up sparse,
+as at `pilot`.""",
 }
 READING = f"""## How to read the tables
 
@@ -77,12 +83,14 @@ loss in nats, so that no paper has a mark."""
 BAND = "The dashed band is the speed that the abstract of {arm} states."
 HOW = """## How to repeat it
 
-The text is the source of Linux 6.12.117 as Debian's package `linux-source-6.12` has it ([data.md](data.md);
-872 MB, digest 8d55b4a074269db9 in every record), with a tokenizer of 32768 tokens that is trained on it;
+The text is the source of Linux 6.12.117 as Debian's package `linux-source-6.12` has it (`apt-get install
+linux-source-6.12`, [data.md](data.md); 872 MB, digest 8d55b4a074269db9 in every record), with a tokenizer of
+32768 tokens that is trained on it;
 the second text is the source of Python's standard library. Another version, such as the 6.1 that
 `linux-source` means on some systems, is another text: its runs are refused beside these. Losses of
 source code compare with no other text's. The learning rate was chosen for dense training, the recipes of
 `FST` and `Venom` for themselves, all by short runs with seed 0, which is one of the main runs' seeds, too.
+The warm-up of `Activation24`, a quarter of the steps, was not searched.
 
 One pair on one GPU, dense training and FST with one seed, and its page. With `--plan` besides, the command
 says what it would train and what that took here, and trains nothing:
@@ -107,7 +115,14 @@ was interrupted.
 
 Records of several hosts, `ARM/seedN.json`, are put into one folder, or their folders are given one name:
 `python -m experiments.study host1/124m host2/124m --out page`. They must be of one text, one statement and
-one config per arm; GPUs may be of several kinds. This page is made of those in `docs/evidence/SIZE`."""
+one config per arm; GPUs may be of several kinds. Those of this page were made run by run, with `--only`, each
+arm mostly on the same GPU of a host.
+
+This page and its figures are drawn anew from the records in `docs/evidence` by
+
+```sh title="needs a minute"
+python -m experiments.study docs/evidence/*/ --out docs
+```"""
 
 
 def how() -> str:
@@ -171,11 +186,12 @@ def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
 
 def section(study: evidence.Study, folder: Path) -> str:
     """The part of the page about a study, whose figures go into a folder."""
-    parts = [f"## {study.name}", evidence.summary(study), evidence.about(study), evidence.table(study)]
+    parts = [f"## {study.name}", evidence.summary(study)]
+    parts += [OF_PILOTS[study.name]] if study.is_pilot else []
+    parts += [evidence.about(study), evidence.table(study)]
     drawn = figures().write(study, folder)
     parts += [said] if not study.is_pilot and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
-    parts += [OF_PILOTS[study.name]] if study.is_pilot else []
     if not study.is_pilot and (said := evidence.samples(study)):
         parts += ["### What they write", said]
     return "\n\n".join(parts)

@@ -45,7 +45,7 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/evidence/controls.py",
     "configs/fst/equal_time.py",
 )
-PILOTS = ("pilot", "widepilot")  # sizes that choose recipes, and decide no claim
+PILOTS = ("pilot", "widepilot", "wide4096")  # sizes that decide no claim: for recipes, and for times
 ONE_SEED = (
     "One seed decides nothing. Three would find, in 80 % of repetitions, an effect {three:.1f} times as "
     "large as the standard deviation of its paired difference, which one seed does not show. "
@@ -99,16 +99,14 @@ class Study:
         first, own = (next(iter(self.arms[name].values())) for name in (self.reference, arm))
         return own.config.train.steps > first.config.train.steps
 
-    def paired(self, arm: str, value) -> list[float]:
-        """A number of an arm's run less that of the reference, for every seed that both have.
-
-        value: what makes the number of a Run."""
+    def gaps(self, arm: str) -> dict[int, float]:
+        """Loss of an arm's trained model, less that of the reference, nats per token, by seed."""
         first, own = self.arms[self.reference], self.arms[arm]
-        return [value(own[seed]) - value(first[seed]) for seed in own if seed in first]
+        return {seed: last_loss(own[seed]) - last_loss(first[seed]) for seed in own if seed in first}
 
     def gap(self, arm: str) -> Interval:
-        """Loss of an arm's trained model, less that of the reference, nats per token."""
-        return Interval.of(self.paired(arm, last_loss))
+        """The mean of `gaps`."""
+        return Interval.of([*self.gaps(arm).values()])
 
     def run_speed(self, arm: str, corrected: bool = True) -> Interval:
         """Seconds per step of the reference's run over those of the arm's, everything but measurements.
@@ -146,15 +144,14 @@ class Study:
         ]
         return sorted({min(ratios), max(ratios)}) if ratios else []
 
-    @property
-    def groups(self) -> Counter:
-        """How many runs there are whose times compare, by what is equal in them."""
-        return Counter(self._comparing(run) for runs in self.arms.values() for run in runs.values())
-
     def alike(self, arm: str) -> list[Run]:
-        """The runs of an arm among those whose times compare that are the most of the study."""
-        most = self.groups.most_common(1)[0][0]
-        return [run for run in self.arms[arm].values() if self._comparing(run) == most]
+        """The runs of an arm whose times are shown beside each other: those that compare with a run of the
+        reference and with one of another arm, or where no runs do, those that compare with the most."""
+        of = {name: [self._comparing(run) for run in runs.values()] for name, runs in self.arms.items()}
+        others = [own for name, each in of.items() if name != self.reference for own in each]
+        shown = {*of[self.reference]} & {*others}
+        shown = shown or {Counter([*of[self.reference], *others]).most_common(1)[0][0]}
+        return [run for run in self.arms[arm].values() if self._comparing(run) in shown]
 
     def apart(self, arm: str, value) -> list[float]:
         """The means of those runs of an arm whose times compare: the lowest, and the highest if there are
@@ -458,6 +455,10 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def summary(study: Study) -> str:
     """The first sentences of a page: who is behind dense training, and by how much."""
     said, what = [], "steps" if study.equal_time else "run"
@@ -466,9 +467,9 @@ def summary(study: Study) -> str:
         if gap.mean is None:
             continue
         side = "behind" if gap.mean > 0 else "ahead of"
-        seeds = f"{gap.n} seed{'s' * (gap.n != 1)}"
+        seeds = _seeds(gap.n)
         sure = "" if gap.low is None else f", {gap.low:+.3f} to {gap.high:+.3f}"
-        fewer = f" (of {speed.n} seed{'s' * (speed.n != 1)})" if 0 < speed.n < gap.n else ""
+        fewer = f" (of {_seeds(speed.n)})" if 0 < speed.n < gap.n else ""
         said.append(
             f"{arm} ends {abs(gap.mean):.3f} nats per token {side} dense training ({seeds}{sure})"
             + (
@@ -499,8 +500,8 @@ def unequal_times(study: Study) -> str:
 
 def over_tokens(studies: list[Study]) -> str:
     """How far each arm ends from dense training after so many tokens, as one recipe on one text; "" where no
-    arm was trained with several numbers of them."""
-    found: dict[tuple[str, ...], dict[int, Interval]] = {}
+    arm was trained with several numbers of them. Where seeds differ, those in common are said alone, too."""
+    found: dict[tuple[str, ...], dict[int, dict[int, float]]] = {}
     for study in studies:
         for arm in () if study.equal_time else study.others:
             config = next(iter(study.arms[arm].values())).config
@@ -508,20 +509,24 @@ def over_tokens(studies: list[Study]) -> str:
             if hasattr(method, "dense_warmup"):  # a share of the steps
                 method = dataclasses.replace(method, dense_warmup=0)
             at = found.setdefault((arm, *map(repr, (config.model, method, optim, config.data))), {})
-            tokens, gap = tokens_of_a_run(study), study.gap(arm)
-            at[tokens] = max(gap, at.get(tokens, gap), key=lambda one: one.n)
+            tokens, gaps = tokens_of_a_run(study), study.gaps(arm)
+            at[tokens] = max(gaps, at.get(tokens, gaps), key=len)
     said = []
     for (arm, *_), at in found.items():
-        gaps = [(tokens, gap) for tokens, gap in sorted(at.items()) if gap.mean is not None]
+        gaps = {tokens: at[tokens] for tokens in sorted(at) if at[tokens]}
         if len(gaps) > 1:
             each = [
-                f"{gap.mean:+.3f} after {tokens / 1e6:.0f}M ({gap.n} seed{'s' * (gap.n != 1)})"
-                for tokens, gap in gaps
+                f"{np.mean([*own.values()]):+.3f} after {tokens / 1e6:.0f}M ({_seeds(len(own))})"
+                for tokens, own in gaps.items()
             ]
-            said.append(f"{arm} {', '.join(each)}")
+            common = sorted(set.intersection(*map(set, gaps.values())))
+            means = [f"{np.mean([own[seed] for seed in common]):+.3f}" for own in gaps.values() if common]
+            alone = f"seed{'s' * (len(common) > 1)} {_listed(list(map(str, common)))} alone"
+            differ = common and any(len(own) > len(common) for own in gaps.values())
+            said.append(f"{arm} {', '.join(each)}" + f"; of {alone} {', '.join(means)}" * bool(differ))
     if not said:
         return ""
-    return f"Nats per token behind dense training, by tokens: {'; '.join(said)}."
+    return f"Nats per token behind dense training, by tokens: {'. '.join(said)}."
 
 
 def brief(study: Study) -> str:
@@ -541,28 +546,33 @@ def _as_timed(study: Study, arm: str) -> str:
     return f" ({timed:.2f}x as timed)" if abs(corrected - timed) >= CLEARLY - 1 else ""
 
 
-def claim(study: Study) -> str:
-    """What was claimed of the study before its runs, and what became of it, as Markdown; "" for none."""
+def judged_claim(study: Study) -> tuple[Named, dict] | None:
+    """What was claimed of the study before its runs, and the verdict with its findings; None for no claim."""
     named = _claim_of(study)
     if named is None:
-        return ""
+        return None
     first = next(iter(study.arms[study.reference].values())).config
-    found = judged(
-        {
-            "metrics": {
-                arm: {str(seed): outcome(run) for seed, run in runs.items()}
-                for arm, runs in study.arms.items()
-            },
-            "arms": {
-                arm: configs.differences(first, next(iter(runs.values())).config)
-                for arm, runs in study.arms.items()
-            },
-            "config": configs.to_dict(first),
-            "replicates": named.ablation.replicated,
-            "registered": study.registered,
+    result = {
+        "metrics": {
+            arm: {str(seed): outcome(run) for seed, run in runs.items()} for arm, runs in study.arms.items()
         },
-        named.ablation,
-    )
+        "arms": {
+            arm: configs.differences(first, next(iter(runs.values())).config)
+            for arm, runs in study.arms.items()
+        },
+        "config": configs.to_dict(first),
+        "replicates": named.ablation.replicated,
+        "registered": study.registered,
+    }
+    return named, judged(result, named.ablation)
+
+
+def claim(study: Study) -> str:
+    """What was claimed of the study before its runs, and what became of it, as Markdown; "" for none."""
+    known = judged_claim(study)
+    if known is None:
+        return ""
+    named, found = known
     count = len(found["findings"])
     three = resolvable(1.0, 3, (1 - CONFIDENCE) / count)
     seeds = max(map(len, study.arms.values()))
@@ -594,22 +604,34 @@ def _claim_of(study: Study) -> Named | None:
     return next(iter([*stated, *fitting]), None)
 
 
+def verdicts(study: Study) -> dict[str, tuple[str, float]]:
+    """By arm, the verdict on how far it ends behind the reference at most, and this distance, where the claim
+    of the study compares them so."""
+    known = judged_claim(study)
+    if known is None:
+        return {}
+    named, result = known
+    both = zip(named.ablation.verdict.comparisons(), result["findings"], strict=True)
+    return {c.arm: (f["verdict"], c.below) for c, f in both if c.reference == study.reference}
+
+
 def at_equal_time(studies: list[Study]) -> list[str]:
     """A sentence for each study with as much time, and not as many steps, as dense training has, but pilots:
-    which arms end behind it, which ahead, and of which that is not decided."""
+    how far behind it arms end, by the verdicts on its claim, which are corrected for their number."""
     found = []
     for study in studies:
         sides: dict[str, list[str]] = {}
-        for arm in study.others if study.equal_time and not study.is_pilot else ():
-            gap = study.gap(arm)
+        known = {} if study.is_pilot or not study.equal_time else verdicts(study)
+        for arm in study.others if known else ():
+            gap, (verdict, margin) = study.gap(arm), known.get(arm, ("", 0.0))
             if gap.mean is None:
                 continue
-            if gap.low is None:
-                side = "of one seed"
-            elif gap.low <= 0 <= gap.high:
-                side = "undecided"
+            if verdict == "confirmed":
+                side = f"at most {margin:g} behind it"
+            elif verdict == "refuted":
+                side = f"more than {margin:g} behind it"
             else:
-                side = "behind it" if gap.mean > 0 else "ahead of it"
+                side = "of one seed" if gap.low is None else "undecided"
             sides.setdefault(side, []).append(f"{arm} {gap.mean:+.3f}")
         if sides:
             ends = "; ".join(f"{side}: {', '.join(arms)}" for side, arms in sorted(sides.items()))
@@ -638,7 +660,8 @@ def losing(studies: list[Study]) -> list[str]:
         if faster or any(gap.mean <= 0 and (gap.high is None or gap.high < 0) for gap in gaps):
             continue
         what = "loses" if min(gap.mean for gap in gaps) > 0 else "shows no gain"
-        names.setdefault((what, study.equal_time), []).append(f"`{study.name}`")
+        one = " (one seed)" if all(gap.n == 1 for gap in gaps) else ""
+        names.setdefault((what, study.equal_time), []).append(f"`{study.name}`{one}")
     ends = {"loses": "each sparse arm ends behind", "shows no gain": "no sparse arm ends clearly ahead of"}
     said = {
         False: "at equal steps {} dense training, and the run of none is clearly faster",

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from experiments.ablations.ablation import REPLICATE
-from experiments.ablations.evidence import PAPERS, Paper, Study, curve, last_loss, places
+from experiments.ablations.evidence import PAPERS, Paper, Study, curve, places
 from experiments.analysis.style import STYLE, WIDTH, colours, name_at_end, plt, save
 
 END = 0.15  # share of a run that has a panel of its own
@@ -88,7 +88,7 @@ def _pairs(study: Study, arms, axes):
         gap = study.gap(arm)
         if gap.mean is None:
             continue
-        values = study.paired(arm, last_loss)
+        values = [*study.gaps(arm).values()]
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.4, markersize=3)
         low, high = (gap.mean, gap.mean) if gap.low is None else (gap.low, gap.high)
         bar = [[gap.mean - low], [high - gap.mean]]
