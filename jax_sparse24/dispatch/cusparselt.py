@@ -78,6 +78,11 @@ def _paths():
                 yield path
 
 
+def _runs_here() -> bool:
+    """Whether programs that are traced now run on a device of the library."""
+    return jax.default_backend() == "gpu" and not problem()
+
+
 def float8_problem() -> str:
     """Why products of 8-bit floats are refused for the installed version, or an empty string."""
     verified = _facts().verified
@@ -156,10 +161,24 @@ class Descriptor:
     def workspace(self, algorithm: int, activation: str | None = None) -> int:
         """Bytes of workspace that an algorithm needs.
 
-        The library is asked where it runs; a program that is lowered elsewhere gets an upper bound."""
-        if jax.default_backend() == "gpu" and not problem():
+        The library is asked where it runs, but not of an empty product, which it refuses and never gets; a
+        program that is lowered elsewhere gets an upper bound."""
+        if 0 in (self.rows, self.depth, self.cols):
+            return 16
+        if _runs_here():
             return max(self._ask(activation, algorithm)[0], 16)
         return 1 << 27
+
+    def accepted(self, algorithm: int | None, activation: str | None = None) -> int | None:
+        """An algorithm that was measured, at another size or without the activation; or -1, the library's own
+        choice, where it is here and refuses the algorithm for this product."""
+        if algorithm in (None, -1) or 0 in (self.rows, self.depth, self.cols) or not _runs_here():
+            return algorithm
+        try:
+            self._ask(activation, algorithm)
+        except RuntimeError:
+            return -1
+        return algorithm
 
     def algorithms(self) -> list[int]:
         """The numbers of the algorithms that a search tries; -1 stands for the library's own choice."""

@@ -186,14 +186,17 @@ def _product(
     obstacle = library_obstacle() or misfit
     if obstacle:
         return Decision("dense", obstacle, entry=found.entry)
-    algorithm = found.entry.get("algorithm")
+    algorithm = cusparselt.Descriptor.of(product).accepted(found.entry.get("algorithm"))
     return Decision("cusparselt", found.reason, form, algorithm=algorithm, entry=found.entry)
 
 
 def _measured_algorithm(product: Product) -> int | None:
-    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there."""
+    """The fastest algorithm of cuSPARSELt for the nearest measured product, if cuSPARSELt won there and does
+    not refuse it for this one."""
     near = table.find(product)
-    return near[1].get("algorithm") if near is not None and table.same_library(near[0]) else None
+    if near is None or not table.same_library(near[0]):
+        return None
+    return cusparselt.Descriptor.of(product).accepted(near[1].get("algorithm"))
 
 
 def platforms(op: str, dtype, missing: Mapping[str, str]) -> list[str]:

@@ -90,6 +90,15 @@ def manual_over(used) -> frozenset[str]:
     return frozenset((*used, *mesh.explicit_axes, *of_one))
 
 
+def left_to_xla() -> int:
+    """Into how many shards XLA may cut an array here: over all devices, but inside of `jax.shard_map` only
+    over the mesh axes that are not manual there."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return jax.device_count()
+    return math.prod(mesh.shape[axis] for axis in mesh.axis_names if axis not in mesh.manual_axes)
+
+
 def under_jit(function, operands):
     """A function with a `jax.shard_map` that leaves mesh axes to XLA, as it can be called where it is called:
     outside of jit, where jax 0.10 refuses to run it, under a jit of its own.

@@ -207,7 +207,8 @@ def multiply(
     dense_k_last: whether the contracted axis of `dense` is its last one.
     out_packed_last: whether the result is (N, R), with the axis of the packed matrix last, and not (R, N).
     out_dtype: of the result.
-    algorithm: number of the library's algorithm; None for the preferred one.
+    algorithm: number of the library's algorithm, followed by an activation if the library has both; None for
+        the preferred one.
     bias: (R,), added to the float32 sums; or None.
     activation: None, "relu" or "gelu", applied to the float32 sums.
 
@@ -220,6 +221,8 @@ def multiply(
     if why:
         raise ValueError(f"matmul: cuSPARSELt does not run this product: {why}. Use implementation='ffi'.")
     chosen = product.preferred if algorithm is None else algorithm
+    if algorithm is None or activation is not None:
+        chosen = product.accepted(chosen, activation)
     out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), out_dtype)
     workspace = jax.ShapeDtypeStruct((product.workspace(chosen, activation),), jnp.uint8)
     compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)

@@ -220,11 +220,12 @@ def contract(
     else:
         axes = (((a.ndim + a_axis,), (b.ndim + b_axis,)), ((), ()))
         # XLA sums 16 bits in float32 at least, whatever the type of the result.
-        multiply = partial(lax.dot_general, dimension_numbers=axes, preferred_element_type=out_dtype)
+        multiply = partial(lax.dot_general, dimension_numbers=axes)
         if dtype == FLOAT8:
-            out = _whole_sums(multiply, forward_only(a), forward_only(b))
+            shape = _shape(a, b, a_axis, b_axis)
+            out = _whole_sums(multiply, forward_only(a), forward_only(b), shape, out_dtype)
         else:
-            out = multiply(a.astype(dtype), b.astype(dtype))
+            out = multiply(a.astype(dtype), b.astype(dtype), preferred_element_type=out_dtype)
         return _finish(out, bias, activation, -1)
     bias_axis = -1 if out_packed_last else -2
     side = "right" if out_packed_last else "left"
@@ -292,24 +293,36 @@ def _in_groups(dense: jax.Array, m: int, k_last: bool) -> jax.Array:
     return regroup(dense.T, "strided", m).T if k_last else regroup(dense, "strided", m)
 
 
-def _whole_sums(multiply, a: jax.Array, b: jax.Array) -> jax.Array:
+def _whole_sums(
+    multiply, a: jax.Array, b: jax.Array, shape: tuple[int, int, int], out_dtype: jnp.dtype
+) -> jax.Array:
     """XLA's product of two dense 8-bit operands, with sums in float32.
 
     By default XLA lets cuBLASLt leave sums in the registers of Hopper's tensor cores, which have about 14
     bits, and its Triton kernels do so whatever precision is asked for. The algorithm, which Triton does not
     have, forbids it: registers are added to float32 sums every few terms. Other platforms and older GPUs
     refuse it, so that it is asked for only where e4m3 was measured; so does XLA where an operand is a vector,
-    whose product it multiplies and sums in float32 itself.
+    whose product it multiplies in the type of the result, float32 here, and sums in float32 itself. So may
+    be the few tokens of a matrix that XLA cuts over devices.
 
-    multiply: `lax.dot_general`, but for the operands and the precision.
+    multiply: `lax.dot_general`, but for the operands, the precision and the type of the result.
+    shape: (R, K, N), the sizes of the product.
+    out_dtype: of the result.
 
     Source: openxla/xla, `IsFastAccumEnabled` in xla/stream_executor/cuda/cuda_blas_lt.cc,
-    `EmitDotAlgUnset` and `IsSupportedDotAlgorithm` in xla/backends/gpu/codegen/triton, and
-    `ShouldStrengthReduceDotToReduce` of its algebraic simplifier for GPUs."""
-    highest = partial(multiply, precision=lax.Precision.HIGHEST)
-    if dense_float8_obstacle() is not None or 1 in (*a.shape, *b.shape):
+    `EmitDotAlgUnset` and `IsSupportedDotAlgorithm` in xla/backends/gpu/codegen/triton, `CreateF8CustomCall`
+    of its rewriter of products for GPUs, and `RewriteBatchPlusContractingAsReduce` of its algebraic
+    simplifier."""
+    highest = partial(multiply, precision=lax.Precision.HIGHEST, preferred_element_type=out_dtype)
+    rows, *others = shape
+    if rows <= shards.left_to_xla() or 1 in others:
+        sums = jnp.promote_types(out_dtype, jnp.float32)
+        return highest(a, b, preferred_element_type=sums).astype(out_dtype)
+    if dense_float8_obstacle() is not None:
         return highest(a, b)
-    algorithm = partial(multiply, precision=lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32)
+    algorithm = partial(
+        multiply, precision=lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32, preferred_element_type=out_dtype
+    )
     return lax.platform_dependent(a, b, cuda=algorithm, default=highest)
 
 

@@ -160,6 +160,47 @@ def test_algorithms_that_end_the_process_are_never_tried(hopper, monkeypatch):
     assert product.algorithms() == [-1, *range(36)]
 
 
+@pytest.fixture
+def refusing(gpu, monkeypatch):
+    """A library that refuses algorithm 17 if K is no multiple of 64 or an activation follows, and anything
+    empty; it has 512 bytes of workspace for what it takes."""
+
+    def needs(rows, depth, cols, k_last, packed_last, dtype, out_dtype, activation, algorithm):
+        if 0 in (rows, depth, cols) or (algorithm == 17 and (depth % 64 or activation)):
+            raise RuntimeError("cuSPARSELt: MatmulPlanInit returned status 10")
+        return 512, 0, 52
+
+    gpu("9.0")
+    monkeypatch.setitem(native._loaded, "cuda", (types.SimpleNamespace(cusparselt_needs=needs), None))
+    monkeypatch.setattr(cusparselt, "version", lambda: (0, 10, 0))
+
+
+def test_a_measured_algorithm_that_the_library_refuses_is_left_to_it(refusing, monkeypatch):
+    """Tables speak for other sizes, too, and no algorithm was measured with an activation."""
+    entry = {"implementation": "cusparselt", "algorithm": 17}
+    found = types.SimpleNamespace(packed=True, reason="faster", entry=entry)
+    monkeypatch.setattr(decision.table, "look_up", lambda *_: found)
+    monkeypatch.setattr(decision.table, "find", lambda product: (None, entry))
+    monkeypatch.setattr(decision.table, "same_library", lambda _: True)
+    for depth, taken in ((128, 17), (96, -1)):
+        product = Product((-1, -2), "right", jnp.dtype(jnp.bfloat16), (64, depth, 64))
+        for name in (None, "cusparselt"):
+            assert decision.decide(product, implementation=name).algorithm == taken
+    product = cusparselt.Descriptor(64, 128, 64, True, True, "bfloat16", "bfloat16")
+    assert [product.accepted(17, activation) for activation in (None, "relu")] == [17, -1]
+    assert product.accepted(None) is None
+    with pytest.raises(RuntimeError, match="status 10"):  # of an algorithm that is named
+        cusparselt.Descriptor(64, 96, 64, True, True, "bfloat16", "bfloat16").workspace(17)
+
+
+@pytest.mark.parametrize("sizes", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
+def test_the_library_is_not_asked_of_an_empty_product(refusing, sizes):
+    """Its handler multiplies nothing."""
+    product = cusparselt.Descriptor(*sizes, True, True, "bfloat16", "bfloat16")
+    assert product.workspace(17) == 16
+    assert product.accepted(17) == 17
+
+
 def test_a_product_that_does_not_fit_says_so(monkeypatch):
     monkeypatch.setattr(decision, "library_obstacle", lambda: None)
     x = jnp.ones((8, 16), jnp.bfloat16)

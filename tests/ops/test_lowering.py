@@ -314,14 +314,41 @@ def test_dense_8_bit_products_of_other_gpus_and_of_cpus(monkeypatch, capability)
     assert "HIGHEST" in line and "algorithm" not in line
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 32, 32), (32, 32, 1), (32, 1, 32)])
-def test_dense_8_bit_products_of_vectors(monkeypatch, rows, depth, columns):
-    """One token, as in generation: XLA multiplies and sums itself, and refuses an algorithm for it."""
+VECTORS = [(1, 32, 32), (32, 32, 1), (32, 1, 32)]
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("rows", "depth", "columns"), VECTORS)
+def test_dense_8_bit_products_of_vectors(monkeypatch, rows, depth, columns, out):
+    """One token, as in generation: XLA refuses an algorithm for it, and multiplies and sums itself. It does
+    so in the type of the result, where two numbers of 8 bits give one that is too large for float16."""
     monkeypatch.setattr(decision, "platform", lambda: "cuda")
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
     operands = [jax.ShapeDtypeStruct(s, jnp.float8_e4m3fn) for s in ((rows, depth), (depth, columns))]
-    (line,) = re.findall(f".*{FLOAT8_DOT}.*", lowered(lambda ab: s24.matmul(*ab), "cuda", x=operands))
+    text = lowered(lambda ab: s24.matmul(*ab, preferred_element_type=out), "cuda", x=operands)
+    (line,) = re.findall(f".*{FLOAT8_DOT}.*", text)
     assert "HIGHEST" in line and "algorithm" not in line
+    assert line.endswith(f"-> tensor<{rows}x{columns}xf32>")
+
+
+@pytest.mark.parametrize(("rows", "alone", "asks"), [(4, False, False), (5, False, True), (4, True, True)])
+def test_dense_8_bit_products_that_xla_may_cut_into_vectors(monkeypatch, rows, alone, asks):
+    """As many tokens as devices, without `specs`; but not on one device's own shard, which nothing cuts."""
+    monkeypatch.setattr(decision, "platform", lambda: "cuda")
+    monkeypatch.setattr(hardware, "capability", lambda: "9.0")
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    operands = [jax.ShapeDtypeStruct(s, jnp.float8_e4m3fn) for s in ((rows, 32), (32, 32))]
+
+    def product(ab):
+        return s24.matmul(*ab)
+
+    if alone:
+        P, kinds = jax.sharding.PartitionSpec, (jax.sharding.AxisType.Auto,)
+        mesh = jax.make_mesh((1,), ("dp",), axis_types=kinds)
+        specs = {"in_specs": ([P("dp"), P()],), "out_specs": P("dp")}
+        product = jax.shard_map(product, mesh=mesh, **specs)
+    (line,) = re.findall(f".*{FLOAT8_DOT}.*", lowered(product, "cuda", x=operands))
+    assert ("algorithm" in line) == asks
 
 
 def test_blocks_for_cuda(built):
