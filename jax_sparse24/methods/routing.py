@@ -19,6 +19,7 @@ from jax_sparse24.engine.operand import Route
 from jax_sparse24.engine.partition import Partition
 from jax_sparse24.engine.pieces import Axes, whole
 from jax_sparse24.ops.order import collect, stable_order
+from jax_sparse24.patterns import check_divides
 
 Metric = Literal["cosine", "l2"]
 Layout = Literal["spread", "adjacent", "none"]
@@ -367,9 +368,12 @@ class Router:
         w1_df: the up-projection.
         state: of w1.
 
-        Returns: a `Route`; None for the order in which tokens come."""
+        Returns: a `Route`; None for the order in which tokens come.
+        Raises: ValueError if neurons are chosen in groups that do not divide f."""
         if not self.sorts:
             return None
+        if self.chooses:
+            check_divides("Venom", w1_df.shape, -1, self.m, what="kernel w1")
         order, cluster = sort_by_cluster(x_Td, state["centroids"])
         if not self.chooses:
             return Route(order)

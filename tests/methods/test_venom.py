@@ -407,6 +407,11 @@ def test_bad_shapes_and_states():
         jax.grad(lambda w1: s24.sparse_ffn(x, w1, few[1], wide, state_of(wide, *few)).sum())(few[0])
     with pytest.raises(ValueError, match="not a multiple of 16"):
         gradient(w1, x[:40])
+    for columns in ("data", "statistic", "cluster"):
+        groups = Venom(v=V, m=M, clusters=1, columns=columns)
+        odd = w1[:, : M + 4], w2[: M + 4]
+        with pytest.raises(ValueError, match=f"size {M + 4} along axis -1.* not a multiple of {M}"):
+            s24.sparse_ffn(x, *odd, groups, state_of(groups, *odd))
     with pytest.raises(ValueError, match=r"state\['w1'\]\['arranged'\] is missing"):
         s24.sparse_ffn(x, w1, w2, method, {"w1": {"scale": jnp.float32(1)}, "w2": {"scale": jnp.float32(1)}})
     with pytest.raises(ValueError, match="nor for a block with a gate"):
