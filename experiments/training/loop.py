@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import config as configs
@@ -42,7 +43,7 @@ SPEEDS = 5  # rows of speed, from the first on, whose median must reach train.le
 
 
 class Diverged(UserError):
-    """The loss is no longer a finite number."""
+    """The loss, or a parameter, is no longer a finite number."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def train(
     these tokens}, which is also written down.
 
     Raises UserError for a mistake in config, folder or corpus (nothing is written then), also while another
-    process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss is
-    no longer finite (metrics and earlier checkpoints are kept then).
+    process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss
+    or a parameter is no longer finite (metrics and earlier checkpoints are kept then).
     """
     out = Path(out)
     rundir.check_new(out, config, resume)
@@ -229,6 +230,7 @@ class Loop:
         for step in range(start, train.steps):
             if self.stop.at(step):
                 self._flush()
+                self._check_parameters(step - 1, state)
                 self.checkpoints.save(step, state, self.iterator)
                 self.progress.note(f"stopped by a signal and saved at step {step}")
                 return step, False, losses
@@ -266,8 +268,15 @@ class Loop:
                 with self.clock.paused("probe"):
                     values = self.probe(state["params"], state["sparse"], phase.sparse)
                 self._write("probe", step, values)
-            if is_multiple(done, train.eval_every) or done == train.steps:
+            evaluated, saved = (
+                is_multiple(done, every) or done == train.steps
+                for every in (train.eval_every, train.checkpoint_every)
+            )
+            if evaluated or saved:
                 self._flush()
+                with self.clock.paused():
+                    self._check_parameters(step, state)
+            if evaluated:
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
                     leak = self._leak(state)
@@ -276,8 +285,7 @@ class Loop:
                     self.writer.write("eval", done, losses | leak | scored | self._peak() | marks)
                     if self.second and done == train.steps:
                         self.writer.write("second", done, self._second(state) | marks)
-            if is_multiple(done, train.checkpoint_every) or done == train.steps:
-                self._flush()
+            if saved:
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
@@ -357,12 +365,28 @@ class Loop:
             if logged:
                 self._check_speed(step, tokens_per_s)
         if not finite:
-            self.writer.write("event", step, {"event": "diverged"})
-            raise Diverged(
-                f"The loss became {loss} at step {step} (phase {phase.name}, gradient norm {norm}): the "
-                f"run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
-                "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
-            )
+            where = f"at step {step} (phase {phase.name}, gradient norm {norm})"
+            self._end(step, f"The loss became {loss} {where}")
+
+    def _check_parameters(self, step: int, state):
+        """Ends the run if a parameter is not finite after this step, whose loss was that of the parameters
+        before it. Such a state would take the place of a checkpoint from which the run can go on."""
+
+        def compiled():
+            def finite(params):
+                return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
+
+            return jax.jit(finite, out_shardings=self.program.whole)
+
+        if not bool(self.program.once("finite", compiled)(state["params"])):
+            self._end(step, f"Parameters are no longer finite after step {step}")
+
+    def _end(self, step: int, found: str):
+        self.writer.write("event", step, {"event": "diverged"})
+        raise Diverged(
+            f"{found}: the run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
+            "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
+        )
 
     def _check_speed(self, step: int, tokens_per_s: float | None):
         """UserError for a run that is slower than its config demands, as soon as that is seen."""

@@ -238,6 +238,30 @@ def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
         assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
 
 
+@pytest.mark.parametrize(("steps", "kept"), [(3, ["2"]), (9, ["2"])])
+def test_parameters_that_are_not_finite_replace_no_checkpoint(config, tmp_path, steps, kept):
+    """The loss of a step is that before its update: it is finite where the parameters no longer are."""
+    wild = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, lr=1e36, warmup=1),
+        train=dataclasses.replace(
+            config.train,
+            steps=steps,
+            monitor_every=0,
+            probe_every=0,
+            eval_every=0,
+            checkpoint_every=1,
+            keep=1,
+        ),
+        method=s24.methods.Dense(),
+    )
+    with pytest.raises(Diverged, match=r"Parameters are no longer finite after step 2.*--optim\.lr"):
+        train(wild, tmp_path / "run", show=False)
+    assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == kept
+    assert all(row["loss"] for row in rows(tmp_path / "run", "train"))
+
+
 def test_the_collector_leaves_alone_what_was_there_before_the_steps(config, tmp_path):
     during = []
     short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
