@@ -187,14 +187,23 @@ def share_of(words: bytes) -> float:
 
 def pieces(text: bytes, most: int):
     """Yield (start, piece) of consecutive pieces of at most so many bytes; each ends with a line unless that
-    line is too long."""
+    line is too long, and with a character of UTF-8 if there is one in a piece."""
     start = 0
     while start < len(text):
         end = start + most
         if end < len(text):
-            end = text.rfind(b"\n", start, end) + 1 or end
+            end = text.rfind(b"\n", start, end) + 1 or whole_character(text, start, end)
         yield start, text[start:end]
         start = end
+
+
+def whole_character(text: bytes, start: int, end: int) -> int:
+    """The end, or, where it would divide a character of UTF-8, the place before that."""
+    for place in range(end, max(end - 4, start), -1):
+        if text[place] & 0xC0 != 0x80:  # of a character's bytes all but the first are so
+            length = next((n for n, first in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if text[place] >= first), 1)
+            return place if place + length > end else end
+    return end
 
 
 def fingerprint(folder: Path, files) -> str:

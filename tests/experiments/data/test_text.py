@@ -69,6 +69,23 @@ def test_pieces():
     assert list(corpora.pieces(b"", 4096)) == []
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 10, 97, 4096])
+def test_pieces_divide_no_character(most):
+    """A cut character would be two replacement characters for every tokenizer but bytes."""
+    for words in ("日本語" * 1500, "naïve déjà " * 800, "a𝕏b" * 1500, "𝕏日é" * 500):
+        text = words.encode()
+        parts = list(corpora.pieces(text, most))
+        assert b"".join(piece for _, piece in parts) == text
+        assert all(text[start : start + len(piece)] == piece for start, piece in parts)
+        assert all(0 < len(piece) <= most for _, piece in parts)
+        if most >= 4:
+            assert "".join(piece.decode() for _, piece in parts) == words
+            assert len(parts) <= len(text) // (most - 3) + 1
+    for text in (b"\xff" * 100, b"\x80" * 100, b"x" * 50 + b"\xe9" * 9 + b"x" * 50):  # no UTF-8
+        parts = list(corpora.pieces(text, most))
+        assert b"".join(piece for _, piece in parts) == text and all(piece for _, piece in parts)
+
+
 def test_order_is_fixed_by_the_seed(data):
     corpus = datas.open_corpus(data)
     one, again, other = (take(datas.train_batches(corpus, data, seed), 20) for seed in (0, 0, 1))
