@@ -63,15 +63,18 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
         },
     }
     texts = {name: json.dumps(content, indent=2) + "\n" for name, content in others.items()}
-    return export(
-        decoder.unrolled(trained),
-        out,
-        config=described,
-        rename=lambda params: huggingface.tensors_of(model, params),
-        weights=weights,
-        dtype=dtype,
-        others=texts | {"tokenizer.json": vocabulary.text},
-    )
+    try:
+        return export(
+            decoder.unrolled(trained),
+            out,
+            config=described,
+            rename=lambda params: huggingface.tensors_of(model, params),
+            weights=weights,
+            dtype=dtype,
+            others=texts | {"tokenizer.json": vocabulary.text},
+        )
+    except ValueError as error:  # of a number that the dtype has no room for
+        raise UserError(str(error)) from error
 
 
 def _end_of(vocabulary) -> str | None:

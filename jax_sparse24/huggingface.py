@@ -54,7 +54,8 @@ def export(
 
     Returns: the shapes of the tensors by their names.
     Raises: FileExistsError if the folder exists, another OSError for what the system refuses, such as a full
-        disk, ValueError for unknown weights or dtype, TypeError if `model` is no NNX module."""
+        disk, ValueError for unknown weights or dtype, and for a finite number that the dtype has no room
+        for, TypeError if `model` is no NNX module."""
     if weights not in (None, *WEIGHTS):
         raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
     if dtype not in DTYPES:
@@ -109,13 +110,27 @@ def _write(tensors: dict, dtype, folder: Path) -> None:
         file = "model.safetensors"
         if len(shards) > 1:
             file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        own = {name: np.ascontiguousarray(tensors[name], dtype) for name in names}
+        own = {name: _as(tensors[name], dtype, name) for name in names}
         _save(own, folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values()) * np.dtype(dtype).itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _as(tensor, dtype, name: str) -> np.ndarray:
+    """The tensor in a dtype. Raises ValueError where a finite number became an infinite one."""
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(tensor, dtype)
+    lost = np.isfinite(tensor) & ~np.isfinite(found)
+    if lost.any():
+        first = np.asarray(tensor)[lost][0]
+        raise ValueError(
+            f"export: {name} has {lost.sum()} numbers, such as {first:g}, that are infinite as "
+            f'{np.dtype(dtype).name}. Write dtype="bfloat16" or "float32".'
+        )
+    return found
 
 
 def _save(tensors: dict, file: Path) -> None:

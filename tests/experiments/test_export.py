@@ -198,6 +198,7 @@ def test_a_run_that_ends_with_sparse_weights_is_exported_and_sampled_with_them(
         ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_scaling"),
         ({"rope_scaling": "linear"}, "has rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "has rope_scaling"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor"),
         ({"partial_rotary_factor": [1]}, "has partial_rotary_factor"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has layer_types"),
@@ -345,6 +346,9 @@ def test_a_model_without_a_class_and_missing_tensors():
         np.testing.assert_array_equal(value, like[key])
     with pytest.raises(UserError, match=r"lm_head.weight is not model.embed_tokens.weight"):
         read(tensors | {"lm_head.weight": table + 1})
+    for number in (np.nan, np.inf):
+        with pytest.raises(UserError, match=r"embed_tokens.weight has numbers that are not finite"):
+            read(tensors | {"model.embed_tokens.weight": np.where(table == table[3, 3], number, table)})
 
 
 def test_a_disk_without_room_is_told_of_as_for_any_file(tmp_path):
@@ -357,6 +361,17 @@ def test_a_disk_without_room_is_told_of_as_for_any_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG and not list(tmp_path.iterdir())
+
+
+def test_numbers_that_a_dtype_has_no_room_for(tmp_path):
+    model = built(MODELS["arcee"])
+    scale = model.norm.scale
+    scale[...] = scale[...].at[2].set(7e4)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has 1 numbers, such as 70000, .* float16"):
+        written(model, tmp_path / "out", dtype="float16")
+    assert not list(tmp_path.iterdir())
+    written(model, tmp_path / "out", dtype="bfloat16")
+    assert np.isfinite(read_tensors(tmp_path / "out")["model.norm.weight"].astype(np.float32)).all()
 
 
 def test_what_export_refuses(tmp_path):
