@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments import files, launch
+from experiments import evaluate, files, launch
 from experiments.analysis import comparison, runs
 from experiments.data import batches as datas
 from experiments.errors import UserError
@@ -177,6 +177,27 @@ def test_another_text_is_refused(config, tmp_path, compiles_nothing, finished):
         train(other, copy, resume=True, show=False)
     files.write(copy / "metrics.jsonl", before[copy / "metrics.jsonl"].decode())
     assert content(copy) == before
+
+
+def test_an_evaluation_on_another_text_says_so(copy, config, tmp_path, capsys):
+    evaluate.main([str(copy), "--batches", "2"])
+    assert "warning" not in capsys.readouterr().err
+    write_corpus(tmp_path / "text")
+    (tmp_path / "text" / "text3.txt").write_text("other")
+    text = (copy / "config.json").read_text()
+    files.write(copy / "config.json", text.replace(config.data.corpus, str(tmp_path / "text")))
+    evaluate.main([str(copy), "--batches", "2"])
+    assert re.search(r"warning: the text is not that .* \(digest: \w+ -> \w+\)", capsys.readouterr().err)
+
+
+def test_a_damaged_environment_ends_with_a_sentence(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / "12")
+    files.write(copy / "environment.json", "")
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["--resume", str(copy), "--progress", "False"])
+    assert "environment.json is damaged" in capsys.readouterr().err
+    (copy / "environment.json").unlink()
+    launch.main(["--resume", str(copy), "--progress", "False", "--no-tune"])
 
 
 @pytest.mark.parametrize("folder", [True, False])
