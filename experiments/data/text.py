@@ -40,6 +40,11 @@ class Config(base.Config):
     def __post_init__(self):
         super().__post_init__()
         require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
+        wrong = [pattern for pattern in self.patterns if pattern in ("", ".") or Path(pattern).is_absolute()]
+        require(
+            not wrong,
+            f"data.patterns are of files below data.corpus, such as '*.txt' or 'notes/*.md', got {wrong}.",
+        )
         require(self.piece > 0, f"data.piece must be positive, got {self.piece}.")
 
     def records(self) -> base.Records:
@@ -123,14 +128,18 @@ def stdlib_files(folder: Path) -> list[str]:
 
 
 def local_files(folder: Path, data: Config) -> list[str]:
-    """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders."""
+    """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders, and
+    without links to others of them, since the split is by file: both would be in training and validation."""
     if not folder.is_dir():
         raise UserError(
             f"data.corpus must be 'stdlib' or a folder of text files; {str(folder)!r} is not a folder."
         )
     found = {path for pattern in data.patterns for path in folder.rglob(pattern) if path.is_file()}
     files = [path.relative_to(folder) for path in found if path.stat().st_size]
-    files = sorted(str(path) for path in files if not any(part.startswith(".") for part in path.parts))
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    files.sort(key=lambda path: ((folder / path).is_symlink(), path))
+    once = {(folder / path).resolve(): path for path in reversed(files)}
+    files = sorted(map(str, once.values()))
     patterns = ", ".join(data.patterns)
     require(
         bool(files),

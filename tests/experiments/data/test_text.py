@@ -219,6 +219,18 @@ def test_a_file_name_that_is_no_utf8(tmp_path, name):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_link_to_another_file_is_no_second_one(tmp_path):
+    """It could be held out while the file is trained on. Links to files elsewhere are files like others."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "b.txt").write_text("own")
+    (tmp_path / "elsewhere.txt").write_text("other")
+    for name in ("a", "c", "d"):
+        (tmp_path / "text" / f"{name}.txt").symlink_to("b.txt")
+    for name in ("e", "f"):
+        (tmp_path / "text" / f"{name}.txt").symlink_to(tmp_path / "elsewhere.txt")
+    assert corpora.local_files(tmp_path / "text", corpora.Config()) == ["b.txt", "e.txt"]
+
+
 def test_files_that_are_no_text(tmp_path):
     """Random bytes have control characters; text in any encoding of bytes has hardly one."""
     draw = np.random.default_rng(0)
@@ -233,6 +245,12 @@ def test_files_that_are_no_text(tmp_path):
     assert not (tmp_path / "data").exists()
     folder = corpora.Path(corpora.sysconfig.get_paths()["stdlib"])
     corpora.check_text(folder, corpora.stdlib_files(folder))
+
+
+@pytest.mark.parametrize("pattern", ["/etc/*", "", "."])
+def test_patterns_that_are_of_no_files_below(pattern):
+    with pytest.raises(UserError, match=r"data\.patterns are of files below data\.corpus"):
+        corpora.Config(patterns=("*.txt", pattern))
 
 
 def test_patterns(tmp_path):
