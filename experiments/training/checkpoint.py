@@ -223,6 +223,11 @@ class Checkpoints:
         template = plain(abstract)
         items = {} if iterator is None else {"data": RestorePosition(iterator)}
         where = self.folder / str(step)
+        require(
+            iterator is None or not (where / "state").is_dir() or (where / "data").is_dir(),
+            f"The checkpoint {where} has no position in a text, as that of an imported run, and cannot be "
+            f"continued. Start another run from its parameters: --train.start-from {where.parents[1]}.",
+        )
         try:
             with quiet_failure():
                 stored = self.manager.item_metadata(step)["state"].tree

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from experiments import config as configs
 from experiments import export as exporting
 from experiments import import_model, launch
 from experiments.analysis.sampling import Sampler
@@ -286,6 +287,18 @@ def test_an_import_that_is_killed_leaves_no_run(folder, tmp_path, monkeypatch):
     import_model.read(folder, out)
     assert rundir.open_run(out).train.steps == 1 and not partial.exists()
     assert stored.load_state(out)[2] == 1
+
+
+def test_an_imported_run_is_not_lengthened(folder, tmp_path, shared):
+    """It has no position in a text; it is not said to be damaged."""
+    import_model.read(folder, tmp_path / "run", seq=16)
+    config = rundir.open_run(tmp_path / "run")
+    data = dataclasses.replace(config.data, corpus=str(shared / "corpus"), root=str(shared / "data"), batch=2)
+    config = dataclasses.replace(config, data=data)
+    configs.write(config, tmp_path / "run" / "config.json")
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
+    with pytest.raises(UserError, match=r"has no position in a text.* --train\.start-from .*/run\."):
+        train(longer, tmp_path / "run", resume=True, show=False)
 
 
 @pytest.mark.parametrize(
