@@ -73,7 +73,7 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
             dtype=dtype,
             others=texts | {"tokenizer.json": vocabulary.text},
         )
-    except ValueError as error:  # of a number that the dtype has no room for
+    except (ValueError, FileExistsError) as error:  # for a number too large, and for another export
         raise UserError(str(error)) from error
 
 

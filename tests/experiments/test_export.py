@@ -27,6 +27,7 @@ from experiments.training.loop import train
 pytest.importorskip("safetensors")
 from safetensors.numpy import save_file
 
+from jax_sparse24 import huggingface as huggingface_of_s24
 from jax_sparse24.huggingface import read_tensors
 
 ROWS = 64
@@ -385,6 +386,33 @@ def test_numbers_that_a_dtype_has_no_room_for(tmp_path):
     assert not list(tmp_path.iterdir())
     written(model, tmp_path / "out", dtype="bfloat16")
     assert np.isfinite(read_tensors(tmp_path / "out")["model.norm.weight"].astype(np.float32)).all()
+
+
+def test_two_exports_at_once_do_not_become_one(tmp_path, monkeypatch, finished, capsys):
+    """The first one's config.json came beside the second one's tensors."""
+    one, other = (decoder.unrolled(built(MODELS["arcee"])) for _ in range(2))
+    other.norm.scale[...] = other.norm.scale[...] + 1
+    whole, calls = huggingface_of_s24._write, []
+
+    def write(*arguments):
+        whole(*arguments)
+        if not calls.append(1) and len(calls) == 1:
+            with pytest.raises(
+                FileExistsError, match=r"\.out\.partial is of another export into .*/out, which"
+            ):
+                written(other, tmp_path / "out")
+
+    monkeypatch.setattr(huggingface_of_s24, "_write", write)
+    written(one, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    np.testing.assert_array_equal(read_tensors(tmp_path / "out")["model.norm.weight"], one.norm.scale[...])
+    (tmp_path / ".again.partial").mkdir()
+    with pytest.raises(FileExistsError, match="or delete that one"):
+        written(one, tmp_path / "again")
+    (tmp_path / ".again.partial").rename(tmp_path / ".exported.partial")
+    with pytest.raises(SystemExit, match="2"):
+        exporting.main([str(finished), "--out", str(tmp_path / "exported")])
+    assert "error: export: " in capsys.readouterr().err and (tmp_path / ".exported.partial").exists()
 
 
 def test_what_export_refuses(tmp_path):
