@@ -36,7 +36,7 @@ from experiments.training.metrics import Clock, Progress, Writer
 from experiments.training.monitor import Leak, Monitor, Probe
 from experiments.training.optimiser import learning_rate
 from experiments.training.processes import first_process_first, wait_for_all
-from experiments.training.start import check_start, initial_state
+from experiments.training.start import check_start, has_start, initial_state, step_of_start
 from experiments.training.step import Program
 
 SPEEDS = 5  # rows of speed, from the first on, whose median must reach train.least_speed
@@ -103,7 +103,8 @@ def _train_alone(
     memory.check(config, program)
     corpus, batches, second = _texts(config, rundir.vocabulary(out) if resume else None)
     iterator = train_batches(corpus, config.data, config.seed)
-    check_start(config, corpus.vocabulary)
+    if not resume or not any((out / "checkpoints").glob("[0-9]*")):
+        check_start(config, corpus.vocabulary)  # else its parameters are no longer asked for
     if resume:
         rundir.check_resumable(out, corpus.statistics)
     begins(config, corpus)
@@ -147,6 +148,7 @@ def _train_alone(
                 "mesh": dict(program.mesh.shape),
                 "processes": jax.process_count(),
             }
+            begun |= {"started_from": step_of_start(config)} if config.train.start_from and not start else {}
             for event in [begun, *events]:
                 writer.write("event", start, event)
             loop = Loop(
@@ -161,6 +163,7 @@ def _train_alone(
                 stop=stop,
                 on_first_batch=on_first_batch,
                 peak_before=peak_before,
+                has_start=not start or has_start(config, out),
             )
             step, finished, losses = loop.run(start, state)
             return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
@@ -186,7 +189,7 @@ def _texts(config: Config, vocabulary) -> tuple:
 class Loop:
     """The steps of one run from `start` to its end or to a stop signal. batches: for validation; second: of
     `train.second_text`, for one evaluation at the end. on_first_batch: see `train`. peak_before: what
-    `peak_memory` gave before the run."""
+    `peak_memory` gave before the run. has_start: whether the initial parameters can be made again."""
 
     program: Program
     iterator: Iterator
@@ -199,6 +202,7 @@ class Loop:
     stop: StopSignal
     on_first_batch: Callable[[dict], None] | None = None
     peak_before: dict = field(default_factory=dict)
+    has_start: bool = True
 
     def __post_init__(self):
         program, batches = self.program, self.batches
@@ -312,7 +316,7 @@ class Loop:
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
-        if self.program.loop.arranges:  # neurons change their places
+        if self.program.loop.arranges or not self.has_start:  # neurons change their places
             return None
         # Of the initial weights, which the config determines, so that they need no place in the checkpoint.
         params = state["params"] if int(state["step"]) == 0 else initial_state(self.program)["params"]

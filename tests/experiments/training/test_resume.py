@@ -351,7 +351,7 @@ def test_a_full_disk_under_the_checkpoints(config, copy, monkeypatch):
     shutil.rmtree(copy / "checkpoints" / "12")
     kept = content(copy / "checkpoints")
 
-    def full(self, step, *, args):
+    def full(self, step, **_):
         raise ValueError("RESOURCE_EXHAUSTED: write: No space left on device [os_error_code='28']")
 
     with monkeypatch.context() as m:
