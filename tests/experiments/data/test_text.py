@@ -3,8 +3,10 @@
 import collections
 import contextlib
 import dataclasses
+import errno
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -166,6 +168,21 @@ def test_several_prepare_it_at_once(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         first, *others = pool.map(prepared, range(4))
     assert first and all(other == first for other in others)
+
+
+def test_a_disk_without_room(tmp_path):
+    """ArrayRecord has an error of its own, which commands showed as a traceback."""
+    write_corpus(tmp_path / "text", files=4, words=20000)
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, before[1]))
+    try:
+        with pytest.raises(OSError, match="local_text/text-") as raised:
+            data.records()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG and not list(tmp_path.rglob("*.array_record*"))
+    assert len(data.records().train) > 1
 
 
 def test_another_prepares_it_as_it_is_looked_for(tmp_path, monkeypatch):
