@@ -369,8 +369,11 @@ class Loop:
             if logged:
                 self._check_speed(step, tokens_per_s)
         if not finite:
-            where = f"at step {step} (phase {phase.name}, gradient norm {norm})"
-            self._end(step, f"The loss became {loss} {where}")
+            self._end(
+                step,
+                f"The loss became {loss} at step {step} (phase {phase.name}, gradient norm {norm}): the run "
+                "has diverged and was stopped.",
+            )
 
     def _check_parameters(self, step: int, state):
         """Ends the run if a parameter is not finite after this step, whose loss was that of the parameters
@@ -383,13 +386,17 @@ class Loop:
             return jax.jit(finite, out_shardings=self.program.whole)
 
         if not bool(self.program.once("finite", compiled)(state["params"])):
-            self._end(step, f"Parameters are no longer finite after step {step}")
+            self._end(
+                step,
+                f"Parameters are no longer finite after step {step}: the run has diverged and was stopped. "
+                "That state was not saved.",
+            )
 
     def _end(self, step: int, found: str):
         self.writer.write("event", step, {"event": "diverged"})
         raise Diverged(
-            f"{found}: the run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
-            "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
+            f"{found} Metrics are kept in {self.writer.folder}. Lower --optim.lr, lengthen --optim.warmup, "
+            "or lower --optim.clip, and start another run."
         )
 
     def _check_speed(self, step: int, tokens_per_s: float | None):
