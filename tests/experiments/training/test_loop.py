@@ -410,6 +410,8 @@ def test_generate_from_files_of_prompts(finished, tmp_path, capsys):
         ([str(tmp_path / "b.jsonl")], "line 1, is no JSON object with a field 'prompt'"),
         ([str(tmp_path / "no.txt")], "is no file of text"),
         ([str(tmp_path / "a.txt"), "--prompt", "a"], "--prompt or --prompts, not both"),
+        ([str(tmp_path / "a.txt"), "--seed", str(2**32 - 1)], "--seed must lie in 0 to 4294967294, got"),
+        ([str(tmp_path / "a.txt"), "--seed", "-1"], "--seed must lie in 0 to 4294967294, got -1"),
     ):
         with pytest.raises(SystemExit):
             generate.main([*arguments, "--prompts", *words])
