@@ -37,7 +37,7 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
     sparse = program.loop.by_sparse_weights(state)
     weights = weights or ("sparse" if sparse else "dense")
     require(
-        weights == "dense" or bool(config.method.ffn_plan().rows),
+        weights == "dense" or config.method.sparse_weights or bool(model.attention_method),
         f"The run was trained by {type(config.method).__name__}, so it has no sparse weights. "
         "Write --weights dense.",
     )

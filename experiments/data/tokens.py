@@ -92,12 +92,13 @@ def tokenised(records: Records, vocabulary: Subwords, root: Path) -> tuple[dict,
 
 
 def check_stored(source, records, vocabulary: Subwords, folder) -> None:
-    """UserError unless the first record of tokens is what the tokenizer makes of its text."""
-    if not len(source):
-        return
-    made = [*vocabulary.encode(records[0]["text"]), vocabulary.separator]
+    """UserError unless there are as many records of tokens as of text, and the first one is what the
+    tokenizer makes of its text."""
+    made = [
+        [*vocabulary.encode(records[n]["text"]), vocabulary.separator] for n in range(min(1, len(records)))
+    ]
     require(
-        np.array_equal(source[0]["tokens"], made),
+        len(source) == len(records) and all(np.array_equal(source[0]["tokens"], first) for first in made),
         f"The tokens in {folder} are not those that this tokenizer makes of their text: another version of "
         f"this project, or of the package tokenizers, has written them. {AGAIN}",
     )

@@ -186,6 +186,16 @@ def test_a_run_that_ends_with_sparse_weights_is_exported_and_sampled_with_them(
     assert "dense weights" in said.out and not said.err
 
 
+@pytest.mark.parametrize("method", [s24.methods.Dense(), s24.methods.Activation24(dense_warmup=1)])
+def test_a_method_without_sparse_weights_has_none_to_export(method, config, tmp_path):
+    """Kernels as they are were written, and called sparse in config.json."""
+    short = dataclasses.replace(config.train, steps=3, eval_every=0, monitor_every=0, probe_every=0)
+    train(dataclasses.replace(config, method=method, train=short), tmp_path / "run", show=False)
+    with pytest.raises(UserError, match=rf"trained by {type(method).__name__}, so it has no sparse weights"):
+        exporting.write(tmp_path / "run", tmp_path / "out", weights="sparse")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

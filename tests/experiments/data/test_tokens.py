@@ -1,6 +1,7 @@
 """Tokenizers, and text that is tokenised once."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,14 @@ def test_stored_tokens_of_another_kind_are_refused(data, tmp_path, monkeypatch):
         batches.open_corpus(here)
     with pytest.raises(UserError, match=r"not those that this tokenizer makes of their text.*Delete"):
         batches.open_corpus(here)
+    for folder in (tmp_path / "tokens").iterdir():
+        shutil.rmtree(folder)
+    batches.open_corpus(here)
+    shutil.rmtree(tmp_path / "local_text")
+    with monkeypatch.context() as patch:  # the text is prepared in other pieces than it had been
+        patch.setattr(text, "pieces", lambda content, most: [(0, content[:3000]), (3000, content[3000:])])
+        with pytest.raises(UserError, match=r"not those that this tokenizer makes of their text"):
+            batches.open_corpus(here)
 
 
 def test_text_is_tokenised_once(data, capsys):
