@@ -196,6 +196,10 @@ class Config:
             self.name not in ("", ".", "..") and not set(self.name) & set("/\\\0"),
             f"name must be that of one folder, without slashes, got {self.name!r}. --out names any folder.",
         )
+        require(
+            0 <= self.seed < 2**32 - 1,  # the method's noise has the next one
+            f"seed must lie in 0 to {2**32 - 2}, got {self.seed}.",
+        )
         batch, parts = self.data.batch, self.train.accumulate
         require(
             batch % parts == 0,

@@ -8,6 +8,7 @@ later tokens is marked as no language model's, and how much they leak is measure
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from experiments.cli import command
@@ -34,6 +35,13 @@ def main(argv=None):
     config, program, step, state = load_state(args.run, args.step)
     meshes.check(config, program.mesh)
     corpus = open_corpus(config.data, rundir.vocabulary(args.run))
+    rows = rundir.read_metrics(args.run) if (args.run / "metrics.jsonl").exists() else []
+    if changed := rundir.changed_text(rows, corpus.statistics):
+        print(
+            f"warning: the text is not that which the run has read ({changed}): it may have been trained on "
+            "what is validation now, and its losses compare with no others.",
+            file=sys.stderr,
+        )
     batches = validation_batches(corpus, config.data, args.batches)
     losses = Evaluator(program, batches)(state["params"], state["sparse"])
     size = bytes_per_token(corpus.vocabulary, batches)

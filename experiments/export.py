@@ -37,7 +37,7 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
     sparse = program.loop.by_sparse_weights(state)
     weights = weights or ("sparse" if sparse else "dense")
     require(
-        weights == "dense" or bool(config.method.ffn_plan().rows),
+        weights == "dense" or config.method.sparse_weights or bool(model.attention_method),
         f"The run was trained by {type(config.method).__name__}, so it has no sparse weights. "
         "Write --weights dense.",
     )
@@ -63,15 +63,18 @@ def write(run: Path, out: Path, *, step: int | None = None, weights=None, dtype=
         },
     }
     texts = {name: json.dumps(content, indent=2) + "\n" for name, content in others.items()}
-    return export(
-        decoder.unrolled(trained),
-        out,
-        config=described,
-        rename=lambda params: huggingface.tensors_of(model, params),
-        weights=weights,
-        dtype=dtype,
-        others=texts | {"tokenizer.json": vocabulary.text},
-    )
+    try:
+        return export(
+            decoder.unrolled(trained),
+            out,
+            config=described,
+            rename=lambda params: huggingface.tensors_of(model, params),
+            weights=weights,
+            dtype=dtype,
+            others=texts | {"tokenizer.json": vocabulary.text},
+        )
+    except (ValueError, FileExistsError) as error:  # for a number too large, and for another export
+        raise UserError(str(error)) from error
 
 
 def _end_of(vocabulary) -> str | None:

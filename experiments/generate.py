@@ -53,6 +53,8 @@ def main(argv=None):
     require(args.temperature >= 0, f"--temperature must not be negative, got {args.temperature}.")
     require(args.prompt is None or args.prompts is None, "Give --prompt or --prompts, not both.")
     prompts = read(args.prompts) if args.prompts else ["def " if args.prompt is None else args.prompt]
+    most = 2**32 - len(prompts)  # of larger ones the lower 32 bits count alone
+    require(0 <= args.seed <= most, f"--seed must lie in 0 to {most}, got {args.seed}.")
     for prompt in prompts:
         check(prompt)
     sampler = Sampler(args.run, args.sparse)

@@ -53,8 +53,9 @@ def export(
     others: texts of more files by their names, such as {"tokenizer.json": ...}.
 
     Returns: the shapes of the tensors by their names.
-    Raises: FileExistsError if the folder exists, another OSError for what the system refuses, such as a full
-        disk, ValueError for unknown weights or dtype, TypeError if `model` is no NNX module."""
+    Raises: FileExistsError if the folder exists or is being written, another OSError for what the system
+        refuses, such as a full disk, ValueError for unknown weights or dtype, and for a finite number that
+        the dtype has no room for, TypeError if `model` is no NNX module."""
     if weights not in (None, *WEIGHTS):
         raise ValueError(f'export: weights are "dense" or "sparse", got {weights!r}.')
     if dtype not in DTYPES:
@@ -62,8 +63,7 @@ def export(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"export: model must be an NNX module, got {type(model).__name__}.")
     folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
+    _check_new(folder)
     model = nnx.merge(*nnx.split(model))  # other variables with the same arrays
     if layers := sparse_layers(model):
         if weights is None and any(layer.trained_sparse for _, layer in layers):
@@ -79,9 +79,15 @@ def export(
     params = nnx.to_flat_state(nnx.state(model, nnx.Param))
     tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in params})
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
+    except FileExistsError as error:  # two that write there would become one, of the tensors of either
+        raise FileExistsError(
+            f"export: {partial} is of another export into {folder}, which still writes or was killed. Name "
+            "another folder, or delete that one if nothing writes."
+        ) from error
+    try:
+        _check_new(folder)  # another one may have been written meanwhile
         _write(tensors, DTYPES[dtype], partial)
         texts = {"config.json": json.dumps(config, indent=2) + "\n", **(others or {})}
         for name, text in texts.items():
@@ -92,6 +98,11 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
 
 
 def _write(tensors: dict, dtype, folder: Path) -> None:
@@ -109,13 +120,27 @@ def _write(tensors: dict, dtype, folder: Path) -> None:
         file = "model.safetensors"
         if len(shards) > 1:
             file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        own = {name: np.ascontiguousarray(tensors[name], dtype) for name in names}
+        own = {name: _as(tensors[name], dtype, name) for name in names}
         _save(own, folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values()) * np.dtype(dtype).itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _as(tensor, dtype, name: str) -> np.ndarray:
+    """The tensor in a dtype. Raises ValueError where a finite number became an infinite one."""
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(tensor, dtype)
+    lost = np.isfinite(tensor) & ~np.isfinite(found)
+    if lost.any():
+        first = np.asarray(tensor)[lost][0]
+        raise ValueError(
+            f"export: {name} has {lost.sum()} numbers, such as {first:g}, that are infinite as "
+            f'{np.dtype(dtype).name}. Write dtype="bfloat16" or "float32".'
+        )
+    return found
 
 
 def _save(tensors: dict, file: Path) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import io
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
+from experiments.cli import REFUSALS
 from experiments.errors import UserError, require
 
 AGAIN = "Delete its folder, and prepare it anew."
@@ -47,9 +49,23 @@ def prepared(make: Callable[[], Builder], does: str, check: Callable[[], None] =
             with alone(folder / ".lock"):
                 for left in folder.glob("incomplete.*"):
                     shutil.rmtree(left)
-                make().download_and_prepare(download_dir=unused)  # does nothing where another process has
+                with refused(folder):
+                    make().download_and_prepare(download_dir=unused)  # nothing where another process has
         # A builder reads its splits where it is made: one that another process prepares just then has none.
         return make()
+
+
+@contextlib.contextmanager
+def refused(folder: Path):
+    """Inside, what the system refuses to a writer of ArrayRecord is an OSError as of any file; it has the
+    system's words in a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        for code in REFUSALS:
+            if os.strerror(code) in str(error):
+                raise OSError(code, os.strerror(code), str(folder)) from error
+        raise
 
 
 def sources(builder: tfds.core.DatasetBuilder, splits=("train", "validation")) -> dict:

@@ -40,6 +40,11 @@ class Config(base.Config):
     def __post_init__(self):
         super().__post_init__()
         require(bool(self.patterns), "data.patterns is empty: give at least one, such as '*.txt'.")
+        wrong = [pattern for pattern in self.patterns if pattern in ("", ".") or Path(pattern).is_absolute()]
+        require(
+            not wrong,
+            f"data.patterns are of files below data.corpus, such as '*.txt' or 'notes/*.md', got {wrong}.",
+        )
         require(self.piece > 0, f"data.piece must be positive, got {self.piece}.")
 
     def records(self) -> base.Records:
@@ -123,14 +128,18 @@ def stdlib_files(folder: Path) -> list[str]:
 
 
 def local_files(folder: Path, data: Config) -> list[str]:
-    """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders."""
+    """Non-empty files of the folder that match the patterns, relative, sorted; without hidden folders, and
+    without links to others of them, since the split is by file: both would be in training and validation."""
     if not folder.is_dir():
         raise UserError(
             f"data.corpus must be 'stdlib' or a folder of text files; {str(folder)!r} is not a folder."
         )
     found = {path for pattern in data.patterns for path in folder.rglob(pattern) if path.is_file()}
     files = [path.relative_to(folder) for path in found if path.stat().st_size]
-    files = sorted(str(path) for path in files if not any(part.startswith(".") for part in path.parts))
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    files.sort(key=lambda path: ((folder / path).is_symlink(), path))
+    once = {(folder / path).resolve(): path for path in reversed(files)}
+    files = sorted(map(str, once.values()))
     patterns = ", ".join(data.patterns)
     require(
         bool(files),
@@ -187,14 +196,23 @@ def share_of(words: bytes) -> float:
 
 def pieces(text: bytes, most: int):
     """Yield (start, piece) of consecutive pieces of at most so many bytes; each ends with a line unless that
-    line is too long."""
+    line is too long, and with a character of UTF-8 if there is one in a piece."""
     start = 0
     while start < len(text):
         end = start + most
         if end < len(text):
-            end = text.rfind(b"\n", start, end) + 1 or end
+            end = text.rfind(b"\n", start, end) + 1 or whole_character(text, start, end)
         yield start, text[start:end]
         start = end
+
+
+def whole_character(text: bytes, start: int, end: int) -> int:
+    """The end, or, where it would divide a character of UTF-8, the place before that."""
+    for place in range(end, max(end - 4, start), -1):
+        if text[place] & 0xC0 != 0x80:  # of a character's bytes all but the first are so
+            length = next((n for n, first in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if text[place] >= first), 1)
+            return place if place + length > end else end
+    return end
 
 
 def fingerprint(folder: Path, files) -> str:

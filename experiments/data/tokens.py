@@ -13,8 +13,9 @@ import tensorflow_datasets as tfds
 
 from experiments import files
 from experiments.data.base import Mixture, Records
-from experiments.data.prepared import Builder, alone, prepared, say, sources
+from experiments.data.prepared import AGAIN, Builder, alone, prepared, say, sources
 from experiments.data.vocabulary import ENDS, Subwords, Untrained, library, read
+from experiments.errors import require
 
 SAMPLE_BYTES = 60_000_000  # of text that a tokenizer is trained on
 TOGETHER = 1000  # records that are encoded by all cores at once
@@ -85,7 +86,22 @@ def tokenised(records: Records, vocabulary: Subwords, root: Path) -> tuple[dict,
         f"{records.name}: turning the text into tokens",
     )
     found = {split: Stored(source, vocabulary.dtype) for split, source in sources(builder).items()}
+    for split, source in found.items():
+        check_stored(source, getattr(records, split), vocabulary, builder.data_dir)
     return found, Path(builder.data_dir)
+
+
+def check_stored(source, records, vocabulary: Subwords, folder) -> None:
+    """UserError unless there are as many records of tokens as of text, and the first one is what the
+    tokenizer makes of its text."""
+    made = [
+        [*vocabulary.encode(records[n]["text"]), vocabulary.separator] for n in range(min(1, len(records)))
+    ]
+    require(
+        len(source) == len(records) and all(np.array_equal(source[0]["tokens"], first) for first in made),
+        f"The tokens in {folder} are not those that this tokenizer makes of their text: another version of "
+        f"this project, or of the package tokenizers, has written them. {AGAIN}",
+    )
 
 
 def trained(records: Records, wanted: Untrained, root: Path) -> Subwords:

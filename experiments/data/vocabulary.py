@@ -140,8 +140,9 @@ class Subwords:
 
     @property
     def dtype(self):
-        """The smallest type of stored tokens."""
-        return np.dtype(np.uint16 if self.size <= 2**16 else np.uint32)
+        """The smallest type of stored tokens, whatever the rows of an embedding: these are no part of the
+        fingerprint, by which what is stored is found again."""
+        return np.dtype(np.uint16 if self.tokens <= 2**16 else np.uint32)
 
     def encode(self, text: bytes) -> np.ndarray:
         """The tokens of a text, int32 (L,)."""

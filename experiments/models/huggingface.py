@@ -77,7 +77,8 @@ def model_of(described: dict) -> decoder.Config:
     refused = {
         "attention_bias": described.get("attention_bias", False),
         "mlp_bias": described.get("mlp_bias", False),
-        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default"
+        or any(isinstance(value, dict) for value in rope.values()),  # of each kind of layer
         "partial_rotary_factor": any(
             place.get("partial_rotary_factor") not in (None, 1) for place in (described, rope)
         ),
@@ -184,6 +185,11 @@ def params_of(model: decoder.Config, tensors: dict[str, np.ndarray], like: dict)
             own == shape,
             f"{name} is {own}, but by config.json it must be {shape}. Give the "
             "config.json that belongs to these weights.",
+        )
+        require(
+            bool(np.isfinite(tensors[name]).all()),
+            f"{name} has numbers that are not finite, and so would every output: the weights are damaged, or "
+            "overflowed as they were made float16. Give others.",
         )
     found = {ours: _turned(ours, tensors[theirs]) for ours, theirs in _pairs(model)}
     for ours, theirs in _projections(model):

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
@@ -48,6 +51,41 @@ def with_later(tree, template):
         return with_later(tree[key], like)
 
     return {key: entry(key, like) for key, like in template.items()}
+
+
+def leaves_by_name(tree) -> dict:
+    """The arrays of a tree, or what describes them, by their paths, such as params/norm/scale."""
+
+    def name_of(key):
+        return str(next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)))
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    return {"/".join(map(name_of, path)): leaf for path, leaf in leaves}
+
+
+@jax.jit
+def _sum_of_bits(x):
+    """A sum, uint32, over the bits of all numbers of an array, mixed with their places: another one where a
+    number is another, and the same on every mesh. Orbax and tensorstore do not see that a bit was lost."""
+    if x.dtype != bool:
+        x = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
+    mixed = x.astype(jnp.uint32)
+    for axis in range(x.ndim):
+        stride = math.prod(x.shape[axis + 1 :]) * 0x9E3779B1 % 2**32
+        mixed += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # as MurmurHash3 ends
+        mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+
+
+def sums_of_bits(tree) -> dict[str, int]:
+    """That of every array of a tree, by its path."""
+    found = {name: _sum_of_bits(leaf) for name, leaf in leaves_by_name(tree).items()}
+    return {name: int(value) for name, value in jax.device_get(found).items()}
+
+
+def _digest(position: str) -> str:
+    return hashlib.sha256(position.encode()).hexdigest()[:16]
 
 
 class PositionHandler(grain.checkpoint.CheckpointHandler):
@@ -110,6 +148,10 @@ def quiet_failure():
         logger.removeFilter(_is_worth_printing)
 
 
+class AnotherModel(UserError):
+    """A checkpoint is of another model."""
+
+
 class Checkpoints:
     """The folder of a run's checkpoints; a context manager that finishes writing when it is left."""
 
@@ -165,10 +207,12 @@ class Checkpoints:
         before this returns."""
         if self.latest != step:
             items = {"state": ocp.args.StandardSave(plain(state))}
+            known = {"sums": sums_of_bits(plain(state))}
             if iterator is not None:
                 items["data"] = SavePosition(iterator)
+                known["position"] = _digest(iterator.get_state().decode())
             with self._writing():
-                self.manager.save(step, args=ocp.args.Composite(**items))
+                self.manager.save(step, args=ocp.args.Composite(**items), custom_metadata=known)
 
     def restore(self, step: int, abstract, iterator=None):
         """The state saved at this step, and the iterator set to its position.
@@ -179,14 +223,28 @@ class Checkpoints:
         template = plain(abstract)
         items = {} if iterator is None else {"data": RestorePosition(iterator)}
         where = self.folder / str(step)
+        require(
+            iterator is None or not (where / "state").is_dir() or (where / "data").is_dir(),
+            f"The checkpoint {where} has no position in a text, as that of an imported run, and cannot be "
+            f"continued. Start another run from its parameters: --train.start-from {where.parents[1]}.",
+        )
         try:
             with quiet_failure():
                 stored = self.manager.item_metadata(step)["state"].tree
                 asked = without_later(template, stored)
                 self._check_same_model(where, stored, asked)
                 items["state"] = ocp.args.StandardRestore(asked)
+                known = self.manager.metadata(step).custom_metadata or {}
+                if iterator is not None and "position" in known:
+                    position = (where / "data" / PositionHandler.FILE).read_text()
+                    require(_digest(position) == known["position"], "the position in the data is another")
                 state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
-        except UserError:
+                if "sums" in known:  # not in those of before the 28th of November 2026
+                    for name, value in sums_of_bits(state).items():
+                        require(
+                            known["sums"].get(name) == value, f"{name} has other numbers than were written"
+                        )
+        except AnotherModel:
             raise
         except Exception as error:  # orbax and tensorstore raise many types for damaged files
             others = [other for other in self.manager.all_steps() if other != step]
@@ -203,14 +261,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
     def _check_same_model(self, where, stored, template):
-        def name_of(key):
-            return str(next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)))
-
-        def shapes(tree):
-            leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-            return {"/".join(map(name_of, path)): leaf for path, leaf in leaves}
-
-        stored, wanted = shapes(stored), shapes(template)
+        stored, wanted = leaves_by_name(stored), leaves_by_name(template)
 
         def order(name):
             return not name.startswith("params"), name.rpartition("/")[2] in LATER, name
@@ -219,11 +270,11 @@ class Checkpoints:
             sides = [
                 f"{tuple(x[name].shape)} {x[name].dtype}" if name in x else "absent" for x in (stored, wanted)
             ]
-            require(
-                sides[0] == sides[1],
-                f"The checkpoint {where} belongs to another model: {name} is {sides[0]} there, "
-                f"{sides[1]} in this model.",
-            )
+            if sides[0] != sides[1]:
+                raise AnotherModel(
+                    f"The checkpoint {where} belongs to another model: {name} is {sides[0]} there, "
+                    f"{sides[1]} in this model."
+                )
 
 
 class StopSignal:

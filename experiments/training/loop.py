@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import config as configs
@@ -35,14 +36,14 @@ from experiments.training.metrics import Clock, Progress, Writer
 from experiments.training.monitor import Leak, Monitor, Probe
 from experiments.training.optimiser import learning_rate
 from experiments.training.processes import first_process_first, wait_for_all
-from experiments.training.start import check_start, initial_state
+from experiments.training.start import check_start, has_start, initial_state, step_of_start
 from experiments.training.step import Program
 
 SPEEDS = 5  # rows of speed, from the first on, whose median must reach train.least_speed
 
 
 class Diverged(UserError):
-    """The loss is no longer a finite number."""
+    """The loss, or a parameter, is no longer a finite number."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def train(
     these tokens}, which is also written down.
 
     Raises UserError for a mistake in config, folder or corpus (nothing is written then), also while another
-    process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss is
-    no longer finite (metrics and earlier checkpoints are kept then).
+    process trains into that folder, for a run slower than `train.least_speed`, and Diverged when the loss
+    or a parameter is no longer finite (metrics and earlier checkpoints are kept then).
     """
     out = Path(out)
     rundir.check_new(out, config, resume)
@@ -102,7 +103,8 @@ def _train_alone(
     memory.check(config, program)
     corpus, batches, second = _texts(config, rundir.vocabulary(out) if resume else None)
     iterator = train_batches(corpus, config.data, config.seed)
-    check_start(config, corpus.vocabulary)
+    if not resume or not any((out / "checkpoints").glob("[0-9]*")):
+        check_start(config, corpus.vocabulary)  # else its parameters are no longer asked for
     if resume:
         rundir.check_resumable(out, corpus.statistics)
     begins(config, corpus)
@@ -146,6 +148,7 @@ def _train_alone(
                 "mesh": dict(program.mesh.shape),
                 "processes": jax.process_count(),
             }
+            begun |= {"started_from": step_of_start(config)} if config.train.start_from and not start else {}
             for event in [begun, *events]:
                 writer.write("event", start, event)
             loop = Loop(
@@ -160,6 +163,7 @@ def _train_alone(
                 stop=stop,
                 on_first_batch=on_first_batch,
                 peak_before=peak_before,
+                has_start=not start or has_start(config, out),
             )
             step, finished, losses = loop.run(start, state)
             return Result(out, step, finished, losses, loop.bytes_per_token, stopped=stop.asked)
@@ -185,7 +189,7 @@ def _texts(config: Config, vocabulary) -> tuple:
 class Loop:
     """The steps of one run from `start` to its end or to a stop signal. batches: for validation; second: of
     `train.second_text`, for one evaluation at the end. on_first_batch: see `train`. peak_before: what
-    `peak_memory` gave before the run."""
+    `peak_memory` gave before the run. has_start: whether the initial parameters can be made again."""
 
     program: Program
     iterator: Iterator
@@ -198,6 +202,7 @@ class Loop:
     stop: StopSignal
     on_first_batch: Callable[[dict], None] | None = None
     peak_before: dict = field(default_factory=dict)
+    has_start: bool = True
 
     def __post_init__(self):
         program, batches = self.program, self.batches
@@ -229,6 +234,7 @@ class Loop:
         for step in range(start, train.steps):
             if self.stop.at(step):
                 self._flush()
+                self._check_parameters(step - 1, state)
                 self.checkpoints.save(step, state, self.iterator)
                 self.progress.note(f"stopped by a signal and saved at step {step}")
                 return step, False, losses
@@ -266,8 +272,15 @@ class Loop:
                 with self.clock.paused("probe"):
                     values = self.probe(state["params"], state["sparse"], phase.sparse)
                 self._write("probe", step, values)
-            if is_multiple(done, train.eval_every) or done == train.steps:
+            evaluated, saved = (
+                is_multiple(done, every) or done == train.steps
+                for every in (train.eval_every, train.checkpoint_every)
+            )
+            if evaluated or saved:
                 self._flush()
+                with self.clock.paused():
+                    self._check_parameters(step, state)
+            if evaluated:
                 with self.clock.paused():
                     losses = self.evaluator(state["params"], state["sparse"])
                     leak = self._leak(state)
@@ -276,8 +289,7 @@ class Loop:
                     self.writer.write("eval", done, losses | leak | scored | self._peak() | marks)
                     if self.second and done == train.steps:
                         self.writer.write("second", done, self._second(state) | marks)
-            if is_multiple(done, train.checkpoint_every) or done == train.steps:
-                self._flush()
+            if saved:
                 with self.clock.paused():
                     self.checkpoints.save(done, state, self.iterator)
         return train.steps, True, losses
@@ -304,7 +316,7 @@ class Loop:
         self.writer.write(kind, step, values | {"seconds": self.clock.spent(kind)})
 
     def _first_masks(self, state):
-        if self.program.loop.arranges:  # neurons change their places
+        if self.program.loop.arranges or not self.has_start:  # neurons change their places
             return None
         # Of the initial weights, which the config determines, so that they need no place in the checkpoint.
         params = state["params"] if int(state["step"]) == 0 else initial_state(self.program)["params"]
@@ -357,12 +369,35 @@ class Loop:
             if logged:
                 self._check_speed(step, tokens_per_s)
         if not finite:
-            self.writer.write("event", step, {"event": "diverged"})
-            raise Diverged(
-                f"The loss became {loss} at step {step} (phase {phase.name}, gradient norm {norm}): the "
-                f"run has diverged and was stopped. Metrics are kept in {self.writer.folder}. Lower "
-                "--optim.lr, lengthen --optim.warmup, or lower --optim.clip, and start another run."
+            self._end(
+                step,
+                f"The loss became {loss} at step {step} (phase {phase.name}, gradient norm {norm}): the run "
+                "has diverged and was stopped.",
             )
+
+    def _check_parameters(self, step: int, state):
+        """Ends the run if a parameter is not finite after this step, whose loss was that of the parameters
+        before it. Such a state would take the place of a checkpoint from which the run can go on."""
+
+        def compiled():
+            def finite(params):
+                return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
+
+            return jax.jit(finite, out_shardings=self.program.whole)
+
+        if not bool(self.program.once("finite", compiled)(state["params"])):
+            self._end(
+                step,
+                f"Parameters are no longer finite after step {step}: the run has diverged and was stopped. "
+                "That state was not saved.",
+            )
+
+    def _end(self, step: int, found: str):
+        self.writer.write("event", step, {"event": "diverged"})
+        raise Diverged(
+            f"{found} Metrics are kept in {self.writer.folder}. Lower --optim.lr, lengthen --optim.warmup, "
+            "or lower --optim.clip, and start another run."
+        )
 
     def _check_speed(self, step: int, tokens_per_s: float | None):
         """UserError for a run that is slower than its config demands, as soon as that is seen."""

@@ -71,9 +71,15 @@ def goes_on_here(out: Path, config: Config) -> bool:
 
 
 def read_environment(out: Path) -> dict:
-    """What a run wrote of where it began; {} before that."""
+    """What a run wrote of where it began; {} before that. Raises UserError for a damaged file."""
     path = out / "environment.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}). Put it back, or delete it: the run then goes on, and nothing says "
+            "with which versions it began."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -120,17 +126,13 @@ def check_resumable(out: Path, statistics: dict):
     """UserError unless the text is that which the run read (`statistics` of its Corpus), and its checkpoints
     are there, where it has written some."""
     rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
-    for known in [row["corpus"] for row in rows if "corpus" in row][:1]:
-        names = ("digest",) if "digest" in known else ("bytes", "records", "order0_nats", "order1_nats")
-        names += tuple(name for name in ("tokenizer", "second_digest") if name in known)
-        here = {name: statistics.get(name) for name in names}
-        changed = [f"{n}: {known.get(n)} -> {here[n]}" for n in names if known.get(n) != here[n]]
-        require(
-            not changed,
-            f"The text is not that which the run in {out} has read ({', '.join(changed)}), so resuming it "
-            "would mix two texts. Give it its files again (those of the standard library change with every "
-            "version of Python), or start another run with --out OTHER_FOLDER.",
-        )
+    changed = changed_text(rows, statistics)
+    require(
+        not changed,
+        f"The text is not that which the run in {out} has read ({changed}), so resuming it "
+        "would mix two texts. Give it its files again (those of the standard library change with every "
+        "version of Python), or start another run with --out OTHER_FOLDER.",
+    )
     folder, every = out / "checkpoints", configs.read(out / "config.json").train.checkpoint_every
     steps = [row["step"] + 1 for row in rows if row["kind"] == "train"]
     due = bool(every and steps and steps[-1] > every) or not folder.is_dir()
@@ -139,6 +141,16 @@ def check_resumable(out: Path, statistics: dict):
         f"The run in {out} has made {steps[-1] if steps else 0} steps, but its checkpoints are gone from "
         f"{folder}. Put them back, or start another run with --out OTHER_FOLDER.",
     )
+
+
+def changed_text(rows: list[dict], statistics: dict) -> str:
+    """How the text of a Corpus (its `statistics`) differs from that which the run of these rows has read; ""
+    where it does not, or one of both does not tell."""
+    known = next((row["corpus"] for row in rows if "corpus" in row), {})
+    names = ("digest",) if "digest" in known else ("bytes", "records", "order0_nats", "order1_nats")
+    names += ("tokenizer", "second_digest")
+    both = [name for name in names if name in known and name in statistics]
+    return ", ".join(f"{n}: {known[n]} -> {statistics[n]}" for n in both if known[n] != statistics[n])
 
 
 def create(out: Path, config: Config, vocabulary):

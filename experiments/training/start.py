@@ -100,6 +100,23 @@ def place_of(source: Path) -> tuple[Path, int | None]:
     return (source.parents[1], int(source.name)) if named else (source, None)
 
 
+def step_of_start(config: Config) -> int | None:
+    """The step of the checkpoint that `train.start_from` names now; None where there is none."""
+    run, step = place_of(Path(config.train.start_from))
+    there = [int(path.name) for path in (run / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
+    return max(there, default=None) if step is None else step if step in there else None
+
+
+def has_start(config: Config, out: Path) -> bool:
+    """Whether the run in a folder can still read the parameters that it started from: the run that has them
+    may be gone, or be longer by now."""
+    if not config.train.start_from:
+        return True
+    now = step_of_start(config)
+    rows = rundir.read_metrics(out) if (out / "metrics.jsonl").exists() else []
+    return now is not None and now == next((r["started_from"] for r in rows if "started_from" in r), now)
+
+
 def _parameters(source: Path, mesh: Mesh) -> tuple[Config, nnx.State]:
     run, step = place_of(source)
     config, _, newest, state = load_state(run, step, mesh)

@@ -184,6 +184,13 @@ def test_a_file_that_raises_is_a_mistake_of_its_author(tmp_path, text, words):
         configs.load(str(tmp_path / "bad.py"))
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**63])
+def test_a_seed_has_32_bits(seed):
+    """JAX takes the lower ones, so that 2**32 was seed 0, and grain no more than these."""
+    with pytest.raises(UserError, match=f"seed must lie in 0 to 4294967294, got {seed}"):
+        Config(seed=seed)
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "a\0b"])
 def test_a_name_is_that_of_one_folder(name):
     with pytest.raises(UserError, match="name must be that of one folder"):

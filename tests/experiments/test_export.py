@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from experiments import config as configs
 from experiments import export as exporting
 from experiments import import_model, launch
 from experiments.analysis.sampling import Sampler
@@ -26,6 +27,7 @@ from experiments.training.loop import train
 pytest.importorskip("safetensors")
 from safetensors.numpy import save_file
 
+from jax_sparse24 import huggingface as huggingface_of_s24
 from jax_sparse24.huggingface import read_tensors
 
 ROWS = 64
@@ -184,6 +186,16 @@ def test_a_run_that_ends_with_sparse_weights_is_exported_and_sampled_with_them(
     assert "dense weights" in said.out and not said.err
 
 
+@pytest.mark.parametrize("method", [s24.methods.Dense(), s24.methods.Activation24(dense_warmup=1)])
+def test_a_method_without_sparse_weights_has_none_to_export(method, config, tmp_path):
+    """Kernels as they are were written, and called sparse in config.json."""
+    short = dataclasses.replace(config.train, steps=3, eval_every=0, monitor_every=0, probe_every=0)
+    train(dataclasses.replace(config, method=method, train=short), tmp_path / "run", show=False)
+    with pytest.raises(UserError, match=rf"trained by {type(method).__name__}, so it has no sparse weights"):
+        exporting.write(tmp_path / "run", tmp_path / "out", weights="sparse")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -198,6 +210,7 @@ def test_a_run_that_ends_with_sparse_weights_is_exported_and_sampled_with_them(
         ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_scaling"),
         ({"rope_scaling": "linear"}, "has rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "has rope_scaling"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor"),
         ({"partial_rotary_factor": [1]}, "has partial_rotary_factor"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has layer_types"),
@@ -287,6 +300,18 @@ def test_an_import_that_is_killed_leaves_no_run(folder, tmp_path, monkeypatch):
     assert stored.load_state(out)[2] == 1
 
 
+def test_an_imported_run_is_not_lengthened(folder, tmp_path, shared):
+    """It has no position in a text; it is not said to be damaged."""
+    import_model.read(folder, tmp_path / "run", seq=16)
+    config = rundir.open_run(tmp_path / "run")
+    data = dataclasses.replace(config.data, corpus=str(shared / "corpus"), root=str(shared / "data"), batch=2)
+    config = dataclasses.replace(config, data=data)
+    configs.write(config, tmp_path / "run" / "config.json")
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
+    with pytest.raises(UserError, match=r"has no position in a text.* --train\.start-from .*/run\."):
+        train(longer, tmp_path / "run", resume=True, show=False)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
@@ -345,6 +370,9 @@ def test_a_model_without_a_class_and_missing_tensors():
         np.testing.assert_array_equal(value, like[key])
     with pytest.raises(UserError, match=r"lm_head.weight is not model.embed_tokens.weight"):
         read(tensors | {"lm_head.weight": table + 1})
+    for number in (np.nan, np.inf):
+        with pytest.raises(UserError, match=r"embed_tokens.weight has numbers that are not finite"):
+            read(tensors | {"model.embed_tokens.weight": np.where(table == table[3, 3], number, table)})
 
 
 def test_a_disk_without_room_is_told_of_as_for_any_file(tmp_path):
@@ -357,6 +385,44 @@ def test_a_disk_without_room_is_told_of_as_for_any_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG and not list(tmp_path.iterdir())
+
+
+def test_numbers_that_a_dtype_has_no_room_for(tmp_path):
+    model = built(MODELS["arcee"])
+    scale = model.norm.scale
+    scale[...] = scale[...].at[2].set(7e4)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has 1 numbers, such as 70000, .* float16"):
+        written(model, tmp_path / "out", dtype="float16")
+    assert not list(tmp_path.iterdir())
+    written(model, tmp_path / "out", dtype="bfloat16")
+    assert np.isfinite(read_tensors(tmp_path / "out")["model.norm.weight"].astype(np.float32)).all()
+
+
+def test_two_exports_at_once_do_not_become_one(tmp_path, monkeypatch, finished, capsys):
+    """The first one's config.json came beside the second one's tensors."""
+    one, other = (decoder.unrolled(built(MODELS["arcee"])) for _ in range(2))
+    other.norm.scale[...] = other.norm.scale[...] + 1
+    whole, calls = huggingface_of_s24._write, []
+
+    def write(*arguments):
+        whole(*arguments)
+        if not calls.append(1) and len(calls) == 1:
+            with pytest.raises(
+                FileExistsError, match=r"\.out\.partial is of another export into .*/out, which"
+            ):
+                written(other, tmp_path / "out")
+
+    monkeypatch.setattr(huggingface_of_s24, "_write", write)
+    written(one, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    np.testing.assert_array_equal(read_tensors(tmp_path / "out")["model.norm.weight"], one.norm.scale[...])
+    (tmp_path / ".again.partial").mkdir()
+    with pytest.raises(FileExistsError, match="or delete that one"):
+        written(one, tmp_path / "again")
+    (tmp_path / ".again.partial").rename(tmp_path / ".exported.partial")
+    with pytest.raises(SystemExit, match="2"):
+        exporting.main([str(finished), "--out", str(tmp_path / "exported")])
+    assert "error: export: " in capsys.readouterr().err and (tmp_path / ".exported.partial").exists()
 
 
 def test_what_export_refuses(tmp_path):

@@ -3,8 +3,10 @@
 import collections
 import contextlib
 import dataclasses
+import errno
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -67,6 +69,23 @@ def test_pieces():
     assert all(0 < len(piece) <= 4096 for _, piece in parts)
     assert parts[0][1].endswith(b"\n")
     assert list(corpora.pieces(b"", 4096)) == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 10, 97, 4096])
+def test_pieces_divide_no_character(most):
+    """A cut character would be two replacement characters for every tokenizer but bytes."""
+    for words in ("日本語" * 1500, "naïve déjà " * 800, "a𝕏b" * 1500, "𝕏日é" * 500):
+        text = words.encode()
+        parts = list(corpora.pieces(text, most))
+        assert b"".join(piece for _, piece in parts) == text
+        assert all(text[start : start + len(piece)] == piece for start, piece in parts)
+        assert all(0 < len(piece) <= most for _, piece in parts)
+        if most >= 4:
+            assert "".join(piece.decode() for _, piece in parts) == words
+            assert len(parts) <= len(text) // (most - 3) + 1
+    for text in (b"\xff" * 100, b"\x80" * 100, b"x" * 50 + b"\xe9" * 9 + b"x" * 50):  # no UTF-8
+        parts = list(corpora.pieces(text, most))
+        assert b"".join(piece for _, piece in parts) == text and all(piece for _, piece in parts)
 
 
 def test_order_is_fixed_by_the_seed(data):
@@ -151,6 +170,21 @@ def test_several_prepare_it_at_once(tmp_path):
     assert first and all(other == first for other in others)
 
 
+def test_a_disk_without_room(tmp_path):
+    """ArrayRecord has an error of its own, which commands showed as a traceback."""
+    write_corpus(tmp_path / "text", files=4, words=20000)
+    data = corpora.Config(corpus=str(tmp_path / "text"), root=str(tmp_path / "data"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, before[1]))
+    try:
+        with pytest.raises(OSError, match="local_text/text-") as raised:
+            data.records()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG and not list(tmp_path.rglob("*.array_record*"))
+    assert len(data.records().train) > 1
+
+
 def test_another_prepares_it_as_it_is_looked_for(tmp_path, monkeypatch):
     """Between a builder, which reads its splits as it is made, and the question whether there are some."""
     (tmp_path / "text").mkdir()
@@ -202,6 +236,18 @@ def test_a_file_name_that_is_no_utf8(tmp_path, name):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_link_to_another_file_is_no_second_one(tmp_path):
+    """It could be held out while the file is trained on. Links to files elsewhere are files like others."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "b.txt").write_text("own")
+    (tmp_path / "elsewhere.txt").write_text("other")
+    for name in ("a", "c", "d"):
+        (tmp_path / "text" / f"{name}.txt").symlink_to("b.txt")
+    for name in ("e", "f"):
+        (tmp_path / "text" / f"{name}.txt").symlink_to(tmp_path / "elsewhere.txt")
+    assert corpora.local_files(tmp_path / "text", corpora.Config()) == ["b.txt", "e.txt"]
+
+
 def test_files_that_are_no_text(tmp_path):
     """Random bytes have control characters; text in any encoding of bytes has hardly one."""
     draw = np.random.default_rng(0)
@@ -216,6 +262,12 @@ def test_files_that_are_no_text(tmp_path):
     assert not (tmp_path / "data").exists()
     folder = corpora.Path(corpora.sysconfig.get_paths()["stdlib"])
     corpora.check_text(folder, corpora.stdlib_files(folder))
+
+
+@pytest.mark.parametrize("pattern", ["/etc/*", "", "."])
+def test_patterns_that_are_of_no_files_below(pattern):
+    with pytest.raises(UserError, match=r"data\.patterns are of files below data\.corpus"):
+        corpora.Config(patterns=("*.txt", pattern))
 
 
 def test_patterns(tmp_path):

@@ -1,6 +1,7 @@
 """Tokenizers, and text that is tokenised once."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,9 +72,40 @@ def test_a_trained_tokenizer_merges_words_and_not_across_them(trained):
     assert trained.decode(trained.encode(b"\xff\xfe")) == "\ufffd\ufffd".encode()
 
 
-def test_stored_type_follows_the_vocabulary(trained):
+def test_stored_type_follows_the_vocabulary(trained, data, tmp_path):
+    """And not the rows of the embedding, of which what is stored knows nothing: a tokenizer with fewer tokens
+    than `train:N` asked for, named again by its file, reads the same tokens."""
     assert trained.dtype == np.uint16
-    assert vocabulary.Subwords(trained.text, "here", rows=2**16 + 128).dtype == np.uint32
+    many = vocabulary.Subwords(trained.text, "here", rows=2**16 + 128)
+    assert many.dtype == np.uint16
+    many.tokens = 2**16 + 1
+    assert many.dtype == np.uint32
+    here = dataclasses.replace(data, root=str(tmp_path), tokenizer="train:70000")
+    corpus = batches.open_corpus(here)
+    assert corpus.vocabulary.size > 2**16 > corpus.vocabulary.tokens
+    (tmp_path / "tokenizer.json").write_text(corpus.vocabulary.text)
+    again = batches.open_corpus(dataclasses.replace(here, tokenizer=str(tmp_path)))
+    for split in ("train", "validation"):
+        one, other = getattr(corpus, split), getattr(again, split)
+        assert all(np.array_equal(one[n]["tokens"], other[n]["tokens"]) for n in range(len(one)))
+
+
+def test_stored_tokens_of_another_kind_are_refused(data, tmp_path, monkeypatch):
+    """As were written, before, in four bytes each for more rows than there are tokens."""
+    here = dataclasses.replace(data, root=str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary.Subwords, "dtype", np.dtype(np.uint32))
+        batches.open_corpus(here)
+    with pytest.raises(UserError, match=r"not those that this tokenizer makes of their text.*Delete"):
+        batches.open_corpus(here)
+    for folder in (tmp_path / "tokens").iterdir():
+        shutil.rmtree(folder)
+    batches.open_corpus(here)
+    shutil.rmtree(tmp_path / "local_text")
+    with monkeypatch.context() as patch:  # the text is prepared in other pieces than it had been
+        patch.setattr(text, "pieces", lambda content, most: [(0, content[:3000]), (3000, content[3000:])])
+        with pytest.raises(UserError, match=r"not those that this tokenizer makes of their text"):
+            batches.open_corpus(here)
 
 
 def test_text_is_tokenised_once(data, capsys):

@@ -28,7 +28,7 @@ from experiments.cli import STOPPED
 from experiments.data import batches as datas
 from experiments.errors import UserError
 from experiments.training import loop, metrics, rundir, speed, stored
-from experiments.training.checkpoint import Checkpoints, quiet_failure
+from experiments.training.checkpoint import Checkpoints, quiet_failure, sums_of_bits
 from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
 from jax_sparse24.measure.nvml import Reading
@@ -184,6 +184,59 @@ def test_truncated_checkpoint(copy):
     assert stored.load_state(copy)[2] == 10
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_lost_bit_of_a_checkpoint_is_found(copy):
+    """Neither orbax nor tensorstore finds it: a run went on from other parameters."""
+    _, _, step, state = stored.load_state(copy)
+    found = []
+    for file in (copy / "checkpoints" / str(step)).rglob("ocdbt.process_0/d/*"):
+        whole = file.read_bytes()
+        for at in range(5, len(whole), len(whole) // 3):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            try:
+                same = stored.load_state(copy)[3]
+            except UserError as error:
+                found.append(str(error))
+            else:  # in what is not read
+                jax.tree.map(np.testing.assert_array_equal, same, state)
+        file.write_bytes(whole)
+    assert any("other numbers than were written" in words for words in found)
+    assert all("Delete it to continue from step 10" in words for words in found)
+
+
+def test_another_position_in_the_text_is_found(copy, config):
+    shutil.rmtree(copy / "checkpoints" / "12")
+    file = copy / "checkpoints" / "10" / "data" / "process_0-of-1.json"
+    position = json.loads(file.read_text())
+    file.write_text(json.dumps(position | {"pos_in_window": position["pos_in_window"] + 4}))
+    with pytest.raises(
+        UserError, match=r"checkpoints/10 cannot be read.*the position in the data is another"
+    ):
+        train(config, copy, resume=True, show=False)
+
+
+def test_a_checkpoint_without_sums_is_read(copy):
+    """Of an earlier version of this project."""
+    file = copy / "checkpoints" / "12" / "_CHECKPOINT_METADATA"
+    known = json.loads(file.read_text())
+    assert set(known["custom_metadata"]) == {"sums", "position"}
+    file.write_text(json.dumps(known | {"custom_metadata": {}}))
+    assert stored.load_state(copy)[2] == 12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int32", "uint32", "bool", "int8"])
+def test_sums_of_bits_tell_numbers_and_places(dtype):
+    numbers = np.random.default_rng(0).integers(0, 2, (2, 3, 4))
+    sums = {"0": sums_of_bits(jnp.asarray(numbers, dtype))[""]}
+    for place in np.ndindex(numbers.shape):
+        other = numbers.copy()
+        other[place] = 1 - other[place]
+        sums[str(place)] = sums_of_bits(jnp.asarray(other, dtype))[""]
+    sums["turned"] = sums_of_bits(jnp.asarray(numbers[::-1], dtype))[""]
+    assert len(set(sums.values())) == len(sums)
+    assert sums_of_bits(jnp.zeros((0, 3), dtype)) == {"": 0}
+
+
 def test_reads_abandoned_by_a_failed_restore_are_silent(caplog):
     loop = asyncio.new_event_loop()
     with pytest.raises(ValueError, match="the failure itself"), quiet_failure():
@@ -236,6 +289,30 @@ def test_divergence_stops_and_keeps_the_metrics(config, tmp_path):
         assert [row["step"] for row in training] == list(range(len(training)))
         assert training[-1]["loss"] is None and all(row["loss"] for row in training[:-1])
         assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(3, ["2"]), (9, ["2"])])
+def test_parameters_that_are_not_finite_replace_no_checkpoint(config, tmp_path, steps, kept):
+    """The loss of a step is that before its update: it is finite where the parameters no longer are."""
+    wild = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, lr=1e36, warmup=1),
+        train=dataclasses.replace(
+            config.train,
+            steps=steps,
+            monitor_every=0,
+            probe_every=0,
+            eval_every=0,
+            checkpoint_every=1,
+            keep=1,
+        ),
+        method=s24.methods.Dense(),
+    )
+    with pytest.raises(Diverged, match=r"Parameters are no longer finite after step 2.*--optim\.lr"):
+        train(wild, tmp_path / "run", show=False)
+    assert rows(tmp_path / "run", "event")[-1]["event"] == "diverged"
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == kept
+    assert all(row["loss"] for row in rows(tmp_path / "run", "train"))
 
 
 def test_the_collector_leaves_alone_what_was_there_before_the_steps(config, tmp_path):
@@ -333,6 +410,8 @@ def test_generate_from_files_of_prompts(finished, tmp_path, capsys):
         ([str(tmp_path / "b.jsonl")], "line 1, is no JSON object with a field 'prompt'"),
         ([str(tmp_path / "no.txt")], "is no file of text"),
         ([str(tmp_path / "a.txt"), "--prompt", "a"], "--prompt or --prompts, not both"),
+        ([str(tmp_path / "a.txt"), "--seed", str(2**32 - 1)], "--seed must lie in 0 to 4294967294, got"),
+        ([str(tmp_path / "a.txt"), "--seed", "-1"], "--seed must lie in 0 to 4294967294, got -1"),
     ):
         with pytest.raises(SystemExit):
             generate.main([*arguments, "--prompts", *words])

@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from experiments import files, launch
+from experiments import evaluate, files, launch
 from experiments.analysis import comparison, runs
 from experiments.data import batches as datas
 from experiments.errors import UserError
@@ -179,6 +179,27 @@ def test_another_text_is_refused(config, tmp_path, compiles_nothing, finished):
     assert content(copy) == before
 
 
+def test_an_evaluation_on_another_text_says_so(copy, config, tmp_path, capsys):
+    evaluate.main([str(copy), "--batches", "2"])
+    assert "warning" not in capsys.readouterr().err
+    write_corpus(tmp_path / "text")
+    (tmp_path / "text" / "text3.txt").write_text("other")
+    text = (copy / "config.json").read_text()
+    files.write(copy / "config.json", text.replace(config.data.corpus, str(tmp_path / "text")))
+    evaluate.main([str(copy), "--batches", "2"])
+    assert re.search(r"warning: the text is not that .* \(digest: \w+ -> \w+\)", capsys.readouterr().err)
+
+
+def test_a_damaged_environment_ends_with_a_sentence(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / "12")
+    files.write(copy / "environment.json", "")
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["--resume", str(copy), "--progress", "False"])
+    assert "environment.json is damaged" in capsys.readouterr().err
+    (copy / "environment.json").unlink()
+    launch.main(["--resume", str(copy), "--progress", "False", "--no-tune"])
+
+
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_folder_without_its_checkpoints_is_refused(copy, config, compiles_nothing, folder):
     shutil.rmtree(copy / "checkpoints")
@@ -330,7 +351,7 @@ def test_a_full_disk_under_the_checkpoints(config, copy, monkeypatch):
     shutil.rmtree(copy / "checkpoints" / "12")
     kept = content(copy / "checkpoints")
 
-    def full(self, step, *, args):
+    def full(self, step, **_):
         raise ValueError("RESOURCE_EXHAUSTED: write: No space left on device [os_error_code='28']")
 
     with monkeypatch.context() as m:

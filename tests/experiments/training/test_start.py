@@ -49,6 +49,30 @@ def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("source", ["there", "gone", "longer"])
+def test_a_run_goes_on_without_the_run_that_it_started_from(source, config, finished, tmp_path):
+    """What is watched since the start is left out then, and was since another one."""
+    first = shutil.copytree(finished, tmp_path / "first")
+    config = short(config, AST, start_from=str(first), monitor_every=1)
+    out = train(config, tmp_path / "out", show=False).out
+    whole = rundir.read_metrics(out)
+    shutil.rmtree(out / "checkpoints" / "6")
+    if source == "gone":
+        shutil.rmtree(first)
+    if source == "longer":
+        (first / "checkpoints" / "10").rename(first / "checkpoints" / "13")
+    assert train(config, out, resume=True, show=False).finished
+    rows = rundir.read_metrics(out)
+    assert losses(rows) == losses(whole)
+    since = [
+        [row.get("flipped_since_start") for row in some if row["kind"] == "monitor"] for some in (whole, rows)
+    ]
+    assert None not in since[0] and since[1] == since[0][: 6 if source == "there" else 3] + (
+        [] if source == "there" else [None] * 3
+    )
+
+
+@pytest.mark.slow
 def test_perturbed_parameters_are_off_by_rounding(config):
     def start(perturb, seed=0):
         own = dataclasses.replace(config, seed=seed, train=dataclasses.replace(config.train, perturb=perturb))
