@@ -2,22 +2,15 @@
 not in a traceback."""
 
 import ctypes
-import errno
 import functools
 import importlib.metadata
 import os
 import signal
 import sys
 
-from experiments.errors import UserError
+from experiments.errors import REFUSALS, UserError
 
 STOPPED = os.EX_TEMPFAIL  # 75: a signal stopped the run, which was saved; call it again with --resume
-# What the system refuses for no fault of the program.
-REFUSALS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE),
-    errno.ENFILE,
-}
 
 
 def command(main):

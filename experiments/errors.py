@@ -1,4 +1,13 @@
-"""Mistakes that a user can correct."""
+"""Mistakes that a user can correct, and what the system refuses."""
+
+import errno
+
+# What the system refuses for no fault of the program.
+REFUSALS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE),
+    errno.ENFILE,
+}
 
 
 class UserError(ValueError):

@@ -18,8 +18,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
-from experiments.cli import REFUSALS
-from experiments.errors import UserError, require
+from experiments.errors import REFUSALS, UserError, require
 
 AGAIN = "Delete its folder, and prepare it anew."
 
