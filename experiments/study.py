@@ -33,7 +33,7 @@ records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
 WIDE_RATES = f"{PROBES}/nvidia-h200_wide_rate_2026-11-27.md"
-OF_PILOTS = {  # what is said of the runs of `evidence.PILOTS` in place of a claim
+IN_PLACE_OF_A_CLAIM = {  # what is said of the runs of `evidence.DECIDE_NOTHING` in place of a claim
     "pilot": f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES})).
@@ -43,12 +43,9 @@ and a quarter of them, which ended nearer to dense training here ([log]({RECIPE}
 Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
 of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
 Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
-    "wide4096": """The size `wide4096` is for the time that steps take, and decides no claim. Its learning
-rate is a guess. Rates fall over the steps that a run has, so that after as many steps a method that is given
-more of them has a higher one: FST and Activation24 are ahead there already, and whether by the method or by
-the rate these runs do not tell. Numbers of steps follow from the speed of steps of two blocks with a small
-vocabulary, which these runs did not reach. `Venom` has M = 16 and half of the steps after the warm-up sparse,
-as at `pilot`.""",
+    "wide4096": """The size `wide4096` is for the time that steps take, and decides no claim. Its numbers
+of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not
+reach.""",
 }
 READING = f"""## How to read the tables
 
@@ -187,12 +184,13 @@ def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
 def section(study: evidence.Study, folder: Path) -> str:
     """The part of the page about a study, whose figures go into a folder."""
     parts = [f"## {study.name}", evidence.summary(study)]
-    parts += [OF_PILOTS[study.name]] if study.is_pilot else []
+    if study.decides_nothing:
+        parts += filter(None, [IN_PLACE_OF_A_CLAIM[study.name], evidence.found_of(study)])
     parts += [evidence.about(study), evidence.table(study)]
     drawn = figures().write(study, folder)
-    parts += [said] if not study.is_pilot and (said := evidence.claim(study)) else []
+    parts += [said] if not study.decides_nothing and (said := evidence.claim(study)) else []
     parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
-    if not study.is_pilot and (said := evidence.samples(study)):
+    if not study.decides_nothing and (said := evidence.samples(study)):
         parts += ["### What they write", said]
     return "\n\n".join(parts)
 

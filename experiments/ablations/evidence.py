@@ -45,7 +45,7 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/evidence/controls.py",
     "configs/fst/equal_time.py",
 )
-PILOTS = ("pilot", "widepilot", "wide4096")  # sizes that decide no claim: for recipes, and for times
+DECIDE_NOTHING = ("pilot", "widepilot", "wide4096")  # sizes for recipes and times
 ONE_SEED = (
     "One seed decides nothing. Three would find, in 80 % of repetitions, an effect {three:.1f} times as "
     "large as the standard deviation of its paired difference, which one seed does not show. "
@@ -73,8 +73,8 @@ class Study:
     registered: dict | None = None
 
     @property
-    def is_pilot(self) -> bool:
-        return self.name in PILOTS
+    def decides_nothing(self) -> bool:
+        return self.name in DECIDE_NOTHING
 
     @property
     def equal_time(self) -> bool:
@@ -105,7 +105,7 @@ class Study:
         return {seed: last_loss(own[seed]) - last_loss(first[seed]) for seed in own if seed in first}
 
     def gap(self, arm: str) -> Interval:
-        """The mean of `gaps`."""
+        """The mean of `gaps`, with its interval."""
         return Interval.of([*self.gaps(arm).values()])
 
     def run_speed(self, arm: str, corrected: bool = True) -> Interval:
@@ -158,9 +158,8 @@ class Study:
         several; [] where a run has no such number. Runs that are left out count where there are no others.
 
         value: what makes the number of a Run, or None."""
-        runs, out = self.arms[arm], {label for labels in self.left_out.values() for label in labels}
         found = {}
-        for run in [run for seed, run in runs.items() if f"{arm}/{seed}" not in out] or runs.values():
+        for run in self.alike(arm) or self.arms[arm].values():
             found.setdefault(self._comparing(run), []).append(value(run))
         if any(None in values for values in found.values()):
             return []
@@ -585,9 +584,15 @@ def claim(study: Study) -> str:
         + (ONE_SEED.format(three=three) if seeds == 1 else "")
         + text.statement(found),
         f"Expected before the runs: {(study.registered or {}).get('expects') or named.ablation.expects}",
-        *([f"Found: {named.found}"] if named.found else []),
+        found_of(study),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
+
+
+def found_of(study: Study) -> str:
+    """What the claim of the study says was found; "" for none."""
+    named = _claim_of(study)
+    return f"Found: {named.found}" if named is not None and named.found else ""
 
 
 def _claim_of(study: Study) -> Named | None:
@@ -616,13 +621,15 @@ def verdicts(study: Study) -> dict[str, tuple[str, float]]:
 
 
 def at_equal_time(studies: list[Study]) -> list[str]:
-    """A sentence for each study with as much time, and not as many steps, as dense training has, but pilots:
-    how far behind it arms end, by the verdicts on its claim, which are corrected for their number."""
+    """A sentence for each study with as much time, and not as many steps, as dense training has, but those
+    that decide nothing: how far behind it arms end, by the verdicts on its claim, which are corrected for
+    their number."""
     found = []
     for study in studies:
         sides: dict[str, list[str]] = {}
-        known = {} if study.is_pilot or not study.equal_time else verdicts(study)
-        for arm in study.others if known else ():
+        told = study.equal_time and not study.decides_nothing
+        known = verdicts(study) if told else {}
+        for arm in study.others if told else ():
             gap, (verdict, margin) = study.gap(arm), known.get(arm, ("", 0.0))
             if gap.mean is None:
                 continue

@@ -238,7 +238,7 @@ def equal_time(recorded: list, here: str) -> str:
         + "".join(
             f"\n{_at_equal_time(study, here)}"
             for study in evidence.studies()
-            if study.equal_time and not study.is_pilot
+            if study.equal_time and not study.decides_nothing
         )
     )
 
