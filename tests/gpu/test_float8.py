@@ -106,6 +106,24 @@ def test_a_block_forward_and_backward(mvue, scales, activation):
         assert_same_bits(a, b)
 
 
+def test_one_token_sums_in_float32():
+    """Two products of 448, which no float16 holds, and whose sum it does."""
+    x, w = jnp.full((1, 2), 448.0), jnp.asarray([[448.0], [-448.0]])
+    out = s24.matmul(*(a.astype(jnp.float8_e4m3fn) for a in (x, w)), preferred_element_type=jnp.float16)
+    assert out.item() == 0
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_tokens_that_xla_cuts_over_devices(tokens):
+    """Without `specs`, as in generation over a mesh: one row of a product is left on every device."""
+    P, (x, w) = jax.sharding.PartitionSpec, draw("bfloat16", (2, tokens, d), (d, f))
+    mesh = jax.make_mesh((2,), ("dp",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    cut = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("dp")))
+    run = jax.jit(lambda x: s24.sparse_dot(x, w, FST8, FST8.init(w)))
+    near(run(cut), run(x), 2**-6)
+
+
 @pytest.mark.parametrize("scales", ["tensor", "row"])
 @pytest.mark.parametrize("product", ["forward", "input gradient"])
 def test_sums_of_dense_products_have_float32(product, scales):

@@ -1,7 +1,9 @@
 """Products on CUDA, by our kernels and by cuSPARSELt, against float64."""
 
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch import table
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.dispatch.generations import HOPPER
 from jax_sparse24.measure import Oracle
@@ -75,6 +78,37 @@ def test_preferred_algorithms_of_cusparselt(layout, dtype, cusparselt):
 def epilogues(cusparselt):
     if cusparselt.version() not in HOPPER.verified:
         pytest.skip(f"cuSPARSELt {cusparselt.version()}")
+
+
+def measured_algorithms() -> list[int]:
+    """Those of cuSPARSELt that a table of this repository names."""
+    tables = [json.loads(path.read_text()) for path in Path(s24.__file__).parent.glob("tuning/nvidia-*.json")]
+    return sorted({p["algorithm"] for t in tables for p in t["products"] if p.get("algorithm") is not None})
+
+
+@pytest.mark.parametrize("algorithm", measured_algorithms())
+@pytest.mark.parametrize("shape", [(80, 96, 40), (272, 1632, 40), (16, 32, 8)], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_measured_algorithms_at_other_sizes(algorithm, shape, activation, epilogues, monkeypatch):
+    """One that the library refuses there, or with an activation, gives way to the library's own choice."""
+    entry = {"implementation": "cusparselt", "algorithm": algorithm}
+    monkeypatch.setattr(table, "find", lambda product: (None, entry))
+    monkeypatch.setattr(table, "same_library", lambda entry: True)
+    bias = jnp.ones(shape[0], jnp.bfloat16) if activation else None
+    for layout in LAYOUTS:
+        a, b, left, right = operands(*shape, *layout, "bfloat16")
+        got = np.float64(contract(a, b, *layout[:2], "cusparselt", bias=bias, activation=activation))
+        exact = np.float64(left) @ np.float64(right)
+        want = np.maximum(exact + 1, 0) if activation else exact
+        assert np.max(np.abs(got - want) - 2.0**-8 * np.abs(want)) <= 2.0**-10
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 64), (64, 0, 64), (64, 64, 0)], ids=str)
+def test_empty_products(shape, cusparselt):
+    rows, depth, cols = shape
+    packed = s24.pack24(jnp.ones((rows, depth), jnp.bfloat16), -1)
+    out = s24.matmul(packed, jnp.ones((depth, cols), jnp.bfloat16), implementation="cusparselt")
+    assert_same_bits(out, jnp.zeros((rows, cols), jnp.bfloat16))
 
 
 @pytest.fixture
