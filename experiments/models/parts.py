@@ -82,8 +82,14 @@ def attend(q_BLHh, k_BLKh, v_BLKh, cache, first, implementation: str):
 
     Returns: (B, L, H, h), and the cache with these tokens, None without one."""
     if cache is None:
-        options = {"is_causal": True, "implementation": implementation}
-        return jax.nn.dot_product_attention(q_BLHh, k_BLKh, v_BLKh, **options), None
+        run = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
+        mesh = jax.sharding.get_abstract_mesh()
+        others = set(mesh.axis_names) - set(mesh.manual_axes)
+        if mesh.manual_axes and others:  # JAX partitions cuDNN's calls among all axes or none
+            cut = _spec(("batch", None, "heads", None), mesh.manual_axes)
+            options = {"axis_names": others, "check_vma": False}
+            run = jax.shard_map(run, in_specs=(cut,) * 3, out_specs=cut, **options)
+        return run(q_BLHh, k_BLKh, v_BLKh), None
     places, visible_LS = slots(first, q_BLHh.shape[1], cache[0].shape[1])
     cache = [old.at[:, places].set(new) for old, new in zip(cache, (k_BLKh, v_BLKh), strict=True)]
     return jax.nn.dot_product_attention(q_BLHh, *cache, mask=visible_LS[None, None]), cache

@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import numpy as np
 from flax import nnx
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
@@ -38,6 +39,17 @@ def program_on(mesh, method, devices=None, dtype="float32", tied=True, **train):
         method=method,
     )
     return steps.Program(config, devices=devices)
+
+
+def learned(program, begin):
+    """A compiled step of it, and what it measures and its first moments after that step.
+
+    begin: a state, in memory of the host."""
+    step, tokens = program.step(sparse=True), np.random.default_rng(0).integers(0, 255, (16, 125), np.int32)
+    state, metrics = step(jax.device_put(begin, program.shardings), program.batch(tokens))
+    leaves = jax.tree_util.tree_leaves_with_path(state["opt"])
+    moments = [x for path, x in leaves if ".mu" in jax.tree_util.keystr(path)]
+    return step, jax.device_get((metrics, moments))
 
 
 @in_two_parts()
@@ -79,6 +91,47 @@ def check_a_training_step_on_a_mesh():
         assert summing and all(" while(" in text for text in summing), "within the loop over parts"
 
 
+def check_attention_that_jax_partitions_with_micro_batches():
+    """JAX cuts cuDNN's attention over devices by a rule of its own, as it does this one: over mesh axes that
+    hold tokens, whose sums wait for all micro-batches, and over others. It learns what one device does."""
+    from experiments.config import Mesh
+
+    xla = jax.nn.dot_product_attention
+
+    def causal(q, k, v):
+        return xla(q, k, v, is_causal=True)
+
+    def gradients(q, k, v, ct):
+        return jax.vjp(causal, q, k, v)[1](ct)
+
+    def cut(function, rule):
+        def partition(mesh, operands, results):
+            shardings = (jax.tree.map(lambda x: x.sharding, tree) for tree in (results, operands))
+            return mesh, function, *shardings
+
+        partitioned = custom_partitioning(function)
+        partitioned.def_partition(partition=partition, sharding_rule=rule)
+        return partitioned
+
+    inputs = "b q h c, b k g c, b k g c"
+    forward, backward = cut(causal, f"{inputs} -> b q h c"), cut(gradients, f"{inputs}, b q h c -> {inputs}")
+    attend = jax.custom_vjp(forward)
+    attend.defvjp(lambda *qkv: (forward(*qkv), qkv), lambda qkv, ct: backward(*qkv, ct))
+
+    def attention(q, k, v, *, is_causal, implementation):
+        return attend(q, k, v)
+
+    begin = want = None
+    with mock.patch.object(jax.nn, "dot_product_attention", attention):
+        for sizes in ({"dp": 1}, {"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}):
+            devices = jax.devices()[: math.prod(sizes.values())]
+            program = program_on(Mesh(**sizes), s24.methods.Dense(), devices, accumulate=2)
+            begin = begin or jax.device_get(program.initial_state())
+            _, found = learned(program, begin)
+            want = want or found
+            assert_near(found, want, 1e-5, sizes)
+
+
 def check_the_two_gradients_of_a_tied_embedding_are_summed_once():
     """Of one micro-batch, with logits at once and in parts, those of looking up and of the head are added on
     each device. Over `fsdp` the embedding is gathered once, too, and a teacher's once more. What a step
@@ -100,7 +153,6 @@ def _tables_are_summed_once(method, tied: bool, parts):
 
     rows, width = 257, 48
     tables, models = 1 if tied else 2, 2 if method.training(4).teacher else 1
-    tokens = np.random.default_rng(0).integers(0, 255, (16, 125), np.int32)
     wanted = {
         Mesh(dp=8): [("all-reduce", rows * width)] * tables,
         Mesh(dp=2, fsdp=4): [
@@ -112,20 +164,12 @@ def _tables_are_summed_once(method, tied: bool, parts):
 
     one = program_on(Mesh(dp=1), method, jax.devices()[:1], tied=tied)
     begin = jax.device_get(one.initial_state())
-
-    def learned(program):
-        step = program.step(sparse=True)
-        state, metrics = step(jax.device_put(begin, program.shardings), program.batch(tokens))
-        leaves = jax.tree_util.tree_leaves_with_path(state["opt"])
-        moments = [x for path, x in leaves if ".mu" in jax.tree_util.keystr(path)]
-        return step, jax.device_get((metrics, moments))
-
-    _, want = learned(one)
+    _, want = learned(one, begin)
     shapes = [x.shape for x in want[1]]
     assert sum(rows in shape for shape in shapes) == tables and all(np.abs(x).max() > 0 for x in want[1])
     for logits, (sizes, sums) in zip(parts, wanted.items(), strict=True):
         with logits():
-            step, found = learned(program_on(sizes, method, tied=tied))
+            step, found = learned(program_on(sizes, method, tied=tied), begin)
         (main,) = re.findall(r"\nENTRY .*", step.as_text(), re.DOTALL)
         for text in (main, step):  # none within the loop over parts
             sent = [one for one in collectives(text) if one[1] % rows == 0]
