@@ -60,8 +60,9 @@ class Loop:
         ("dp", "fsdp"); the examples of every micro-batch are cut over them, in the mesh in the context
         (`jax.set_mesh`). Noise is that of one device, and groups of tokens are those of each shard.
         Parameters that rest in pieces over one of them, by the logical axes that they declare, are gathered
-        once, before the first micro-batch, and their gradients are scattered. Without micro-batches it
-        changes nothing.
+        once, before the first micro-batch, and their gradients are scattered. What JAX cuts over devices by
+        rules of its own, such as cuDNN's attention, must lie in a `jax.shard_map` over the other axes of the
+        mesh. Without micro-batches it changes nothing.
     debug: whether every step is followed by `check`, which waits for the step to end.
     jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
     method: that of the layers whose phases, and order of neurons, the loop follows, where they have several;
