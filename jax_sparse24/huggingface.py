@@ -35,7 +35,8 @@ def export(
     dtype: str = "float32",
     others: dict[str, str] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Writes the parameters of a model as safetensors with a config.json, all of them or nothing.
+    """Writes a model as safetensors with a config.json: its parameters and, where it has them, the statistics
+    of batch norms (`nnx.BatchStat`); all of them or nothing.
 
     Adapters are folded into the kernels beside which they stand, so that the folder holds an ordinary dense
     model. Tensors of more than 5 GB together are in several files, with an index.
@@ -43,8 +44,8 @@ def export(
     model: any NNX module; it stays as it is. Blocks must be unrolled where weights is "sparse".
     folder: a path that does not exist yet.
     config: the content of config.json, which says what model this is.
-    rename: from parameters by their paths, such as "blocks.0.ffn.up.kernel", arrays as they are in the model
-        (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
+    rename: from these by their paths, such as "blocks.0.ffn.up.kernel" or "norm.mean", arrays as they are in
+        the model (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
         default both are the same.
     weights: "dense" for the kernels as they are, which the model has in a dense phase; "sparse" for what its
         sparse products multiply in the forward pass, with masks computed for these kernels. None for dense,
@@ -76,8 +77,8 @@ def export(
         if weights == "sparse":
             refresh(model)
         merge_adapters(model)
-    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in params})
+    values = nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat)))
+    tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in values})
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         partial.mkdir(parents=True)

@@ -122,6 +122,19 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
         np.testing.assert_array_equal(sparse[key], np.where(kept, value, 0).astype(jnp.bfloat16))
 
 
+def test_statistics_of_batch_norms_are_written(tmp_path):
+    """They were left out, so that a reader had those of the start."""
+    model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    model(jnp.arange(12.0).reshape(3, 4))
+    shapes = s24.export(model, tmp_path / "out", config={})
+    tensors = read_tensors(tmp_path / "out")
+    assert {"layers.0.kernel", "layers.1.scale", "layers.1.mean", "layers.1.var"} < shapes.keys()
+    for name in ("mean", "var"):
+        want = getattr(model.layers[1], name)[...]
+        np.testing.assert_array_equal(tensors[f"layers.1.{name}"], want)
+        assert np.asarray(want).std() > 0
+
+
 def test_several_files(tmp_path, monkeypatch):
     import jax_sparse24.huggingface as module
 
