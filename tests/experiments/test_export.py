@@ -223,6 +223,11 @@ def test_a_method_without_sparse_weights_has_none_to_export(method, config, tmp_
         ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_scaling"),
         ({"rope_scaling": "linear"}, "has rope_scaling"),
+        ({"rope_scaling": {"factor": 2.0}}, "has rope_scaling"),
+        (
+            {"rope_scaling": {"factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "has rope_scaling",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "has rope_scaling"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor"),
         ({"partial_rotary_factor": [1]}, "has partial_rotary_factor"),
