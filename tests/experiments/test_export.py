@@ -1,11 +1,17 @@
 """Models as Hugging Face's libraries read them, and back."""
 
+import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
+import os
 import re
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -434,13 +440,54 @@ def test_two_exports_at_once_do_not_become_one(tmp_path, monkeypatch, finished, 
     written(one, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     np.testing.assert_array_equal(read_tensors(tmp_path / "out")["model.norm.weight"], one.norm.scale[...])
-    (tmp_path / ".again.partial").mkdir()
-    with pytest.raises(FileExistsError, match="or delete that one"):
-        written(one, tmp_path / "again")
-    (tmp_path / ".again.partial").rename(tmp_path / ".exported.partial")
-    with pytest.raises(SystemExit, match="2"):
+    (tmp_path / ".exported.partial").mkdir()
+    with locked(tmp_path / ".exported.partial"), pytest.raises(SystemExit, match="2"):
         exporting.main([str(finished), "--out", str(tmp_path / "exported")])
     assert "error: export: " in capsys.readouterr().err and (tmp_path / ".exported.partial").exists()
+
+
+@contextlib.contextmanager
+def locked(folder):
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+@pytest.mark.slow
+def test_what_a_killed_export_left_is_deleted_by_the_next(tmp_path):
+    """It refused every later export into this folder."""
+    code = f"""
+import os, signal, sys
+from flax import nnx
+import jax_sparse24 as s24
+from jax_sparse24 import huggingface
+huggingface._write = lambda tensors, dtype, folder: (
+    (folder / "of_the_killed.safetensors").write_text("part"), os.kill(os.getpid(), signal.SIGKILL)
+)
+s24.export(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), {str(tmp_path / "out")!r}, config={{}})
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    written(built(MODELS["arcee"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_without_locks_of_folders_the_first_that_makes_one_exports(tmp_path, monkeypatch):
+    """As over NFS. What a killed one left is then to be deleted by hand."""
+
+    def refuses(*_):
+        raise OSError(errno.EBADF, "no lock of a folder")
+
+    monkeypatch.setattr(huggingface_of_s24.fcntl, "flock", refuses)
+    written(built(MODELS["arcee"]), tmp_path / "out")
+    (tmp_path / ".again.partial").mkdir()
+    with pytest.raises(FileExistsError, match="or delete that one"):
+        written(built(MODELS["arcee"]), tmp_path / "again")
+    assert (tmp_path / ".again.partial").exists()
 
 
 def test_what_export_refuses(tmp_path):
