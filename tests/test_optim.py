@@ -363,5 +363,7 @@ def test_several_arrays_for_one_parameter_are_refused(wrapped):
     model = s24.nn.FFN(16, 32, method=s24.methods.Venom(v=16, m=8, clusters=4), rngs=nnx.Rngs(0))
     params, tx = nnx.state(model, nnx.Param), optax.sm3(1e-2)
     state = nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state if wrapped else tx.init(params)
-    with pytest.raises(ValueError, match=r"array of shape \(32,\) at \['down'\].*\[0\], where params has none"):
+    with pytest.raises(
+        ValueError, match=r"array of shape \(32,\) at \['down'\].*\[0\], where params has none"
+    ):
         s24.optim.permute_moments(tx, state, params, s24.nn.arrange(model))

@@ -139,9 +139,9 @@ def check_resumable(out: Path, statistics: dict):
     saved = max((int(name) for name in names if name.isdigit()), default=None)  # others are not complete
     require(
         saved is None or any("corpus" in row for row in rows),
-        f"{out / 'metrics.jsonl'} is gone, or has lost the row that says which text the run has read, so that "
-        "nothing tells whether this text is the same. Put it back, or start another run from the parameters: "
-        f"--train.start-from {folder / str(saved)} --out OTHER_FOLDER.",
+        f"{out / 'metrics.jsonl'} is gone, or has lost the row that says which text the run has read, so "
+        "that nothing tells whether this text is the same. Put it back, or start another run from the "
+        f"parameters: --train.start-from {folder / str(saved)} --out OTHER_FOLDER.",
     )
     steps = [row["step"] + 1 for row in rows if row["kind"] == "train"]
     due = bool(every and steps and steps[-1] > every) or not folder.is_dir()
