@@ -1,6 +1,13 @@
 """Training language models with jax_sparse24: configs, data, training, reports. Needs the extra `train`."""
 
 import importlib.util
+import signal
+import sys
+
+# While `python -m experiments.COMMAND` is imported, which takes seconds, Ctrl-C ends it at once, without a
+# traceback; `cli.command` takes it over.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _require(*packages: str) -> None:

@@ -20,6 +20,8 @@ def command(main):
     @functools.wraps(main)
     def run(argv=None):
         keep_memory()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see experiments/__init__.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
                 return main(argv)

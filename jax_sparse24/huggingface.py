@@ -1,5 +1,7 @@
 """`export` writes a model as Hugging Face's libraries read it: safetensors, and JSON beside them."""
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -35,7 +37,8 @@ def export(
     dtype: str = "float32",
     others: dict[str, str] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Writes the parameters of a model as safetensors with a config.json, all of them or nothing.
+    """Writes a model as safetensors with a config.json: its parameters and, where it has them, the statistics
+    of batch norms (`nnx.BatchStat`); all of them or nothing.
 
     Adapters are folded into the kernels beside which they stand, so that the folder holds an ordinary dense
     model. Tensors of more than 5 GB together are in several files, with an index.
@@ -43,9 +46,9 @@ def export(
     model: any NNX module; it stays as it is. Blocks must be unrolled where weights is "sparse".
     folder: a path that does not exist yet.
     config: the content of config.json, which says what model this is.
-    rename: from parameters by their paths, such as "blocks.0.ffn.up.kernel", arrays as they are in the model
-        (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in) there). By
-        default both are the same.
+    rename: from these by their paths, such as "blocks.0.ffn.up.kernel" or "norm.mean", arrays as they are in
+        the model (a kernel is (in, out)), to tensors by the names of that model (a weight is (out, in)
+        there). By default both are the same.
     weights: "dense" for the kernels as they are, which the model has in a dense phase; "sparse" for what its
         sparse products multiply in the forward pass, with masks computed for these kernels. None for dense,
         with a warning where trained layers in sparse mode multiply sparse weights.
@@ -76,17 +79,9 @@ def export(
         if weights == "sparse":
             refresh(model)
         merge_adapters(model)
-    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in params})
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        partial.mkdir(parents=True)
-    except FileExistsError as error:  # two that write there would become one, of the tensors of either
-        raise FileExistsError(
-            f"export: {partial} is of another export into {folder}, which still writes or was killed. Name "
-            "another folder, or delete that one if nothing writes."
-        ) from error
-    try:
+    values = nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat)))
+    tensors = rename({".".join(map(str, path)): np.asarray(value[...]) for path, value in values})
+    with _alone(folder) as partial:
         _check_new(folder)  # another one may have been written meanwhile
         _write(tensors, DTYPES[dtype], partial)
         texts = {"config.json": json.dumps(config, indent=2) + "\n", **(others or {})}
@@ -95,14 +90,48 @@ def export(
         for file in partial.glob("*.safetensors"):  # which safetensors lets nobody else read
             shutil.copymode(partial / "config.json", file)
         partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _check_new(folder: Path) -> None:
     if folder.exists():
         raise FileExistsError(f"export: {folder} exists. Name a folder that does not.")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path):
+    """Yields an empty folder beside `folder` that no other export has; it vanishes when the block raises.
+    What an export that was killed left there is deleted: its lock ended with it."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    with contextlib.ExitStack() as stack:
+        try:
+            partial.mkdir(parents=True)
+            new = True
+        except FileExistsError:
+            new = False
+        if not _locked(partial, new, stack):  # two that write there would mix their tensors
+            raise FileExistsError(
+                f"export: {partial} is of another export into {folder}, which still writes or was killed. "
+                "Name another folder, or delete that one if nothing writes."
+            )
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        for left in partial.iterdir():
+            left.unlink()
+        yield partial
+
+
+def _locked(partial: Path, new: bool, stack: contextlib.ExitStack) -> bool:
+    """Whether the folder is ours, to the end of the stack. new: whether it was made here; that decides where
+    the system has no locks of folders, as over NFS."""
+    try:
+        held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, held)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(held), partial.stat())
+    except (BlockingIOError, FileNotFoundError):  # another holds it, or has just ended
+        return False
+    except OSError:
+        return new
 
 
 def _write(tensors: dict, dtype, folder: Path) -> None:

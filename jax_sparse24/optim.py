@@ -265,13 +265,31 @@ def permute_moments(tx: optax.GradientTransformation, opt_state: Any, params: An
         return _moved(value, moves[path], path, shapes[path])
 
     def moved(opt_state, paths):
-        return optax.tree_utils.tree_map_params(tx, follow, opt_state, paths, is_leaf=_left_out)
+        known = {key for key, _ in jax.tree_util.tree_leaves_with_path(paths)}
+
+        def tree_moved(tree):
+            _check_tree(tree, known)
+            return jax.tree.map(follow, tree, paths, is_leaf=_left_out)
+
+        return optax.tree_utils.tree_map_params(tx, tree_moved, opt_state, is_leaf=lambda _: True)
 
     if any(isinstance(leaf, nnx.OptState) for leaf in jax.tree.leaves(opt_state, is_leaf=_is_variable)):
         # An nnx.Optimizer wraps every array of the state in a variable of its own.
         nnx.update(opt_state, nnx.state(moved(nnx.as_pure(opt_state), nnx.as_pure(paths))))
         return opt_state
     return moved(opt_state, paths)
+
+
+def _check_tree(tree, known: set) -> None:
+    """ValueError unless a tree of the state has its arrays where the parameters are, whose keys are known."""
+    for key, value in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_left_out):
+        if key not in known and not _left_out(value):
+            raise ValueError(
+                f"permute_moments: the optimiser's state holds an array of shape {jnp.shape(value)} at "
+                f"{jax.tree_util.keystr(key)}, where params has none, and it cannot be told how neurons lie "
+                "in it. Give the state that tx made of these params; SM3, which has an array for each axis, "
+                "cannot be used."
+            )
 
 
 def _moved(value, move, path: str, shape: tuple[int, ...]):

@@ -355,3 +355,15 @@ def test_a_state_in_which_neurons_cannot_be_told_is_refused():
     state, moves = tx.init(nnx.state(model, nnx.Param)), s24.nn.arrange(model)
     with pytest.raises(ValueError, match=r"permute_moments: .* array of shape \(32,\) for .*kernel of shape"):
         s24.optim.permute_moments(tx, state, nnx.state(model, nnx.Param), moves)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_several_arrays_for_one_parameter_are_refused(wrapped):
+    """SM3 has one for each axis; JAX said that two trees differ."""
+    model = s24.nn.FFN(16, 32, method=s24.methods.Venom(v=16, m=8, clusters=4), rngs=nnx.Rngs(0))
+    params, tx = nnx.state(model, nnx.Param), optax.sm3(1e-2)
+    state = nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state if wrapped else tx.init(params)
+    with pytest.raises(
+        ValueError, match=r"array of shape \(32,\) at \['down'\].*\[0\], where params has none"
+    ):
+        s24.optim.permute_moments(tx, state, params, s24.nn.arrange(model))

@@ -70,15 +70,13 @@ def model_of(described: dict) -> decoder.Config:
         f"config.json names the architecture {kind}{named}. Our decoder computes the same "
         f"as {', '.join(f'{name} with {act!r}' for name, act in known)}: give a folder of one of these.",
     )
-    rope, scaling = (described.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-    rope = (
-        {**rope, **scaling} if isinstance(rope, dict) and isinstance(scaling, dict) else {"type": "unknown"}
-    )
+    ropes = [described.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
+    scaled = any(map(_scaled, ropes))
+    rope = {} if scaled else ropes[0] | ropes[1]
     refused = {
         "attention_bias": described.get("attention_bias", False),
         "mlp_bias": described.get("mlp_bias", False),
-        "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default"
-        or any(isinstance(value, dict) for value in rope.values()),  # of each kind of layer
+        "rope_scaling": scaled,
         "partial_rotary_factor": any(
             place.get("partial_rotary_factor") not in (None, 1) for place in (described, rope)
         ),
@@ -119,6 +117,15 @@ def model_of(described: dict) -> decoder.Config:
         ffn=ffn,
         tied=bool(described.get("tie_word_embeddings", False)),
     )
+
+
+def _scaled(rope) -> bool:
+    """Whether what config.json says of positions is anything but the plain ones. Numbers without a type are:
+    some versions of transformers refuse them, and others leave them out."""
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        return True  # also those of each kind of layer
+    plain = rope.keys() <= {"rope_theta", "partial_rotary_factor"}
+    return not plain and rope.get("rope_type", rope.get("type")) != "default"
 
 
 def _pairs(model: decoder.Config) -> list[tuple[str, str]]:

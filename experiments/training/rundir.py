@@ -123,8 +123,8 @@ def _is(path: Path, file) -> bool:
 
 
 def check_resumable(out: Path, statistics: dict):
-    """UserError unless the text is that which the run read (`statistics` of its Corpus), and its checkpoints
-    are there, where it has written some."""
+    """UserError unless the text is that which the run read (`statistics` of its Corpus), which metrics.jsonl
+    says, and its checkpoints are there, where it has written some."""
     rows = read_metrics(out) if (out / "metrics.jsonl").exists() else []
     changed = changed_text(rows, statistics)
     require(
@@ -134,6 +134,15 @@ def check_resumable(out: Path, statistics: dict):
         "version of Python), or start another run with --out OTHER_FOLDER.",
     )
     folder, every = out / "checkpoints", configs.read(out / "config.json").train.checkpoint_every
+    # Those of an imported run have no position in a text.
+    names = [path.parent.name for path in folder.glob("[0-9]*/data")]
+    saved = max((int(name) for name in names if name.isdigit()), default=None)  # others are not complete
+    require(
+        saved is None or any("corpus" in row for row in rows),
+        f"{out / 'metrics.jsonl'} is gone, or has lost the row that says which text the run has read, so "
+        "that nothing tells whether this text is the same. Put it back, or start another run from the "
+        f"parameters: --train.start-from {folder / str(saved)} --out OTHER_FOLDER.",
+    )
     steps = [row["step"] + 1 for row in rows if row["kind"] == "train"]
     due = bool(every and steps and steps[-1] > every) or not folder.is_dir()
     require(

@@ -69,6 +69,20 @@ def test_a_mistake_of_this_program_keeps_its_traceback():
         command(main)([])
 
 
+def test_ctrl_c_while_a_command_is_imported_prints_no_traceback(tmp_path, capfd):
+    """Here by a module that is imported. Then, and only then, it ends the process by itself."""
+    (tmp_path / "tyro.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tmp_path)}
+    command_line = [sys.executable, "-m", "experiments.launch", "--help"]
+    done = subprocess.run(command_line, cwd=REPOSITORY, env=environment, timeout=120)
+    assert done.returncode == -signal.SIGINT and not any(capfd.readouterr())
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        assert run(lambda argv: signal.getsignal(signal.SIGINT)) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["experiments.ablate --list", "experiments.launch --help", "experiments.evaluate --help"]

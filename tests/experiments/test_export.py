@@ -1,11 +1,17 @@
 """Models as Hugging Face's libraries read them, and back."""
 
+import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
+import os
 import re
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +128,19 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
         np.testing.assert_array_equal(sparse[key], np.where(kept, value, 0).astype(jnp.bfloat16))
 
 
+def test_statistics_of_batch_norms_are_written(tmp_path):
+    """They were left out, so that a reader had those of the start."""
+    model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    model(jnp.arange(12.0).reshape(3, 4))
+    shapes = s24.export(model, tmp_path / "out", config={})
+    tensors = read_tensors(tmp_path / "out")
+    assert {"layers.0.kernel", "layers.1.scale", "layers.1.mean", "layers.1.var"} < shapes.keys()
+    for name in ("mean", "var"):
+        want = getattr(model.layers[1], name)[...]
+        np.testing.assert_array_equal(tensors[f"layers.1.{name}"], want)
+        assert np.asarray(want).std() > 0
+
+
 def test_several_files(tmp_path, monkeypatch):
     import jax_sparse24.huggingface as module
 
@@ -210,6 +229,11 @@ def test_a_method_without_sparse_weights_has_none_to_export(method, config, tmp_
         ({"hidden_size": 15}, "must be an even number|head_dim must be even"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_scaling"),
         ({"rope_scaling": "linear"}, "has rope_scaling"),
+        ({"rope_scaling": {"factor": 2.0}}, "has rope_scaling"),
+        (
+            {"rope_scaling": {"factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "has rope_scaling",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "has rope_scaling"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor"),
         ({"partial_rotary_factor": [1]}, "has partial_rotary_factor"),
@@ -416,13 +440,54 @@ def test_two_exports_at_once_do_not_become_one(tmp_path, monkeypatch, finished, 
     written(one, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     np.testing.assert_array_equal(read_tensors(tmp_path / "out")["model.norm.weight"], one.norm.scale[...])
-    (tmp_path / ".again.partial").mkdir()
-    with pytest.raises(FileExistsError, match="or delete that one"):
-        written(one, tmp_path / "again")
-    (tmp_path / ".again.partial").rename(tmp_path / ".exported.partial")
-    with pytest.raises(SystemExit, match="2"):
+    (tmp_path / ".exported.partial").mkdir()
+    with locked(tmp_path / ".exported.partial"), pytest.raises(SystemExit, match="2"):
         exporting.main([str(finished), "--out", str(tmp_path / "exported")])
     assert "error: export: " in capsys.readouterr().err and (tmp_path / ".exported.partial").exists()
+
+
+@contextlib.contextmanager
+def locked(folder):
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+@pytest.mark.slow
+def test_what_a_killed_export_left_is_deleted_by_the_next(tmp_path):
+    """It refused every later export into this folder."""
+    code = f"""
+import os, signal, sys
+from flax import nnx
+import jax_sparse24 as s24
+from jax_sparse24 import huggingface
+huggingface._write = lambda tensors, dtype, folder: (
+    (folder / "of_the_killed.safetensors").write_text("part"), os.kill(os.getpid(), signal.SIGKILL)
+)
+s24.export(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), {str(tmp_path / "out")!r}, config={{}})
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    written(built(MODELS["arcee"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_without_locks_of_folders_the_first_that_makes_one_exports(tmp_path, monkeypatch):
+    """As over NFS. What a killed one left is then to be deleted by hand."""
+
+    def refuses(*_):
+        raise OSError(errno.EBADF, "no lock of a folder")
+
+    monkeypatch.setattr(huggingface_of_s24.fcntl, "flock", refuses)
+    written(built(MODELS["arcee"]), tmp_path / "out")
+    (tmp_path / ".again.partial").mkdir()
+    with pytest.raises(FileExistsError, match="or delete that one"):
+        written(built(MODELS["arcee"]), tmp_path / "again")
+    assert (tmp_path / ".again.partial").exists()
 
 
 def test_what_export_refuses(tmp_path):

@@ -179,6 +179,23 @@ def test_another_text_is_refused(config, tmp_path, compiles_nothing, finished):
     assert content(copy) == before
 
 
+@pytest.mark.parametrize("left", [None, "", "rows without the first"])
+def test_a_run_that_does_not_say_which_text_it_read_is_refused(copy, config, compiles_nothing, left):
+    """It went on with whatever text there was, and was then said to have read that one from its start."""
+    path = copy / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.unlink()
+    if left is not None:
+        files.write(path, left and "".join(lines[1:]))
+    shutil.move(copy / "checkpoints" / "12", copy / "checkpoints" / "12.orbax-checkpoint-tmp")
+    before = content(copy)
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl is gone, or has lost .* --train\.start-from .*/checkpoints/\d"
+    ):
+        train(config, copy, resume=True, show=False)
+    assert content(copy) == before
+
+
 def test_an_evaluation_on_another_text_says_so(copy, config, tmp_path, capsys):
     evaluate.main([str(copy), "--batches", "2"])
     assert "warning" not in capsys.readouterr().err
