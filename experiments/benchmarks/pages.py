@@ -8,7 +8,6 @@ from experiments.ablations import reproduction
 from experiments.benchmarks import comparison, lead, quoted, rows, select, stored
 from experiments.benchmarks.settings import RESULTS
 from experiments.benchmarks.shown import gpus_first, hardware, images
-from experiments.benchmarks.stored import load
 from experiments.benchmarks.suites import ffn, gemm, ladder, producers, train_step
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
@@ -64,7 +63,7 @@ TITLES = {
 def write(folder: Path) -> str:
     """Write the page and its plots, and of this repository's results what other pages quote; returns what was
     written, in words."""
-    results = load(folder)
+    results = stored.load(folder)
     files.write(PAGE, page(results, stored.files(folder)))
     pages = quoted.write(results, reproduction.recorded()) if folder == RESULTS else []
     try:
@@ -163,8 +162,8 @@ def _provenance(result: dict) -> str:
     busy = "" if load is None else f", load average before {load}"
     seed = f", seed {result['seed']}" if "seed" in result else ""
     flags = f"; with `{shown}`" if (shown := rows.show_flags(result)) else ""
-    left = "" if result.get("complete", True) else "; stopped before it was complete"
-    failed = "".join(f"; {line}" for line in result.get("failed", ()))
+    left = "" if result["complete"] else "; stopped before it was complete"
+    failed = "".join(f"; {line}" for line in result["failed"])
     return (
         f"{result['began']}, {packages}, {torch}; {commit}; {result['scheme']}{seed}, at "
         f"most {settings['repeats']} samples per program{busy}{flags}{left}{failed}. From "
