@@ -287,23 +287,23 @@ class Reports:
     def __call__(self):
         for claim in [claim for claim in self.waiting if claim.done]:
             self.waiting.remove(claim)
-            try:
-                print(report(claim.named, claim.jobs, claim.out, self.record), flush=True)
-            except UserError as error:  # the others go on
-                self.problems.append(str(error))
+            self._write(claim)
 
     def rest(self):
         """At the end of the time: reports of the seeds that are complete, if there are as many as usual."""
-        for claim in list(self.waiting):
+        for claim in self.waiting:
             seeds = {job.seed for job in claim.complete}
-            if len(seeds) < min(ROUND, len(claim.seeds)):
-                print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds, no report", flush=True)
-                continue
-            print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds are complete", flush=True)
-            try:
-                print(report(claim.named, claim.complete, claim.out, self.record), flush=True)
-            except UserError as error:
-                self.problems.append(str(error))
+            enough = len(seeds) >= min(ROUND, len(claim.seeds))
+            of_all = f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds"
+            print(f"{of_all} are complete" if enough else f"{of_all}, no report", flush=True)
+            if enough:
+                self._write(claim)
+
+    def _write(self, claim: Claim):
+        try:
+            print(report(claim.named, claim.complete, claim.out, self.record), flush=True)
+        except UserError as error:  # the others go on
+            self.problems.append(str(error))
 
 
 def check_begun(claim: Claim, again: bool) -> None:
