@@ -18,7 +18,7 @@ from experiments.ablations.built import RULE
 from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
-from experiments.errors import UserError, require
+from experiments.errors import installed, require
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -159,12 +159,9 @@ def how() -> str:
 
 def figures():
     """The module that draws. Raises UserError without matplotlib."""
-    try:
-        from experiments.ablations import evidence_plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise UserError("The figures need matplotlib: pip install -e '.[plots]'.") from error
+    require(installed("matplotlib"), "The figures need matplotlib: pip install -e '.[plots]'.")
+    from experiments.ablations import evidence_plots
+
     return evidence_plots
 
 

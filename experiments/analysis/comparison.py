@@ -8,7 +8,7 @@ from experiments import files
 from experiments.analysis.runs import Run, descent, mean, monitor_cost, percent, read_runs
 from experiments.analysis.tables import markdown
 from experiments.data.vocabulary import bits_per_byte
-from experiments.errors import UserError
+from experiments.errors import installed, require
 
 LEAKS = " *"  # beside a loss that is no language model's
 NOTE = f"Marked{LEAKS}: no language-model loss; it may depend on later tokens."
@@ -106,21 +106,17 @@ def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") 
     """
     runs = read_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
-    try:
+    images, drawn = [], installed("matplotlib", "markdown_it")
+    if drawn:
         from experiments.analysis import curves, html
 
         images = curves.write(runs, out)
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "markdown_it"):
-            raise
-        images = None
-    pictures = "".join(f"\n![{PICTURES[name]}]({name})\n" for name in images or ())
+    pictures = "".join(f"\n![{PICTURES[name]}]({name})\n" for name in images)
     files.write(out / "report.md", f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
-    if images is None:
-        raise UserError(
-            f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip "
-            "install -e '.[plots]' "
-            "and run the report again."
-        )
+    require(
+        drawn,
+        f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip install -e "
+        "'.[plots]' and run the report again.",
+    )
     html.write(out / "report.md")
     return text(runs)
