@@ -618,14 +618,6 @@ def test_the_committed_page_is_what_the_results_give():
     )
 
 
-def test_plots_of_the_page_exist():
-    for suites in stored.load(Settings().folder).values():
-        for name in shown.images(suites):
-            assert (pages.IMAGES / name).exists(), (
-                f"{name} is missing: run `python -m experiments.bench report`"
-            )
-
-
 def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     page, images = tmp_path / "page.md", tmp_path / "images"
